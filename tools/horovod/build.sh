@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Builds Horovod with Gloo (no MPI, no CUDA) against a venv's TensorFlow and installs it there:
+#   tools/horovod/build.sh VENV [WHEEL_FOLDER]
+# Horovod 0.28.1 is the last release; it predates TensorFlow 2.16 and looks for some headers where they no longer are.
+# No source is patched: the missing folders are put on the compiler's path (include/ holds the forwarding headers).
+# The wheel is kept in WHEEL_FOLDER, by TensorFlow and Python version, so that a new venv does not compile it again.
+set -euo pipefail
+
+horovod=0.28.1
+here=$(cd "$(dirname "$0")" && pwd)
+venv=$(cd "$1" && pwd)
+python=$venv/bin/python
+wheels=${2:-build/horovod}
+
+tensorflow=$("$python" -c 'from importlib.metadata import version; print(version("tensorflow-cpu"))')
+tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+mkdir -p "$wheels/tf$tensorflow-$tag"
+wheels=$(cd "$wheels/tf$tensorflow-$tag" && pwd)
+
+if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
+  echo "horovod: building $horovod against TensorFlow $tensorflow (about two minutes; log in $wheels/build.log)"
+  start=$SECONDS
+  # Its setup.py needs setuptools < 70, its CMakeLists.txt cmake < 4; neither may enter the venv.
+  "$python" -m pip install -qq --disable-pip-version-check --target "$wheels/tools" --upgrade \
+    'setuptools==69.5.1' 'wheel==0.45.1' 'packaging==25.0' 'cmake==3.31.10'
+  include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tensorflow/include
+  if [ ! -e "$include/tensorflow/compiler/xla/client/xla_builder.h" ]; then
+    extra=$include/external/highwayhash:$include/external/farmhash_archive/src:$here/include
+    export CPLUS_INCLUDE_PATH=$extra${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
+  fi
+  if ! env HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 \
+      HOROVOD_WITHOUT_MXNET=1 HOROVOD_CPU_OPERATIONS=GLOO HOROVOD_GPU= \
+      MAKEFLAGS="${HOROVOD_MAKEFLAGS:--j$(nproc)}" PATH="$wheels/tools/bin:$venv/bin:$PATH" PYTHONPATH="$wheels/tools" \
+      "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --no-cache-dir --no-binary horovod \
+      --wheel-dir "$wheels" "horovod==$horovod" -v >"$wheels/build.log" 2>&1; then
+    tail -n 40 "$wheels/build.log" >&2
+    echo "horovod: the build failed; the whole log is $wheels/build.log" >&2
+    exit 1
+  fi
+  rm -rf "$wheels/tools"
+  echo "horovod: built in $((SECONDS - start)) s"
+fi
+"$python" -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall "$wheels"/horovod-*.whl
+HOROVOD_LOG_LEVEL=fatal TF_CPP_MIN_LOG_LEVEL=3 "$python" -c '
+import horovod.tensorflow as hvd
+assert hvd.gloo_built(), "this Horovod has no Gloo"'
+echo "horovod: $horovod with Gloo is in $1"

@@ -1,0 +1,3 @@
+// Forwards to where TensorFlow 2.21 keeps this header; see tools/horovod/build.sh.
+#pragma once
+#include "xla/xla_data.pb.h"

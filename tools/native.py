@@ -1,0 +1,305 @@
+"""Compiles the C++ of tf_sparse_ps: one set of rules for setup.py, the C++ tests and the sanitizers.
+
+    python tools/native.py                          the two shared objects, into tf_sparse_ps/
+    python tools/native.py --variant=crash          the same with fault points, into build/native/crash/tf_sparse_ps/
+    python tools/native.py --variant=debug test     the C++ tests, run
+
+Objects lie under build/native/VARIANT/ and are compiled again only when their source, a header they include or their
+command line has changed. Nothing here imports TensorFlow: its headers and its library are found by path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TENSORFLOW_RANGE = ((2, 15), (2, 21))
+
+# No -march: a wheel runs everywhere, hot loops choose their instructions at load time (target_clones). No fused
+# multiply-add: results must not depend on the processor, or the nodes of a job drift apart.
+COMMON = shlex.split(
+    "-std=c++17 -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-fast-math -Wall -Wextra -Icc"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A set of flags with its own folder of objects."""
+
+    compile: str
+    link: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+
+
+VARIANTS = {
+    "release": Variant("-O3 -DNDEBUG", "-s"),
+    "crash": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS"),
+    "debug": Variant("-O1 -g -DTFSPS_FAULT_POINTS"),
+    "asan": Variant(
+        "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -DTFSPS_FAULT_POINTS",
+        "-fsanitize=address,undefined",
+        (
+            ("ASAN_OPTIONS", "detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1"),
+            ("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1"),
+        ),
+    ),
+    "tsan": Variant(
+        "-O1 -g -fsanitize=thread -DTFSPS_FAULT_POINTS",
+        "-fsanitize=thread",
+        (("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1"),),
+    ),
+}
+
+
+class BuildError(SystemExit):
+    """The build cannot go on; the message says what to do."""
+
+
+# --- TensorFlow, by path ---------------------------------------------------------------------------------------------
+
+
+def tensorflow_package() -> Path | None:
+    """The folder of the installed `tensorflow`, or None.
+
+    The outer environment comes first: inside pip's isolated build `purelib` still names it, while sys.path does not.
+    """
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    for folder in folders:
+        package = Path(folder) / "tensorflow"
+        if (package / "include/tensorflow/c/kernels.h").is_file():
+            return package
+    return None
+
+
+def tensorflow_version(package: Path) -> str:
+    """The version in the metadata beside the package (`tensorflow`, `tensorflow_cpu`, ...)."""
+    for metadata in package.parent.glob("tensorflow*-*.dist-info"):
+        name, _, version = metadata.name.removesuffix(".dist-info").partition("-")
+        if name in ("tensorflow", "tensorflow_cpu", "tensorflow_rocm", "tensorflow_cpu_aws"):
+            return version
+    raise BuildError(f"no metadata of a TensorFlow distribution beside {package}; install TensorFlow with pip")
+
+
+def require_tensorflow() -> Path:
+    package = tensorflow_package()
+    low, high = (".".join(map(str, bound)) for bound in TENSORFLOW_RANGE)
+    if package is None:
+        raise BuildError(f"TensorFlow {low} to {high} must be installed to build tf_sparse_ps; none found")
+    version = tensorflow_version(package)
+    if not TENSORFLOW_RANGE[0] <= tuple(int(part) for part in version.split(".")[:2]) <= TENSORFLOW_RANGE[1]:
+        raise BuildError(f"tf_sparse_ps builds with TensorFlow {low} to {high}; {package} is {version}")
+    return package
+
+
+# --- compiling -------------------------------------------------------------------------------------------------------
+
+
+def jobs() -> int:
+    """Compilers to run at once: MAX_JOBS, else make's -jN, else the processors we may use."""
+    from_make = re.search(r"-j\s*(\d+)", os.environ.get("MAKEFLAGS", ""))
+    wanted = os.environ.get("MAX_JOBS") or (from_make[1] if from_make else "")
+    return max(1, int(wanted or len(os.sched_getaffinity(0))))
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    if done.stderr.strip():
+        print(done.stderr.rstrip(), file=sys.stderr, flush=True)
+    if done.returncode:
+        raise BuildError(f"failed: {shlex.join(command)}")
+
+
+def _is_current(output: Path, stamp: Path, signature: str, inputs: Iterable[Path]) -> bool:
+    if not output.exists() or not stamp.exists() or stamp.read_text() != signature:
+        return False
+    built = output.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= built for path in inputs)
+
+
+def _dependencies(depfile: Path) -> list[Path]:
+    """The files in a Makefile rule that the compiler wrote with -MMD."""
+    if not depfile.exists():
+        return []
+    _, _, files = depfile.read_text().replace("\\\n", " ").partition(":")
+    return [ROOT / name.replace("\0", " ") for name in files.replace("\\ ", "\0").split()]
+
+
+class Builder:
+    """Compiles and links in one variant's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.variant = VARIANTS[name]
+        self.folder = ROOT / "build/native" / name
+        self.compiler = shlex.split(os.environ.get("CXX") or "g++")
+        self.tensorflow = require_tensorflow()
+        self.flags = [*COMMON, *shlex.split(self.variant.compile), *shlex.split(os.environ.get("CXXFLAGS", ""))]
+        # The version stands in the command line, so that another TensorFlow in the same place compiles anew.
+        self.tensorflow_flags = ["-isystem", str(self.tensorflow / "include")]
+        self.tensorflow_flags += [f"-DTFSPS_TENSORFLOW_HEADERS={tensorflow_version(self.tensorflow)}"]
+
+    def objects(self, sources: Sequence[Path], flags: Sequence[str] = (), tag: str = "") -> list[Path]:
+        """Compiles what is out of date, several at a time; returns the objects in the order of the sources."""
+        plan = []
+        outputs = []
+        for source in sources:
+            relative = source.relative_to(ROOT) if source.is_relative_to(ROOT) else Path(*source.parts[1:])
+            output = self.folder / "obj" / tag / relative.with_suffix(".o")
+            command = [*self.compiler, *self.flags, *flags, "-MMD", "-MF", str(output.with_suffix(".d"))]
+            command += ["-c", str(source), "-o", str(output)]
+            signature = hashlib.sha256("\0".join(command).encode()).hexdigest()
+            depends = [source, *_dependencies(output.with_suffix(".d"))]
+            stamp = output.with_suffix(".sig")
+            outputs.append(output)
+            if not _is_current(output, stamp, signature, depends):
+                plan.append((source, output, stamp, signature, command))
+
+        def compile_one(item: tuple[Path, Path, Path, str, list[str]]) -> None:
+            source, output, stamp, signature, command = item
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stamp.unlink(missing_ok=True)
+            _run(command)
+            stamp.write_text(signature)
+
+        if plan:
+            shown = ", ".join(item[0].name for item in plan[:6]) + (f" and {len(plan) - 6} more" if plan[6:] else "")
+            print(f"c++ [{self.name}]: {shown}", flush=True)
+            with concurrent.futures.ThreadPoolExecutor(jobs()) as pool:
+                futures = [pool.submit(compile_one, item) for item in plan]
+                try:
+                    for future in concurrent.futures.as_completed(futures):
+                        future.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        return outputs
+
+    def link(self, output: Path, objects: Sequence[Path], flags: Sequence[str]) -> Path:
+        """Links when an object is newer. The old file is replaced, not overwritten: processes may have it mapped."""
+        command = [*self.compiler, *map(str, objects), "-pthread", *shlex.split(self.variant.link), *flags]
+        signature = hashlib.sha256("\0".join(command).encode()).hexdigest()
+        stamp = self.folder / "obj" / f"{output.name}.link"
+        if not _is_current(output, stamp, signature, objects):
+            print(f"link [{self.name}]: {output.name}", flush=True)
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stamp.unlink(missing_ok=True)
+            fresh = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+            try:
+                _run([*command, "-o", str(fresh)])
+                os.replace(fresh, output)
+            finally:
+                fresh.unlink(missing_ok=True)
+            stamp.write_text(signature)
+        return output
+
+    # --- what we build ---
+
+    def core(self) -> list[Path]:
+        """What both shared objects hold: core, which sees the C++ library and POSIX only, and the thread pool."""
+        return self.objects(_sources("core")) + self.objects(_sources("executor"), self.tensorflow_flags)
+
+    def ops_library(self, output: Path) -> Path:
+        """The TensorFlow ops: no Python symbol, no table of its own beside core's."""
+        # By file name, without an RPATH: TensorFlow has loaded the library before it loads ours. Without the
+        # dependency, loading fails on TensorFlow 2.15 and 2.16, which load with RTLD_LOCAL.
+        flags = ["-shared", "-Wl,--no-undefined", f"-L{self.tensorflow}", "-l:libtensorflow_framework.so.2"]
+        return self.link(output, self.core() + self.objects(_sources("kernels"), self.tensorflow_flags), flags)
+
+    def table_module(self, output: Path) -> Path:
+        """The TensorFlow-free Python module."""
+        header = Path(sysconfig.get_path("include")) / "Python.h"
+        if not header.exists():
+            raise BuildError(f"{header} is missing: install Python's development files (Debian: python3-dev)")
+        import pybind11
+
+        tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+        flags = ["-isystem", str(header.parent), "-isystem", pybind11.get_include(), *self.tensorflow_flags]
+        return self.link(output, self.core() + self.objects(_sources("python"), flags, tag), ["-shared"])
+
+    def tests(self) -> Path:
+        """All C++ tests in one binary: GoogleTest is linked once."""
+        from googletest import googletest_source
+
+        gtest = googletest_source()
+        sources = sorted((ROOT / "cc/tests").glob("*.cc"))
+        include = ["-isystem", str(gtest / "include")]
+        objects = self.core() + self.objects(sources, [*include, *self.tensorflow_flags])
+        objects += self.objects([gtest / "src/gtest-all.cc", gtest / "src/gtest_main.cc"], [*include, f"-I{gtest}"])
+        return self.link(self.folder / "cc_tests", objects, [])
+
+
+def _sources(layer: str) -> list[Path]:
+    sources = sorted((ROOT / "cc" / layer).glob("*.cc"))
+    if not sources:
+        raise BuildError(f"no sources in {ROOT / 'cc' / layer}")
+    return sources
+
+
+def extension_path(name: str, folder: Path) -> Path:
+    """Where a shared object of the package lies; only the Python module carries the interpreter's suffix."""
+    return folder / (name + (sysconfig.get_config_var("EXT_SUFFIX") if name == "_table" else ".so"))
+
+
+def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
+    builder = Builder(variant)
+    build = {"_ops_lib": builder.ops_library, "_table": builder.table_module}[name]
+    return build(extension_path(name, folder))
+
+
+def build_package(variant: str) -> None:
+    """Both shared objects: beside the Python sources, or, for other variants, beside a copy of them."""
+    package = ROOT / "tf_sparse_ps"
+    if variant != "release":
+        package = ROOT / "build/native" / variant / "tf_sparse_ps"
+        ignore = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(ROOT / "tf_sparse_ps", package, dirs_exist_ok=True, ignore=ignore)
+    for name in ("_ops_lib", "_table"):
+        build_extension(name, package, variant)
+    if variant != "release":
+        print(f"PYTHONPATH={package.parent}")
+
+
+def run_tests(variant: str, arguments: Sequence[str]) -> int:
+    builder = Builder(variant)
+    command = [str(builder.tests()), "--gtest_brief=1", *arguments]
+    # GCC 12's ThreadSanitizer cannot place its shadow memory under today's address randomization.
+    if variant == "tsan" and shutil.which("setarch"):
+        command = ["setarch", platform.machine(), "-R", *command]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **dict(builder.variant.env)}).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("package", "test"), default="package")
+    parser.add_argument("--variant", choices=VARIANTS, default="release")
+    options, rest = parser.parse_known_args()
+    start = time.monotonic()
+    if options.what == "test":
+        return run_tests(options.variant, rest)
+    if rest:
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    build_package(options.variant)
+    print(f"c++ [{options.variant}]: up to date ({time.monotonic() - start:.1f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes a virtual environment and installs pinned requirements:  tools/venv.sh VENV REQUIREMENTS...
+# PYTHON names the interpreter. Does nothing when the environment already has exactly these requirements.
+set -euo pipefail
+
+venv=$1
+shift
+python=${PYTHON:-python3}
+stamp=$venv/.requirements
+
+"$python" - <<'PY'
+import sys
+if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(f"tf_sparse_ps needs Python 3.10 to 3.13, {sys.executable} is {sys.version.split()[0]}; set PYTHON=...")
+PY
+
+wanted=$("$python" -c 'import sys; print(sys.version)' && cat "$@")
+[ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit 0
+
+echo "venv: $venv from $*"
+if ! "$venv/bin/python" -c "import sys; sys.exit(sys.version != '''$("$python" -c 'import sys; print(sys.version)')''')" 2>/dev/null; then
+  rm -rf "$venv"
+  "$python" -m venv "$venv"
+fi
+requirements=()
+for file in "$@"; do requirements+=(-r "$file"); done
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-warn-script-location "${requirements[@]}"
+printf '%s\n' "$wanted" > "$stamp"
+echo "venv: $venv has TensorFlow $("$venv/bin/python" -c 'from importlib.metadata import version as v; print(v("tensorflow-cpu"), "and Keras", v("keras"))')"
