@@ -19,6 +19,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import site
 import subprocess
 import sys
@@ -126,6 +127,11 @@ def _run(command: Sequence[str]) -> None:
         raise BuildError(f"failed: {shlex.join(command)}")
 
 
+def _signature(command: Sequence[str]) -> str:
+    """Names a command. Where pip's isolated build keeps pybind11 changes every time and does not matter."""
+    return hashlib.sha256(re.sub(r"[^\0]*/pybind11/include", "", "\0".join(command)).encode()).hexdigest()
+
+
 def _is_current(output: Path, stamp: Path, signature: str, inputs: Iterable[Path]) -> bool:
     if not output.exists() or not stamp.exists() or stamp.read_text() != signature:
         return False
@@ -153,6 +159,8 @@ class Builder:
         self.flags = [*COMMON, *shlex.split(self.variant.compile), *shlex.split(os.environ.get("CXXFLAGS", ""))]
         # The version stands in the command line, so that another TensorFlow in the same place compiles anew.
         self.tensorflow_flags = ["-isystem", str(self.tensorflow / "include")]
+        if name == "tsan":  # Eigen's queues use fences, which ThreadSanitizer does not follow
+            self.tensorflow_flags += ["-Wno-tsan"]
         self.tensorflow_flags += [f"-DTFSPS_TENSORFLOW_HEADERS={tensorflow_version(self.tensorflow)}"]
 
     def objects(self, sources: Sequence[Path], flags: Sequence[str] = (), tag: str = "") -> list[Path]:
@@ -164,7 +172,7 @@ class Builder:
             output = self.folder / "obj" / tag / relative.with_suffix(".o")
             command = [*self.compiler, *self.flags, *flags, "-MMD", "-MF", str(output.with_suffix(".d"))]
             command += ["-c", str(source), "-o", str(output)]
-            signature = hashlib.sha256("\0".join(command).encode()).hexdigest()
+            signature = _signature(command)
             depends = [source, *_dependencies(output.with_suffix(".d"))]
             stamp = output.with_suffix(".sig")
             outputs.append(output)
@@ -194,7 +202,7 @@ class Builder:
     def link(self, output: Path, objects: Sequence[Path], flags: Sequence[str]) -> Path:
         """Links when an object is newer. The old file is replaced, not overwritten: processes may have it mapped."""
         command = [*self.compiler, *map(str, objects), "-pthread", *shlex.split(self.variant.link), *flags]
-        signature = hashlib.sha256("\0".join(command).encode()).hexdigest()
+        signature = _signature(command)
         stamp = self.folder / "obj" / f"{output.name}.link"
         if not _is_current(output, stamp, signature, objects):
             print(f"link [{self.name}]: {output.name}", flush=True)
@@ -232,6 +240,7 @@ class Builder:
 
         tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
         flags = ["-isystem", str(header.parent), "-isystem", pybind11.get_include(), *self.tensorflow_flags]
+        flags += [f"-DTFSPS_PYBIND11={pybind11.__version__}"]
         return self.link(output, self.core() + self.objects(_sources("python"), flags, tag), ["-shared"])
 
     def tests(self) -> Path:
@@ -283,7 +292,10 @@ def run_tests(variant: str, arguments: Sequence[str]) -> int:
     # GCC 12's ThreadSanitizer cannot place its shadow memory under today's address randomization.
     if variant == "tsan" and shutil.which("setarch"):
         command = ["setarch", platform.machine(), "-R", *command]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **dict(builder.variant.env)}).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **dict(builder.variant.env)}).returncode
+    if status < 0:
+        raise BuildError(f"the C++ tests [{variant}] were killed by {signal.Signals(-status).name}")
+    return status
 
 
 def main() -> int:

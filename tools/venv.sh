@@ -15,7 +15,10 @@ if not (3, 10) <= sys.version_info[:2] <= (3, 13):
 PY
 
 wanted=$("$python" -c 'import sys; print(sys.version)' && cat "$@")
-[ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit 0
+if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+  touch "$stamp"
+  exit 0
+fi
 
 echo "venv: $venv from $*"
 if ! "$venv/bin/python" -c "import sys; sys.exit(sys.version != '''$("$python" -c 'import sys; print(sys.version)')''')" 2>/dev/null; then

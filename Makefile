@@ -1,0 +1,112 @@
+# tf_sparse_ps: what a developer runs. `make` lists the targets; tools/ holds what is longer than a line.
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+VENV_215 := .venv-tf215
+PY := $(VENV)/bin/python
+NATIVE := $(PY) tools/native.py
+CXX_FILES = $(shell git ls-files -co --exclude-standard '*.cc' '*.h')
+
+# Arguments for a part of a suite:  make cc-test GTEST_ARGS=--gtest_filter='Group*'   make pytest PYTEST_ARGS='-k merge'
+GTEST_ARGS ?=
+PYTEST_ARGS ?=
+CRASH_ARGS ?=
+BENCH_ARGS ?=
+TRAIN_ARGS ?= --ranks 4
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv venv-tf215 horovod-tf215 build train test pytest pytest-tf215 cc-test asan tsan crash crash-build \
+        bench wheel wheel-smoke bazel lint format clean
+
+help:  ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
+
+# --- set-up ---
+
+venv: $(VENV)/.horovod  ## .venv: TensorFlow 2.21 (Keras 3), Horovod, tools
+
+$(VENV)/.requirements: requirements-tf221.txt requirements-dev.txt tools/venv.sh
+	@PYTHON=$(PYTHON) tools/venv.sh $(VENV) requirements-tf221.txt requirements-dev.txt
+
+$(VENV)/.horovod: $(VENV)/.requirements $(shell find tools/horovod -type f)
+	@tools/horovod/build.sh $(VENV) && touch $@
+
+venv-tf215: $(VENV_215)/.requirements  ## .venv-tf215: TensorFlow 2.15.1 (Keras 2), tools
+
+$(VENV_215)/.requirements: requirements-tf215.txt requirements-dev.txt tools/venv.sh
+	@PYTHON=$(PYTHON) tools/venv.sh $(VENV_215) requirements-tf215.txt requirements-dev.txt
+
+horovod-tf215: $(VENV_215)/.horovod  ## Horovod in .venv-tf215, too
+
+$(VENV_215)/.horovod: $(VENV_215)/.requirements tools/horovod/build.sh
+	@tools/horovod/build.sh $(VENV_215) && touch $@
+
+build: $(VENV)/.editable  ## the package in place, importable in .venv
+	@$(NATIVE)
+
+$(VENV)/.editable: $(VENV)/.horovod pyproject.toml setup.py
+	@echo "pip: tf_sparse_ps, editable, into $(VENV)"
+	@$(PY) -m pip install -qq --no-build-isolation --no-deps --editable . && touch $@
+
+# --- the main job ---
+
+train: build  ## sets everything up and trains a click-through model on 4 ranks for a few minutes
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python examples/train_ctr.py $(TRAIN_ARGS)
+
+# --- tests ---
+
+test: build  ## sets everything up and runs all tests, cheap ones first
+	@$(PY) tools/test_stages.py
+
+pytest: build
+	@$(PY) -m pytest tests $(PYTEST_ARGS)
+
+pytest-tf215: build venv-tf215  ## the Python tests under TensorFlow 2.15 (Keras 2)
+	@$(VENV_215)/bin/python -m pytest tests $(PYTEST_ARGS)
+
+cc-test: $(VENV)/.requirements  ## the C++ tests, with asserts and fault points
+	@$(NATIVE) --variant=debug test $(GTEST_ARGS)
+
+asan: $(VENV)/.requirements  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(NATIVE) --variant=asan test $(GTEST_ARGS)
+
+tsan: $(VENV)/.requirements  ## the C++ tests under ThreadSanitizer
+	@$(NATIVE) --variant=tsan test $(GTEST_ARGS)
+
+crash-build: build
+	@$(NATIVE) --variant=crash
+
+# From the folder of the variant with fault points, so that it is what `import tf_sparse_ps` finds.
+crash: crash-build  ## kills writers at random instants and checks every table afterwards
+	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.crash $(CRASH_ARGS)
+
+bench: build  ## benchmarks, each beside a peer;  make bench BENCH_ARGS=kernels
+	@$(PY) -m benchmarks $(BENCH_ARGS)
+
+bazel: $(VENV)/.requirements  ## BUILD with Debian's Bazel
+	@tools/bazel/check.sh $(VENV)
+
+# --- packages ---
+
+wheel: $(VENV)/.requirements  ## dist/*.whl
+	@rm -rf build/lib* build/bdist* dist && $(PY) -m pip wheel -qq --no-deps --wheel-dir dist . && ls dist/*.whl
+
+wheel-smoke: wheel venv-tf215  ## that one wheel, installed and trained under both TensorFlows
+	@tools/wheel_smoke.sh dist/*.whl $(VENV) $(VENV_215)
+
+# --- style ---
+
+lint: $(VENV)/.requirements  ## ruff, mypy, clang-format
+	@$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check . && $(PY) -m mypy
+	@$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.requirements  ## rewrites the sources in the project's style
+	@$(PY) -m ruff check -q --fix . ; $(PY) -m ruff format -q . && $(VENV)/bin/clang-format -i $(CXX_FILES)
+
+clean:  ## removes what was built; the virtual environments and Horovod's wheels stay
+	@rm -rf build/native build/lib* build/bdist* build/smoke dist *.egg-info bazel-* && find tf_sparse_ps -name '*.so' -delete
