@@ -1,0 +1,27 @@
+// Dedupe: from ids with repetitions to unique keys and, for every id, the position of its key.
+#ifndef TFSPS_CORE_DEDUPE_H_
+#define TFSPS_CORE_DEDUPE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/executor.h"
+
+namespace tsps {
+
+// One part of the input: the ids of one feature. Features that share a table are deduped together.
+struct IdSpan {
+  const int64_t* ids;
+  size_t n;
+  int32_t* inverse;  // out, n positions in the unique keys
+};
+
+// Returns the unique keys of all spans and fills every inverse. The order of the unique keys is a
+// function of the ids alone, not of the number of threads. At most 2^31 - 1 ids in all (the caller
+// checks).
+std::vector<int64_t> Dedupe(const std::vector<IdSpan>& spans, Executor& executor);
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_DEDUPE_H_

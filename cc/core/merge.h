@@ -1,0 +1,45 @@
+// Merge: the sparse gradients of several ranks become one gradient per key.
+//
+// Input is the concatenation of the ranks' sets in rank order. A key's gradients are added in that
+// order, in float32, so every node that merges the same input gets the same bits.
+#ifndef TFSPS_CORE_MERGE_H_
+#define TFSPS_CORE_MERGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/executor.h"
+#include "core/status.h"
+
+namespace tsps {
+
+enum class Reduction {
+  kFrequency,  // sum / number of ranks in which the key occurred
+  kAverage,    // sum / world size
+  kSum,        // sum
+  kLocal,      // sum within one rank (a layer called twice): counts come out as 1, not added up
+};
+Result<Reduction> ReductionFromName(
+    const std::string& name);  // "frequency" | "average" | "sum" | "local"
+
+struct MergedGradients {
+  std::vector<int64_t> keys;    // unique; the order is a function of the input keys alone
+  std::vector<int32_t> counts;  // per key: number of ranks
+};
+
+// Step one: finds unique keys and counts, and where each input row goes. `counts`: int32[n], or
+// null for all 1. `inverse`: int32[n], out.
+Status MergeKeys(const int64_t* keys, const int32_t* counts, size_t n, Reduction reduction,
+                 int32_t* inverse, MergedGradients* merged, Executor& executor);
+// Step two: float[merged.keys.size(), dim], overwritten with the reduced gradients.
+Status MergeRows(const float* gradients, const int32_t* inverse, size_t n, size_t dim,
+                 const MergedGradients& merged, Reduction reduction, int64_t world_size,
+                 float* reduced, Executor& executor);
+// Position of the first row of float[n, dim] with a NaN or an infinity, or -1.
+int64_t FirstNonFiniteRow(const float* rows, size_t n, size_t dim, Executor& executor);
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_MERGE_H_
