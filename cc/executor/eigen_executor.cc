@@ -1,0 +1,110 @@
+#include "executor/eigen_executor.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <thread>
+#include <unsupported/Eigen/CXX11/ThreadPool>
+
+namespace tsps {
+namespace {
+
+// Ranges per thread: enough to even out ranges of unequal work, few enough that taking one costs
+// nothing.
+constexpr size_t kRangesPerThread = 4;
+
+int UsableProcessors() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+// One ParallelFor. Shared with the workers, some of which may only get to it after it has ended.
+class Loop {
+ public:
+  Loop(size_t n, size_t step, const std::function<void(size_t, size_t)>& body)
+      : n_(n), step_(step), ranges_((n + step - 1) / step), unfinished_(ranges_), body_(&body) {}
+
+  size_t ranges() const { return ranges_; }
+
+  // Takes ranges until none is left. `body_` is alive whenever a range could still be taken,
+  // because the caller returns only when all are finished.
+  void Work() {
+    size_t finished = 0;
+    for (;;) {
+      const size_t range = next_.fetch_add(1, std::memory_order_relaxed);
+      if (range >= ranges_) break;
+      const size_t begin = range * step_;
+      (*body_)(begin, std::min(n_, begin + step_));
+      ++finished;
+    }
+    if (finished > 0 && unfinished_.fetch_sub(finished, std::memory_order_acq_rel) == finished) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      done_ = true;
+      all_done_.notify_one();
+    }
+  }
+
+  // Waits for ranges that other threads have taken; none waits for a range that nobody has.
+  void Wait() {
+    if (unfinished_.load(std::memory_order_acquire) == 0) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    all_done_.wait(lock, [this] { return done_; });
+  }
+
+ private:
+  const size_t n_, step_, ranges_;
+  std::atomic<size_t> next_{0};
+  std::atomic<size_t> unfinished_;
+  const std::function<void(size_t, size_t)>* body_;
+  std::mutex mutex_;
+  std::condition_variable all_done_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+struct EigenExecutor::Pool {
+  explicit Pool(int workers) : workers(workers) {}
+  Eigen::ThreadPool workers;
+};
+
+EigenExecutor::EigenExecutor(int threads)
+    : threads_(threads > 0 ? threads : UsableProcessors()), creator_(getpid()) {}
+
+EigenExecutor::~EigenExecutor() {
+  // In a forked child the pool's destructor would join threads that are not there.
+  if (getpid() == creator_) delete pool_.load(std::memory_order_acquire);
+}
+
+EigenExecutor::Pool* EigenExecutor::StartedPool() {
+  Pool* pool = pool_.load(std::memory_order_acquire);
+  if (pool != nullptr) return pool;
+  std::lock_guard<std::mutex> lock(start_);
+  pool = pool_.load(std::memory_order_relaxed);
+  if (pool == nullptr) {
+    pool = new Pool(threads_ - 1);
+    pool_.store(pool, std::memory_order_release);
+  }
+  return pool;
+}
+
+void EigenExecutor::ParallelFor(size_t n, size_t grain,
+                                const std::function<void(size_t begin, size_t end)>& body) {
+  if (n == 0) return;
+  const size_t wanted = static_cast<size_t>(threads_) * kRangesPerThread;
+  const size_t step = std::max({grain, size_t{1}, (n + wanted - 1) / wanted});
+  if (threads_ == 1 || step >= n || getpid() != creator_) return body(0, n);
+  Pool* pool = StartedPool();
+  if (pool->workers.CurrentThreadId() >= 0) return body(0, n);
+
+  const auto loop = std::make_shared<Loop>(n, step, body);
+  const size_t helpers = std::min(static_cast<size_t>(threads_), loop->ranges()) - 1;
+  for (size_t i = 0; i < helpers; ++i) pool->workers.Schedule([loop] { loop->Work(); });
+  loop->Work();
+  loop->Wait();
+}
+
+}  // namespace tsps
