@@ -1,0 +1,120 @@
+"""Runs every suite through make, cheap ones first, and ends with the time of each and one line of counts.
+
+    make test                        all stages
+    python tools/test_stages.py lint cc-test      these
+
+The first three stop the run when they fail: nothing after them would mean much. Later ones all run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    name: str
+    variables: tuple[str, ...] = ()  # for make: the slice of a suite that is run here
+    stops: bool = False
+
+
+# Long tests in C++ carry "Stress" in their names; the sanitizers, some ten times slower, leave those out here.
+_SHORT = "GTEST_ARGS=--gtest_filter=-*Stress*"
+STAGES = (
+    Stage("lint", stops=True),
+    Stage("build", stops=True),
+    Stage("cc-test", stops=True),
+    Stage("pytest"),
+    Stage("wheel-smoke"),
+    Stage("bazel"),
+    Stage("crash", ("CRASH_ARGS=--kills 40",)),
+    Stage("asan", (_SHORT,)),
+    Stage("tsan", (_SHORT,)),
+)
+
+_COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)\b|\[  (PASSED|FAILED)  \] (\d+) tests?\b")
+
+
+@dataclasses.dataclass
+class Result:
+    stage: Stage
+    seconds: float
+    status: int
+    counts: dict[str, int]
+    skips: list[str]
+
+
+def _counts(output: str) -> dict[str, int]:
+    """Sums pytest's last summary line and GoogleTest's, whichever a suite printed."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    summary = [line for line in output.splitlines() if re.search(r"\d+ (passed|failed)\b.* in [\d.]+s", line)][-1:]
+    summary += [line for line in output.splitlines() if re.match(r"\[  (PASSED|FAILED)  \] \d+ test", line)]
+    for number, word, gtest_word, gtest_number in _COUNT.findall("\n".join(summary)):
+        kind = (word or gtest_word).lower()
+        counts["failed" if kind.startswith("error") else kind] += int(number or gtest_number)
+    return counts
+
+
+def run(stage: Stage) -> Result:
+    print(f"\n=== {stage.name}", flush=True)
+    start = time.monotonic()
+    lines = []
+    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    command = ["make", "--no-print-directory", stage.name, *stage.variables]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    seconds = time.monotonic() - start
+    counts = _counts("".join(lines))
+    if process.returncode and not counts["failed"]:
+        counts["failed"] = 1
+    elif not any(counts.values()):
+        counts["passed"] = 1  # a stage without tests of its own is one check
+    skips = [line.strip() for line in lines if line.startswith("SKIPPED")]
+    print(f"--- {stage.name}: {'FAILED' if process.returncode else 'ok'} in {seconds:.0f} s", flush=True)
+    return Result(stage, seconds, process.returncode, counts, skips)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(stage.name for stage in STAGES))
+    names = parser.parse_args().stages
+    if unknown := set(names) - {stage.name for stage in STAGES}:
+        parser.error(f"no such stage: {', '.join(sorted(unknown))}")
+
+    results: list[Result] = []
+    for stage in STAGES:
+        if not names or stage.name in names:
+            results.append(run(stage))
+            if stage.stops and results[-1].status:
+                break
+
+    total = {kind: sum(result.counts[kind] for result in results) for kind in ("passed", "failed", "skipped")}
+    print(f"\n=== stages, {sum(result.seconds for result in results):.0f} s")
+    for result in results:
+        counts = ", ".join(f"{count} {kind}" for kind, count in result.counts.items() if count)
+        print(f"{result.stage.name:12} {'FAILED' if result.status else 'ok':6} {result.seconds:6.0f} s  {counts}")
+        for skip in result.skips:
+            print(f"{'':12} {skip}")
+    not_run = [stage.name for stage in STAGES if not names and stage not in [result.stage for result in results]]
+    if not_run:
+        print(f"not run after the failure: {', '.join(not_run)}")
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    return 1 if any(result.status for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Looks up, differentiates, applies and fits with the installed wheel; run by tools/wheel_smoke.sh.
+
+The one argument is the checkout, which must not be where the package comes from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> None:
+    checkout = Path(sys.argv[1]).resolve()
+    with tempfile.TemporaryDirectory(prefix="tfsps-smoke-") as folder:
+        os.environ["TFSPS_DIR"] = folder
+        smoke(checkout)
+
+
+def smoke(checkout: Path) -> None:
+    import numpy as np
+
+    import tf_sparse_ps.table
+
+    assert "tensorflow" not in sys.modules, "tf_sparse_ps.table imports TensorFlow"
+    assert Path(tf_sparse_ps.__file__).resolve().parent != checkout / "tf_sparse_ps", tf_sparse_ps.__file__
+
+    import keras
+    import tensorflow as tf
+
+    import tf_sparse_ps as tsps
+
+    def model(initializer: str, optimizer: keras.optimizers.Optimizer) -> tuple[keras.Model, tsps.Embedding]:
+        layer = tsps.Embedding(1000, 8, embeddings_initializer=initializer)
+        inputs = keras.Input((3,), dtype="int64")
+        hidden = keras.layers.Flatten()(layer(inputs))
+        net = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(hidden))
+        net.compile(tsps.DistributedOptimizer(optimizer, collectives="local"), "mse")
+        return net, layer
+
+    # Lookup and gradient: every row is ones; d(sum of rows)/d(row) counts how often the row occurred.
+    net, layer = model("ones", keras.optimizers.SGD(0.1))
+    ids = tf.constant([[1, 2, 2], [7, 1, 1]], tf.int64)
+    np.testing.assert_array_equal(layer(ids), np.ones((2, 3, 8), np.float32))
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(layer(ids))
+    gradient = tape.gradient(total, layer.trainable_variables)
+    assert len(gradient) == 1, gradient
+    assert gradient[0] is not None
+
+    # Apply: one SGD step on known numbers. Prediction 24 for each sample, target 0, mse over a batch of 2:
+    # d/d(row of key k) = (occurrences of k) * 2 * 24 / 2 = 24 per occurrence.
+    net.fit(ids, tf.zeros((2, 1)), batch_size=2, epochs=1, shuffle=False, verbose=0)
+    rows = np.asarray(layer(tf.constant([1, 2, 7, 8], tf.int64)))
+    expected = 1 - 0.1 * 24 * np.array([3, 2, 1, 0], np.float32)
+    np.testing.assert_allclose(rows, np.repeat(expected[:, None], 8, axis=1), rtol=1e-5)
+
+    # Fit: a target that is the sum of three per-key numbers is learned.
+    rng = np.random.default_rng(0)
+    net, _ = model("uniform", keras.optimizers.Adam(0.01))
+    keys = rng.integers(0, 1000, (4096, 3))
+    target = rng.normal(size=1000).astype(np.float32)[keys].sum(1, keepdims=True)
+    history = net.fit(keys, target, batch_size=64, epochs=5, verbose=0).history["loss"]
+    assert history[-1] < 0.5 * history[0], history
+
+    print(f"wheel: lookup, gradient, apply and fit under TensorFlow {tf.__version__} with Keras {keras.__version__}")
+
+
+if __name__ == "__main__":
+    main()
