@@ -1,0 +1,234 @@
+"""Collectives over Horovod (checked: 0.28.1 with Gloo on TensorFlow 2.15 and 2.21).
+
+How an operation keeps its name, runs once per call, and waits for nothing it need not wait for:
+
+- It is built inside a `tf.function` marked noinline: no caller's name scope reaches it (`ignore_name_scope` sees to
+  the rest), and grappler, to which Horovod's ops look pure, cannot fold it when its input is a constant.
+- Every name has a counter variable, read before and advanced after the operation. Automatic control dependencies
+  order by variable, so a name is never twice in flight, also in unrolled steps, and is not pruned;
+  operations of different names stay free of each other. The counters say how many operations were enqueued.
+
+When any rank exits, Horovod shuts down on all of them. So a process that ends cleanly first meets the others at a
+barrier, for a bounded time; one that ends with an error does not, and the others fail at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow import mpi_ops
+
+from tf_sparse_ps.collectives.protocol import Collectives, CollectivesError
+
+_EXIT_BARRIER_SECONDS = 30.0
+# Horovod raises tf.errors of these types from a graph, and its own type from an eager call.
+_FAILURES = (tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError)
+
+
+class HorovodCollectives(Collectives):
+    """All ranks of the Horovod job. Horovod must be initialised."""
+
+    kind = "horovod"
+
+    def __init__(self) -> None:
+        """Reads the ranks from Horovod and registers the barrier at exit."""
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+        self.cross_rank, self.cross_size = int(hvd.cross_rank()), int(hvd.cross_size())
+        self.failed = False
+        self._lock = threading.RLock()
+        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._counters: dict[str, tf.Variable] = {}
+        if self.size > 1:
+            # After Horovod's own handler was registered, hence run before it.
+            atexit.register(self._meet_at_exit)
+
+    # --- graph operations ---
+
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, *, average: bool = True) -> list[tf.Tensor]:
+        """See `Collectives.allreduce`. Tensors of one type are one Horovod group."""
+
+        def reduce(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
+            sums = mpi_ops._grouped_allreduce(group, name=label, ignore_name_scope=True)
+            return [total / tf.cast(self.size, total.dtype) for total in sums] if average else list(sums)
+
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if average and any(not tensor.dtype.is_floating for tensor in tensors):
+            raise TypeError(
+                f"allreduce '{name}' averages floating tensors only. Received: {[t.dtype.name for t in tensors]}"
+            )
+        if self.size == 1:
+            return list(tensors)
+        return self._by_type("mean" if average else "sum", name, tensors, reduce)
+
+    def allgather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """See `Collectives.allgather`. Tensors of one type are one Horovod group."""
+
+        def gather(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
+            return list(mpi_ops.grouped_allgather(group, name=label, ignore_name_scope=True))
+
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if self.size == 1:
+            return list(tensors)
+        gathered = self._by_type("gather", name, tensors, gather)
+        for output, tensor in zip(gathered, tensors, strict=True):
+            output.set_shape([None, *tensor.shape[1:]])
+        return gathered
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Collectives.alltoall`."""
+        tensor = tf.convert_to_tensor(tensor)
+        splits = tf.convert_to_tensor(splits, tf.int32)
+        if self.size == 1:
+            return tensor, splits
+
+        def exchange(rows: tf.Tensor, counts: tf.Tensor) -> list[tf.Tensor]:
+            return list(mpi_ops.alltoall(rows, splits=counts, name=name, ignore_name_scope=True))
+
+        received, counts = self._call("alltoall", name, [tensor, splits], exchange)
+        received.set_shape([None, *tensor.shape[1:]])
+        return received, counts
+
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        """See `Collectives.broadcast`."""
+        tensor = tf.convert_to_tensor(tensor)
+        if not 0 <= root < self.size:
+            raise ValueError(f"broadcast '{name}': root must be a rank, 0 to {self.size - 1}. Received: {root}")
+        if self.size == 1:
+            return tensor
+
+        def send(value: tf.Tensor) -> list[tf.Tensor]:
+            return [mpi_ops.broadcast(value, root, name=name, ignore_name_scope=True)]
+
+        (received,) = self._call(f"broadcast{root}", name, [tensor], send)
+        received.set_shape(tensor.shape)
+        return received
+
+    # --- object operations ---
+
+    def barrier(self, name: str) -> None:
+        """See `Collectives.barrier`. A reduction of one number: `horovod.tensorflow` has no barrier."""
+        self._must_be_eager(name)
+        self.allreduce([tf.zeros([], tf.int32)], name, average=False)
+
+    def broadcast_object(self, obj: Any, root: int, name: str) -> Any:
+        """See `Collectives.broadcast_object`."""
+        self._must_be_eager(name)
+        if self.size == 1:
+            return obj
+        packed = np.frombuffer(pickle.dumps(obj), np.uint8) if self.rank == root else np.zeros([0], np.uint8)
+        # One gather to which only the root contributes: its size need not be told beforehand.
+        (data,) = self.allgather([tf.constant(packed)], name)
+        return pickle.loads(data.numpy().tobytes())
+
+    def allgather_object(self, obj: Any, name: str) -> list[Any]:
+        """See `Collectives.allgather_object`."""
+        self._must_be_eager(name)
+        if self.size == 1:
+            return [obj]
+        (data,) = self.allgather([tf.constant(np.frombuffer(pickle.dumps(obj), np.uint8))], name)
+        stream = io.BytesIO(data.numpy().tobytes())
+        return [pickle.load(stream) for _ in range(self.size)]
+
+    def enqueued(self) -> dict[str, int]:
+        """How often each operation has run in this process, by name."""
+        return {name: int(counter.numpy()) for name, counter in self._counters.items()}
+
+    # --- inner workings ---
+
+    def _by_type(
+        self,
+        verb: str,
+        name: str,
+        tensors: list[tf.Tensor],
+        operation: Callable[[list[tf.Tensor], str], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        """Runs one grouped operation per type of tensor; Horovod's groups are of one type."""
+        results: list[tf.Tensor | None] = [None] * len(tensors)
+        for dtype in sorted({tensor.dtype.name for tensor in tensors}):
+            places = [i for i, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
+            label = f"{name}.{dtype}"
+            outputs = self._call(
+                verb, label, [tensors[i] for i in places], lambda *group, label=label: operation(list(group), label)
+            )
+            for i, output in zip(places, outputs, strict=True):
+                results[i] = output
+        return results
+
+    def _call(
+        self, verb: str, label: str, tensors: Sequence[tf.Tensor], body: Callable[..., list[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        function, counter = self._function(verb, label, tensors, body)
+        ready = counter.read_value()
+        try:
+            outputs = list(function(ready, *tensors))
+        except (*_FAILURES, HorovodInternalError) as error:
+            self.failed = True
+            raise CollectivesError(f"collective '{label}' failed on rank {self.rank}: {error}") from error
+        with tf.control_dependencies(outputs):
+            counter.assign_add(1)
+        return outputs
+
+    def _function(
+        self, verb: str, label: str, tensors: Sequence[tf.Tensor], body: Callable[..., list[tf.Tensor]]
+    ) -> tuple[Callable[..., Any], tf.Variable]:
+        # Ragged rows: one trace for all row counts.
+        ragged = verb in ("gather", "alltoall")
+        specs = tuple(
+            tf.TensorSpec([None, *t.shape[1:]] if ragged and t.shape.rank else t.shape, t.dtype) for t in tensors
+        )
+        key = (verb, label, specs)
+        with self._lock:
+            if label not in self._counters:
+                with tf.init_scope(), tf.device("/CPU:0"):
+                    self._counters[label] = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"enqueued.{label}")
+            if key not in self._functions:
+
+                def traced(ready: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
+                    with tf.device("/CPU:0"):
+                        return body(*values)
+
+                self._functions[key] = tf.function(
+                    # Not the function itself: TensorFlow counts traces by code object and would warn of retracing.
+                    functools.partial(traced),
+                    input_signature=(tf.TensorSpec([], tf.int64), *specs),
+                    autograph=False,
+                    experimental_attributes={"_noinline": True},
+                )
+            return self._functions[key], self._counters[label]
+
+    @staticmethod
+    def _must_be_eager(name: str) -> None:
+        if not tf.executing_eagerly():
+            raise RuntimeError(f"'{name}' must be called eagerly, not while a tf.function is traced")
+
+    def _meet_at_exit(self) -> None:
+        """Waits for the other ranks, unless this process ends with an error or Horovod is gone."""
+        crashed = getattr(sys, "last_value", None) is not None or self.failed
+        if crashed or not hvd.is_initialized():
+            return
+
+        def meet() -> None:
+            # An error means that Horovod shut down first: the rank that did so says why.
+            with contextlib.suppress(Exception):
+                self.barrier("tsps.exit")
+
+        waiter = threading.Thread(target=meet, name="tsps-exit-barrier", daemon=True)
+        try:
+            waiter.start()
+        except RuntimeError:  # Python 3.12 starts no threads this late
+            meet()
+            return
+        waiter.join(_EXIT_BARRIER_SECONDS)

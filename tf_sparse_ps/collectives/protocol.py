@@ -1,0 +1,172 @@
+"""What training needs from a communication library, and how the one in use is found.
+
+Rules every implementation keeps:
+
+- A collective has a name that is the same on all ranks, fixed, and not in flight twice. In a graph it carries this
+  name to the library whatever function or name scope the graph is built in; called eagerly it runs in a
+  `tf.function`, because eager Horovod ops ignore names (two different tensors were then reduced into each other).
+- All ranks run the same collectives; those that may be in flight together have different names, so no order between
+  them is needed.
+- Importing this module does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_KINDS = ("auto", "horovod", "local")
+
+
+class CollectivesError(RuntimeError):
+    """A collective failed: a rank is gone or has shut down. Training cannot go on."""
+
+
+class Collectives(abc.ABC):
+    """A fixed set of ranks. Graph methods work eagerly and inside `tf.function`; object methods are eager only.
+
+    Attributes:
+      kind: "horovod" or "local".
+      rank, size: this process among all of the job's.
+      local_rank, local_size: among the processes of this node. Local rank 0 is the node's leader.
+      cross_rank, cross_size: this node among the nodes.
+    """
+
+    kind: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    @abc.abstractmethod
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, *, average: bool = True) -> list[tf.Tensor]:
+        """Adds up each tensor over the ranks.
+
+        Args:
+          tensors: Dense tensors of any floating or integer type; shapes and types are the same on all ranks.
+          name: The operation's name.
+          average: Divide by `size`. Floating tensors only.
+
+        Returns:
+          Tensors of the same shapes and types, equal on all ranks. At more than two ranks the order of
+          summation is the library's.
+        """
+
+    @abc.abstractmethod
+    def allgather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Concatenates each tensor's rows over the ranks, in rank order.
+
+        Args:
+          tensors: Tensors of rank 1 or more and of any types. Only the first dimension may differ between ranks.
+          name: The operation's name.
+
+        Returns:
+          Tensors `[rows of all ranks, ...]`, equal on all ranks.
+        """
+
+    @abc.abstractmethod
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends `splits[r]` consecutive rows of `tensor` to rank r.
+
+        Args:
+          tensor: `[sum(splits), ...]`.
+          splits: `int32[size]`.
+          name: The operation's name.
+
+        Returns:
+          The rows received, in rank order, and `int32[size]`: how many came from each rank.
+        """
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        """Gives every rank the tensor of rank `root`. Shapes and types must be the same on all ranks."""
+
+    @abc.abstractmethod
+    def barrier(self, name: str) -> None:
+        """Returns when every rank has called it. Eager only."""
+
+    @abc.abstractmethod
+    def broadcast_object(self, obj: Any, root: int, name: str) -> Any:
+        """Gives every rank the picklable object of rank `root`; `obj` is ignored on the others. Eager only."""
+
+    @abc.abstractmethod
+    def allgather_object(self, obj: Any, name: str) -> list[Any]:
+        """Gives every rank the picklable objects of all ranks, in rank order. Eager only."""
+
+
+_lock = threading.Lock()
+_instances: dict[str, Collectives] = {}
+
+
+def launched_by_horovodrun() -> bool:
+    """Whether the environment says that this process is one of several ranks started by Horovod's launcher."""
+    try:
+        return int(os.environ.get("HOROVOD_SIZE", "1")) > 1 and "HOROVOD_RANK" in os.environ
+    except ValueError:
+        return False
+
+
+def _horovod_initialised() -> bool:
+    for module in ("horovod.tensorflow", "horovod.tensorflow.mpi_ops"):
+        loaded = sys.modules.get(module)
+        if loaded is not None and hasattr(loaded, "is_initialized") and loaded.is_initialized():
+            return True
+    return False
+
+
+def current() -> Collectives:
+    """The collectives of this process, found without being told: see `resolve("auto")`."""
+    return resolve("auto")
+
+
+def resolve(kind: str = "auto") -> Collectives:
+    """Returns the process's collectives of this kind, always the same object.
+
+    Args:
+      kind: "horovod", "local" (one rank), or "auto": Horovod when it has been initialised, else local.
+
+    Raises:
+      ValueError: Unknown kind, or "local" in a process that is one of several ranks.
+      RuntimeError: "auto" or "horovod" in a process that Horovod's launcher started, before `hvd.init()`.
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"collectives must be one of {', '.join(_KINDS)}. Received: {kind!r}")
+    initialised = _horovod_initialised()
+    if not initialised and (kind == "horovod" or launched_by_horovodrun()):
+        raise RuntimeError(
+            "Horovod is not initialised. Call `import horovod.tensorflow as hvd; hvd.init()` before the first layer, "
+            "table or optimizer of tf_sparse_ps is used. Received: "
+            f"collectives={kind!r}, HOROVOD_RANK={os.environ.get('HOROVOD_RANK')}, "
+            f"HOROVOD_SIZE={os.environ.get('HOROVOD_SIZE')}"
+        )
+    chosen = "horovod" if initialised and kind != "local" else "local"
+    with _lock:
+        if chosen not in _instances:
+            _instances[chosen] = _make(chosen)
+        found = _instances[chosen]
+    if kind == "local" and initialised and resolve("horovod").size > 1:
+        raise ValueError(
+            f"collectives='local' is for one process. Received: a process that is rank {resolve('horovod').rank} of "
+            f"{resolve('horovod').size}; ranks would train apart without a word. Use 'auto' or 'horovod'."
+        )
+    return found
+
+
+def _make(kind: str) -> Collectives:
+    # Imported here: both need TensorFlow, and Horovod may not be installed.
+    if kind == "horovod":
+        from tf_sparse_ps.collectives.horovod import HorovodCollectives
+
+        return HorovodCollectives()
+    from tf_sparse_ps.collectives.local import LocalCollectives
+
+    return LocalCollectives()
