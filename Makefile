@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-tf215 horovod-tf215 build train test pytest pytest-tf215 cc-test asan tsan crash crash-build \
-        bench wheel wheel-smoke bazel lint format clean
+        bench cc-bench wheel wheel-smoke bazel lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -39,7 +39,7 @@ $(VENV)/.horovod: $(VENV)/.requirements $(shell find tools/horovod -type f)
 venv-tf215: $(VENV_215)/.requirements  ## .venv-tf215: TensorFlow 2.15.1 (Keras 2), tools
 
 $(VENV_215)/.requirements: requirements-tf215.txt requirements-dev.txt tools/venv.sh
-	@PYTHON=$(PYTHON) tools/venv.sh $(VENV_215) requirements-tf215.txt requirements-dev.txt
+	@MAX_PYTHON=3.11 PYTHON=$(PYTHON) tools/venv.sh $(VENV_215) requirements-tf215.txt requirements-dev.txt
 
 horovod-tf215: $(VENV_215)/.horovod  ## Horovod in .venv-tf215, too
 
@@ -84,6 +84,9 @@ crash-build: build
 # From the folder of the variant with fault points, so that it is what `import tf_sparse_ps` finds.
 crash: crash-build  ## kills writers at random instants and checks every table afterwards
 	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.crash $(CRASH_ARGS)
+
+cc-bench: $(VENV)/.requirements  ## times of core's kernels alone
+	@$(NATIVE) bench $(BENCH_ARGS)
 
 bench: build  ## benchmarks, each beside a peer;  make bench BENCH_ARGS=kernels
 	@$(PY) -m benchmarks $(BENCH_ARGS)

@@ -11,7 +11,7 @@ from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
 
-import native  # noqa: E402
+import native
 
 
 class BuildNative(build_ext):

@@ -1,7 +1,8 @@
 """The PEP 517 backend: setuptools', plus TensorFlow's headers when there are none.
 
-A fixed `build-system.requires = ["tensorflow"]` would install a second TensorFlow into every isolated build. This backend
-asks for one only when the environment that we are built for has none; that environment's TensorFlow is never touched.
+A fixed `build-system.requires = ["tensorflow"]` would install a second TensorFlow into every isolated build. This
+backend asks for one only when the environment that we are built for has none; that environment's TensorFlow is never
+touched.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from setuptools import build_meta
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import native  # noqa: E402
+import native
 
 build_wheel = build_meta.build_wheel
 build_editable = build_meta.build_editable

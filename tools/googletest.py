@@ -27,8 +27,8 @@ def _download() -> None:
     def apt(*arguments: str) -> bool:
         return subprocess.run(["apt-get", "-qq", *arguments], cwd=folder, capture_output=True).returncode == 0
 
-    if not apt("download", "googletest") and not (os.geteuid() == 0 and apt("update") and apt("download", "googletest")):
-        return
+    if not apt("download", "googletest") and os.geteuid() == 0 and apt("update"):
+        apt("download", "googletest")
     for package in folder.glob("googletest_*.deb"):
         subprocess.run(["dpkg-deb", "-x", str(package), str(UNPACKED)], check=True)
 

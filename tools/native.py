@@ -3,6 +3,7 @@
     python tools/native.py                          the two shared objects, into tf_sparse_ps/
     python tools/native.py --variant=crash          the same with fault points, into build/native/crash/tf_sparse_ps/
     python tools/native.py --variant=debug test     the C++ tests, run
+    python tools/native.py bench ARGUMENTS          cc/bench, run
 
 Objects lie under build/native/VARIANT/ and are compiled again only when their source, a header they include or their
 command line has changed. Nothing here imports TensorFlow: its headers and its library are found by path.
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import os
 import platform
@@ -25,16 +28,17 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TENSORFLOW_RANGE = ((2, 15), (2, 21))
 
 # No -march: a wheel runs everywhere, hot loops choose their instructions at load time (target_clones). No fused
-# multiply-add: results must not depend on the processor, or the nodes of a job drift apart.
+# multiply-add: results must not depend on the processor, or the nodes of a job drift apart. -fno-math-errno changes no
+# value; without it no loop with a square root is vectorized.
 COMMON = shlex.split(
-    "-std=c++17 -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-fast-math -Wall -Wextra -Icc"
+    "-std=c++17 -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-fast-math -fno-math-errno -Wall -Wextra -Icc"
 )
 
 
@@ -52,7 +56,8 @@ VARIANTS = {
     "crash": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS"),
     "debug": Variant("-O1 -g -DTFSPS_FAULT_POINTS"),
     "asan": Variant(
-        "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -DTFSPS_FAULT_POINTS",
+        "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined "
+        "-DTFSPS_FAULT_POINTS",
         "-fsanitize=address,undefined",
         (
             ("ASAN_OPTIONS", "detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1"),
@@ -147,6 +152,15 @@ def _dependencies(depfile: Path) -> list[Path]:
     return [ROOT / name.replace("\0", " ") for name in files.replace("\\ ", "\0").split()]
 
 
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A source with the flags that it needs beyond the variant's; `tag` keeps objects for several Pythons apart."""
+
+    source: Path
+    flags: tuple[str, ...] = ()
+    tag: str = ""
+
+
 class Builder:
     """Compiles and links in one variant's folder."""
 
@@ -163,31 +177,34 @@ class Builder:
             self.tensorflow_flags += ["-Wno-tsan"]
         self.tensorflow_flags += [f"-DTFSPS_TENSORFLOW_HEADERS={tensorflow_version(self.tensorflow)}"]
 
-    def objects(self, sources: Sequence[Path], flags: Sequence[str] = (), tag: str = "") -> list[Path]:
-        """Compiles what is out of date, several at a time; returns the objects in the order of the sources."""
+    def objects(self, units: Sequence[Unit]) -> list[Path]:
+        """Compiles what is out of date, several at a time; returns the objects in the order of the units."""
         plan = []
         outputs = []
-        for source in sources:
+        for unit in units:
+            source = unit.source
             relative = source.relative_to(ROOT) if source.is_relative_to(ROOT) else Path(*source.parts[1:])
-            output = self.folder / "obj" / tag / relative.with_suffix(".o")
-            command = [*self.compiler, *self.flags, *flags, "-MMD", "-MF", str(output.with_suffix(".d"))]
+            output = self.folder / "obj" / unit.tag / relative.with_suffix(".o")
+            command = [*self.compiler, *self.flags, *unit.flags, "-MMD", "-MF", str(output.with_suffix(".d"))]
             command += ["-c", str(source), "-o", str(output)]
             signature = _signature(command)
             depends = [source, *_dependencies(output.with_suffix(".d"))]
             stamp = output.with_suffix(".sig")
             outputs.append(output)
             if not _is_current(output, stamp, signature, depends):
-                plan.append((source, output, stamp, signature, command))
+                plan.append((source.name, output, stamp, signature, command))
 
-        def compile_one(item: tuple[Path, Path, Path, str, list[str]]) -> None:
-            source, output, stamp, signature, command = item
+        def compile_one(item: tuple[str, Path, Path, str, list[str]]) -> None:
+            _, output, stamp, signature, command = item
             output.parent.mkdir(parents=True, exist_ok=True)
             stamp.unlink(missing_ok=True)
+            start = time.time_ns()
             _run(command)
+            os.utime(output, ns=(start, start))  # a header that is saved while we compile is newer than the object
             stamp.write_text(signature)
 
         if plan:
-            shown = ", ".join(item[0].name for item in plan[:6]) + (f" and {len(plan) - 6} more" if plan[6:] else "")
+            shown = ", ".join(item[0] for item in plan[:6]) + (f" and {len(plan) - 6} more" if plan[6:] else "")
             print(f"c++ [{self.name}]: {shown}", flush=True)
             with concurrent.futures.ThreadPoolExecutor(jobs()) as pool:
                 futures = [pool.submit(compile_one, item) for item in plan]
@@ -220,46 +237,55 @@ class Builder:
 
     # --- what we build ---
 
-    def core(self) -> list[Path]:
-        """What both shared objects hold: core, which sees the C++ library and POSIX only, and the thread pool."""
-        return self.objects(_sources("core")) + self.objects(_sources("executor"), self.tensorflow_flags)
+    def layer(self, name: str, flags: Sequence[str] = (), tag: str = "") -> list[Unit]:
+        """The sources of a folder of cc/. Core's sees the C++ library and POSIX only."""
+        sources = sorted((ROOT / "cc" / name).glob("*.cc"))
+        if not sources:
+            raise BuildError(f"no sources in {ROOT / 'cc' / name}")
+        return [Unit(source, (*flags, *(self.tensorflow_flags if name != "core" else ())), tag) for source in sources]
 
     def ops_library(self, output: Path) -> Path:
-        """The TensorFlow ops: no Python symbol, no table of its own beside core's."""
+        """The TensorFlow ops, without a Python symbol."""
+        objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("kernels"))
         # By file name, without an RPATH: TensorFlow has loaded the library before it loads ours. Without the
         # dependency, loading fails on TensorFlow 2.15 and 2.16, which load with RTLD_LOCAL.
         flags = ["-shared", "-Wl,--no-undefined", f"-L{self.tensorflow}", "-l:libtensorflow_framework.so.2"]
-        return self.link(output, self.core() + self.objects(_sources("kernels"), self.tensorflow_flags), flags)
+        return self.link(output, objects, flags)
 
     def table_module(self, output: Path) -> Path:
-        """The TensorFlow-free Python module."""
+        """The Python module, without a TensorFlow symbol."""
         header = Path(sysconfig.get_path("include")) / "Python.h"
         if not header.exists():
             raise BuildError(f"{header} is missing: install Python's development files (Debian: python3-dev)")
         import pybind11
 
         tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-        flags = ["-isystem", str(header.parent), "-isystem", pybind11.get_include(), *self.tensorflow_flags]
+        flags = ["-isystem", str(header.parent), "-isystem", pybind11.get_include()]
         flags += [f"-DTFSPS_PYBIND11={pybind11.__version__}"]
-        return self.link(output, self.core() + self.objects(_sources("python"), flags, tag), ["-shared"])
+        objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("python", flags, tag))
+        return self.link(output, objects, ["-shared"])
 
     def tests(self) -> Path:
         """All C++ tests in one binary: GoogleTest is linked once."""
         from googletest import googletest_source
 
         gtest = googletest_source()
-        sources = sorted((ROOT / "cc/tests").glob("*.cc"))
-        include = ["-isystem", str(gtest / "include")]
-        objects = self.core() + self.objects(sources, [*include, *self.tensorflow_flags])
-        objects += self.objects([gtest / "src/gtest-all.cc", gtest / "src/gtest_main.cc"], [*include, f"-I{gtest}"])
-        return self.link(self.folder / "cc_tests", objects, [])
+        include = ("-isystem", str(gtest / "include"))
+        units = self.layer("core") + self.layer("executor") + self.layer("tests", include)
+        units += [Unit(gtest / "src" / name, (*include, f"-I{gtest}")) for name in ("gtest-all.cc", "gtest_main.cc")]
+        return self.link(self.folder / "cc_tests", self.objects(units), [])
 
+    def bench(self) -> Path:
+        objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("bench"))
+        return self.link(self.folder / "core_bench", objects, [])
 
-def _sources(layer: str) -> list[Path]:
-    sources = sorted((ROOT / "cc" / layer).glob("*.cc"))
-    if not sources:
-        raise BuildError(f"no sources in {ROOT / 'cc' / layer}")
-    return sources
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """One build at a time in this folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def extension_path(name: str, folder: Path) -> Path:
@@ -270,7 +296,8 @@ def extension_path(name: str, folder: Path) -> Path:
 def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
     builder = Builder(variant)
     build = {"_ops_lib": builder.ops_library, "_table": builder.table_module}[name]
-    return build(extension_path(name, folder))
+    with builder.lock():
+        return build(extension_path(name, folder))
 
 
 def build_package(variant: str) -> None:
@@ -288,7 +315,8 @@ def build_package(variant: str) -> None:
 
 def run_tests(variant: str, arguments: Sequence[str]) -> int:
     builder = Builder(variant)
-    command = [str(builder.tests()), "--gtest_brief=1", *arguments]
+    with builder.lock():
+        command = [str(builder.tests()), "--gtest_brief=1", *arguments]
     # GCC 12's ThreadSanitizer cannot place its shadow memory under today's address randomization.
     if variant == "tsan" and shutil.which("setarch"):
         command = ["setarch", platform.machine(), "-R", *command]
@@ -300,12 +328,17 @@ def run_tests(variant: str, arguments: Sequence[str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("package", "test"), default="package")
+    parser.add_argument("what", nargs="?", choices=("package", "test", "bench"), default="package")
     parser.add_argument("--variant", choices=VARIANTS, default="release")
     options, rest = parser.parse_known_args()
     start = time.monotonic()
     if options.what == "test":
         return run_tests(options.variant, rest)
+    if options.what == "bench":
+        builder = Builder(options.variant)
+        with builder.lock():
+            program = builder.bench()
+        return subprocess.run([str(program), *rest], cwd=ROOT).returncode
     if rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
     build_package(options.variant)

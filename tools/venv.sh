@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a virtual environment and installs pinned requirements:  tools/venv.sh VENV REQUIREMENTS...
-# PYTHON names the interpreter. Does nothing when the environment already has exactly these requirements.
+# PYTHON names the interpreter. Does nothing when the environment already has exactly these requirements; skips, visibly,
+# when the interpreter is newer than MAX_PYTHON.
 set -euo pipefail
 
 venv=$1
@@ -13,6 +14,11 @@ import sys
 if not (3, 10) <= sys.version_info[:2] <= (3, 13):
     sys.exit(f"tf_sparse_ps needs Python 3.10 to 3.13, {sys.executable} is {sys.version.split()[0]}; set PYTHON=...")
 PY
+
+if ! "$python" -c "import sys; sys.exit(sys.version_info[:2] > tuple(map(int, '${MAX_PYTHON:-3.99}'.split('.'))))"; then
+  echo "SKIPPED: $venv: what is in $1 needs Python $MAX_PYTHON or older, $python is $("$python" -V | cut -d' ' -f2)"
+  exit 0
+fi
 
 wanted=$("$python" -c 'import sys; print(sys.version)' && cat "$@")
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
