@@ -17,9 +17,8 @@ struct IdSpan {
   int32_t* inverse;  // out, n positions in the unique keys
 };
 
-// Returns the unique keys of all spans and fills every inverse. The order of the unique keys is a
-// function of the ids alone, not of the number of threads. At most 2^31 - 1 ids in all (the caller
-// checks).
+// Returns the unique keys of all spans, in order of first occurrence, and fills every inverse. At
+// most 2^31 - 1 ids in all (the caller checks). `executor` may help; it never changes the result.
 std::vector<int64_t> Dedupe(const std::vector<IdSpan>& spans, Executor& executor);
 
 }  // namespace tsps
