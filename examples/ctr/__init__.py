@@ -1,0 +1,1 @@
+"""Click-through-rate models: data sources, models, the closing report."""

@@ -1,0 +1,107 @@
+"""The training itself: one rank's part of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from ctr import report
+from ctr.generator import PlantedModel
+from ctr.models import MODELS
+from ctr.source import ClickData
+from ctr.text_files import Avazu, Criteo
+from support import launch, metrics
+from support.progress import Progress
+
+_TEST_BATCH = 4096
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains, evaluates and reports; returns the exit status."""
+    launch.share_cores()
+    keras.utils.set_random_seed(options.seed)
+    ranks = tsps.collectives.current()
+    leader = ranks.rank == 0
+    try:
+        data = open_data(options)
+        dataset, steps = data.train(options.batch, ranks.rank, ranks.size)
+    except ValueError as error:
+        print(f"train_ctr: {error}", file=sys.stderr)
+        return 2
+
+    model = MODELS[options.model](data.features, options.dim)
+    optimizer = tsps.DistributedOptimizer(make_optimizer(options))
+    model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+
+    total_steps = steps * options.epochs
+    evaluations = min(options.evaluations, total_steps)
+    per_evaluation = total_steps // evaluations
+    progress = Progress(
+        total_steps=per_evaluation * evaluations, samples_per_step=options.batch * ranks.size, show=leader
+    )
+    curve = Evaluation(data, progress, per_evaluation) if leader else None
+    model.fit(
+        dataset.repeat(options.epochs).prefetch(2),
+        epochs=evaluations,
+        steps_per_epoch=per_evaluation,
+        callbacks=[tsps.callbacks.BroadcastVariables(), progress, *([curve] if curve else [])],
+        verbose=0,
+        shuffle=False,
+    )
+    usage = report.measure(ranks, model.embeddings, optimizer)
+    if curve is not None:
+        planted = data.planted_auc() if isinstance(data, PlantedModel) else None
+        report.write(options, data.name, ranks.size, curve, planted, progress, usage)
+    return 0
+
+
+def open_data(options: argparse.Namespace) -> ClickData:
+    """The source that `--data` names.
+
+    Raises:
+        ValueError: a file is missing or of another format.
+    """
+    if options.data == "generator":
+        return PlantedModel(samples=options.samples, test_samples=options.test_samples, seed=options.seed)
+    return {"criteo": Criteo, "avazu": Avazu}[options.data](options.path, options.test_path)
+
+
+def make_optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
+    """The Keras optimizer that `--optimizer` names; the tables follow the same rule."""
+    if options.optimizer == "adam":
+        return keras.optimizers.Adam(options.learning_rate)
+    # Keras starts the accumulators at 0.1, many times the squared gradients of a mean loss: rows would hardly move.
+    return keras.optimizers.Adagrad(options.learning_rate, initial_accumulator_value=1e-6)
+
+
+class Evaluation(keras.callbacks.Callback):
+    """Scores the held-out data after every epoch, on one rank: that takes no collective.
+
+    Attributes:
+        points: (step, AUC, log loss).
+    """
+
+    def __init__(self, data: ClickData, progress: Progress, steps_per_epoch: int) -> None:
+        super().__init__()
+        self.points: list[tuple[int, float, float]] = []
+        self._data = data
+        self._progress = progress
+        self._steps = steps_per_epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds a point."""
+        score = tf.function(self.model, reduce_retracing=True) if not self.points else self._score
+        self._score = score
+        labels, logits = [], []
+        for inputs, label in self._data.test(_TEST_BATCH):
+            labels.append(label.numpy())
+            logits.append(score(inputs, training=False).numpy()[:, 0])
+        label, logit = np.concatenate(labels), np.concatenate(logits)
+        self.points.append(((epoch + 1) * self._steps, metrics.auc(label, logit), metrics.log_loss(label, logit)))
+        self._progress.say(f"step {self.points[-1][0]}: held-out AUC {self.points[-1][1]:.4f}")

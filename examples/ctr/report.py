@@ -1,0 +1,122 @@
+"""The closing report: quality, speed, memory, traffic."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tf_sparse_ps as tsps
+from support import memory
+from support.memory import readable
+from support.progress import Progress
+
+if TYPE_CHECKING:
+    from ctr.job import Evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What the job used, all ranks of this node."""
+
+    tables: int
+    rows: int
+    disk_bytes: int
+    process_pss: list[int]
+    table_pss: list[int]
+    steps: int
+    dense_ring_bytes: int
+    sparse_ring_bytes: int
+    table_writes: int
+
+
+def measure(ranks: Any, embeddings: tsps.EmbeddingCollection, optimizer: Any) -> Usage:
+    """Collects the figures of all ranks while all of them have the tables mapped. Call it on every rank."""
+    folder = tsps.job.current().group_path
+    ranks.barrier("report.measure")
+    statistics = optimizer.statistics()
+    mine = (memory.process_pss(), memory.mappings_pss(folder), statistics)
+    every = ranks.allgather_object(mine, "report.usage")
+    tables = [tsps.Table.open(binding.path) for binding in embeddings.bindings]
+    return Usage(
+        tables=len(tables),
+        rows=sum(len(table) for table in tables),
+        disk_bytes=memory.disk_bytes(folder),
+        process_pss=[process for process, _, _ in every],
+        table_pss=[table for _, table, _ in every],
+        steps=statistics["steps"],
+        dense_ring_bytes=sum(figures["dense_ring_bytes"] for *_, figures in every),
+        sparse_ring_bytes=sum(figures["sparse_ring_bytes"] for *_, figures in every),
+        table_writes=sum(figures["table_writes"] for *_, figures in every),
+    )
+
+
+def write(
+    options: argparse.Namespace,
+    data_name: str,
+    ranks: int,
+    curve: Evaluation,
+    planted_auc: float | None,
+    progress: Progress,
+    usage: Usage,
+) -> None:
+    """Writes report.txt, report.json and curves.png, and prints the report unless a launcher will."""
+    _, auc, log_loss = curve.points[-1]
+    of_ranks = f"{ranks} rank{'s' * (ranks > 1)}"
+    against = f"   (the planted model's own: {planted_auc:.4f}, {auc - planted_auc:+.4f})" if planted_auc else ""
+    lines = {
+        "held-out AUC": f"{auc:.4f}{against}",
+        "held-out log loss": f"{log_loss:.4f}",
+        "samples/s": f"{progress.samples_per_second:,.0f}   ({progress.train_seconds:.1f} s of training)",
+        "tables": f"{usage.tables}, {usage.rows:,} rows, {readable(usage.disk_bytes)} with slots and index",
+        "tables in memory": f"{readable(sum(usage.table_pss))} summed PSS of {of_ranks}; "
+        f"{ranks} copies would take {readable(ranks * usage.disk_bytes)}",
+        "processes in memory": f"{readable(sum(usage.process_pss))} summed PSS",
+        "dense ring": f"{readable(usage.dense_ring_bytes / usage.steps)} per step, all ranks",
+        "sparse ring": f"{readable(usage.sparse_ring_bytes / usage.steps)} per step, all ranks",
+        "table writes": f"{usage.table_writes / usage.steps:g} per step",
+        "curves": str(options.out / "curves.png"),
+    }
+    text = [f"{options.model} on {data_name}, {of_ranks} x {options.batch} samples, {usage.steps} steps"]
+    text += [f"  {name:21s} {value}" for name, value in lines.items()]
+    options.out.mkdir(parents=True, exist_ok=True)
+    draw(curve.points, progress.losses, planted_auc, options.out / "curves.png")
+    (options.out / "report.txt").write_text("\n".join(text) + "\n")
+    figures = {
+        "auc": auc,
+        "log_loss": log_loss,
+        "planted_auc": planted_auc,
+        "samples_per_second": progress.samples_per_second,
+        "train_seconds": progress.train_seconds,
+        "ranks": ranks,
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "curve": curve.points,
+        **dataclasses.asdict(usage),
+    }
+    (options.out / "report.json").write_text(json.dumps(figures, indent=1) + "\n")
+    if options.ranks == 1:  # else the launcher prints it, without the prefix of a rank
+        print("\n".join(text))
+
+
+def draw(
+    points: list[tuple[int, float, float]], losses: list[tuple[int, float]], planted_auc: float | None, path: Path
+) -> None:
+    """Draws training loss and held-out AUC over the steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.plot(*zip(*losses, strict=True)) if losses else None
+    left.set(title="training log loss (rank 0)", xlabel="step", ylabel="nats")
+    steps, aucs, _ = zip(*points, strict=True)
+    right.plot(steps, aucs, marker="o", label="trained")
+    if planted_auc is not None:
+        right.axhline(planted_auc, color="grey", linestyle="--", label="planted model")
+    right.set(title="held-out AUC", xlabel="step")
+    right.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

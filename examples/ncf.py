@@ -1,0 +1,60 @@
+"""Trains NeuMF on the leave-one-out MovieLens files of He et al. 2017, without pretraining.
+
+    python examples/ncf.py --path DIR --ranks 2     # DIR holds ml-1m.train.rating, .test.rating, .test.negative
+
+Protocol of the paper: log loss; 4 negatives per positive, drawn anew each epoch from the items that the user has not
+in the training set; Adam; after every epoch HR@10 and NDCG@10 of the held-out item among 99 negatives; the best epoch
+is the published figure, and the last one is reported beside it. The paper's batch is 256 at a learning rate of 0.001;
+the default here is 4096 for all ranks together at 0.002, which reaches the same figures in a tenth of the time.
+
+Ends with a table, `OUT/report.txt` and `OUT/report.json`. The training itself is in neumf/job.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from support import arguments, launch
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command line, checked."""
+    summary, _, details = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    count = arguments.positive
+    add = parser.add_argument
+    add("--path", type=Path, required=True, help="folder of the files")
+    add("--stem", default="ml-1m", help="what their names begin with (default: ml-1m)")
+    add("--ranks", type=count, default=1, help="processes on this machine, started with horovodrun (default: 1)")
+    add("--factors", type=count, default=32, help="predictive factors (default: 32)")
+    add("--epochs", type=count, default=12, help="default: 12")
+    add("--batch", type=count, default=4096, help="samples per step, all ranks together (default: 4096)")
+    add("--learning-rate", type=arguments.positive_float, default=0.002, help="of Adam (default: 0.002)")
+    add("--negatives", type=count, default=4, help="per positive (default: 4)")
+    add("--seed", type=int, default=0, help="default: 0")
+    add("--out", type=Path, default=Path("build/ncf"), help="folder of the results (default: build/ncf)")
+    options = parser.parse_args(argv)
+    if options.batch < options.ranks:
+        parser.error(f"--batch {options.batch} leaves nothing to some of {options.ranks} ranks")
+    return options
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    options = parse()
+    if options.ranks > 1 and not launch.is_rank():
+        status = launch.start_ranks(options.ranks)
+        if status == 0:
+            print((options.out / "report.txt").read_text(), end="")
+        return status
+    from neumf import job  # imports TensorFlow
+
+    return job.run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

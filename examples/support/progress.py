@@ -1,0 +1,80 @@
+"""A tqdm bar over the steps of `model.fit`, with the samples/s of the whole job."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import keras
+from tqdm import tqdm
+
+
+class Progress(keras.callbacks.Callback):
+    """Shows one bar for the whole fit, and keeps what the curves need.
+
+    Attributes:
+        losses: (step, mean loss of the steps since the entry before), of this rank, about 200 over the fit.
+        train_seconds: time spent in epochs, evaluation between them and the first step, which traces, left out.
+    """
+
+    def __init__(self, *, total_steps: int, samples_per_step: int, show: bool) -> None:
+        super().__init__()
+        self.losses: list[tuple[int, float]] = []
+        self.train_seconds = 0.0
+        self._total = total_steps
+        self._samples = samples_per_step
+        self._every = max(1, total_steps // 200)
+        self._show = show
+        self._step = 0
+        self._began = 0.0
+        self._counted = (0, 0.0)  # steps of this epoch that are in `losses`, and the sum of their losses
+        self._bar: Any = None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks together, over `train_seconds`."""
+        return (self._step - 1) * self._samples / self.train_seconds if self._step > 1 else 0.0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Opens the bar."""
+        # Behind a pipe (horovodrun) every refresh is a line in somebody's log: fewer of them.
+        self._bar = tqdm(
+            total=self._total * self._samples,
+            unit=" samples",
+            unit_scale=True,
+            disable=not self._show,
+            mininterval=0.5 if sys.stderr.isatty() else 5.0,
+            dynamic_ncols=sys.stderr.isatty(),
+        )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts the clock."""
+        self._began = time.perf_counter()
+        self._counted = (0, 0.0)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Advances the bar."""
+        self._step += 1
+        if self._step == 1:
+            self._began = time.perf_counter()
+        self._bar.update(self._samples)
+        if self._step % self._every == 0 and logs and "loss" in logs:
+            # Keras reports the mean since the epoch began.
+            steps, total = batch + 1, (batch + 1) * float(logs["loss"])
+            self.losses.append((self._step, (total - self._counted[1]) / (steps - self._counted[0])))
+            self._counted = (steps, total)
+            self._bar.set_postfix_str(f"loss {self.losses[-1][1]:.4f}", refresh=False)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Stops the clock."""
+        self.train_seconds += time.perf_counter() - self._began
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Closes the bar."""
+        self._bar.close()
+
+    def say(self, text: str) -> None:
+        """Writes a line above the bar."""
+        if self._show:
+            self._bar.write(text, file=sys.stderr)
