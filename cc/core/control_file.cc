@@ -1,0 +1,131 @@
+#include "core/control_file.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+#include "core/crc32c.h"
+#include "core/fault_point.h"
+#include "core/racy_copy.h"
+
+namespace tsps {
+namespace {
+
+uint32_t HeaderCrc(const GroupFileHeader& header) { return Crc32c(0, &header, offsetof(GroupFileHeader, crc)); }
+
+// Futexes are 32-bit: the low half of the sequence word, which changes with every mutation.
+uint32_t* FutexWord(LiveState& live) { return reinterpret_cast<uint32_t*>(&live.sequence); }
+
+}  // namespace
+
+uint32_t LayoutHash() {
+  const uint64_t sizes[] = {sizeof(GroupFileHeader), sizeof(LiveState),    sizeof(TableState), sizeof(CommitRecord),
+                            sizeof(Segment),         kSegmentEntries,      sizeof(Entry),      sizeof(TableFileHeader),
+                            sizeof(UndoHeader),      kRecordOffset,        kRecordBytes,       uint64_t{kMaxTables}};
+  return Crc32c(0, sizes, sizeof(sizes));
+}
+
+Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path, const std::string& uuid) {
+  if (uuid.size() != sizeof(GroupFileHeader::uuid)) {
+    return Error(Code::kInvalidArgument, "a group's uuid has 32 hexadecimal digits, received '", uuid, "'");
+  }
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, kControlBytes, kControlBytes));
+  GroupFileHeader header = {};
+  header.magic = kGroupMagic;
+  header.version = kFormatVersion;
+  header.layout_hash = LayoutHash();
+  std::memcpy(header.uuid, uuid.data(), sizeof(header.uuid));
+  header.crc = HeaderCrc(header);
+  // The records are all zero: epoch 0, step 0, no tables. Header last: a killed creation leaves no valid group.
+  std::memcpy(file->data(), &header, sizeof(header));
+  return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
+}
+
+Result<std::unique_ptr<ControlFile>> ControlFile::Open(const std::string& path) {
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, 0, kControlBytes));
+  GroupFileHeader header = {};
+  std::memcpy(&header, file->data(), std::min(file->size(), sizeof(header)));
+  if (file->size() >= sizeof(header.magic) && header.magic != kGroupMagic) {
+    return Error(Code::kDataLoss, path, " is not the control file of a tf_sparse_ps group");
+  }
+  if (file->size() < sizeof(header)) {
+    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes, " expected");
+  }
+  if (header.version != kFormatVersion || header.layout_hash != LayoutHash()) {
+    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ", header.layout_hash,
+                 "), this build reads version ", kFormatVersion, " (layout ", LayoutHash(), ")");
+  }
+  if (header.crc != HeaderCrc(header)) return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
+  if (file->size() < kControlBytes) {
+    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes, " expected");
+  }
+  return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
+}
+
+std::string ControlFile::uuid() const {
+  return std::string(file_->data() + offsetof(GroupFileHeader, uuid), sizeof(GroupFileHeader::uuid));
+}
+
+bool ControlFile::Validate(uint64_t sequence) const {
+#ifndef __SANITIZE_THREAD__  // does not follow fences, and does not look at the racy reads either
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+  return live().sequence.load(std::memory_order_acquire) == sequence || TSPS_FAULT_OFF("seqlock");
+}
+
+void ControlFile::LoadState(uint64_t epoch, State* state) const {
+  const CommitRecord& from = record(epoch);
+  RacyRead(&state->epoch, &from.epoch, sizeof(state->epoch));
+  RacyRead(&state->step, &from.step, sizeof(state->step));
+  RacyRead(&state->version, &from.version, sizeof(state->version));
+  uint32_t n_tables = 0;
+  RacyRead(&n_tables, &from.n_tables, sizeof(n_tables));
+  state->tables.resize(std::min<uint32_t>(n_tables, kMaxTables));
+  RacyRead(state->tables.data(), from.tables, state->tables.size() * sizeof(TableState));
+}
+
+uint64_t ControlFile::CommittedStep() const {
+  while (true) {
+    const uint64_t now = sequence();
+    uint64_t step = 0;
+    RacyRead(&step, &record(now / 2).step, sizeof(step));
+    // While epoch e + 1 is being written, record e stays as it is.
+    if (Validate(now) || sequence() / 2 == now / 2) return step;
+  }
+}
+
+void ControlFile::AwaitChange(uint64_t sequence, int ms) const {
+  timespec timeout = {ms / 1000, (ms % 1000) * 1000000L};
+  syscall(SYS_futex, FutexWord(live()), FUTEX_WAIT, static_cast<uint32_t>(sequence), &timeout, nullptr, 0);
+}
+
+void ControlFile::Begin(uint64_t epoch) {
+  live().undo_epoch.store(epoch + 1, std::memory_order_release);
+  TSPS_FAULT_POINT("begin.undo_valid");
+  live().sequence.store(2 * epoch + 1, std::memory_order_release);
+#ifndef __SANITIZE_THREAD__
+  // Orders the odd sequence before every store of the mutation.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  TSPS_FAULT_POINT("begin.odd");
+}
+
+void ControlFile::Publish(const State& state) {
+  CommitRecord& to = record(state.epoch);
+  to.epoch = state.epoch;
+  to.step = state.step;
+  to.version = state.version;
+  to.n_tables = static_cast<uint32_t>(state.tables.size());
+  std::memcpy(to.tables, state.tables.data(), state.tables.size() * sizeof(TableState));
+  TSPS_FAULT_POINT("publish.record");
+  live().sequence.store(2 * state.epoch, std::memory_order_release);
+  TSPS_FAULT_POINT("publish.even");
+  syscall(SYS_futex, FutexWord(live()), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace tsps

@@ -1,0 +1,196 @@
+// Group: the tables of one job on one node, in one directory, with one writer, one step gate, one undo log
+// and one commit record.
+//
+//   <group>/group            control file: identity, sequence word, two commit records (layout.h)
+//   <group>/undo             before-images of the mutation in progress
+//   <group>/writer.lock      OFD lock: who holds it may write; also the liveness probe
+//   <group>/<table>/...      one folder per table (table_files.h)
+//
+// Caveats, first:
+// - One writer per group, in one process; a forked child is not the writer. Every write method refuses otherwise.
+// - Readers take no lock and never write: Read() runs the caller's code between two looks at the sequence
+//   word and runs it again when a mutation came between, so that code must be repeatable.
+// - A reader that finds the writer dead in the middle of a mutation reads through the undo log (an overlay),
+//   and sees the group as it was before that mutation.
+#ifndef TFSPS_CORE_GROUP_H_
+#define TFSPS_CORE_GROUP_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/executor.h"
+#include "core/initializer.h"
+#include "core/row_optimizer.h"
+#include "core/status.h"
+
+namespace tsps {
+
+class Group;
+class GroupWriter;
+class Overlay;
+struct State;
+
+struct TableConfig {
+  std::string name;       // folder name in the group: [A-Za-z0-9._-]{1,128}, not starting with '.'
+  std::string uuid;       // 32 hexadecimal digits, drawn by the caller
+  int64_t dim = 0;        // floats per row, 1 .. 65536
+  int64_t key_limit = 0;  // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
+  int64_t max_rows = 0;   // refuse to grow beyond; 0: no limit but room
+  InitializerConfig initializer;
+};
+
+// A table as of one committed state.
+struct TableStats {
+  uint64_t rows = 0;            // live keys
+  uint64_t row_capacity = 0;    // row numbers handed out, free ones included
+  uint64_t segments = 0;
+  uint64_t bytes = 0;           // all files of the table, reserved storage included
+  OptimizerConfig optimizer;
+};
+
+// Counted since this process opened the group.
+struct GroupCounters {
+  std::atomic<uint64_t> read_retries{0};
+  std::atomic<uint64_t> read_blocked_ns_max{0};  // longest time one Read() spent waiting or on attempts thrown away
+  std::atomic<uint64_t> steps_applied{0};        // writer only, as are the next four
+  std::atomic<uint64_t> rows_written{0};
+  std::atomic<uint64_t> growth_splits{0};
+  std::atomic<uint64_t> growth_ns_max{0};        // longest burst of splits in front of one mutation
+  std::atomic<uint64_t> publish_ns_max{0};       // longest time the sequence word was odd
+};
+
+struct GroupInfo {
+  std::string path;
+  std::string uuid;
+  uint64_t step = 0;
+  uint64_t version = 0;    // assigns, erases, table creations and optimizer bindings so far
+  int64_t writer_pid = 0;  // of the last writer, as it saw itself
+  bool writer_alive = false;
+  uint64_t bytes = 0;      // of all files
+};
+
+constexpr uint32_t kAbsentRow = 0xFFFFFFFFu;
+
+// What Read() hands to its callback: one committed state. Valid inside the callback only.
+class Snapshot {
+ public:
+  uint64_t step() const;
+  // rows[i] = address of the row of keys[i], or nullptr when the key is absent. Prefetches in batches.
+  void Find(int table, const int64_t* keys, size_t n, const float** rows) const;
+  // The same for row numbers (kAbsentRow when absent), to read slots by.
+  void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;
+  const float* Row(int table, uint32_t row) const;
+  const float* Slot(int table, int slot, uint32_t row) const;
+  // Calls visit(key, row) for every live key, in the index's order.
+  void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
+  TableStats Stats(int table) const;
+
+ private:
+  friend class Group;
+  friend class GroupWriter;
+  Snapshot(const Group& group, const State& state, const Overlay* overlay)
+      : group_(group), state_(state), overlay_(overlay) {}
+  const Group& group_;
+  const State& state_;
+  const Overlay* overlay_;  // null unless the writer died in a mutation
+};
+
+class Group {
+ public:
+  // Creates an empty group; `path` must not exist (its parent must). The directory is 0700, the files 0600.
+  static Result<std::shared_ptr<Group>> Create(const std::string& path, const std::string& uuid);
+  // Maps an existing group. Refuses other users' directories, symlinks, foreign, newer, truncated and damaged files.
+  static Result<std::shared_ptr<Group>> Open(const std::string& path);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  // Takes the writer lock and recovers what a dead writer left. Aborted when another process (or another
+  // handle of this one) has it. The Group must outlive the writer.
+  Result<std::unique_ptr<GroupWriter>> OpenWriter();
+
+  // --- Reading. Thread-safe. ---
+  // Runs `read` on one committed state, again if a mutation came between. Unavailable after `timeout_s`.
+  Status Read(const std::function<Status(const Snapshot&)>& read, double timeout_s = 30.0);
+  // Blocks until `step` is committed. Unavailable, naming pid and step, when the writer dies first.
+  // `cancelled` may be null; it is looked at about ten times a second.
+  Status WaitForStep(uint64_t step, double timeout_s, const std::atomic<bool>* cancelled) const;
+  uint64_t step() const;
+  GroupInfo Info() const;
+  GroupCounters& counters() const { return counters_; }
+
+  // --- Tables. An index is stable for the life of the group. Tables made by another process appear here
+  //     once their creation is committed. ---
+  int table_count() const;
+  Result<int> FindTable(const std::string& name);
+  const TableConfig& config(int table) const;
+  // FailedPrecondition unless the table's uuid is `uuid` ("" matches any).
+  Status CheckUuid(int table, const std::string& uuid) const;
+  // OutOfRange naming the first key outside a bounded table, its position and the limit.
+  Status CheckKeys(int table, const int64_t* keys, size_t n) const;
+  const std::string& path() const { return path_; }
+
+  struct Impl;  // group_impl.h
+
+ private:
+  friend class GroupWriter;
+  friend class Snapshot;
+  Group();
+
+  std::string path_;
+  std::unique_ptr<Impl> impl_;
+  mutable GroupCounters counters_;
+};
+
+// One table's part of a step. Keys are unique (merge.h sees to it).
+struct TableUpdate {
+  int table = 0;
+  const int64_t* keys = nullptr;     // int64[n]
+  const float* gradients = nullptr;  // float[n, dim]
+  size_t n = 0;
+  const float* hyper = nullptr;      // HyperCount(kind) floats
+  size_t n_hyper = 0;
+};
+
+// The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or, with an
+// error, not at all; killed at any instruction, the next opener finds it whole or undone.
+class GroupWriter {
+ public:
+  ~GroupWriter();  // releases the lock; the group stays
+
+  // Applies one optimizer step to all tables and publishes it. `step` must be the committed step + 1.
+  // Absent keys get their initial row first. A non-finite gradient is refused, naming table and key.
+  Status ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
+
+  Result<int> CreateTable(const TableConfig& config);
+  // Creates the slot files. The table's rows get the slots' initial values. Binding the same configuration
+  // again is a no-op; another one is FailedPrecondition unless `replace`.
+  Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
+  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, dim], or null: existing keys keep
+  // theirs, new keys get initial ones. Of equal keys the last wins.
+  Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots, size_t n,
+                Executor& executor);
+  // Removes keys; absent ones are skipped. Returns how many were there.
+  Result<size_t> Erase(int table, const int64_t* keys, size_t n);
+  // Sets the committed step, for a restored or imported state.
+  Status SetStep(uint64_t step);
+  // Checks index, row numbers and free list of every table against each other.
+  Status Verify();
+
+  struct Impl;  // group_impl.h
+
+ private:
+  friend class Group;
+  explicit GroupWriter(Group& group);
+  Group& group_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_H_

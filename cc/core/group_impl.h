@@ -1,0 +1,114 @@
+// What Group and GroupWriter are made of. Included by their .cc files only.
+#ifndef TFSPS_CORE_GROUP_IMPL_H_
+#define TFSPS_CORE_GROUP_IMPL_H_
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/control_file.h"
+#include "core/group.h"
+#include "core/overlay.h"
+#include "core/storage_reserver.h"
+#include "core/table_files.h"
+#include "core/undo_log.h"
+#include "core/writer_lock.h"
+
+namespace tsps {
+
+struct Group::Impl {
+  std::unique_ptr<ControlFile> control;
+  std::unique_ptr<UndoLog> undo;
+  std::unique_ptr<WriterProbe> probe;
+
+  // Tables mapped so far. A slot is written once, under the mutex, and then read without it.
+  std::array<std::atomic<TableFiles*>, kMaxTables> tables = {};
+  std::atomic<int> n_tables{0};
+  std::vector<std::unique_ptr<TableFiles>> owned;
+  std::mutex mutex;
+
+  std::mutex overlay_mutex;
+  uint64_t overlay_sequence = 0;
+  std::shared_ptr<const Overlay> overlay;
+
+  TableFiles* files(int table) const { return tables[static_cast<size_t>(table)].load(std::memory_order_acquire); }
+  void Add(std::unique_ptr<TableFiles> table);
+  // Maps the tables of `state` that are not mapped yet.
+  Status MapTables(const std::string& group_path, const State& state);
+  Result<std::shared_ptr<const Overlay>> OverlayFor(uint64_t sequence);
+};
+
+// What a mutation does to the rows of one table: which keys are there, which are new, and where they go.
+struct RowPlan {
+  int table = 0;
+  const int64_t* keys = nullptr;
+  size_t n = 0;
+  std::vector<uint32_t> rows;      // row number of each key, new ones included
+  std::vector<uint32_t> existing;  // positions in keys
+  std::vector<uint32_t> fresh;     // positions in keys
+};
+
+struct GroupWriter::Impl {
+  std::unique_ptr<WriterLock> lock;
+  State state;  // the committed state
+  StorageReserver reserver;
+
+  Status CheckWriter(const Group& group) const;
+};
+
+// Row numbers of keys, kAbsentRow for absent ones, by batched probes. Also the writer's way in: no overlay, no validation.
+void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n, uint32_t* rows);
+
+// Makes the group as of its last committed epoch, undoing what a killed writer left. Called under the lock.
+Status Recover(Group::Impl& impl, State* state);
+
+// A mutation of rows, in three acts. Prepare can fail and changes nothing that a reader or a recovery sees (index growth
+// is committed by itself). Between Begin and Commit nothing can fail.
+class RowMutation {
+ public:
+  RowMutation(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, Executor& executor)
+      : group_(group), writer_(writer), counters_(counters), executor_(executor), next_(writer.state) {}
+
+  // Plans the rows of `n` unique keys. `table` must be new to this mutation.
+  Status Plan(int table, const int64_t* keys, size_t n);
+  // Storage for new rows; before-images of existing rows and the list of new keys into the undo log.
+  Status Prepare();
+  std::vector<RowPlan>& plans() { return plans_; }
+  State& next() { return next_; }
+
+  // Address of row (slot -1) or slot of the i-th key of a plan.
+  float* Address(const RowPlan& plan, size_t i, int slot) const;
+  // Writes initial row and slots of the fresh keys. Before Begin: nobody sees them yet.
+  void InitializeFresh(const RowPlan& plan);
+
+  void Begin();
+  // Adds the fresh keys to the index and publishes.
+  void Commit();
+
+ private:
+  Status ReserveRows(RowPlan& plan);
+  Status WriteUndo();
+
+  Group::Impl& group_;
+  GroupWriter::Impl& writer_;
+  GroupCounters& counters_;
+  Executor& executor_;
+  State next_;
+  std::vector<RowPlan> plans_;
+  uint64_t begun_ns_ = 0;
+};
+
+// Splits segments until each has room for its share of `fresh` keys of `keys`. Each split is a mutation of its own, so
+// readers wait for one 64 KiB segment at a time.
+Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int table,
+                 const int64_t* keys, const std::vector<uint32_t>& fresh);
+
+uint64_t NowNs();
+void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value);
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_IMPL_H_

@@ -1,0 +1,150 @@
+#include "core/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/fault_point.h"
+#include "core/storage_budget.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kReserveChunk = 64u << 20;
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Status CheckOwner(const struct stat& info, const std::string& path) {
+  if (info.st_uid == geteuid()) return Status();
+  return Error(Code::kPermissionDenied, path, " belongs to user ", info.st_uid, ", not to user ", geteuid(),
+               ": refusing to use another user's table");
+}
+
+Result<struct stat> RegularFile(int fd, const std::string& path) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path);
+  if (!S_ISREG(info.st_mode)) return Error(Code::kDataLoss, path, " is not a regular file");
+  TSPS_RETURN_IF_ERROR(CheckOwner(info, path));
+  return info;
+}
+
+}  // namespace
+
+Status MakePrivateDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0) return ErrnoError("cannot create directory", path);
+  return Status();
+}
+
+Status CheckPrivateDirectory(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) return ErrnoError("cannot open directory", path);
+  if (S_ISLNK(info.st_mode)) {
+    return Error(Code::kPermissionDenied, path, " is a symbolic link: refusing to follow it");
+  }
+  if (!S_ISDIR(info.st_mode)) return Error(Code::kDataLoss, path, " is not a directory");
+  return CheckOwner(info, path);
+}
+
+Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, size_t bytes, size_t range) {
+  FileDescriptor fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (fd.get() < 0) return ErrnoError("cannot create", path);
+  std::unique_ptr<MappedFile> file(new MappedFile(path, std::max(range, bytes)));
+  TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ | PROT_WRITE, false));
+  TSPS_RETURN_IF_ERROR(file->Reserve(bytes));
+  return file;
+}
+
+Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, size_t min_bytes, size_t range) {
+  FileDescriptor fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (fd.get() < 0) {
+    if (errno == ELOOP) {
+      return Error(Code::kPermissionDenied, path, " is a symbolic link: refusing to follow it");
+    }
+    return ErrnoError("cannot open", path);
+  }
+  TSPS_ASSIGN_OR_RETURN(const struct stat info, RegularFile(fd.get(), path));
+  const size_t size = static_cast<size_t>(info.st_size);
+  if (size < min_bytes) {
+    return Error(Code::kDataLoss, path, " is truncated: ", size, " bytes, at least ", min_bytes, " expected");
+  }
+  std::unique_ptr<MappedFile> file(new MappedFile(path, std::max(range, size)));
+  TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ, false));
+  return file;
+}
+
+Status MappedFile::Map(int fd, int protection, bool replace) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path_);
+  if (replace && info.st_ino != inode_) {
+    return Error(Code::kDataLoss, path_, " was replaced by another file while it was in use");
+  }
+  void* address = mmap(data_, range_, protection, MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : 0), fd, 0);
+  if (address == MAP_FAILED) return ErrnoError("cannot map", path_);
+  data_ = static_cast<char*>(address);
+  inode_ = info.st_ino;
+  size_.store(static_cast<size_t>(info.st_size), std::memory_order_release);
+  return Status();
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(data_, range_);
+}
+
+Status MappedFile::MakeWritable() {
+  FileDescriptor fd(open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  if (fd.get() < 0) return ErrnoError("cannot open for writing", path_);
+  return Map(fd.get(), PROT_READ | PROT_WRITE, true);
+}
+
+size_t MappedFile::RefreshSize() {
+  struct stat info;
+  if (stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) {
+    const size_t now = static_cast<size_t>(info.st_size);
+    size_t known = size_.load(std::memory_order_relaxed);
+    while (now > known && !size_.compare_exchange_weak(known, now, std::memory_order_release)) {
+    }
+  }
+  return size();
+}
+
+Status MappedFile::Reserve(size_t bytes) {
+  if (bytes <= size()) return Status();
+  std::lock_guard<std::mutex> lock(grow_mutex_);
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  if (bytes <= size()) return Status();
+  if (bytes > range_) {
+    return Error(Code::kResourceExhausted, path_, " cannot grow to ", bytes, " bytes: the reserved address range has ", range_);
+  }
+  FileDescriptor fd(open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  if (fd.get() < 0) return ErrnoError("cannot open for growing", path_);
+  TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - size()));
+  while (size() < bytes) {
+    const size_t chunk = std::min(bytes - size(), kReserveChunk);
+    TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));
+    const int error = posix_fallocate(fd.get(), static_cast<off_t>(size()), static_cast<off_t>(chunk));
+    if (error != 0) {
+      errno = error;
+      return ErrnoError("cannot reserve storage for", path_);
+    }
+    TSPS_FAULT_POINT("reserve.grown");
+    size_.store(size() + chunk, std::memory_order_release);
+  }
+  return Status();
+}
+
+}  // namespace tsps

@@ -1,0 +1,58 @@
+#include "core/overlay.h"
+
+namespace tsps {
+
+Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, uint64_t epoch, size_t n_tables) {
+  auto overlay = std::make_unique<Overlay>();
+  overlay->tables_.resize(n_tables);
+  TSPS_RETURN_IF_ERROR(log.ForEach(epoch, [&](const UndoRecordHeader& record) {
+    if (record.table >= n_tables) return;
+    TablePart& part = overlay->tables_[record.table];
+    const char* payload = UndoPayload(&record);
+    switch (record.kind) {
+      case UndoKind::kRows: {
+        const auto* rows = reinterpret_cast<const uint32_t*>(payload);
+        for (size_t i = 0; i < record.n; ++i) part.rows[rows[i]] = {&record, i};
+        break;
+      }
+      case UndoKind::kInserts: {
+        const auto* keys = reinterpret_cast<const int64_t*>(payload);
+        part.inserted.insert(keys, keys + record.n);
+        break;
+      }
+      case UndoKind::kErases: {
+        const auto* erased = reinterpret_cast<const ErasedEntry*>(payload);
+        for (size_t i = 0; i < record.n; ++i) {
+          part.erased[uint64_t{erased[i].segment} << 32 | erased[i].entry] = erased[i].row_plus_one;
+        }
+        break;
+      }
+      case UndoKind::kSegment:
+        part.segments[record.segment] = reinterpret_cast<const Segment*>(payload);
+        break;
+    }
+  }));
+  return overlay;
+}
+
+uint32_t Overlay::ErasedRow(int table, uint32_t segment, uint32_t entry) const {
+  const auto& erased = Part(table).erased;
+  const auto found = erased.find(uint64_t{segment} << 32 | entry);
+  return found == erased.end() ? 0 : found->second;
+}
+
+const Segment* Overlay::SegmentImage(int table, uint32_t segment) const {
+  const auto& segments = Part(table).segments;
+  const auto found = segments.find(segment);
+  return found == segments.end() ? nullptr : found->second;
+}
+
+const float* Overlay::RowImage(int table, int slot, uint32_t row) const {
+  const auto& rows = Part(table).rows;
+  const auto found = rows.find(row);
+  if (found == rows.end()) return nullptr;
+  const UndoRecordHeader& record = *found->second.record;
+  return reinterpret_cast<const float*>(UndoPayload(&record) + UndoRowImageOffset(record, found->second.i, slot));
+}
+
+}  // namespace tsps

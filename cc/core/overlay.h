@@ -1,0 +1,49 @@
+// Overlay: the state before an unfinished mutation, seen through its undo log. For readers that find the writer dead:
+// they cannot roll back, but they can look past what it left.
+#ifndef TFSPS_CORE_OVERLAY_H_
+#define TFSPS_CORE_OVERLAY_H_
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+#include "core/undo_log.h"
+
+namespace tsps {
+
+class Overlay {
+ public:
+  // `epoch`: the mutation in progress. The log's mapping must outlive the overlay.
+  static Result<std::unique_ptr<Overlay>> Build(const UndoLog& log, uint64_t epoch, size_t n_tables);
+
+  bool Inserted(int table, int64_t key) const { return Part(table).inserted.count(key) != 0; }
+  // Entry (segment, position) was live with this row + 1 before the mutation erased it; 0: not erased by it.
+  uint32_t ErasedRow(int table, uint32_t segment, uint32_t entry) const;
+  // The segment as it was, or null.
+  const Segment* SegmentImage(int table, uint32_t segment) const;
+  bool HasErases(int table) const { return !Part(table).erased.empty(); }
+  // The row's (slot -1: embedding) before-image, or null.
+  const float* RowImage(int table, int slot, uint32_t row) const;
+
+ private:
+  struct RowPosition {
+    const UndoRecordHeader* record;
+    size_t i;
+  };
+  struct TablePart {
+    std::unordered_set<int64_t> inserted;
+    std::unordered_map<uint64_t, uint32_t> erased;  // segment << 32 | entry -> row + 1
+    std::unordered_map<uint32_t, const Segment*> segments;
+    std::unordered_map<uint32_t, RowPosition> rows;
+  };
+  const TablePart& Part(int table) const { return tables_[static_cast<size_t>(table)]; }
+  std::vector<TablePart> tables_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_OVERLAY_H_

@@ -1,0 +1,93 @@
+#include <cstring>
+
+#include "core/fault_point.h"
+#include "core/group_impl.h"
+#include "core/index.h"
+
+namespace tsps {
+namespace {
+
+void UndoRows(const TableFiles& files, const SlotFiles* slots, const UndoRecordHeader& record) {
+  const char* payload = UndoPayload(&record);
+  const auto* rows = reinterpret_cast<const uint32_t*>(payload);
+  for (size_t i = 0; i < record.n; ++i) {
+    std::memcpy(files.row(rows[i]), payload + UndoRowImageOffset(record, i, -1), files.row_bytes());
+    for (int slot = 0; slot < static_cast<int>(record.slots); ++slot) {
+      std::memcpy(files.slot_row(*slots, slot, rows[i]), payload + UndoRowImageOffset(record, i, slot),
+                  files.row_bytes());
+    }
+    TSPS_FAULT_POINT("recovery.row");
+  }
+}
+
+void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record) {
+  const auto* keys = reinterpret_cast<const int64_t*>(UndoPayload(&record));
+  for (size_t i = 0; i < record.n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    RemoveInsert(files.segment(files.directory_entries()[DirectorySlot(hash, depth)]), keys[i], hash);
+    TSPS_FAULT_POINT("recovery.insert");
+  }
+}
+
+void UndoErases(const TableFiles& files, const UndoRecordHeader& record) {
+  const auto* erased = reinterpret_cast<const ErasedEntry*>(UndoPayload(&record));
+  for (size_t i = 0; i < record.n; ++i) {
+    StoreRelaxed(files.segment(erased[i].segment)->entries[erased[i].entry].row_plus_one, erased[i].row_plus_one);
+  }
+}
+
+// Puts the segment back and sends the whole of its directory range to it again.
+void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record) {
+  Segment* segment = files.segment(record.segment);
+  const auto* image = reinterpret_cast<const Segment*>(UndoPayload(&record));
+  std::memcpy(segment, image, kSegmentBytes);
+  TSPS_FAULT_POINT("recovery.segment");
+  const size_t width = size_t{1} << (depth - image->local_depth);
+  const size_t prefix = image->local_depth == 0 ? 0 : record.hash >> (64 - image->local_depth);
+  uint32_t* entries = files.directory_entries() + (size_t{1} << depth) + prefix * width;
+  for (size_t i = 0; i < width; ++i) StoreRelaxed(entries[i], record.segment);
+}
+
+}  // namespace
+
+Status Recover(Group::Impl& impl, State* state) {
+  ControlFile& control = *impl.control;
+  const uint64_t sequence = control.sequence();
+  control.LoadState(sequence / 2, state);
+  if (state->epoch != sequence / 2) {
+    return Error(Code::kDataLoss, control.file().path(), " is damaged: commit record ", state->epoch,
+                 " where record ", sequence / 2, " should be");
+  }
+  if ((sequence & 1) == 0) return Status();
+  if (!TSPS_FAULT_OFF("undo")) {
+    if (control.live().undo_epoch.load() != state->epoch + 1) {
+      return Error(Code::kDataLoss, control.file().path(), " is damaged: a mutation began without an undo log");
+    }
+    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, [&](const UndoRecordHeader& record) {
+      if (record.table >= state->tables.size()) return;
+      TableFiles& files = *impl.files(static_cast<int>(record.table));
+      const TableState& table = state->tables[record.table];
+      switch (record.kind) {
+        case UndoKind::kRows:
+          UndoRows(files, record.slots > 0 ? files.Slots(table) : nullptr, record);
+          break;
+        case UndoKind::kInserts:
+          UndoInserts(files, table.depth, record);
+          break;
+        case UndoKind::kErases:
+          UndoErases(files, record);
+          break;
+        case UndoKind::kSegment:
+          UndoSegment(files, table.depth, record);
+          break;
+      }
+    }));
+  }
+  // The same state under a new epoch: a reader that began before the mutation must not take what it read in between
+  // for consistent.
+  ++state->epoch;
+  control.Publish(*state);
+  return Status();
+}
+
+}  // namespace tsps

@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <cstring>
+
+#include "core/fault_point.h"
+#include "core/group_impl.h"
+#include "core/index.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kProbeGrain = 4096;
+constexpr size_t kRowGrain = 512;
+
+size_t SlotsOf(const TableState& state) {
+  return static_cast<size_t>(SlotCount(static_cast<OptimizerKind>(state.optimizer)));
+}
+
+}  // namespace
+
+Status RowMutation::Plan(int table, const int64_t* keys, size_t n) {
+  RowPlan plan;
+  plan.table = table;
+  plan.keys = keys;
+  plan.n = n;
+  plan.rows.resize(n);
+  const TableFiles& files = *group_.files(table);
+  const uint32_t depth = next_.tables[static_cast<size_t>(table)].depth;
+  executor_.ParallelFor(n, kProbeGrain, [&](size_t begin, size_t end) {
+    ProbeRows(files, depth, keys + begin, end - begin, plan.rows.data() + begin);
+  });
+  plan.existing.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    (plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing).push_back(static_cast<uint32_t>(i));
+  }
+  plans_.push_back(std::move(plan));
+  return Status();
+}
+
+// Gives the fresh keys row numbers: returned ones first, then new ones.
+Status RowMutation::ReserveRows(RowPlan& plan) {
+  if (plan.fresh.empty()) return Status();
+  TableFiles& files = *group_.files(plan.table);
+  TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  const uint64_t live = state.live + plan.fresh.size();
+  const TableConfig& config = files.config();
+  if (config.max_rows > 0 && live > static_cast<uint64_t>(config.max_rows)) {
+    return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", live, " rows, max_rows is ",
+                 config.max_rows);
+  }
+  const uint64_t reused = std::min<uint64_t>(state.free_rows, plan.fresh.size());
+  const uint64_t rows = state.rows + plan.fresh.size() - reused;
+  if (rows > kMaxRowNumber) {
+    return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", rows,
+                 " rows, the format's limit is ", kMaxRowNumber);
+  }
+  TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files.rows(), rows * files.row_bytes()));
+  if (SlotsOf(state) > 0) {
+    const SlotFiles* slots = files.Slots(state);
+    if (slots == nullptr) return Error(Code::kDataLoss, "cannot map the slot files of ", files.folder());
+    for (const auto& file : slots->files) {
+      TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(*file, rows * files.row_bytes()));
+    }
+  }
+  for (const uint32_t i : plan.fresh) {
+    plan.rows[i] = state.free_rows > 0 ? files.free_stack()[--state.free_rows] : static_cast<uint32_t>(state.rows++);
+  }
+  state.live = live;
+  return Status();
+}
+
+Status RowMutation::Prepare() {
+  for (RowPlan& plan : plans_) {
+    if (plan.fresh.empty()) continue;
+    TSPS_RETURN_IF_ERROR(GrowIndex(group_, writer_, counters_, plan.table, plan.keys, plan.fresh));
+  }
+  // Growth has committed epochs of its own and changed index sizes.
+  next_ = writer_.state;
+  for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(ReserveRows(plan));
+  return WriteUndo();
+}
+
+Status RowMutation::WriteUndo() {
+  size_t bytes = 0;
+  for (const RowPlan& plan : plans_) {
+    const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
+    const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
+    if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), dim, slots);
+    if (!plan.fresh.empty()) bytes += UndoInsertsBytes(plan.fresh.size());
+  }
+  TSPS_RETURN_IF_ERROR(group_.undo->Start(bytes));
+  TSPS_FAULT_POINT("undo.reserved");
+  for (const RowPlan& plan : plans_) {
+    const TableFiles& files = *group_.files(plan.table);
+    const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
+    if (!plan.existing.empty()) {
+      const size_t n = plan.existing.size();
+      const size_t dim = static_cast<size_t>(files.config().dim);
+      UndoRecordHeader* record = group_.undo->Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
+      record->dim = static_cast<uint32_t>(dim);
+      record->slots = static_cast<uint32_t>(slots);
+      char* payload = UndoPayload(record);
+      auto* rows = reinterpret_cast<uint32_t*>(payload);
+      executor_.ParallelFor(n, kRowGrain, [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; ++i) {
+          rows[i] = plan.rows[plan.existing[i]];
+          for (int slot = -1; slot < static_cast<int>(slots); ++slot) {
+            std::memcpy(payload + UndoRowImageOffset(*record, i, slot), Address(plan, plan.existing[i], slot),
+                        files.row_bytes());
+          }
+        }
+      });
+    }
+    if (!plan.fresh.empty()) {
+      UndoRecordHeader* record = group_.undo->Append(UndoKind::kInserts, plan.table, plan.fresh.size(),
+                                                     UndoInsertsBytes(plan.fresh.size()));
+      auto* keys = reinterpret_cast<int64_t*>(UndoPayload(record));
+      for (size_t i = 0; i < plan.fresh.size(); ++i) keys[i] = plan.keys[plan.fresh[i]];
+    }
+    TSPS_FAULT_POINT("undo.record");
+  }
+  group_.undo->Seal(next_.epoch + 1);
+  return Status();
+}
+
+float* RowMutation::Address(const RowPlan& plan, size_t i, int slot) const {
+  TableFiles& files = *group_.files(plan.table);
+  if (slot < 0) return files.row(plan.rows[i]);
+  const SlotFiles* slots = files.Slots(next_.tables[static_cast<size_t>(plan.table)]);
+  return files.slot_row(*slots, slot, plan.rows[i]);
+}
+
+void RowMutation::InitializeFresh(const RowPlan& plan) {
+  const TableConfig& config = group_.files(plan.table)->config();
+  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  const auto slots = static_cast<int>(SlotsOf(state));
+  const size_t dim = static_cast<size_t>(config.dim);
+  executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
+    for (size_t k = begin; k < end; ++k) {
+      const uint32_t i = plan.fresh[k];
+      InitialRow(config.initializer, plan.keys[i], dim, Address(plan, i, -1));
+      for (int slot = 0; slot < slots; ++slot) {
+        std::fill_n(Address(plan, i, slot), dim, state.slot_init[slot]);
+      }
+    }
+  });
+}
+
+void RowMutation::Begin() {
+  begun_ns_ = NowNs();
+  group_.control->Begin(next_.epoch);
+}
+
+void RowMutation::Commit() {
+  for (const RowPlan& plan : plans_) {
+    TableFiles& files = *group_.files(plan.table);
+    const uint32_t depth = next_.tables[static_cast<size_t>(plan.table)].depth;
+    for (const uint32_t i : plan.fresh) {
+      const uint64_t hash = HashKey(plan.keys[i]);
+      const uint32_t segment = files.directory_entries()[DirectorySlot(hash, depth)];
+      InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
+      TSPS_FAULT_POINT("commit.insert");
+    }
+  }
+  ++next_.epoch;
+  group_.control->Publish(next_);
+  writer_.state = next_;
+  RaiseMax(counters_.publish_ns_max, NowNs() - begun_ns_);
+}
+
+}  // namespace tsps

@@ -1,0 +1,150 @@
+#include <algorithm>
+
+#include "core/group.h"
+#include "core/group_impl.h"
+#include "core/index.h"
+#include "core/overlay.h"
+
+namespace tsps {
+namespace {
+
+// Keys in flight at once: enough misses to keep the memory system busy, few enough to stay in L1.
+constexpr size_t kBatch = 16;
+
+}  // namespace
+
+void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n, uint32_t* rows) {
+  depth = std::min(depth, 31u);
+  const size_t row_bytes = files.row_bytes();
+  uint64_t hashes[kBatch];
+  const Segment* segments[kBatch];
+  for (size_t begin = 0; begin < n; begin += kBatch) {
+    const size_t m = std::min(kBatch, n - begin);
+    for (size_t i = 0; i < m; ++i) {
+      hashes[i] = HashKey(keys[begin + i]);
+      segments[i] = files.SegmentOf(hashes[i], depth);
+      if (segments[i] != nullptr) __builtin_prefetch(&segments[i]->entries[HomeEntry(hashes[i])]);
+    }
+    for (size_t i = 0; i < m; ++i) {
+      uint32_t row = kAbsentRow;
+      if (segments[i] != nullptr) {
+        if (const Entry* entry = FindInSegment(*segments[i], keys[begin + i], hashes[i])) {
+          row = LoadRelaxed(entry->row_plus_one) - 1;
+          if (row >= kMaxRowNumber || !files.RowInFile(row)) row = kAbsentRow;
+        }
+      }
+      if (row != kAbsentRow) {
+        const char* address = reinterpret_cast<const char*>(files.row(row));
+        for (size_t offset = 0; offset < std::min<size_t>(row_bytes, 256); offset += 64) {
+          __builtin_prefetch(address + offset);
+        }
+      }
+      rows[begin + i] = row;
+    }
+  }
+}
+
+namespace {
+
+// The same through an overlay: rare and slow.
+uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int table, uint32_t depth, int64_t key) {
+  if (overlay.Inserted(table, key)) return kAbsentRow;
+  const uint64_t hash = HashKey(key);
+  const Segment* segment = files.SegmentOf(hash, std::min(depth, 31u));
+  if (segment == nullptr) return kAbsentRow;
+  const auto number = static_cast<uint32_t>(segment - files.segment(0));
+  if (const Segment* image = overlay.SegmentImage(table, number)) segment = image;
+  uint32_t at = HomeEntry(hash);
+  for (uint32_t i = 0; i < kSegmentEntries; ++i) {
+    const Entry& entry = segment->entries[at];
+    if (entry.row_plus_one == 0) return kAbsentRow;
+    if (entry.key == key) {
+      if (const uint32_t erased = overlay.ErasedRow(table, number, at)) return erased - 1;
+      if (entry.row_plus_one != kTombstone) return entry.row_plus_one - 1;
+    }
+    if (++at == kSegmentEntries) at = 0;
+  }
+  return kAbsentRow;
+}
+
+}  // namespace
+
+uint64_t Snapshot::step() const { return state_.step; }
+
+void Snapshot::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
+  const TableFiles& files = *group_.impl_->files(table);
+  const uint32_t depth = state_.tables[static_cast<size_t>(table)].depth;
+  if (overlay_ == nullptr) {
+    ProbeRows(files, depth, keys, n, rows);
+    return;
+  }
+  for (size_t i = 0; i < n; ++i) rows[i] = ProbeRowBehind(files, *overlay_, table, depth, keys[i]);
+}
+
+void Snapshot::Find(int table, const int64_t* keys, size_t n, const float** rows) const {
+  constexpr size_t kChunk = 256;
+  uint32_t numbers[kChunk];
+  for (size_t begin = 0; begin < n; begin += kChunk) {
+    const size_t m = std::min(kChunk, n - begin);
+    FindRows(table, keys + begin, m, numbers);
+    for (size_t i = 0; i < m; ++i) {
+      rows[begin + i] = numbers[i] == kAbsentRow ? nullptr : Row(table, numbers[i]);
+    }
+  }
+}
+
+const float* Snapshot::Row(int table, uint32_t row) const {
+  if (overlay_ != nullptr) {
+    if (const float* image = overlay_->RowImage(table, -1, row)) return image;
+  }
+  return group_.impl_->files(table)->row(row);
+}
+
+const float* Snapshot::Slot(int table, int slot, uint32_t row) const {
+  if (overlay_ != nullptr) {
+    if (const float* image = overlay_->RowImage(table, slot, row)) return image;
+  }
+  TableFiles* files = group_.impl_->files(table);
+  const SlotFiles* slots = files->Slots(state_.tables[static_cast<size_t>(table)]);
+  if (slots == nullptr || static_cast<size_t>(slot) >= slots->files.size()) return nullptr;
+  MappedFile& file = *slots->files[static_cast<size_t>(slot)];
+  const size_t end = (static_cast<size_t>(row) + 1) * files->row_bytes();
+  if (end > file.size() && end > file.RefreshSize()) return nullptr;
+  return files->slot_row(*slots, slot, row);
+}
+
+void Snapshot::ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const {
+  const TableFiles& files = *group_.impl_->files(table);
+  const TableState& state = state_.tables[static_cast<size_t>(table)];
+  for (uint32_t number = 0; number < state.segments; ++number) {
+    const Segment* segment = files.segment(number);
+    if (overlay_ != nullptr) {
+      if (const Segment* image = overlay_->SegmentImage(table, number)) segment = image;
+    }
+    for (uint32_t at = 0; at < kSegmentEntries; ++at) {
+      const int64_t key = LoadRelaxed(segment->entries[at].key);
+      uint32_t row_plus_one = LoadRelaxed(segment->entries[at].row_plus_one);
+      if (overlay_ != nullptr) {
+        if (overlay_->Inserted(table, key)) continue;
+        if (const uint32_t erased = overlay_->ErasedRow(table, number, at)) row_plus_one = erased;
+      }
+      if (row_plus_one == 0 || row_plus_one == kTombstone) continue;
+      if (row_plus_one > kMaxRowNumber || !files.RowInFile(row_plus_one - 1)) continue;
+      visit(key, row_plus_one - 1);
+    }
+  }
+}
+
+TableStats Snapshot::Stats(int table) const {
+  const TableState& state = state_.tables[static_cast<size_t>(table)];
+  TableStats stats;
+  stats.rows = state.live;
+  stats.row_capacity = state.rows;
+  stats.segments = state.segments;
+  stats.bytes = group_.impl_->files(table)->Bytes(state);
+  stats.optimizer.kind = static_cast<OptimizerKind>(state.optimizer);
+  std::copy(std::begin(state.slot_init), std::end(state.slot_init), std::begin(stats.optimizer.slot_init));
+  return stats;
+}
+
+}  // namespace tsps

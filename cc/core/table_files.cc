@@ -1,0 +1,232 @@
+#include "core/table_files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/crc32c.h"
+#include "core/index.h"
+#include "core/storage_budget.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kFirstDirectoryBytes = kPageBytes;
+
+uint32_t HeaderCrc(const TableFileHeader& header) { return Crc32c(0, &header, offsetof(TableFileHeader, crc)); }
+
+TableFileHeader HeaderOf(const TableConfig& config) {
+  TableFileHeader header = {};
+  header.magic = kTableMagic;
+  header.version = kFormatVersion;
+  header.layout_hash = LayoutHash();
+  std::memcpy(header.uuid, config.uuid.data(), sizeof(header.uuid));
+  header.dim = config.dim;
+  header.key_limit = config.key_limit;
+  header.max_rows = config.max_rows;
+  header.initializer = static_cast<uint32_t>(config.initializer.kind);
+  header.initializer_a = config.initializer.a;
+  header.initializer_b = config.initializer.b;
+  header.seed = config.initializer.seed;
+  header.salt = config.initializer.salt;
+  header.crc = HeaderCrc(header);
+  return header;
+}
+
+Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string& path, const std::string& name) {
+  if (header.magic != kTableMagic) return Error(Code::kDataLoss, path, " is not a table's config file");
+  if (header.version != kFormatVersion || header.layout_hash != LayoutHash()) {
+    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ", header.layout_hash,
+                 "), this build reads version ", kFormatVersion, " (layout ", LayoutHash(), ")");
+  }
+  if (header.crc != HeaderCrc(header)) return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
+  TableConfig config;
+  config.name = name;
+  config.uuid.assign(header.uuid, sizeof(header.uuid));
+  config.dim = header.dim;
+  config.key_limit = header.key_limit;
+  config.max_rows = header.max_rows;
+  config.initializer.kind = static_cast<InitializerKind>(header.initializer);
+  config.initializer.a = header.initializer_a;
+  config.initializer.b = header.initializer_b;
+  config.initializer.seed = header.seed;
+  config.initializer.salt = header.salt;
+  if (config.dim < 1 || config.dim > 65536) return Error(Code::kDataLoss, path, " is damaged: dim ", config.dim);
+  return config;
+}
+
+void RemoveFolder(const std::string& folder) {
+  if (DIR* dir = opendir(folder.c_str())) {
+    while (const dirent* entry = readdir(dir)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") unlink((folder + "/" + name).c_str());
+    }
+    closedir(dir);
+  }
+  rmdir(folder.c_str());
+}
+
+}  // namespace
+
+size_t TableFiles::RowRange() const {
+  uint64_t rows = kMaxRowNumber;
+  if (config_.max_rows > 0) rows = std::min<uint64_t>(rows, static_cast<uint64_t>(config_.max_rows));
+  const uint64_t needed = rows * row_bytes() + kPageBytes;
+  return static_cast<size_t>(std::min(needed, AddressRangeFor(folder_)));
+}
+
+Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder, const TableConfig& config) {
+  RemoveFolder(folder);
+  TSPS_RETURN_IF_ERROR(MakePrivateDirectory(folder));
+  std::unique_ptr<TableFiles> files(new TableFiles(folder, config));
+  const TableFileHeader header = HeaderOf(config);
+  {
+    TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(folder + "/config", kPageBytes, kPageBytes));
+    std::memcpy(file->data(), &header, sizeof(header));
+  }
+  const size_t range = static_cast<size_t>(AddressRangeFor(folder));
+  TSPS_ASSIGN_OR_RETURN(files->directory_,
+                        MappedFile::Create(folder + "/directory", kFirstDirectoryBytes, range));
+  TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Create(folder + "/segments", kSegmentBytes, range));
+  TSPS_ASSIGN_OR_RETURN(files->rows_, MappedFile::Create(folder + "/rows", kPageBytes, files->RowRange()));
+  TSPS_ASSIGN_OR_RETURN(files->free_, MappedFile::Create(folder + "/free", kPageBytes, range));
+  files->directory_entries()[DirectorySlot(0, 0)] = 0;
+  files->writable_ = true;
+  return files;
+}
+
+Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) {
+  TSPS_RETURN_IF_ERROR(CheckPrivateDirectory(folder));
+  TSPS_ASSIGN_OR_RETURN(auto config_file,
+                        MappedFile::Open(folder + "/config", sizeof(TableFileHeader), kPageBytes));
+  TableFileHeader header;
+  std::memcpy(&header, config_file->data(), sizeof(header));
+  TSPS_ASSIGN_OR_RETURN(TableConfig config,
+                        ConfigFrom(header, config_file->path(), folder.substr(folder.rfind('/') + 1)));
+  std::unique_ptr<TableFiles> files(new TableFiles(folder, std::move(config)));
+  const size_t range = static_cast<size_t>(AddressRangeFor(folder));
+  TSPS_ASSIGN_OR_RETURN(files->directory_,
+                        MappedFile::Open(folder + "/directory", kFirstDirectoryBytes, range));
+  TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Open(folder + "/segments", kSegmentBytes, range));
+  TSPS_ASSIGN_OR_RETURN(files->rows_, MappedFile::Open(folder + "/rows", kPageBytes, files->RowRange()));
+  TSPS_ASSIGN_OR_RETURN(files->free_, MappedFile::Open(folder + "/free", kPageBytes, range));
+  return files;
+}
+
+Status TableFiles::MakeWritable() {
+  for (MappedFile* file : {directory_.get(), segments_.get(), rows_.get(), free_.get()}) {
+    TSPS_RETURN_IF_ERROR(file->MakeWritable());
+  }
+  std::lock_guard<std::mutex> lock(slots_mutex_);
+  for (const auto& slots : slots_) {
+    for (const auto& file : slots->files) {
+      // Only the latest generation is still on disk.
+      if (slots.get() == latest_slots_.load()) TSPS_RETURN_IF_ERROR(file->MakeWritable());
+    }
+  }
+  writable_ = true;
+  return Status();
+}
+
+Status TableFiles::CheckSizes(const TableState& state) {
+  const auto check = [&](MappedFile& file, uint64_t needed) {
+    if (file.RefreshSize() >= needed) return Status();
+    return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", needed, " expected");
+  };
+  if (state.depth > 31) return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
+  TSPS_RETURN_IF_ERROR(check(*directory_, (uint64_t{2} << state.depth) * sizeof(uint32_t)));
+  TSPS_RETURN_IF_ERROR(check(*segments_, uint64_t{state.segments} * kSegmentBytes));
+  TSPS_RETURN_IF_ERROR(check(*rows_, state.rows * row_bytes()));
+  TSPS_RETURN_IF_ERROR(check(*free_, state.free_rows * sizeof(uint32_t)));
+  const auto kind = static_cast<OptimizerKind>(state.optimizer);
+  if (SlotCount(kind) == 0) return Status();
+  const SlotFiles* slots = Slots(state);
+  if (slots == nullptr) {
+    return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ", OptimizerKindName(kind),
+                 " are missing or cannot be mapped");
+  }
+  for (const auto& file : slots->files) TSPS_RETURN_IF_ERROR(check(*file, state.rows * row_bytes()));
+  return Status();
+}
+
+const Segment* TableFiles::SegmentOf(uint64_t hash, uint32_t depth) const {
+  const size_t slot = DirectorySlot(hash, depth);
+  if ((slot + 1) * sizeof(uint32_t) > directory_->size() &&
+      (slot + 1) * sizeof(uint32_t) > directory_->RefreshSize()) {
+    return nullptr;
+  }
+  const uint32_t number = LoadRelaxed(directory_entries()[slot]);
+  const size_t end = (static_cast<size_t>(number) + 1) * kSegmentBytes;
+  if (end > segments_->size() && end > segments_->RefreshSize()) return nullptr;
+  return segment(number);
+}
+
+bool TableFiles::RowInFile(uint32_t number) const {
+  const size_t end = (static_cast<size_t>(number) + 1) * row_bytes();
+  return end <= rows_->size() || end <= rows_->RefreshSize();
+}
+
+std::string TableFiles::SlotPath(uint32_t generation, OptimizerKind kind, int slot) const {
+  return folder_ + "/slots." + std::to_string(generation) + "." + SlotName(kind, slot);
+}
+
+const SlotFiles* TableFiles::Slots(const TableState& state) {
+  const SlotFiles* latest = latest_slots_.load(std::memory_order_acquire);
+  if (latest != nullptr && latest->generation == state.generation) return latest;
+  const auto kind = static_cast<OptimizerKind>(state.optimizer);
+  std::lock_guard<std::mutex> lock(slots_mutex_);
+  for (const auto& known : slots_) {
+    if (known->generation == state.generation) return known.get();
+  }
+  auto slots = std::make_unique<SlotFiles>();
+  slots->generation = state.generation;
+  for (int k = 0; k < SlotCount(kind); ++k) {
+    auto file = MappedFile::Open(SlotPath(state.generation, kind, k), 0, RowRange());
+    if (!file.ok()) return nullptr;
+    if (writable_ && !(*file)->MakeWritable().ok()) return nullptr;
+    slots->files.push_back(std::move(*file));
+  }
+  slots_.push_back(std::move(slots));
+  latest_slots_.store(slots_.back().get(), std::memory_order_release);
+  return slots_.back().get();
+}
+
+Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optimizer, uint64_t rows) {
+  auto slots = std::make_unique<SlotFiles>();
+  slots->generation = generation;
+  for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
+    const std::string path = SlotPath(generation, optimizer.kind, k);
+    unlink(path.c_str());  // of a killed binding
+    const size_t bytes = std::max<size_t>(kPageBytes, rows * row_bytes());
+    TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, bytes, RowRange()));
+    const size_t floats = rows * static_cast<size_t>(config_.dim);
+    std::fill_n(reinterpret_cast<float*>(file->data()), floats, optimizer.slot_init[k]);
+    slots->files.push_back(std::move(file));
+  }
+  std::lock_guard<std::mutex> lock(slots_mutex_);
+  slots_.push_back(std::move(slots));
+  latest_slots_.store(slots_.back().get(), std::memory_order_release);
+  return Status();
+}
+
+void TableFiles::RemoveSlots(uint32_t generation, OptimizerKind kind) {
+  for (int k = 0; k < SlotCount(kind); ++k) unlink(SlotPath(generation, kind, k).c_str());
+}
+
+uint64_t TableFiles::Bytes(const TableState& state) {
+  uint64_t bytes = kPageBytes + directory_->RefreshSize() + segments_->RefreshSize() + rows_->RefreshSize() +
+                   free_->RefreshSize();
+  if (SlotCount(static_cast<OptimizerKind>(state.optimizer)) > 0) {
+    if (const SlotFiles* slots = Slots(state)) {
+      for (const auto& file : slots->files) bytes += file->RefreshSize();
+    }
+  }
+  return bytes;
+}
+
+}  // namespace tsps

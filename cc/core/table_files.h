@@ -1,0 +1,87 @@
+// TableFiles: one table's files, mapped in this process.
+//
+//   config, directory, segments, rows, free, slots.<generation>.<name>   (layout.h)
+#ifndef TFSPS_CORE_TABLE_FILES_H_
+#define TFSPS_CORE_TABLE_FILES_H_
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/group.h"
+#include "core/layout.h"
+#include "core/mapped_file.h"
+#include "core/status.h"
+
+namespace tsps {
+
+// Slot files of one optimizer binding.
+struct SlotFiles {
+  uint32_t generation = 0;
+  std::vector<std::unique_ptr<MappedFile>> files;  // SlotCount(kind) of them
+};
+
+class TableFiles {
+ public:
+  // Makes the folder and its files; leftovers of a killed creation under the name are removed.
+  static Result<std::unique_ptr<TableFiles>> Create(const std::string& folder, const TableConfig& config);
+  // Maps an existing table read-only.
+  static Result<std::unique_ptr<TableFiles>> Open(const std::string& folder);
+
+  Status MakeWritable();
+  // Checks that the files are as long as a committed state needs.
+  Status CheckSizes(const TableState& state);
+
+  const TableConfig& config() const { return config_; }
+  const std::string& folder() const { return folder_; }
+  size_t row_bytes() const { return static_cast<size_t>(config_.dim) * sizeof(float); }
+
+  MappedFile& directory() { return *directory_; }
+  MappedFile& segments() { return *segments_; }
+  MappedFile& rows() { return *rows_; }
+  MappedFile& free_rows() { return *free_; }
+
+  uint32_t* directory_entries() const { return reinterpret_cast<uint32_t*>(directory_->data()); }
+  Segment* segment(uint32_t number) const { return reinterpret_cast<Segment*>(segments_->data()) + number; }
+  float* row(uint32_t number) const {
+    return reinterpret_cast<float*>(rows_->data()) + static_cast<size_t>(number) * static_cast<size_t>(config_.dim);
+  }
+  uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
+
+  // Segment that holds `hash` at `depth`; null if the directory is torn (a race that the caller's validation catches).
+  const Segment* SegmentOf(uint64_t hash, uint32_t depth) const;
+  // False if row `number` is beyond the file (same reason).
+  bool RowInFile(uint32_t number) const;
+
+  // Maps the slot files of the state's binding on first use; null when they cannot be mapped or there are none.
+  const SlotFiles* Slots(const TableState& state);
+  // Writer: new slot files of `generation`, room for `rows` rows, filled with initial values for them.
+  Status CreateSlots(uint32_t generation, const OptimizerConfig& optimizer, uint64_t rows);
+  // Writer: deletes the files of a generation that no committed state names. Mappings of them stay valid.
+  void RemoveSlots(uint32_t generation, OptimizerKind kind);
+  float* slot_row(const SlotFiles& slots, int slot, uint32_t number) const {
+    return reinterpret_cast<float*>(slots.files[static_cast<size_t>(slot)]->data()) +
+           static_cast<size_t>(number) * static_cast<size_t>(config_.dim);
+  }
+
+  uint64_t Bytes(const TableState& state);
+
+ private:
+  TableFiles(std::string folder, TableConfig config) : folder_(std::move(folder)), config_(std::move(config)) {}
+  std::string SlotPath(uint32_t generation, OptimizerKind kind, int slot) const;
+  size_t RowRange() const;
+
+  const std::string folder_;
+  const TableConfig config_;
+  bool writable_ = false;
+  std::unique_ptr<MappedFile> directory_, segments_, rows_, free_;
+  std::mutex slots_mutex_;
+  std::vector<std::unique_ptr<SlotFiles>> slots_;  // every generation mapped so far: readers may hold any of them
+  std::atomic<const SlotFiles*> latest_slots_{nullptr};
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TABLE_FILES_H_

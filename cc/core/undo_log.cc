@@ -1,0 +1,96 @@
+#include "core/undo_log.h"
+
+#include <cstring>
+
+#include "core/crc32c.h"
+#include "core/storage_budget.h"
+
+namespace tsps {
+namespace {
+
+size_t Padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+size_t RecordBytes(size_t payload) { return sizeof(UndoRecordHeader) + Padded(payload); }
+
+uint32_t HeaderCrc(const UndoHeader& header) {
+  return Crc32c(0, &header, offsetof(UndoHeader, crc));
+}
+
+}  // namespace
+
+size_t UndoRowsBytes(size_t n, size_t dim, size_t slots) {
+  return RecordBytes(Padded(n * sizeof(uint32_t)) + n * dim * (1 + slots) * sizeof(float));
+}
+size_t UndoInsertsBytes(size_t n) { return RecordBytes(n * sizeof(int64_t)); }
+size_t UndoErasesBytes(size_t n) { return RecordBytes(n * sizeof(ErasedEntry)); }
+size_t UndoSegmentBytes() { return RecordBytes(sizeof(Segment)); }
+
+size_t UndoRowImageOffset(const UndoRecordHeader& record, size_t i, int slot) {
+  const size_t plane = static_cast<size_t>(slot + 1) * record.n;
+  return Padded(record.n * sizeof(uint32_t)) + (plane + i) * record.dim * sizeof(float);
+}
+
+Result<std::unique_ptr<UndoLog>> UndoLog::Create(const std::string& path) {
+  const std::string parent = path.substr(0, path.rfind('/'));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, kPageBytes, AddressRangeFor(parent)));
+  return std::unique_ptr<UndoLog>(new UndoLog(std::move(file)));
+}
+
+Result<std::unique_ptr<UndoLog>> UndoLog::Open(const std::string& path) {
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, kPageBytes, AddressRangeFor(path)));
+  return std::unique_ptr<UndoLog>(new UndoLog(std::move(file)));
+}
+
+Status UndoLog::Start(size_t bytes) {
+  TSPS_RETURN_IF_ERROR(file_->Reserve(kPageBytes + bytes));
+  end_ = kPageBytes;
+  n_records_ = 0;
+  return Status();
+}
+
+UndoRecordHeader* UndoLog::Append(UndoKind kind, int table, size_t n, size_t bytes) {
+  auto* record = reinterpret_cast<UndoRecordHeader*>(file_->data() + end_);
+  *record = UndoRecordHeader{};
+  record->kind = kind;
+  record->table = static_cast<uint32_t>(table);
+  record->n = n;
+  record->bytes = bytes;
+  end_ += bytes;
+  ++n_records_;
+  return record;
+}
+
+void UndoLog::Seal(uint64_t epoch) {
+  UndoHeader header = {};
+  header.magic = kUndoMagic;
+  header.epoch = epoch;
+  header.record_bytes = end_ - kPageBytes;
+  header.n_records = n_records_;
+  header.crc = HeaderCrc(header);
+  std::memcpy(file_->data(), &header, sizeof(header));
+}
+
+Status UndoLog::ForEach(uint64_t epoch, const std::function<void(const UndoRecordHeader&)>& visit) const {
+  UndoHeader header;
+  std::memcpy(&header, file_->data(), sizeof(header));
+  const size_t size = file_->RefreshSize();
+  if (header.magic != kUndoMagic || header.crc != HeaderCrc(header) || header.epoch != epoch ||
+      header.record_bytes > size - kPageBytes) {
+    return Error(Code::kDataLoss, file_->path(), " is damaged: it is not the undo log of mutation ", epoch);
+  }
+  size_t at = kPageBytes;
+  const size_t end = kPageBytes + header.record_bytes;
+  for (uint32_t i = 0; i < header.n_records; ++i) {
+    const auto* record = reinterpret_cast<const UndoRecordHeader*>(file_->data() + at);
+    if (end - at < sizeof(UndoRecordHeader) || record->bytes < sizeof(UndoRecordHeader) ||
+        record->bytes > end - at) {
+      return Error(Code::kDataLoss, file_->path(), " is damaged: record ", i, " of mutation ", epoch,
+                   " does not fit the file");
+    }
+    visit(*record);
+    at += record->bytes;
+  }
+  return Status();
+}
+
+}  // namespace tsps

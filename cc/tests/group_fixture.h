@@ -1,0 +1,153 @@
+// Helpers for tests that need a group with tables.
+#ifndef TFSPS_TESTS_GROUP_FIXTURE_H_
+#define TFSPS_TESTS_GROUP_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/group.h"
+#include "core/racy_copy.h"
+#include "tests/temp_dir.h"
+
+namespace tsps {
+
+#define ASSERT_TSPS_OK(expression)                        \
+  do {                                                    \
+    const ::tsps::Status ok_status = (expression);        \
+    ASSERT_TRUE(ok_status.ok()) << ok_status.message();   \
+  } while (false)
+
+inline const std::string kUuid(32, 'a');
+
+inline TableConfig MakeConfig(const std::string& name, int64_t dim, uint64_t salt = 0) {
+  TableConfig config;
+  config.name = name;
+  config.uuid = std::string(31, 'b') + static_cast<char>('0' + salt % 10);
+  config.dim = dim;
+  config.initializer.kind = InitializerKind::kUniform;
+  config.initializer.a = -0.05f;
+  config.initializer.b = 0.05f;
+  config.initializer.seed = 7;
+  config.initializer.salt = salt;
+  return config;
+}
+
+// Rows and slots by key, as a plain map.
+struct Image {
+  uint64_t step = 0;
+  std::vector<std::map<int64_t, std::vector<float>>> tables;  // row, then slots
+  bool operator==(const Image& other) const { return step == other.step && tables == other.tables; }
+};
+
+inline Image ReadImage(Group& group) {
+  Image image;
+  const Status status = group.Read([&](const Snapshot& snapshot) {
+    image.step = snapshot.step();
+    image.tables.assign(static_cast<size_t>(group.table_count()), {});
+    for (int t = 0; t < group.table_count(); ++t) {
+      const size_t dim = static_cast<size_t>(group.config(t).dim);
+      const int slots = SlotCount(snapshot.Stats(t).optimizer.kind);
+      snapshot.ForEach(t, [&](int64_t key, uint32_t row) {
+        std::vector<float> values(dim * static_cast<size_t>(1 + slots));
+        RacyRead(values.data(), snapshot.Row(t, row), dim * sizeof(float));
+        for (int k = 0; k < slots; ++k) {
+          if (const float* slot = snapshot.Slot(t, k, row)) {
+            RacyRead(values.data() + dim * static_cast<size_t>(k + 1), slot, dim * sizeof(float));
+          }
+        }
+        image.tables[static_cast<size_t>(t)][key] = std::move(values);
+      });
+    }
+    return Status();
+  });
+  EXPECT_TRUE(status.ok()) << status.message();
+  return image;
+}
+
+inline std::vector<float> LookupRow(Group& group, int table, int64_t key) {
+  const size_t dim = static_cast<size_t>(group.config(table).dim);
+  std::vector<float> row(dim);
+  const Status status = group.Read([&](const Snapshot& snapshot) {
+    const float* found = nullptr;
+    snapshot.Find(table, &key, 1, &found);
+    if (found == nullptr) {
+      InitialRow(group.config(table).initializer, key, dim, row.data());
+    } else {
+      RacyRead(row.data(), found, dim * sizeof(float));
+    }
+    return Status();
+  });
+  EXPECT_TRUE(status.ok()) << status.message();
+  return row;
+}
+
+class GroupTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Make(); }
+
+  void Make() {
+    auto group = Group::Create(dir_ / "g", kUuid);
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    group_ = *group;
+    OpenWriter();
+  }
+  void OpenWriter() {
+    auto writer = group_->OpenWriter();
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    writer_ = std::move(*writer);
+  }
+  void Reopen() {
+    writer_.reset();
+    auto group = Group::Open(dir_ / "g");
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    group_ = *group;
+    OpenWriter();
+  }
+  int AddTable(const std::string& name, int64_t dim, OptimizerKind kind = OptimizerKind::kSgd) {
+    auto table = writer_->CreateTable(MakeConfig(name, dim, static_cast<uint64_t>(group_->table_count())));
+    EXPECT_TRUE(table.ok()) << table.status().message();
+    OptimizerConfig optimizer;
+    optimizer.kind = kind;
+    optimizer.slot_init[0] = kind == OptimizerKind::kAdagrad ? 0.1f : 0.0f;
+    const Status bound = writer_->BindOptimizer(*table, optimizer, false);
+    EXPECT_TRUE(bound.ok()) << bound.message();
+    return *table;
+  }
+  // One SGD or Adagrad step with gradient `g` in every element of every key's row.
+  Status Step(int table, const std::vector<int64_t>& keys, float g) {
+    const size_t dim = static_cast<size_t>(group_->config(table).dim);
+    const std::vector<float> gradients(keys.size() * dim, g);
+    const std::vector<float> hyper = {1.0f, 1e-7f};
+    TableUpdate update;
+    update.table = table;
+    update.keys = keys.data();
+    update.gradients = gradients.data();
+    update.n = keys.size();
+    update.hyper = hyper.data();
+    update.n_hyper = static_cast<size_t>(HyperCount(Kind(table)));
+    return writer_->ApplyStep(group_->step() + 1, {update}, executor_);
+  }
+  OptimizerKind Kind(int table) {
+    OptimizerKind kind = OptimizerKind::kNone;
+    EXPECT_TRUE(group_->Read([&](const Snapshot& snapshot) {
+      kind = snapshot.Stats(table).optimizer.kind;
+      return Status();
+    }).ok());
+    return kind;
+  }
+
+  TempDir dir_;
+  SerialExecutor executor_;
+  std::shared_ptr<Group> group_;
+  std::unique_ptr<GroupWriter> writer_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_TESTS_GROUP_FIXTURE_H_

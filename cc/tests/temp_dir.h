@@ -1,0 +1,28 @@
+// A private folder in shared memory, removed with everything in it.
+#ifndef TFSPS_TESTS_TEMP_DIR_H_
+#define TFSPS_TESTS_TEMP_DIR_H_
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+namespace tsps {
+
+class TempDir {
+ public:
+  TempDir() {
+    char name[] = "/dev/shm/tsps-test-XXXXXX";
+    path_ = mkdtemp(name);
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_TESTS_TEMP_DIR_H_
