@@ -52,7 +52,8 @@ class ParameterFileWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// Maps a file. Thread-safe after Open.
+// Reads a file with pread: through a mapping, a file truncated meanwhile would end the process with
+// SIGBUS. Thread-safe after Open.
 class ParameterFileReader {
  public:
   // Checks magic, version, header checksum and length; says missing, truncated, foreign, newer or
