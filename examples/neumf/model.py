@@ -28,7 +28,7 @@ class NeuMF(keras.Model):
 
         def feature(name: str, count: int, dim: int) -> tsps.FeatureConfig:
             normal = keras.initializers.RandomNormal(stddev=0.01)
-            return tsps.FeatureConfig(tsps.TableConfig(name, dim, max_rows=count, initializer=normal))
+            return tsps.FeatureConfig(tsps.TableConfig(name, dim, key_limit=count, initializer=normal))
 
         self.embeddings = tsps.EmbeddingCollection(
             {

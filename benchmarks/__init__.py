@@ -1,0 +1,1 @@
+"""Benchmarks, each beside a peer in the same run: `python -m benchmarks`."""

@@ -1,0 +1,179 @@
+"""Interleaved measurement of variants of the same work, and its report.
+
+Variants take turns block by block, in alternating order, so that whatever else the machine does hits all of them. A
+figure is the median of the blocks' medians, with the lowest and highest block beside it.
+
+Rule for suites: what a step works on is an argument of its tf.function and changes from call to call (`Cycle`).
+Grappler folds constants, also through Horovod's ops, and caches flatter a batch that never changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the command line sets.
+
+    Attributes:
+        threads: intra-op threads, for every variant.
+        blocks: turns of each variant.
+        quick: small sizes: a check that the suite runs, not a measurement.
+        peer_python: interpreter for the replicated jobs of the suite `ranks`; None: this one.
+    """
+
+    threads: int = 2
+    blocks: int = 7
+    quick: bool = False
+    peer_python: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One variant of one case.
+
+    Attributes:
+        ratio: to the peer's median in the same run; None for the peer.
+    """
+
+    suite: str
+    case: str
+    variant: str
+    median: float
+    low: float
+    high: float
+    unit: str
+    ratio: float | None
+
+
+class Cycle(Generic[T]):
+    """Hands out prepared batches in turn."""
+
+    def __init__(self, batches: Sequence[T]) -> None:
+        self._batches = batches
+        self._next = 0
+
+    def __call__(self) -> T:
+        """The next batch."""
+        batch = self._batches[self._next % len(self._batches)]
+        self._next += 1
+        return batch
+
+
+def compare(
+    suite: str,
+    case: str,
+    variants: Mapping[str, Callable[[], Any]],
+    *,
+    peer: str,
+    options: Options,
+    calls: int = 5,
+    warmup: int = 3,
+) -> list[Result]:
+    """Times calls of the variants in milliseconds, in interleaved blocks.
+
+    Args:
+        suite: name of the suite.
+        case: what is done, with its sizes.
+        variants: name to a function that does the work once and returns when it is done.
+        peer: the variant that the others are divided by.
+        options: of the command line.
+        calls: per block.
+        warmup: calls of each variant before the first block.
+    """
+    for work in variants.values():
+        for _ in range(warmup):
+            work()
+    blocks: dict[str, list[float]] = {name: [] for name in variants}
+    order = list(variants)
+    for turn in range(options.blocks):
+        for name in order if turn % 2 == 0 else reversed(order):
+            times = []
+            for _ in range(calls):
+                began = time.perf_counter()
+                variants[name]()
+                times.append((time.perf_counter() - began) * 1e3)
+            blocks[name].append(statistics.median(times))
+    return summarize(suite, case, blocks, peer=peer, unit="ms")
+
+
+def summarize(
+    suite: str, case: str, blocks: Mapping[str, Sequence[float]], *, peer: str | None, unit: str
+) -> list[Result]:
+    """Results from figures per block; ratios are to the median of `peer`."""
+    base = statistics.median(blocks[peer]) if peer else None
+    results = []
+    for name, figures in blocks.items():
+        median = statistics.median(figures)
+        ratio = None if base is None or name == peer else median / base
+        results.append(Result(suite, case, name, median, min(figures), max(figures), unit, ratio))
+    return results
+
+
+def zipf_ids(rows: int, count: int, batches: int, *, exponent: float = 1.05, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Batches of `count` ids of [0, rows), Zipf-distributed. Which ids are frequent does not depend on `seed`."""
+    draw = np.random.default_rng(seed)
+    cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
+    scatter = np.random.default_rng(rows).permutation(rows)
+    return [
+        scatter[np.minimum(np.searchsorted(cumulative, draw.random(count) * cumulative[-1]), rows - 1)]
+        for _ in range(batches)
+    ]
+
+
+def hardware() -> dict[str, str]:
+    """What the figures were measured on."""
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": f"{model}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores usable",
+        "memory": f"{memory:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load": f"{os.getloadavg()[0]:.2f} before the run",
+    }
+
+
+def table(results: Sequence[Result]) -> str:
+    """The results as Markdown."""
+    lines = ["| suite | case | variant | median | lowest - highest | ratio to peer |", "|---|---|---|---:|---|---:|"]
+    for result in results:
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
+        lines.append(
+            f"| {result.suite} | {result.case} | {result.variant} | {_number(result.median)} {result.unit} "
+            f"| {_number(result.low)} - {_number(result.high)} | {ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def save(path: Path, machine: Mapping[str, str], options: Options, results: Sequence[Result]) -> None:
+    """Writes everything as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "hardware": dict(machine),
+        "options": dataclasses.asdict(options),
+        "results": [dataclasses.asdict(result) for result in results],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,52 @@
+"""The ranks suite: 1, 2 and 4 ranks on this machine, one shared table against a replica in every rank.
+
+Every figure is a job of its own, started with horovodrun; the two kinds of job take turns. The peer is what a user
+would have without this library: `keras.layers.Embedding`, gradients reduced by Horovod (sparse ones as IndexedSlices),
+Keras's Adagrad. With Keras 3 that optimizer makes sparse gradients dense; `--peer-python` runs the peer under
+another interpreter, say one with TensorFlow 2.15 and Keras 2, where it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import harness
+
+
+def run(options: harness.Options) -> list[harness.Result]:
+    """Samples/s, milliseconds per step and summed memory for each number of ranks."""
+    results = []
+    blocks = 1 if options.quick else max(1, options.blocks // 2)
+    for ranks in (1, 2) if options.quick else (1, 2, 4):
+        jobs: dict[str, list[dict[str, float]]] = {"replicated": [], "shared": []}
+        for turn in range(blocks):
+            for kind in ("replicated", "shared") if turn % 2 == 0 else ("shared", "replicated"):
+                jobs[kind].append(_job(kind, ranks, options))
+        case = f"{ranks} rank{'s' * (ranks > 1)}"
+        for figure, unit in (("step_ms", "ms"), ("samples_per_second", "/s"), ("pss_mib", "MiB")):
+            blocks_of = {kind: [job[figure] for job in found] for kind, found in jobs.items()}
+            results += harness.summarize("ranks", f"{case}, {figure}", blocks_of, peer="replicated", unit=unit)
+    return results
+
+
+def _job(kind: str, ranks: int, options: harness.Options) -> dict[str, float]:
+    python = options.peer_python if kind == "replicated" and options.peer_python else sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        command = [python, "-m", "benchmarks.rank_job", "--kind", kind, "--out", str(out)]
+        command += ["--threads", str(max(1, options.threads // ranks)), *(["--quick"] if options.quick else [])]
+        if ranks > 1:
+            launcher = str(Path(python).with_name("horovodrun"))
+            command = [launcher, "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", *command]
+        root = Path(__file__).resolve().parents[1]
+        environment = os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        figures: dict[str, float] = json.loads(out.read_text())
+        return figures

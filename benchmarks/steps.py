@@ -1,0 +1,55 @@
+"""Lookups and training steps of a layer, as the suites time them: ours and Keras's with the same surroundings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+
+LEARNING_RATE = 0.01
+_FILL = 1 << 18
+
+
+def lookup(layer: Any) -> Callable[[tf.Tensor], Any]:
+    """A traced call of `layer`."""
+    return tf.function(lambda ids: layer(ids), reduce_retracing=True)
+
+
+def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """Lookup, backward with given output gradients, update. Nothing else: no loss, no dense part.
+
+    Args:
+        layer: any layer of ids, or dict of ids; built.
+        optimizer: ours or Keras's.
+    """
+
+    def step(ids: Any, gradients: Any) -> None:
+        with tf.GradientTape() as tape:
+            rows = layer(ids)
+        variables = layer.trainable_variables
+        found = tape.gradient(rows, variables, output_gradients=gradients)
+        optimizer.apply_gradients(list(zip(found, variables, strict=True)))
+
+    return tf.function(step, reduce_retracing=True)
+
+
+def adagrad() -> keras.optimizers.Optimizer:
+    """Keras's Adagrad at the benchmarks' learning rate."""
+    return keras.optimizers.Adagrad(LEARNING_RATE)
+
+
+def ours() -> Any:
+    """The same rule for tables."""
+    return tsps.DistributedOptimizer(adagrad())
+
+
+def fill(step: Callable[[Any, Any], Any], rows: int, dim: int) -> None:
+    """Brings the keys 0 .. rows - 1 into a table: rows appear when they are first trained, here with zeros."""
+    for start in range(0, rows, _FILL):
+        keys = np.arange(start, min(start + _FILL, rows))
+        step(tf.constant(keys), tf.zeros([keys.size, dim]))
