@@ -34,7 +34,7 @@ bazel() {
   local command=$1
   shift
   command bazel --batch --output_user_root="$root/build/bazel" "$command" --noshow_progress --color=no --ui_event_filters=-info \
-    --symlink_prefix=build/bazel- --spawn_strategy=local --jobs="${MAX_JOBS:-$(nproc)}" --compilation_mode=opt \
+    --experimental_convenience_symlinks=ignore --spawn_strategy=local --jobs="${MAX_JOBS:-$(nproc)}" --compilation_mode=opt \
     --override_repository=platforms="$platforms" --repo_env=TENSORFLOW_DIR="$tensorflow" --repo_env=GTEST_DIR="$googletest" "$@"
 }
 
