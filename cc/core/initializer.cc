@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kNames[] = {"zeros", "constant", "uniform", "normal", "truncated_normal"};
 constexpr size_t kNameCount = sizeof(kNames) / sizeof(kNames[0]);
 
-constexpr size_t kFloatsPerCall = 4 * kPhiloxLanes;
+constexpr size_t kFloatsPerCall = 64;  // whole blocks of 4, in buffers on the stack
 constexpr double kPhiOfMinus2 = 0.022750131948179207200;  // the normal distribution function at -2
 
 // SplitMix64's finalizer (Steele et al., OOPSLA 2014): a bijection of 64-bit numbers.
@@ -24,22 +24,18 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The random words of floats [first, first + kFloatsPerCall) of a row, in order. Counter = (key,
-// block), so no two (key, position) share one. Philox key = a mix of seed and salt that differs for
-// any two salts of one seed.
-TSPS_SIMD_CLONES
-void RandomWords(uint64_t philox_key, uint64_t key, size_t first, uint32_t* words) {
-  PhiloxLanes x;
-  const uint64_t first_block = first / 4;
-  for (size_t lane = 0; lane < kPhiloxLanes; ++lane) {
-    x.word[0][lane] = static_cast<uint32_t>(key);
-    x.word[1][lane] = static_cast<uint32_t>(key >> 32);
-    x.word[2][lane] = static_cast<uint32_t>(first_block + lane);
-    x.word[3][lane] = static_cast<uint32_t>((first_block + lane) >> 32);
-  }
-  Philox4x32x10(static_cast<uint32_t>(philox_key), static_cast<uint32_t>(philox_key >> 32), x);
-  for (size_t lane = 0; lane < kPhiloxLanes; ++lane) {
-    for (size_t word = 0; word < 4; ++word) words[4 * lane + word] = x.word[word][lane];
+// The random words of floats [first, first + n) of a row, rounded up to whole blocks. Counter =
+// (key, block), so no two (key, position) share one. Philox key = a mix of seed and salt that
+// differs for any two salts of one seed.
+void RandomWords(uint64_t philox_key, uint64_t key, size_t first, size_t n, uint32_t* words) {
+  for (size_t i = 0; i < n; i += 4, words += 4) {
+    const uint64_t block = (first + i) / 4;
+    words[0] = static_cast<uint32_t>(key);
+    words[1] = static_cast<uint32_t>(key >> 32);
+    words[2] = static_cast<uint32_t>(block);
+    words[3] = static_cast<uint32_t>(block >> 32);
+    Philox4x32x10(static_cast<uint32_t>(philox_key), static_cast<uint32_t>(philox_key >> 32),
+                  words);
   }
 }
 
@@ -67,16 +63,31 @@ void CentralQuantiles(const uint32_t* words, size_t n, double width, double* q, 
   }
 }
 
-// 32 bits per normal: with 24 no value would be farther from the mean than 5.4 stddev.
+TSPS_SIMD_CLONES
+void TailQuantiles(const double* q, size_t n, double* z) {
+  for (size_t i = 0; i < n; ++i) z[i] = TailQuantile(q[i], 0.5 - std::abs(q[i]));
+}
+
+// 32 bits per normal: with 24 no value would be farther from the mean than 5.4 stddev. The central
+// formula is computed for all, the tails' for the 15 % that need it, gathered: 0.25 us for 64
+// floats instead of 0.9 with a branch per float.
 void NormalFromWords(const InitializerConfig& config, const uint32_t* words, size_t n, float* row) {
   const bool truncated = config.kind == InitializerKind::kTruncatedNormal;
-  double q[kFloatsPerCall], z[kFloatsPerCall];
+  double q[kFloatsPerCall], z[kFloatsPerCall], tail_q[kFloatsPerCall], tail_z[kFloatsPerCall];
+  uint32_t tail_index[kFloatsPerCall];
   CentralQuantiles(words, n, truncated ? 1 - 2 * kPhiOfMinus2 : 1.0, q, z);
+  size_t n_tail = 0;
+  for (size_t i = 0; i < n; ++i) {
+    tail_index[n_tail] = static_cast<uint32_t>(i);
+    tail_q[n_tail] = q[i];
+    n_tail += std::abs(q[i]) > kCentralQ;
+  }
+  TailQuantiles(tail_q, n_tail, tail_z);
+  for (size_t i = 0; i < n_tail; ++i) z[tail_index[i]] = tail_z[i];
   const double mean = config.a, stddev = config.b;
   for (size_t i = 0; i < n; ++i) {
-    if (!(std::abs(q[i]) <= kCentralQ)) z[i] = TailQuantile(q[i], 0.5 - std::abs(q[i]));
-    if (truncated) z[i] = std::min(2.0, std::max(-2.0, z[i]));
-    row[i] = static_cast<float>(mean + stddev * z[i]);
+    const double bounded = truncated ? std::min(2.0, std::max(-2.0, z[i])) : z[i];
+    row[i] = static_cast<float>(mean + stddev * bounded);
   }
 }
 
@@ -133,7 +144,7 @@ void InitialRow(const InitializerConfig& config, int64_t key, size_t dim, float*
   uint32_t words[kFloatsPerCall];
   for (size_t first = 0; first < dim; first += kFloatsPerCall) {
     const size_t n = std::min(kFloatsPerCall, dim - first);
-    RandomWords(philox_key, static_cast<uint64_t>(key), first, words);
+    RandomWords(philox_key, static_cast<uint64_t>(key), first, n, words);
     if (config.kind == InitializerKind::kUniform) {
       UniformFromWords(config, below_max, words, n, row + first);
     } else {

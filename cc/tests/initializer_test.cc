@@ -66,7 +66,7 @@ double KolmogorovSmirnov(std::vector<float> sample, Cdf cdf) {
   return distance * std::sqrt(n);
 }
 
-TEST(Philox, GivesThePublishedAnswersInEveryLane) {
+TEST(Philox, GivesThePublishedAnswers) {
   // "philox4x32 10" of Random123's kat_vectors.
   const struct {
     uint32_t counter[4], key[2], expected[4];
@@ -80,12 +80,10 @@ TEST(Philox, GivesThePublishedAnswersInEveryLane) {
        {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
   };
   for (const auto& vector : vectors) {
-    for (size_t lane = 0; lane < kPhiloxLanes; ++lane) {
-      PhiloxLanes x = {};
-      for (int word = 0; word < 4; ++word) x.word[word][lane] = vector.counter[word];
-      Philox4x32x10(vector.key[0], vector.key[1], x);
-      for (int word = 0; word < 4; ++word) EXPECT_EQ(x.word[word][lane], vector.expected[word]);
-    }
+    uint32_t words[4];
+    std::copy(vector.counter, vector.counter + 4, words);
+    Philox4x32x10(vector.key[0], vector.key[1], words);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(words[i], vector.expected[i]);
   }
 }
 
