@@ -1,0 +1,98 @@
+"""The benchmarks' arithmetic and command line; the suites themselves run once with small sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402
+
+
+def test_variants_take_turns_and_are_divided_by_the_peer() -> None:
+    calls: list[str] = []
+    found = harness.compare(
+        "s",
+        "c",
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
+        peer="a",
+        options=harness.Options(blocks=2),
+        calls=2,
+        warmup=1,
+    )
+    assert "".join(calls) == "ab" + "aabb" + "bbaa"
+    peer, other = found
+    assert peer.ratio is None
+    assert other.ratio == pytest.approx(other.median / peer.median)
+    assert other.low <= other.median <= other.high
+
+
+def test_summary_is_the_median_with_the_extremes() -> None:
+    slow, fast = harness.summarize("s", "c", {"slow": [4, 2, 90], "fast": [1, 2, 3]}, peer="slow", unit="ms")
+    assert (slow.median, slow.low, slow.high, slow.ratio) == (4, 2, 90, None)
+    assert (fast.median, fast.ratio) == (2, 0.5)
+    assert "| s | c | fast | 2 ms | 1 - 3 | 0.50 |" in harness.table([slow, fast])
+
+
+def test_zipf_ids_share_their_frequent_ids_over_seeds() -> None:
+    first, second = (harness.zipf_ids(1000, 20_000, 1, seed=seed)[0] for seed in (1, 2))
+    assert first.min() >= 0
+    assert first.max() < 1000
+    assert not np.array_equal(first, second)
+    top = [np.bincount(ids, minlength=1000).argmax() for ids in (first, second)]
+    assert top[0] == top[1]
+    share = np.sort(np.bincount(first, minlength=1000))[::-1] / first.size
+    weights = np.arange(1, 1001) ** -1.05
+    np.testing.assert_allclose(share[:5], (weights / weights.sum())[:5], rtol=0.1)
+
+
+def test_results_are_saved_with_hardware_and_options(tmp_path: Path) -> None:
+    found = harness.summarize("s", "c", {"a": [1.0]}, peer=None, unit="ms")
+    harness.save(tmp_path / "x" / "r.json", {"processor": "p"}, harness.Options(), found)
+    saved = json.loads((tmp_path / "x" / "r.json").read_text())
+    assert saved["hardware"] == {"processor": "p"}
+    assert saved["options"]["threads"] == 2
+    assert saved["results"][0]["median"] == 1.0
+
+
+def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+
+
+def test_without_arguments_the_suites_are_listed() -> None:
+    done = benchmarks()
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["kernels", "layers", "step", "ranks"]
+
+
+def test_unknown_suite_is_refused() -> None:
+    done = benchmarks("speed")
+    assert done.returncode == 2
+    assert "no such suite. Expected: all, kernels, layers, step, ranks. Received: speed" in done.stderr
+
+
+@pytest.mark.parametrize("suite", ["kernels", "layers", "step"])
+def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:
+    done = benchmarks(suite, "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert {result["suite"] for result in results} == {suite}
+    assert any(result["ratio"] is not None for result in results)
+    assert all(result["median"] > 0 for result in results)
+
+
+@pytest.mark.multirank
+def test_ranks_suite_runs_with_small_sizes(tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    done = benchmarks("ranks", "--quick", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    cases = {result["case"] for result in json.loads((tmp_path / "r.json").read_text())["results"]}
+    assert {"1 rank, step_ms", "2 ranks, samples_per_second", "2 ranks, pss_mib"} <= cases
