@@ -28,6 +28,7 @@ namespace tsps {
 struct ParameterFileInfo {
   uint32_t dim = 0;
   uint64_t n_rows = 0;
+  int64_t key_limit = 0;      // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
   OptimizerConfig optimizer;  // kNone: the file carries no slots
   InitializerConfig initializer;
   uint64_t step = 0;  // of the group when the file was written

@@ -54,6 +54,11 @@ Result<ParameterFileHeader> EncodeHeader(const ParameterFileInfo& info) {
   header.version = kParameterFileVersion;
   header.header_bytes = sizeof(header);
   header.dim = info.dim;
+  if (info.key_limit < 0) {
+    return Error(Code::kInvalidArgument,
+                 "key_limit must not be negative. Received: ", info.key_limit);
+  }
+  header.key_limit = info.key_limit;
   header.rows_per_block = kRowsPerBlock;
   header.n_rows = info.n_rows;
   header.step = info.step;
@@ -103,6 +108,8 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header, const 
   ParameterFileInfo info;
   info.dim = header.dim;
   info.n_rows = header.n_rows;
+  info.key_limit = header.key_limit;
+  if (info.key_limit < 0) return Damaged(path, "negative key_limit");
   info.step = header.step;
   info.optimizer.kind = static_cast<OptimizerKind>(header.optimizer_kind);
   if (header.optimizer_kind > static_cast<uint32_t>(OptimizerKind::kAdam)) {

@@ -51,7 +51,8 @@ struct ParameterFileHeader {
   uint64_t initializer_seed;
   uint64_t initializer_salt;
   uint64_t file_bytes;
-  uint32_t reserved1[5];  // 0
+  int64_t key_limit;      // 0: any int64 is a key
+  uint32_t reserved1[3];  // 0
   uint32_t crc32c;        // of the 124 bytes before it
 };
 
@@ -73,7 +74,8 @@ static_assert(offsetof(ParameterFileHeader, reserved0) == 76);
 static_assert(offsetof(ParameterFileHeader, initializer_seed) == 80);
 static_assert(offsetof(ParameterFileHeader, initializer_salt) == 88);
 static_assert(offsetof(ParameterFileHeader, file_bytes) == 96);
-static_assert(offsetof(ParameterFileHeader, reserved1) == 104);
+static_assert(offsetof(ParameterFileHeader, key_limit) == 104);
+static_assert(offsetof(ParameterFileHeader, reserved1) == 112);
 static_assert(offsetof(ParameterFileHeader, crc32c) == 124);
 
 // Where things are in a file of given dim, slots and rows.

@@ -1,0 +1,65 @@
+#include "core/row_gather.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/initializer.h"
+#include "core/racy_copy.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kProbeGrain = 2048;    // keys
+constexpr size_t kInitialGrain = 64;    // rows
+constexpr size_t kCopyBytes = 1 << 18;  // a range's share of the output
+
+// Rows fetched ahead of the one being copied. The row's address itself comes from a cached array.
+constexpr size_t kAhead = 16;
+
+inline void PrefetchRow(const float* row, size_t bytes) {
+  const char* address = reinterpret_cast<const char*>(row);
+  for (size_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(address + offset);
+}
+
+}  // namespace
+
+RowGather::RowGather(const Group& group, int table, const int64_t* keys, size_t n)
+    : config_(group.config(table)), table_(table), keys_(keys), n_(n), rows_(new const float*[n]) {}
+
+void RowGather::Find(const Snapshot& snapshot, Executor& executor) {
+  executor.ParallelFor(n_, kProbeGrain, [&](size_t begin, size_t end) {
+    snapshot.Find(table_, keys_ + begin, end - begin, &rows_[begin]);
+  });
+  std::vector<uint32_t> absent;
+  for (size_t i = 0; i < n_; ++i) {
+    if (rows_[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
+  }
+  const size_t dim = static_cast<size_t>(config_.dim);
+  if (absent != absent_) {
+    absent_ = std::move(absent);
+    initial_.reset(new float[absent_.size() * dim]);
+    executor.ParallelFor(absent_.size(), kInitialGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        InitialRow(config_.initializer, keys_[absent_[i]], dim, &initial_[i * dim]);
+      }
+    });
+  }
+  for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = &initial_[i * dim];
+}
+
+void CopyRows(const float* const* rows, const int32_t* inverse, size_t n, size_t dim, float* out,
+              Executor& executor) {
+  const size_t bytes = dim * sizeof(float);
+  const size_t prefetched = std::min<size_t>(bytes, 512);  // beyond, the hardware follows by itself
+  executor.ParallelFor(n, std::max<size_t>(1, kCopyBytes / bytes), [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < std::min(end, begin + kAhead); ++i) {
+      PrefetchRow(rows[inverse[i]], prefetched);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) PrefetchRow(rows[inverse[i + kAhead]], prefetched);
+      RacyRead(out + i * dim, rows[inverse[i]], bytes);
+    }
+  });
+}
+
+}  // namespace tsps

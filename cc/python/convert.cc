@@ -1,0 +1,114 @@
+#include "python/convert.h"
+
+#include <algorithm>
+
+namespace tsps {
+
+namespace {
+
+const char* CodeName(Code code) {
+  switch (code) {
+    case Code::kOk:
+      break;
+    case Code::kInvalidArgument:
+      return "invalid_argument";
+    case Code::kNotFound:
+      return "not_found";
+    case Code::kAlreadyExists:
+      return "already_exists";
+    case Code::kFailedPrecondition:
+      return "failed_precondition";
+    case Code::kOutOfRange:
+      return "out_of_range";
+    case Code::kResourceExhausted:
+      return "resource_exhausted";
+    case Code::kDataLoss:
+      return "data_loss";
+    case Code::kPermissionDenied:
+      return "permission_denied";
+    case Code::kUnavailable:
+      return "unavailable";
+    case Code::kDeadlineExceeded:
+      return "deadline_exceeded";
+    case Code::kAborted:
+      return "aborted";
+    case Code::kInternal:
+      return "internal";
+  }
+  return "internal";
+}
+
+}  // namespace
+
+void Throw(const Status& status) {
+  const py::object type =
+      py::module_::import("tf_sparse_ps.errors").attr("BY_CODE")[CodeName(status.code())];
+  PyErr_SetObject(type.ptr(), py::str(status.message()).ptr());
+  throw py::error_already_set();
+}
+
+size_t KeyCount(const KeyArray& keys) {
+  if (keys.ndim() != 1) {
+    Throw(Error(Code::kInvalidArgument, "keys must have one dimension. Received: ", keys.ndim()));
+  }
+  return static_cast<size_t>(keys.shape(0));
+}
+
+void CheckRows(const FloatArray& rows, size_t n, int64_t dim, const char* name) {
+  if (rows.ndim() == 2 && static_cast<size_t>(rows.shape(0)) == n && rows.shape(1) == dim) return;
+  std::string shape;
+  for (py::ssize_t axis = 0; axis < rows.ndim(); ++axis) {
+    shape += (axis > 0 ? ", " : "") + std::to_string(rows.shape(axis));
+  }
+  Throw(Error(Code::kInvalidArgument, name, " must have the shape [", n, ", ", dim,
+              "]. Received: [", shape, "]"));
+}
+
+FloatArray NewRows(size_t n, int64_t dim) {
+  return FloatArray({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
+}
+
+py::dict ToPython(const OptimizerConfig& config) {
+  py::tuple slot_init(SlotCount(config.kind));
+  for (int slot = 0; slot < SlotCount(config.kind); ++slot)
+    slot_init[slot] = config.slot_init[slot];
+  py::dict result;
+  result["kind"] = OptimizerKindName(config.kind);
+  result["slot_init"] = slot_init;
+  return result;
+}
+
+OptimizerConfig OptimizerFromPython(const std::string& kind, const std::vector<float>& slot_init) {
+  OptimizerConfig config;
+  config.kind = ValueOrThrow(OptimizerKindFromName(kind));
+  const auto slots = static_cast<size_t>(SlotCount(config.kind));
+  if (slot_init.size() != slots) {
+    Throw(Error(Code::kInvalidArgument, "slot_init of ", kind, " must have ", slots,
+                " values. Received: ", slot_init.size()));
+  }
+  std::copy(slot_init.begin(), slot_init.end(), config.slot_init);
+  return config;
+}
+
+py::dict ToPython(const InitializerConfig& config) {
+  py::dict result;
+  result["kind"] = InitializerKindName(config.kind);
+  result["a"] = config.a;
+  result["b"] = config.b;
+  result["seed"] = config.seed;
+  result["salt"] = config.salt;
+  return result;
+}
+
+InitializerConfig InitializerFromPython(const py::dict& config) {
+  InitializerConfig result;
+  result.kind = ValueOrThrow(InitializerKindFromName(config["kind"].cast<std::string>()));
+  result.a = config["a"].cast<float>();
+  result.b = config["b"].cast<float>();
+  result.seed = config["seed"].cast<uint64_t>();
+  result.salt = config["salt"].cast<uint64_t>();
+  ThrowIfError(ValidateInitializer(result));
+  return result;
+}
+
+}  // namespace tsps

@@ -1,0 +1,63 @@
+// The border between Python and the core: NumPy arrays as typed spans, and the one place where a
+// Status becomes a Python exception (convert.cc).
+#ifndef TFSPS_PYTHON_CONVERT_H_
+#define TFSPS_PYTHON_CONVERT_H_
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/initializer.h"
+#include "core/row_optimizer.h"
+#include "core/status.h"
+
+namespace tsps {
+
+namespace py = pybind11;
+
+using KeyArray = py::array_t<int64_t, py::array::c_style>;
+using CountArray = py::array_t<int32_t, py::array::c_style>;
+using FloatArray = py::array_t<float, py::array::c_style>;
+
+// Raises the class of tf_sparse_ps/errors.py that belongs to the status' code. Needs the GIL.
+[[noreturn]] void Throw(const Status& status);
+inline void ThrowIfError(const Status& status) {
+  if (!status.ok()) Throw(status);
+}
+template <typename T>
+T ValueOrThrow(Result<T> result) {
+  if (!result.ok()) Throw(result.status());
+  return std::move(*result);
+}
+
+// Runs `body`, which touches no Python object, without the GIL.
+template <typename Body>
+auto WithoutGil(const Body& body) {
+  const py::gil_scoped_release release;
+  return body();
+}
+
+size_t KeyCount(const KeyArray& keys);
+// Raises InvalidArgument unless the array is [n, dim]; `name` is for the message.
+void CheckRows(const FloatArray& rows, size_t n, int64_t dim, const char* name);
+FloatArray NewRows(size_t n, int64_t dim);
+
+// {"kind": "adagrad", "slot_init": (0.1,)}; kind "none" for no optimizer.
+py::dict ToPython(const OptimizerConfig& config);
+OptimizerConfig OptimizerFromPython(const std::string& kind, const std::vector<float>& slot_init);
+// {"kind": "uniform", "a": -0.05, "b": 0.05, "seed": 1, "salt": 0}
+py::dict ToPython(const InitializerConfig& config);
+InitializerConfig InitializerFromPython(const py::dict& config);
+
+// Registers the classes of the other files.
+void BindGroup(py::module_& module);
+void BindParameterFile(py::module_& module);
+
+}  // namespace tsps
+
+#endif  // TFSPS_PYTHON_CONVERT_H_

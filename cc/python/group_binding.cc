@@ -1,0 +1,53 @@
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "python/py_group.h"
+
+namespace tsps {
+
+void BindGroup(py::module_& module) {
+  py::class_<PyGroup>(module, "Group")
+      .def_static(
+          "create",
+          [](const std::string& path, const std::string& uuid, int threads) {
+            return std::make_unique<PyGroup>(
+                ValueOrThrow(WithoutGil([&] { return Group::Create(path, uuid); })), threads);
+          },
+          py::arg("path"), py::arg("uuid"), py::arg("threads") = 0)
+      .def_static(
+          "open",
+          [](const std::string& path, int threads) {
+            return std::make_unique<PyGroup>(
+                ValueOrThrow(WithoutGil([&] { return Group::Open(path); })), threads);
+          },
+          py::arg("path"), py::arg("threads") = 0)
+      .def("open_writer", &PyGroup::OpenWriter)
+      .def("close_writer", &PyGroup::CloseWriter)
+      .def("is_writer", &PyGroup::IsWriter)
+      .def("info", &PyGroup::Info)
+      .def("counters", &PyGroup::Counters)
+      .def("step", &PyGroup::Step)
+      .def("wait_for_step", &PyGroup::WaitForStep, py::arg("step"), py::arg("timeout_s"))
+      .def("find_table", &PyGroup::FindTable, py::arg("name"))
+      .def("table_count", &PyGroup::TableCount)
+      .def("table_info", &PyGroup::TableInfo, py::arg("table"))
+      .def("stats", &PyGroup::Stats, py::arg("table"))
+      .def("create_table", &PyGroup::CreateTable, py::kw_only(), py::arg("name"), py::arg("uuid"),
+           py::arg("dim"), py::arg("key_limit"), py::arg("max_rows"), py::arg("initializer"))
+      .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
+           py::arg("slot_init"), py::arg("replace"))
+      .def("lookup", &PyGroup::Lookup, py::arg("table"), py::arg("keys").noconvert())
+      .def("entries", &PyGroup::Entries, py::arg("table"), py::arg("keys").noconvert(),
+           py::arg("with_slots"))
+      .def("keys", &PyGroup::Keys, py::arg("table"))
+      .def("apply_step", &PyGroup::ApplyStep, py::arg("step"), py::arg("updates"))
+      .def("assign", &PyGroup::Assign, py::arg("table"), py::arg("keys").noconvert(),
+           py::arg("rows").noconvert(), py::arg("slots"))
+      .def("erase", &PyGroup::Erase, py::arg("table"), py::arg("keys").noconvert())
+      .def("set_step", &PyGroup::SetStep, py::arg("step"))
+      .def("verify", &PyGroup::Verify);
+}
+
+}  // namespace tsps

@@ -1,0 +1,122 @@
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/parameter_file.h"
+#include "python/convert.h"
+
+namespace tsps {
+
+namespace {
+
+py::dict ToPython(const ParameterFileInfo& info) {
+  py::dict result;
+  result["dim"] = info.dim;
+  result["n_rows"] = info.n_rows;
+  result["key_limit"] = info.key_limit;
+  result["step"] = info.step;
+  result["optimizer"] = tsps::ToPython(info.optimizer);
+  result["initializer"] = tsps::ToPython(info.initializer);
+  return result;
+}
+
+class PyParameterFileReader {
+ public:
+  explicit PyParameterFileReader(const std::string& path)
+      : reader_(ValueOrThrow(WithoutGil([&] { return ParameterFileReader::Open(path); }))) {}
+
+  py::dict Info() const { return ToPython(reader_->info()); }
+  size_t Blocks() const { return reader_->n_blocks(); }
+
+  py::tuple ReadBlock(size_t block, bool with_slots) const {
+    if (block >= reader_->n_blocks()) {
+      Throw(Error(Code::kInvalidArgument, "block must be below ", reader_->n_blocks(),
+                  ". Received: ", block));
+    }
+    const size_t n = reader_->rows_in_block(block);
+    const auto dim = static_cast<int64_t>(reader_->info().dim);
+    KeyArray keys(static_cast<py::ssize_t>(n));
+    FloatArray rows = NewRows(n, dim);
+    py::list slots;
+    std::vector<float*> slot_data;
+    for (int slot = 0; with_slots && slot < SlotCount(reader_->info().optimizer.kind); ++slot) {
+      FloatArray values = NewRows(n, dim);
+      slot_data.push_back(values.mutable_data());
+      slots.append(std::move(values));
+    }
+    int64_t* key_data = keys.mutable_data();
+    float* row_data = rows.mutable_data();
+    ThrowIfError(WithoutGil([&] {
+      return reader_->ReadBlock(block, key_data, row_data,
+                                slot_data.empty() ? nullptr : slot_data.data());
+    }));
+    return py::make_tuple(std::move(keys), std::move(rows), std::move(slots));
+  }
+
+ private:
+  std::unique_ptr<ParameterFileReader> reader_;
+};
+
+class PyParameterFileWriter {
+ public:
+  PyParameterFileWriter(const std::string& path, int64_t dim, uint64_t n_rows, int64_t key_limit,
+                        uint64_t step, const std::string& optimizer,
+                        const std::vector<float>& slot_init, const py::dict& initializer) {
+    info_.dim = static_cast<uint32_t>(dim);
+    info_.n_rows = n_rows;
+    info_.key_limit = key_limit;
+    info_.step = step;
+    info_.optimizer = OptimizerFromPython(optimizer, slot_init);
+    info_.initializer = InitializerFromPython(initializer);
+    writer_ = ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_); }));
+  }
+
+  void Append(const KeyArray& keys, const FloatArray& rows, const std::vector<FloatArray>& slots) {
+    const size_t n = KeyCount(keys);
+    CheckRows(rows, n, info_.dim, "rows");
+    std::vector<const float*> slot_data;
+    for (const FloatArray& values : slots) {
+      CheckRows(values, n, info_.dim, "slots");
+      slot_data.push_back(values.data());
+    }
+    if (slots.size() != static_cast<size_t>(SlotCount(info_.optimizer.kind))) {
+      Throw(Error(Code::kInvalidArgument, "expected ", SlotCount(info_.optimizer.kind),
+                  " slots. Received: ", slots.size()));
+    }
+    const int64_t* key_data = keys.data();
+    const float* row_data = rows.data();
+    ThrowIfError(
+        WithoutGil([&] { return writer_->Append(key_data, row_data, slot_data.data(), n); }));
+  }
+
+  void Finish() {
+    ThrowIfError(WithoutGil([&] { return writer_->Finish(); }));
+  }
+
+ private:
+  ParameterFileInfo info_;
+  std::unique_ptr<ParameterFileWriter> writer_;
+};
+
+}  // namespace
+
+void BindParameterFile(py::module_& module) {
+  py::class_<PyParameterFileReader>(module, "ParameterFileReader")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def("info", &PyParameterFileReader::Info)
+      .def("blocks", &PyParameterFileReader::Blocks)
+      .def("read_block", &PyParameterFileReader::ReadBlock, py::arg("block"),
+           py::arg("with_slots"));
+  py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
+      .def(py::init<const std::string&, int64_t, uint64_t, int64_t, uint64_t, const std::string&,
+                    const std::vector<float>&, const py::dict&>(),
+           py::kw_only(), py::arg("path"), py::arg("dim"), py::arg("n_rows"), py::arg("key_limit"),
+           py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"))
+      .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
+           py::arg("rows").noconvert(), py::arg("slots"))
+      .def("finish", &PyParameterFileWriter::Finish);
+}
+
+}  // namespace tsps

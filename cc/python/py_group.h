@@ -1,0 +1,116 @@
+// PyGroup: a Group, and in one process its writer, for Python.
+#ifndef TFSPS_PYTHON_PY_GROUP_H_
+#define TFSPS_PYTHON_PY_GROUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/group.h"
+#include "executor/eigen_executor.h"
+#include "python/convert.h"
+
+namespace tsps {
+
+// (table, keys int64[n], gradients float[n, dim], counts int32[n] or None, hyper)
+using PyUpdate =
+    std::tuple<int, KeyArray, FloatArray, std::optional<CountArray>, std::vector<float>>;
+
+// A group and, in one process, its writer. Thread-safe: reads go to the Group, writes are
+// serialised here.
+class PyGroup {
+ public:
+  PyGroup(std::shared_ptr<Group> group, int threads)
+      : group_(std::move(group)), executor_(std::make_unique<EigenExecutor>(threads)) {}
+  ~PyGroup() { CloseWriter(); }
+
+  void OpenWriter() {
+    ThrowIfError(WithoutGil([&]() -> Status {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (writer_ != nullptr) return Status();
+      TSPS_ASSIGN_OR_RETURN(writer_, group_->OpenWriter());
+      return Status();
+    }));
+  }
+  void CloseWriter() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    writer_.reset();
+  }
+  bool IsWriter() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return writer_ != nullptr;
+  }
+
+  py::dict Info() const;
+  py::dict Counters() const;
+  uint64_t Step() const { return group_->step(); }
+  void WaitForStep(uint64_t step, double timeout_s) const {
+    ThrowIfError(WithoutGil([&] { return group_->WaitForStep(step, timeout_s, nullptr); }));
+  }
+
+  int FindTable(const std::string& name) { return ValueOrThrow(group_->FindTable(name)); }
+  int TableCount() const { return group_->table_count(); }
+  py::dict TableInfo(int table) const;
+  py::dict Stats(int table);
+
+  int CreateTable(const std::string& name, const std::string& uuid, int64_t dim, int64_t key_limit,
+                  int64_t max_rows, const py::dict& initializer);
+  void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
+                     bool replace);
+
+  FloatArray Lookup(int table, const KeyArray& keys);
+
+  // (found bool[n], rows float[n, dim], [slot float[n, dim]]); what is absent is zero.
+  py::tuple Entries(int table, const KeyArray& keys, bool with_slots);
+
+  KeyArray Keys(int table);
+
+  void ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates);
+
+  void Assign(int table, const KeyArray& keys, const FloatArray& rows,
+              const std::vector<FloatArray>& slots);
+
+  size_t Erase(int table, const KeyArray& keys);
+  void SetStep(uint64_t step) {
+    ThrowIfError(Write([&](GroupWriter& writer) { return writer.SetStep(step); }));
+  }
+  void Verify() {
+    ThrowIfError(Write([&](GroupWriter& writer) { return writer.Verify(); }));
+  }
+
+ private:
+  void Check(int table) const {
+    if (table < 0 || table >= group_->table_count()) {
+      Throw(Error(Code::kInvalidArgument, "no table ", table, " in ", group_->path()));
+    }
+  }
+  template <typename Body>
+  Status Read(const Body& body) {
+    return WithoutGil([&] { return group_->Read(body); });
+  }
+  template <typename Body>
+  Status Write(const Body& body) {
+    return WithoutGil([&]() -> Status {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (writer_ == nullptr) {
+        return Error(Code::kFailedPrecondition, group_->path(),
+                     " is open for reading; open it with mode \"r+\"");
+      }
+      return body(*writer_);
+    });
+  }
+
+  const std::shared_ptr<Group> group_;
+  const std::unique_ptr<EigenExecutor> executor_;
+  std::mutex mutex_;
+  std::unique_ptr<GroupWriter> writer_;  // after group_: destroyed first
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_PYTHON_PY_GROUP_H_

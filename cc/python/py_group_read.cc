@@ -1,0 +1,151 @@
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "core/racy_copy.h"
+#include "python/py_group.h"
+
+namespace tsps {
+
+py::dict PyGroup::Info() const {
+  const GroupInfo info = WithoutGil([&] { return group_->Info(); });
+  py::dict result;
+  result["path"] = info.path;
+  result["uuid"] = info.uuid;
+  result["step"] = info.step;
+  result["version"] = info.version;
+  result["writer_pid"] = info.writer_pid;
+  result["writer_alive"] = info.writer_alive;
+  result["bytes"] = info.bytes;
+  return result;
+}
+
+py::dict PyGroup::Counters() const {
+  const GroupCounters& counters = group_->counters();
+  py::dict result;
+  result["read_retries"] = counters.read_retries.load();
+  result["read_blocked_ns_max"] = counters.read_blocked_ns_max.load();
+  result["steps_applied"] = counters.steps_applied.load();
+  result["rows_written"] = counters.rows_written.load();
+  result["growth_splits"] = counters.growth_splits.load();
+  result["growth_ns_max"] = counters.growth_ns_max.load();
+  result["publish_ns_max"] = counters.publish_ns_max.load();
+  return result;
+}
+
+py::dict PyGroup::TableInfo(int table) const {
+  Check(table);
+  const TableConfig& config = group_->config(table);
+  py::dict result;
+  result["name"] = config.name;
+  result["uuid"] = config.uuid;
+  result["dim"] = config.dim;
+  result["key_limit"] = config.key_limit;
+  result["max_rows"] = config.max_rows;
+  result["initializer"] = ToPython(config.initializer);
+  return result;
+}
+
+py::dict PyGroup::Stats(int table) {
+  Check(table);
+  TableStats stats;
+  ThrowIfError(Read([&](const Snapshot& snapshot) {
+    stats = snapshot.Stats(table);
+    return Status();
+  }));
+  py::dict result;
+  result["rows"] = stats.rows;
+  result["row_capacity"] = stats.row_capacity;
+  result["segments"] = stats.segments;
+  result["bytes"] = stats.bytes;
+  result["optimizer"] = ToPython(stats.optimizer);
+  return result;
+}
+
+FloatArray PyGroup::Lookup(int table, const KeyArray& keys) {
+  Check(table);
+  const size_t n = KeyCount(keys);
+  const int64_t* key_data = keys.data();
+  const TableConfig& config = group_->config(table);
+  ThrowIfError(group_->CheckKeys(table, key_data, n));
+  FloatArray rows = NewRows(n, config.dim);
+  float* out = rows.mutable_data();
+  const auto dim = static_cast<size_t>(config.dim);
+  std::vector<const float*> found(n);
+  ThrowIfError(Read([&](const Snapshot& snapshot) {
+    snapshot.Find(table, key_data, n, found.data());
+    executor_->ParallelFor(n, 1024, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        if (found[i] != nullptr) RacyRead(out + i * dim, found[i], dim * sizeof(float));
+      }
+    });
+    return Status();
+  }));
+  WithoutGil([&] {
+    for (size_t i = 0; i < n; ++i) {
+      if (found[i] == nullptr) InitialRow(config.initializer, key_data[i], dim, out + i * dim);
+    }
+  });
+  return rows;
+}
+
+py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
+  Check(table);
+  const size_t n = KeyCount(keys);
+  const int64_t* key_data = keys.data();
+  const int64_t dim = group_->config(table).dim;
+  const auto width = static_cast<size_t>(dim);
+  py::array_t<bool> found(static_cast<py::ssize_t>(n));
+  FloatArray rows = NewRows(n, dim);
+  std::vector<FloatArray> slots;
+  OptimizerKind kind = OptimizerKind::kNone;
+  if (with_slots) {
+    ThrowIfError(Read([&](const Snapshot& snapshot) {
+      kind = snapshot.Stats(table).optimizer.kind;
+      return Status();
+    }));
+  }
+  std::vector<float*> slot_data;
+  for (int slot = 0; slot < SlotCount(kind); ++slot) {
+    slots.push_back(NewRows(n, dim));
+    slot_data.push_back(slots.back().mutable_data());
+  }
+  bool* found_data = found.mutable_data();
+  float* row_data = rows.mutable_data();
+  std::vector<uint32_t> numbers(n);
+  ThrowIfError(Read([&](const Snapshot& snapshot) -> Status {
+    if (with_slots && snapshot.Stats(table).optimizer.kind != kind) {
+      return Error(Code::kUnavailable, "table ", group_->config(table).name, " of ", group_->path(),
+                   " got another optimizer while it was read");
+    }
+    snapshot.FindRows(table, key_data, n, numbers.data());
+    for (size_t i = 0; i < n; ++i) {
+      found_data[i] = numbers[i] != kAbsentRow;
+      if (!found_data[i]) {
+        std::fill_n(row_data + i * width, width, 0.0f);
+        for (float* values : slot_data) std::fill_n(values + i * width, width, 0.0f);
+        continue;
+      }
+      RacyRead(row_data + i * width, snapshot.Row(table, numbers[i]), width * sizeof(float));
+      for (size_t slot = 0; slot < slot_data.size(); ++slot) {
+        RacyRead(slot_data[slot] + i * width,
+                 snapshot.Slot(table, static_cast<int>(slot), numbers[i]), width * sizeof(float));
+      }
+    }
+    return Status();
+  }));
+  return py::make_tuple(std::move(found), std::move(rows), std::move(slots));
+}
+
+KeyArray PyGroup::Keys(int table) {
+  Check(table);
+  std::vector<int64_t> keys;
+  ThrowIfError(Read([&](const Snapshot& snapshot) {
+    keys.clear();
+    snapshot.ForEach(table, [&](int64_t key, uint32_t) { keys.push_back(key); });
+    return Status();
+  }));
+  return KeyArray(static_cast<py::ssize_t>(keys.size()), keys.data());
+}
+
+}  // namespace tsps

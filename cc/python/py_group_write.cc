@@ -1,0 +1,142 @@
+#include "core/merge.h"
+#include "python/py_group.h"
+
+namespace tsps {
+
+namespace {
+
+// One update with its pointers taken out, so that it can be used without the GIL.
+struct UpdateView {
+  int table;
+  const int64_t* keys;
+  const float* gradients;
+  const int32_t* counts;
+  size_t n;
+  int64_t dim;
+  const std::vector<float>* hyper;
+};
+
+// Reduces the gradients of equal keys. `keys` and `gradients` of `update` then point into `merged`.
+struct MergedUpdate {
+  MergedGradients merged;
+  std::vector<float> gradients;
+};
+
+Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
+             TableUpdate* update) {
+  // Without counts the rows come from one rank: a repeated key's gradients are added up, not
+  // averaged.
+  const Reduction reduction = view.counts == nullptr ? Reduction::kLocal : Reduction::kFrequency;
+  // Before merging: a NaN would hide which of the caller's rows it came in.
+  const int64_t bad =
+      FirstNonFiniteRow(view.gradients, view.n, static_cast<size_t>(view.dim), executor);
+  if (bad >= 0) {
+    return Error(Code::kInvalidArgument, "gradient row ", bad, ", of key ", view.keys[bad],
+                 ", is not finite; no part of the step is applied");
+  }
+  std::vector<int32_t> inverse(view.n);
+  TSPS_RETURN_IF_ERROR(MergeKeys(view.keys, view.counts, view.n, reduction, inverse.data(),
+                                 &merged->merged, executor));
+  merged->gradients.resize(merged->merged.keys.size() * static_cast<size_t>(view.dim));
+  TSPS_RETURN_IF_ERROR(MergeRows(view.gradients, inverse.data(), view.n,
+                                 static_cast<size_t>(view.dim), merged->merged, reduction, 1,
+                                 merged->gradients.data(), executor));
+  update->table = view.table;
+  update->keys = merged->merged.keys.data();
+  update->gradients = merged->gradients.data();
+  update->n = merged->merged.keys.size();
+  update->hyper = view.hyper->data();
+  update->n_hyper = view.hyper->size();
+  return Status();
+}
+
+}  // namespace
+
+int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64_t dim,
+                         int64_t key_limit, int64_t max_rows, const py::dict& initializer) {
+  TableConfig config{name, uuid, dim, key_limit, max_rows, InitializerFromPython(initializer)};
+  int table = 0;
+  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+    TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(config));
+    return Status();
+  }));
+  return table;
+}
+
+void PyGroup::BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
+                            bool replace) {
+  Check(table);
+  const OptimizerConfig config = OptimizerFromPython(kind, slot_init);
+  ThrowIfError(
+      Write([&](GroupWriter& writer) { return writer.BindOptimizer(table, config, replace); }));
+}
+
+void PyGroup::ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates) {
+  std::vector<UpdateView> views;
+  for (const auto& [table, keys, gradients, counts, hyper] : updates) {
+    Check(table);
+    const size_t n = KeyCount(keys);
+    const int64_t dim = group_->config(table).dim;
+    CheckRows(gradients, n, dim, "gradients");
+    if (counts.has_value() && (counts->ndim() != 1 || static_cast<size_t>(counts->shape(0)) != n)) {
+      Throw(Error(Code::kInvalidArgument, "counts must have the shape [", n, "]"));
+    }
+    views.push_back({table, keys.data(), gradients.data(),
+                     counts.has_value() ? counts->data() : nullptr, n, dim, &hyper});
+  }
+  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+    std::vector<MergedUpdate> merged(views.size());
+    std::vector<TableUpdate> parts(views.size());
+    for (size_t i = 0; i < views.size(); ++i) {
+      TSPS_RETURN_IF_ERROR(group_->CheckKeys(views[i].table, views[i].keys, views[i].n));
+      TSPS_RETURN_IF_ERROR(Merge(views[i], *executor_, &merged[i], &parts[i]));
+    }
+    return writer.ApplyStep(step, parts, *executor_);
+  }));
+}
+
+void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
+                     const std::vector<FloatArray>& slots) {
+  Check(table);
+  const size_t n = KeyCount(keys);
+  const int64_t dim = group_->config(table).dim;
+  CheckRows(rows, n, dim, "rows");
+  std::vector<const float*> slot_data;
+  for (const FloatArray& values : slots) {
+    CheckRows(values, n, dim, "slots");
+    slot_data.push_back(values.data());
+  }
+  const int64_t* key_data = keys.data();
+  const float* row_data = rows.data();
+  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+    if (!slot_data.empty()) {
+      OptimizerKind kind = OptimizerKind::kNone;
+      TSPS_RETURN_IF_ERROR(group_->Read([&](const Snapshot& snapshot) {
+        kind = snapshot.Stats(table).optimizer.kind;
+        return Status();
+      }));
+      if (static_cast<size_t>(SlotCount(kind)) != slot_data.size()) {
+        return Error(Code::kInvalidArgument, "table ", group_->config(table).name, " of ",
+                     group_->path(), " has ", SlotCount(kind), " slots (optimizer ",
+                     OptimizerKindName(kind), "). Received: ", slot_data.size());
+      }
+    }
+    TSPS_RETURN_IF_ERROR(group_->CheckKeys(table, key_data, n));
+    return writer.Assign(table, key_data, row_data, slot_data.empty() ? nullptr : slot_data.data(),
+                         n, *executor_);
+  }));
+}
+
+size_t PyGroup::Erase(int table, const KeyArray& keys) {
+  Check(table);
+  const size_t n = KeyCount(keys);
+  const int64_t* key_data = keys.data();
+  size_t erased = 0;
+  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+    TSPS_ASSIGN_OR_RETURN(erased, writer.Erase(table, key_data, n));
+    return Status();
+  }));
+  return erased;
+}
+
+}  // namespace tsps

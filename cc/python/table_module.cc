@@ -1,0 +1,9 @@
+// tf_sparse_ps._table: the core for Python, without TensorFlow. tf_sparse_ps/table.py is its only
+// user.
+#include "python/convert.h"
+
+PYBIND11_MODULE(_table, module) {
+  module.doc() = "Table groups and sparse-parameter files. Private: use tf_sparse_ps.Table.";
+  tsps::BindGroup(module);
+  tsps::BindParameterFile(module);
+}

@@ -1,0 +1,254 @@
+// A writer is killed at named points of its mutations, and its successor at named points of the recovery. Afterwards a
+// reader (which cannot roll back) and a writer (which can) must both see the group as of a whole mutation: the last
+// reported one or the one in progress.
+//
+// The expected states come from the same sequence of mutations in a group that nobody kills.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/group_fixture.h"
+
+#ifdef TFSPS_FAULT_POINTS
+
+namespace tsps {
+namespace {
+
+constexpr int kMutations = 40;
+constexpr int64_t kDims[] = {4, 6};
+
+Status SetUpGroup(GroupWriter& writer) {
+  for (int t = 0; t < 2; ++t) {
+    TSPS_ASSIGN_OR_RETURN(const int table, writer.CreateTable(MakeConfig(t == 0 ? "a" : "b", kDims[t], static_cast<uint64_t>(t))));
+    OptimizerConfig optimizer;
+    optimizer.kind = t == 0 ? OptimizerKind::kAdagrad : OptimizerKind::kAdam;
+    optimizer.slot_init[0] = t == 0 ? 0.1f : 0.0f;
+    TSPS_RETURN_IF_ERROR(writer.BindOptimizer(table, optimizer, false));
+  }
+  return Status();
+}
+
+// Mutation i of the sequence: a function of i and the committed state alone.
+Status Mutate(Group& group, GroupWriter& writer, int i) {
+  std::mt19937_64 random(static_cast<uint64_t>(i) * 977 + 5);
+  SerialExecutor serial;
+  const auto draw = [&](size_t n) {
+    std::vector<int64_t> keys;
+    // Half from a few hundred hot keys, which are updated again and again; half makes the index grow.
+    for (size_t k = 0; k < n; ++k) keys.push_back(static_cast<int64_t>(random() % (k % 2 == 0 ? 500 : 60000)) * 7919);
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    return keys;
+  };
+  if (i % 5 == 3) {
+    const int t = static_cast<int>(random() % 2);
+    const std::vector<int64_t> keys = draw(300);
+    const std::vector<float> rows(keys.size() * static_cast<size_t>(kDims[t]), static_cast<float>(i));
+    return writer.Assign(t, keys.data(), rows.data(), nullptr, keys.size(), serial);
+  }
+  if (i % 5 == 4) {
+    const std::vector<int64_t> keys = draw(4000);
+    auto erased = writer.Erase(static_cast<int>(random() % 2), keys.data(), keys.size());
+    return erased.status();
+  }
+  if (i == 20) {  // replaces the slots of a table that has rows
+    OptimizerConfig sgd;
+    sgd.kind = OptimizerKind::kSgd;
+    return writer.BindOptimizer(1, sgd, true);
+  }
+  std::vector<TableUpdate> updates(2);
+  std::vector<int64_t> keys[2];
+  std::vector<float> gradients[2];
+  const float adagrad[] = {0.5f, 1e-7f};
+  const float adam[] = {0.01f, 0.9f, 0.999f, 1e-7f, static_cast<float>(group.step() + 1)};
+  for (int t = 0; t < 2; ++t) {
+    keys[t] = draw(1200);
+    gradients[t].resize(keys[t].size() * static_cast<size_t>(kDims[t]));
+    for (float& g : gradients[t]) g = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 1000;
+    updates[static_cast<size_t>(t)] = {t, keys[t].data(), gradients[t].data(), keys[t].size(), adagrad, 2};
+  }
+  if (i < 20) {
+    updates[1].hyper = adam;
+    updates[1].n_hyper = 5;
+  } else {
+    updates[1].n_hyper = 1;
+  }
+  return writer.ApplyStep(group.step() + 1, updates, serial);
+}
+
+uint64_t MutationsDone(Group& group) { return group.Info().step + group.Info().version; }
+
+class CrashTest : public ::testing::Test {
+ protected:
+  // The states after the set-up (4 mutations) and after each mutation.
+  static void SetUpTestSuite() {
+    TempDir dir;
+    auto group = Group::Create(dir / "g", kUuid);
+    ASSERT_TRUE(group.ok());
+    auto writer = (*group)->OpenWriter();
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TSPS_OK(SetUpGroup(**writer));
+    expected_ = new std::vector<Image>;
+    first_ = MutationsDone(**group);
+    expected_->push_back(ReadImage(**group));
+    for (int i = 0; i < kMutations; ++i) {
+      ASSERT_TSPS_OK(Mutate(**group, **writer, i));
+      ASSERT_EQ(MutationsDone(**group), first_ + expected_->size());
+      expected_->push_back(ReadImage(**group));
+    }
+    ASSERT_TSPS_OK((*writer)->Verify());
+    ASSERT_GT((*group)->counters().growth_splits.load(), 4u);
+  }
+
+  void MakeGroup() {
+    auto group = Group::Create(Path(), kUuid);
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    auto writer = (*group)->OpenWriter();
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TSPS_OK(SetUpGroup(**writer));
+  }
+
+  // Runs `body` in a child with a kill at the n-th passage of `point`. True if it was killed there.
+  template <typename Body>
+  bool KilledAt(const std::string& point, long n, const Body& body) {
+    const pid_t child = fork();
+    if (child == 0) {
+      setenv("TFSPS_FAULT_KILL", (point + ":" + std::to_string(n)).c_str(), 1);
+      body();
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (WIFSIGNALED(status)) {
+      EXPECT_EQ(WTERMSIG(status), SIGKILL);
+      return true;
+    }
+    EXPECT_EQ(WEXITSTATUS(status), 0) << "the child failed";
+    return false;
+  }
+
+  // Carries the sequence on from wherever the group is.
+  void Work() const {
+    auto group = Group::Open(Path());
+    if (!group.ok()) _exit(10);
+    auto writer = (*group)->OpenWriter();
+    if (!writer.ok()) _exit(11);
+    for (int i = static_cast<int>(MutationsDone(**group) - first_); i < kMutations; ++i) {
+      if (!Mutate(**group, **writer, i).ok()) _exit(12);
+    }
+  }
+
+  // What the group must be, given how many mutations are committed.
+  void ExpectWhole(const std::string& when) {
+    auto group = Group::Open(Path());
+    ASSERT_TRUE(group.ok()) << when << ": " << group.status().message();
+    const uint64_t done = MutationsDone(**group);
+    ASSERT_GE(done, first_) << when;
+    ASSERT_LE(done - first_, static_cast<uint64_t>(kMutations)) << when;
+    EXPECT_TRUE(ReadImage(**group) == (*expected_)[done - first_]) << when << ": torn at mutation " << done - first_;
+    for (const int64_t absent : {int64_t{-1}, int64_t{INT64_MIN}}) {
+      std::vector<float> initial(4);
+      InitialRow((*group)->config(0).initializer, absent, 4, initial.data());
+      EXPECT_EQ(LookupRow(**group, 0, absent), initial) << when;
+    }
+  }
+
+  std::string Path() const { return dir_ / "g"; }
+
+  TempDir dir_;
+  static std::vector<Image>* expected_;
+  static uint64_t first_;
+};
+
+std::vector<Image>* CrashTest::expected_ = nullptr;
+uint64_t CrashTest::first_ = 0;
+
+class KillPointTest : public CrashTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(KillPointTest, EveryKillLeavesAWholeMutation) {
+  MakeGroup();
+  int kills = 0;
+  long n = 1;
+  // The same group is killed again and again, later and later, until a child gets through.
+  while (KilledAt(GetParam(), n, [&] { Work(); })) {
+    ++kills;
+    const std::string when = std::string(GetParam()) + ":" + std::to_string(n);
+    ExpectWhole(when + ", seen by a reader");
+    if (HasFatalFailure()) return;
+    // Recovery itself is killed, too, wherever it has something to do.
+    for (const char* point : {"recovery.row", "recovery.insert", "recovery.segment", "publish.record"}) {
+      if (KilledAt(point, 1 + kills % 5, [&] { auto group = Group::Open(Path()); auto writer = (*group)->OpenWriter(); })) {
+        ExpectWhole(when + " and " + point);
+        if (HasFatalFailure()) return;
+      }
+    }
+    auto group = Group::Open(Path());
+    ASSERT_TRUE(group.ok());
+    auto writer = (*group)->OpenWriter();
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    ASSERT_TSPS_OK((*writer)->Verify());
+    writer->reset();
+    ExpectWhole(when + ", after recovery");
+    if (HasFatalFailure()) return;
+    n += 1 + n;
+  }
+  ExpectWhole("at the end");
+  auto group = Group::Open(Path());
+  EXPECT_EQ(MutationsDone(**group) - first_, static_cast<uint64_t>(kMutations));
+  EXPECT_GE(kills, 2) << "the point is hardly ever passed";
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, KillPointTest,
+                         ::testing::Values("undo.reserved", "undo.record", "begin.undo_valid", "begin.odd", "apply.row",
+                                           "assign.row", "erase.entry", "commit.insert", "publish.record",
+                                           "publish.even", "split.undo", "split.rebuilt", "split.directory",
+                                           "double.directory", "reserve.grown"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '.', '_');
+                           return name;
+                         });
+
+TEST_F(CrashTest, AKilledTableCreationLeavesNoTable) {
+  MakeGroup();
+  const auto create = [&] {
+    auto group = Group::Open(Path());
+    auto writer = (*group)->OpenWriter();
+    if (!(*writer)->CreateTable(MakeConfig("late", 3, 2)).ok()) _exit(13);
+  };
+  for (const char* point : {"create.files", "begin.odd", "publish.record"}) {
+    ASSERT_TRUE(KilledAt(point, 1, create));
+    auto group = Group::Open(Path());
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    EXPECT_EQ((*group)->table_count(), 2) << point;
+  }
+  ASSERT_FALSE(KilledAt("none", 1, create));
+  EXPECT_EQ((*Group::Open(Path()))->table_count(), 3);
+}
+
+// The harness must be able to fail: without undoing, kills in the middle of an update are visible.
+TEST_F(CrashTest, WithoutTheUndoLogTheHarnessFindsTornRows) {
+  setenv("TFSPS_FAULT_OFF", "undo", 1);
+  MakeGroup();
+  int torn = 0;
+  for (long n = 30; n < 20000 && torn == 0; n += n / 2) {
+    if (!KilledAt("apply.row", n, [&] { Work(); })) break;
+    const bool found = !KilledAt("none", 1, [&] {
+      auto group = Group::Open(Path());
+      auto writer = (*group)->OpenWriter();
+      const uint64_t done = MutationsDone(**group) - first_;
+      if (!(ReadImage(**group) == (*expected_)[done])) kill(getpid(), SIGKILL);
+    });
+    torn += !found;
+  }
+  unsetenv("TFSPS_FAULT_OFF");
+  EXPECT_GT(torn, 0);
+}
+
+}  // namespace
+}  // namespace tsps
+
+#endif  // TFSPS_FAULT_POINTS

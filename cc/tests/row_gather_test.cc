@@ -1,0 +1,87 @@
+#include "core/row_gather.h"
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "core/initializer.h"
+#include "executor/eigen_executor.h"
+#include "tests/group_fixture.h"
+
+namespace tsps {
+namespace {
+
+class RowGatherTest : public GroupTest {
+ protected:
+  // Rows of keys 0, 3, 6, ... are trained, the others absent.
+  void Train(int table, int64_t n) {
+    std::vector<int64_t> keys;
+    for (int64_t key = 0; key < n; key += 3) keys.push_back(key);
+    ASSERT_TSPS_OK(Step(table, keys, 0.5f));
+  }
+};
+
+TEST_F(RowGatherTest, CopiesTrainedAndInitialRowsOnAnyNumberOfThreads) {
+  constexpr int64_t kKeys = 20000;
+  constexpr size_t kDim = 12;
+  const int t = AddTable("t", kDim);
+  Train(t, kKeys);
+  std::vector<int64_t> keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  std::vector<int32_t> inverse;
+  for (int64_t i = 0; i < 3 * kKeys; ++i) inverse.push_back(static_cast<int32_t>(i * 7919 % kKeys));
+
+  std::vector<float> expected;
+  for (const int32_t position : inverse) {
+    std::vector<float> row(kDim);
+    InitialRow(group_->config(t).initializer, position, kDim, row.data());
+    for (float& x : row) expected.push_back(position % 3 == 0 ? x - 0.5f : x);
+  }
+  for (const int threads : {1, 4}) {
+    EigenExecutor executor(threads);
+    RowGather gather(*group_, t, keys.data(), keys.size());
+    std::vector<float> out(inverse.size() * kDim);
+    ASSERT_TSPS_OK(group_->Read([&](const Snapshot& snapshot) {
+      gather.Find(snapshot, executor);
+      CopyRows(gather.rows(), inverse.data(), inverse.size(), kDim, out.data(), executor);
+      return Status();
+    }));
+    EXPECT_EQ(gather.n_absent(), static_cast<size_t>(kKeys - (kKeys + 2) / 3));
+    EXPECT_EQ(out, expected) << threads << " threads";
+  }
+}
+
+TEST_F(RowGatherTest, FindsAgainWhenOtherKeysAreAbsent) {
+  const int t = AddTable("t", 4);
+  const std::vector<int64_t> keys = {1, 2, 3};
+  RowGather gather(*group_, t, keys.data(), keys.size());
+  SerialExecutor serial;
+  const auto find = [&] {
+    return group_->Read([&](const Snapshot& snapshot) {
+      gather.Find(snapshot, serial);
+      return Status();
+    });
+  };
+  ASSERT_TSPS_OK(find());
+  EXPECT_EQ(gather.n_absent(), 3u);
+  const std::vector<float> initial(gather.rows()[1], gather.rows()[1] + 4);
+  ASSERT_TSPS_OK(Step(t, {2}, 0.25f));
+  ASSERT_TSPS_OK(find());
+  EXPECT_EQ(gather.n_absent(), 2u);
+  EXPECT_EQ(gather.rows()[1][3], initial[3] - 0.25f);
+}
+
+TEST_F(RowGatherTest, TakesNoKeys) {
+  const int t = AddTable("t", 4);
+  RowGather gather(*group_, t, nullptr, 0);
+  SerialExecutor serial;
+  ASSERT_TSPS_OK(group_->Read([&](const Snapshot& snapshot) {
+    gather.Find(snapshot, serial);
+    CopyRows(gather.rows(), nullptr, 0, 4, nullptr, serial);
+    return Status();
+  }));
+  EXPECT_EQ(gather.n_absent(), 0u);
+}
+
+}  // namespace
+}  // namespace tsps

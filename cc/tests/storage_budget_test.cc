@@ -1,0 +1,71 @@
+#include "core/storage_budget.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/mapped_file.h"
+#include "tests/temp_dir.h"
+
+namespace tsps {
+namespace {
+
+class CgroupTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& path, const std::string& content) {
+    std::filesystem::create_directories(std::filesystem::path(dir_ / path).parent_path());
+    std::ofstream(dir_ / path) << content << "\n";
+  }
+  uint64_t Headroom() { return CgroupHeadroom(dir_ / "proc", dir_ / "cg"); }
+  TempDir dir_;
+};
+
+TEST_F(CgroupTest, NoCgroupIsNoLimit) { EXPECT_EQ(Headroom(), UINT64_MAX); }
+
+TEST_F(CgroupTest, TheTightestAncestorCounts) {
+  Write("proc", "0::/a/b");
+  Write("cg/a/b/memory.max", "max");
+  Write("cg/a/memory.max", "1000");
+  Write("cg/a/memory.current", "400");
+  Write("cg/memory.max", "5000");
+  Write("cg/memory.current", "100");
+  EXPECT_EQ(Headroom(), 600u);
+}
+
+TEST_F(CgroupTest, DroppablePageCacheIsFree) {
+  Write("proc", "0::/a");
+  Write("cg/a/memory.max", "1000");
+  Write("cg/a/memory.current", "900");
+  Write("cg/a/memory.stat", "anon 100\ninactive_file 300\nactive_file 200\nshmem 300");
+  EXPECT_EQ(Headroom(), 600u);
+}
+
+TEST_F(CgroupTest, VersionOneIsRead) {
+  Write("proc", "12:cpu,cpuacct:/x\n4:memory:/job");
+  Write("cg/memory/job/memory.limit_in_bytes", "2000");
+  Write("cg/memory/job/memory.usage_in_bytes", "500");
+  Write("cg/memory/memory.limit_in_bytes", "9223372036854771712");
+  Write("cg/memory/memory.usage_in_bytes", "1");
+  EXPECT_EQ(Headroom(), 1500u);
+}
+
+TEST_F(CgroupTest, AFullCgroupHasNoHeadroom) {
+  Write("proc", "0::/a");
+  Write("cg/a/memory.max", "1000");
+  Write("cg/a/memory.current", "2000");
+  EXPECT_EQ(Headroom(), 0u);
+}
+
+TEST(StorageBudget, MoreThanTheFileSystemHasIsRefusedBeforeAnythingIsTouched) {
+  TempDir dir;
+  auto file = MappedFile::Create(dir / "f", 4096, size_t{1} << 46);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  const Status status = (*file)->Reserve(size_t{1} << 45);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_NE(status.message().find("the file system has"), std::string::npos) << status.message();
+  EXPECT_EQ((*file)->size(), 4096u);
+}
+
+}  // namespace
+}  // namespace tsps
