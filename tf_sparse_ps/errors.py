@@ -1,0 +1,114 @@
+"""Exceptions of the table store, one class per kind of failure.
+
+All derive from `TableError`, and from the built-in exception a caller would expect: a key out of range is an
+`IndexError` and a `ValueError`, a full file system an `OSError`. The core's status codes become these classes in
+`_table` (C++) and, for TensorFlow's errors, in `from_tensorflow`; nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+class TableError(RuntimeError):
+    """Base class; also raised for a broken invariant, which is a bug."""
+
+
+class InvalidArgumentError(TableError, ValueError):
+    """The arguments can never work: shapes, types, a gradient that is not finite."""
+
+
+class NotFoundError(TableError, FileNotFoundError):
+    """There is no such group, table or file."""
+
+
+class TableExistsError(TableError, FileExistsError):
+    """Something to be created is there already."""
+
+
+class StateError(TableError):
+    """A valid request in the wrong state: not the writer, another uuid, another optimizer."""
+
+
+class KeyRangeError(TableError, IndexError, ValueError):
+    """A key is outside a bounded table."""
+
+
+class NoSpaceError(TableError, OSError):
+    """No room: file system, cgroup, row numbers, or address range."""
+
+
+class DamagedFileError(TableError, OSError):
+    """A file is truncated, foreign, newer or damaged."""
+
+
+class AccessError(TableError, PermissionError):
+    """Another user's file, a symbolic link in the way, or a folder that cannot be written."""
+
+
+class UnavailableError(TableError):
+    """The writer died, or the table changes too fast to be read."""
+
+
+class WaitTimeoutError(TableError, TimeoutError):
+    """A wait ran out of time."""
+
+
+class WriterLockedError(TableError, BlockingIOError):
+    """Another process, or this process's TensorFlow ops, is the group's writer."""
+
+
+class UnsupportedError(TableError, ValueError):
+    """Something that cannot work with shared tables, refused with the reason."""
+
+
+BY_CODE: dict[str, type[TableError]] = {
+    "invalid_argument": InvalidArgumentError,
+    "not_found": NotFoundError,
+    "already_exists": TableExistsError,
+    "failed_precondition": StateError,
+    "out_of_range": KeyRangeError,
+    "resource_exhausted": NoSpaceError,
+    "data_loss": DamagedFileError,
+    "permission_denied": AccessError,
+    "unavailable": UnavailableError,
+    "deadline_exceeded": WaitTimeoutError,
+    "aborted": WriterLockedError,
+    "internal": TableError,
+}
+
+# tf.errors classes by name, so that this module needs no TensorFlow.
+_BY_TENSORFLOW_CLASS: dict[str, type[TableError]] = {
+    "InvalidArgumentError": InvalidArgumentError,
+    "NotFoundError": NotFoundError,
+    "AlreadyExistsError": TableExistsError,
+    "FailedPreconditionError": StateError,
+    "OutOfRangeError": KeyRangeError,
+    "ResourceExhaustedError": NoSpaceError,
+    "DataLossError": DamagedFileError,
+    "PermissionDeniedError": AccessError,
+    "UnavailableError": UnavailableError,
+    "DeadlineExceededError": WaitTimeoutError,
+    "AbortedError": WriterLockedError,
+    "InternalError": TableError,
+}
+
+
+@contextlib.contextmanager
+def from_tensorflow(what: str) -> Iterator[None]:
+    """Turns a `tf.errors.OpError` raised inside into the class above that it came from.
+
+    Args:
+      what: What was being done; starts the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, TableError):
+            raise
+        for cls in type(error).__mro__:
+            if cls.__module__.startswith("tensorflow.") and cls.__name__ in _BY_TENSORFLOW_CLASS:
+                message = getattr(error, "message", str(error))
+                raise _BY_TENSORFLOW_CLASS[cls.__name__](f"{what}: {message}") from error
+        raise

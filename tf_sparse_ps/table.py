@@ -1,0 +1,578 @@
+"""`Table`: the store without TensorFlow.
+
+A table lies in a group's directory: `Table.create("/dev/shm/me/items/user", config)` makes the table `user` in the
+group `/dev/shm/me/items`. All tables of a group share one writer and one step. Within a process the groups are shared:
+two `Table` objects of one group use one mapping and one writer lock.
+
+While a TensorFlow job trains a group, the job's leader is its writer; open its tables with mode "r".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from tf_sparse_ps import _table, optimizers
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StateError,
+    TableError,
+    TableExistsError,
+    UnavailableError,
+)
+
+Keys = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+# keys and gradients, or keys, gradients and counts
+Update = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None]
+
+_CHUNK_BYTES = 32 << 20
+_PROGRESS_DELAY_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `Table.verify` found.
+
+    Attributes:
+      ok: Nothing is wrong.
+      problems: What is wrong, in words.
+      rows: Live keys of the table.
+      step: The group's committed step.
+    """
+
+    ok: bool
+    problems: tuple[str, ...]
+    rows: int
+    step: int
+
+
+# The groups this process has open by path; a group stays as long as one of its tables does.
+_groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_groups_lock = threading.Lock()
+
+
+def _group(path: str, *, create: bool = False) -> Any:
+    real = os.path.abspath(path)
+    with _groups_lock:
+        group = _groups.get(real)
+        if group is not None and not os.path.exists(os.path.join(real, "group")):
+            group = None  # removed behind our back; a new one may be made in its place
+        if group is None:
+            if create and not os.path.lexists(real):
+                group = _table.Group.create(real, secrets.token_hex(16))
+            else:
+                group = _table.Group.open(real)
+            _groups[real] = group
+        return group
+
+
+class Table:
+    """One table of a group. Reads are thread-safe; writes are serialised per group.
+
+    Use `create` or `open`. A context manager: leaving it closes the table.
+
+    Attributes:
+      path: `<group directory>/<table>`.
+      mode: "r" or "r+".
+      config: What the table is. Of a table that was opened, `config.initializer` is the resolved one, and
+        `config.optimizer` is the one given to `open`.
+      uuid: 32 hexadecimal digits.
+    """
+
+    def __init__(self, group: Any, index: int, config: TableConfig, mode: str) -> None:
+        info = group.table_info(index)
+        self.path = os.path.join(group.info()["path"], info["name"])
+        self.mode = mode
+        self.config = config
+        self.uuid: str = info["uuid"]
+        self._open_group: Any = group
+        self._index = index
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: TableConfig) -> Table:
+        """Makes a table, and its group when there is none, and opens it with mode "r+".
+
+        Args:
+          path: `<group directory>/<table>`; the last part must be `config.name`, and the group's parent must exist.
+          config: What to make. `config.optimizer` is bound; without one the table can be read and assigned, not
+            trained.
+
+        Raises:
+          TableExistsError: The table is there already.
+          WriterLockedError: Another process is the group's writer.
+          NoSpaceError, AccessError: From the file system.
+        """
+        folder, name = os.path.split(os.path.abspath(path))
+        if name != config.name:
+            raise InvalidArgumentError(f"the path must end with the table's name, {config.name!r}. Received: {path}")
+        resolved = config.resolved_initializer()
+        group = _group(folder, create=True)
+        group.open_writer()
+        seeds = (config.seed, resolved.seed, secrets.randbits(63))
+        index = group.create_table(
+            name=name,
+            uuid=secrets.token_hex(16),
+            dim=config.dim,
+            key_limit=config.key_limit or 0,
+            max_rows=config.max_rows or 0,
+            initializer={
+                "kind": resolved.kind,
+                "a": resolved.a,
+                "b": resolved.b,
+                "seed": next(seed for seed in seeds if seed is not None),
+                "salt": group.table_count(),
+            },
+        )
+        if config.optimizer is not None:
+            group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
+        table = cls(group, index, config, "r+")
+        if resolved.values is not None:
+            table._assign_chunked(np.arange(config.key_limit or 0, dtype=np.int64), resolved.values())
+        return table
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], mode: Literal["r", "r+"] = "r", config: TableConfig | None = None
+    ) -> Table:
+        """Opens a table.
+
+        Args:
+          path: `<group directory>/<table>`.
+          mode: "r" to read, beside any writer; "r+" to write, as the group's only writer.
+          config: What the table is expected to be: another width, key limit or optimizer is an error. Its optimizer's
+            hyperparameters are used by `apply_gradients`; without it the table cannot be trained.
+
+        Raises:
+          NotFoundError: No such group or table.
+          WriterLockedError: mode is "r+" and another process, or this process's TensorFlow ops, is the writer.
+          StateError: The table is not what `config` says.
+          DamagedFileError, AccessError: A file is not what it should be.
+        """
+        if mode not in ("r", "r+"):
+            raise InvalidArgumentError(f'mode must be "r" or "r+". Received: {mode!r}')
+        folder, name = os.path.split(os.path.abspath(path))
+        group = _group(folder)
+        index = group.find_table(name)
+        if mode == "r+":
+            group.open_writer()
+        info = group.table_info(index)
+        stored = group.stats(index)["optimizer"]
+        if config is not None:
+            _check_same(str(path), info, stored, config)
+        seen = TableConfig(
+            name,
+            info["dim"],
+            max_rows=info["max_rows"] or None,
+            key_limit=info["key_limit"] or None,
+            seed=info["initializer"]["seed"] & (2**63 - 1),
+            initializer=_keras_form(info["initializer"]),
+            optimizer=None if config is None else config.optimizer,
+        )
+        return cls(group, index, seen, mode)
+
+    def close(self) -> None:
+        """Gives up the mapping and, with the group's last table of this process, the writer lock."""
+        self._open_group = None
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Number of live keys."""
+        return int(self._group.stats(self._index)["rows"])
+
+    def __repr__(self) -> str:
+        return f"<tf_sparse_ps.Table {self.path} dim={self.config.dim} mode={self.mode!r}>"
+
+    @property
+    def step(self) -> int:
+        """The group's committed step."""
+        return int(self._group.step())
+
+    @property
+    def _group(self) -> Any:
+        if self._open_group is None:
+            raise StateError(f"table {self.path} is closed")
+        return self._open_group
+
+    # --- reading ---
+
+    def lookup(self, keys: npt.ArrayLike) -> Rows:
+        """Rows of `keys`, all of one step; absent keys give their initial value. Writes nothing.
+
+        Args:
+          keys: Integers of any shape.
+
+        Returns:
+          float32[*keys.shape, dim].
+
+        Raises:
+          InvalidArgumentError: The keys are no integers, or an unsigned one is beyond 2**63 - 1.
+          KeyRangeError: A key outside a bounded table.
+        """
+        ids = as_keys(keys)
+        rows: Rows = self._group.lookup(self._index, ids.reshape(-1))
+        return rows.reshape(*ids.shape, self.config.dim)
+
+    def keys(self) -> Keys:
+        """The live keys, int64[len(self)], in the index's order."""
+        keys: Keys = self._group.keys(self._index)
+        return keys
+
+    def entries(
+        self, keys: npt.ArrayLike, *, slots: bool = True
+    ) -> tuple[npt.NDArray[np.bool_], Rows, tuple[Rows, ...]]:
+        """What is stored under `keys`, all of one step.
+
+        Args:
+          keys: int64[n].
+          slots: Read the optimizer's slots too.
+
+        Returns:
+          found bool[n]; rows float32[n, dim]; a tuple of float32[n, dim], one per slot. Absent keys have zeros.
+        """
+        found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
+        return found, rows, tuple(values)
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters."""
+        group = self._group
+        info = group.info()
+        stats: dict[str, Any] = {
+            "path": self.path,
+            "uuid": self.uuid,
+            "dim": self.config.dim,
+            **group.stats(self._index),
+            "step": info["step"],
+            "version": info["version"],
+            "writer_pid": info["writer_pid"],
+            "writer_alive": info["writer_alive"],
+            "group_bytes": info["bytes"],
+            "counters": group.counters(),
+        }
+        return stats
+
+    def verify(self) -> Report:
+        """Checks the table: every key is listed once and can be found; and, as the writer, the group's structure."""
+        group = self._group
+        problems: list[str] = []
+        keys = self.keys()
+        rows = len(self)
+        if len(np.unique(keys)) != len(keys):
+            problems.append(f"{len(keys) - len(np.unique(keys))} keys are listed more than once")
+        if len(keys) != rows:
+            problems.append(f"the index lists {len(keys)} keys, the commit record says {rows}")
+        limit = self.config.key_limit
+        if limit is not None and len(keys) and (keys.min() < 0 or keys.max() >= limit):
+            problems.append(f"a key is outside 0 .. {limit - 1}")
+        for chunk in _chunks(len(keys), self.config.dim):
+            found, values, _ = self.entries(keys[chunk], slots=False)
+            if not found.all():
+                problems.append(f"{int((~found).sum())} listed keys cannot be found")
+            if not np.isfinite(values).all():
+                problems.append("a row is not finite")
+        if group.is_writer():
+            try:
+                group.verify()
+            except TableError as error:
+                problems.append(str(error))
+        return Report(not problems, tuple(problems), rows, self.step)
+
+    # --- writing ---
+
+    def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike, counts: npt.ArrayLike | None = None) -> int:
+        """Makes one optimizer step of the group, on this table. See `step` for several tables.
+
+        Args:
+          keys: Integers [n]; they may repeat.
+          grads: float [n, dim]. Gradients of equal keys are added up.
+          counts: int [n]: of how many ranks each row is the sum; the sums are then divided by the key's total.
+            None: the rows come from one rank, nothing is divided.
+
+        Returns:
+          The group's step after this one.
+
+        Raises:
+          InvalidArgumentError: Wrong types or shapes, or a gradient that is not finite; nothing is applied.
+          StateError: Mode is "r", or no optimizer is bound.
+          NoSpaceError: No room for the new rows; nothing is applied.
+        """
+        return step({self: (keys, grads, counts)})
+
+    def assign(self, keys: npt.ArrayLike, rows: npt.ArrayLike, slots: Sequence[npt.ArrayLike] = ()) -> None:
+        """Sets rows, adding absent keys. Of equal keys the last wins. The step stays, the group's version grows.
+
+        Args:
+          keys: Integers [n].
+          rows: float [n, dim].
+          slots: One float [n, dim] per slot; empty: present keys keep theirs, new keys get initial ones.
+
+        Raises:
+          InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed.
+          StateError: Mode is "r".
+        """
+        self._writable().assign(
+            self._index,
+            as_keys(keys),
+            _as_rows(rows, "rows"),
+            [_as_rows(values, "slots") for values in slots],
+        )
+
+    def erase(self, keys: npt.ArrayLike) -> int:
+        """Removes keys, integers [n], and returns how many of them were there."""
+        return int(self._writable().erase(self._index, as_keys(keys)))
+
+    def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
+        """Gives the table an update rule and its slots.
+
+        Args:
+          optimizer: The rule; its hyperparameters are used by this object's `apply_gradients`.
+          replace: Drop the slots of another rule, instead of refusing.
+
+        Raises:
+          StateError: Another rule is bound and `replace` is False.
+        """
+        self._writable().bind_optimizer(self._index, optimizer.kind, list(optimizer.slot_init), replace)
+        self.config = dataclasses.replace(self.config, optimizer=optimizer)
+
+    # --- files ---
+
+    def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
+        """Writes rows, and slots, to a sparse-parameter file (docs/parameter_file.md), whole or not at all.
+
+        Args:
+          path: The file; replaced if there.
+          slots: Write the optimizer's slots too.
+          progress: Show a progress bar if it takes longer than two seconds.
+
+        Returns:
+          The number of rows written.
+
+        Raises:
+          UnavailableError: The table kept changing.
+        """
+        for attempt in range(3):
+            before = self._state()
+            keys = self.keys()
+            stored = self._group.stats(self._index)["optimizer"] if slots else {"kind": "none", "slot_init": ()}
+            writer = _table.ParameterFileWriter(
+                path=os.fspath(path),
+                dim=self.config.dim,
+                n_rows=len(keys),
+                key_limit=self.config.key_limit or 0,
+                step=self.step,
+                optimizer=stored["kind"],
+                slot_init=list(stored["slot_init"]),
+                initializer=self._group.table_info(self._index)["initializer"],
+            )
+            with self._bar(len(keys), f"export {Path(path).name}", progress) as bar:
+                for chunk in _chunks(len(keys), self.config.dim):
+                    _, rows, values = self.entries(keys[chunk], slots=slots)
+                    writer.append(keys[chunk], rows, list(values))
+                    bar.update(len(rows))
+            if self._state() == before:
+                writer.finish()
+                return len(keys)
+            del writer, attempt
+        raise UnavailableError(f"table {self.path} changed while it was exported; stop the training or use a checkpoint")
+
+    def load_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
+        """Assigns every row of a sparse-parameter file, block by block.
+
+        Args:
+          path: The file.
+          slots: Also read its slots; a table without an optimizer then gets the file's.
+          progress: Show a progress bar if it takes longer than two seconds.
+
+        Returns:
+          The number of rows read.
+
+        Raises:
+          NotFoundError, DamagedFileError: The file is missing, truncated, foreign, newer or damaged. Blocks before a
+            damaged one have been assigned.
+          InvalidArgumentError: The file's rows have another width.
+          StateError: The file has slots of another rule than the table. Mode is "r".
+        """
+        group = self._writable()
+        reader = _table.ParameterFileReader(os.fspath(path))
+        info = reader.info()
+        if info["dim"] != self.config.dim:
+            raise InvalidArgumentError(
+                f"{path} has rows of {info['dim']} floats; table {self.path} has {self.config.dim}"
+            )
+        rule = info["optimizer"]
+        with_slots = slots and rule["kind"] != "none"
+        if with_slots:
+            bound = group.stats(self._index)["optimizer"]["kind"]
+            if bound == "none":
+                group.bind_optimizer(self._index, rule["kind"], list(rule["slot_init"]), False)
+            elif bound != rule["kind"]:
+                raise StateError(
+                    f"{path} has slots of {rule['kind']}; table {self.path} is trained by {bound}. "
+                    "Load it with slots=False"
+                )
+        with self._bar(info["n_rows"], f"load {Path(path).name}", progress) as bar:
+            for block in range(reader.blocks()):
+                keys, rows, values = reader.read_block(block, with_slots)
+                group.assign(self._index, keys, rows, values)
+                bar.update(len(keys))
+        return int(info["n_rows"])
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with slots; returns the file's path."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder) / f"{self.config.name}.tfsps"
+        self.export_parameter_file(path)
+        return path
+
+    def restore(self, folder: str | os.PathLike[str]) -> int:
+        """Makes the table what `save` wrote to `folder`: other keys are erased. The step stays.
+
+        A restore that is killed leaves a mixture; restore again. Returns the number of rows.
+        """
+        path = Path(folder) / f"{self.config.name}.tfsps"
+        reader = _table.ParameterFileReader(os.fspath(path))  # before anything is erased
+        kept = [reader.read_block(block, False)[0] for block in range(reader.blocks())]
+        rows = self.load_parameter_file(path)
+        gone = np.setdiff1d(self.keys(), np.concatenate([np.empty(0, np.int64), *kept]))
+        self.erase(gone)
+        return rows
+
+    # --- helpers ---
+
+    def _state(self) -> tuple[int, int]:
+        info = self._group.info()
+        return info["step"], info["version"]
+
+    def _writable(self) -> Any:
+        if self.mode != "r+":
+            raise StateError(f'table {self.path} is open for reading; open it with mode "r+"')
+        return self._group
+
+    def _assign_chunked(self, keys: Keys, rows: Rows) -> None:
+        for chunk in _chunks(len(keys), self.config.dim):
+            self.assign(keys[chunk], rows[chunk])
+
+    def _bar(self, total: int, what: str, show: bool) -> Any:
+        return tqdm(
+            total=total, desc=what, unit=" rows", unit_scale=True, delay=_PROGRESS_DELAY_S, disable=None if show else True
+        )
+
+
+def step(updates: Mapping[Table, Update]) -> int:
+    """Makes one optimizer step of a group on several of its tables: all of it, or nothing.
+
+    Args:
+      updates: For each table its keys and gradients, and counts if wanted; see `Table.apply_gradients`. Tables of the
+        group that are left out keep their rows.
+
+    Returns:
+      The group's step after this one.
+
+    Raises:
+      InvalidArgumentError: The tables are not of one group; or as `Table.apply_gradients`.
+      StateError: A table is open for reading, or has no optimizer.
+    """
+    if not updates:
+        raise InvalidArgumentError("a step needs at least one table")
+    groups = [table._writable() for table in updates]
+    if any(group is not groups[0] for group in groups):
+        raise InvalidArgumentError(f"the tables of a step must be of one group. Received: {[t.path for t in updates]}")
+    group = groups[0]
+    number = group.step() + 1
+    parts = []
+    for table, (keys, grads, *rest) in updates.items():
+        optimizer = table.config.optimizer
+        if optimizer is None:
+            raise StateError(
+                f"table {table.path} has no optimizer: give one to TableConfig(optimizer=...) when creating it, "
+                "to Table.open(config=...), or to bind_optimizer"
+            )
+        hyper = [float(value) for value in optimizer.hyper(optimizer.rate_at(number - 1, None), number)]
+        counts = None
+        if rest and rest[0] is not None:
+            counts = np.ascontiguousarray(_integers(rest[0], "counts"), dtype=np.int32)
+        parts.append((table._index, as_keys(keys), _as_rows(grads, "gradients"), counts, hyper))
+    group.apply_step(number, parts)
+    return int(number)
+
+
+def as_keys(keys: npt.ArrayLike) -> Keys:
+    """Keys as int64, any shape; nothing is ever truncated.
+
+    Raises:
+      InvalidArgumentError: They are not integers, or an unsigned one is beyond 2**63 - 1.
+    """
+    return np.ascontiguousarray(_integers(keys, "keys"), dtype=np.int64)
+
+
+def _integers(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    if array.size == 0 and not isinstance(values, np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"{name} must be integers. Received: {array.dtype}")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise InvalidArgumentError(f"{name} must be at most 2**63 - 1. Received: {array.max()}")
+    return array
+
+
+def _as_rows(values: npt.ArrayLike, name: str) -> Rows:
+    array = np.asarray(values)
+    if array.dtype.kind != "f":
+        raise InvalidArgumentError(f"{name} must be floats. Received: {array.dtype}")
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _chunks(n: int, dim: int) -> Iterator[slice]:
+    size = max(1, _CHUNK_BYTES // (4 * dim))
+    for start in range(0, n, size):
+        yield slice(start, min(n, start + size))
+
+
+def _check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: TableConfig) -> None:
+    for name, found, expected in (
+        ("dim", info["dim"], config.dim),
+        ("key_limit", info["key_limit"] or None, config.key_limit),
+    ):
+        if found != expected:
+            raise StateError(f"table {path} has {name}={found}, expected {expected}")
+    rule = config.optimizer
+    if rule is not None and stored["kind"] != "none":
+        found = (stored["kind"], tuple(stored["slot_init"]))
+        expected = (rule.kind, tuple(float(np.float32(value)) for value in rule.slot_init))
+        if found != expected:
+            raise StateError(
+                f"table {path} is trained by {found[0]} with slots starting at {found[1]}, "
+                f"expected {expected[0]} with {expected[1]}"
+            )
+
+
+def _keras_form(initializer: dict[str, Any]) -> Any:
+    a, b = initializer["a"], initializer["b"]
+    return {
+        "zeros": "zeros",
+        "constant": {"class_name": "Constant", "config": {"value": a}},
+        "uniform": {"class_name": "RandomUniform", "config": {"minval": a, "maxval": b}},
+        "normal": {"class_name": "RandomNormal", "config": {"mean": a, "stddev": b}},
+        "truncated_normal": {"class_name": "TruncatedNormal", "config": {"mean": a, "stddev": b}},
+    }[initializer["kind"]]
+
+
+__all__ = ["NotFoundError", "Report", "Table", "TableExistsError", "as_keys", "step"]
