@@ -1,0 +1,200 @@
+// Ops that make, change and describe groups and tables, outside the training step.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/initializer.h"
+#include "core/row_optimizer.h"
+#include "kernels/group_registry.h"
+#include "kernels/kernel.h"
+#include "kernels/process.h"
+
+namespace tsps {
+namespace {
+
+// A kernel without attributes, from a function.
+template <Status (*kCompute)(const KernelContext&)>
+class AdminKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+  Status Compute(const KernelContext& context) { return kCompute(context); }
+};
+
+// Inputs `path` and `uuid` of a table, 0 and 1 in all ops.
+Result<TableHandle> TableInput(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::string uuid, context.String(1, "uuid"));
+  return GroupRegistry::Get().OpenTable(path, uuid);
+}
+
+Status CreateGroup(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::string uuid, context.String(1, "uuid"));
+  return GroupRegistry::Get().Create(path, uuid).status();
+}
+
+Status OpenWriter(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  TSPS_RETURN_IF_ERROR(owner->BecomeWriter());
+  return context.OutputScalar(0, static_cast<int64_t>(owner->group().step()));
+}
+
+Status CreateTable(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  const SplitPath split = SplitTablePath(path);
+  TableConfig config;
+  config.name = split.name;
+  TSPS_ASSIGN_OR_RETURN(config.uuid, context.String(1, "uuid"));
+  TSPS_ASSIGN_OR_RETURN(config.dim, context.Scalar<int64_t>(2, "dim"));
+  TSPS_ASSIGN_OR_RETURN(config.key_limit, context.Scalar<int64_t>(3, "key_limit"));
+  TSPS_ASSIGN_OR_RETURN(config.max_rows, context.Scalar<int64_t>(4, "max_rows"));
+  TSPS_ASSIGN_OR_RETURN(const std::string kind, context.String(5, "initializer"));
+  TSPS_ASSIGN_OR_RETURN(config.initializer.kind, InitializerKindFromName(kind));
+  TSPS_ASSIGN_OR_RETURN(const Tensor args, context.Input(6, 1, "initializer_args"));
+  if (args.size() != 2) {
+    return Error(Code::kInvalidArgument,
+                 "initializer_args must have shape [2]. Received: ", ShapeString(args.shape()));
+  }
+  config.initializer.a = args.data<float>()[0];
+  config.initializer.b = args.data<float>()[1];
+  TSPS_ASSIGN_OR_RETURN(const int64_t seed, context.Scalar<int64_t>(7, "seed"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t salt, context.Scalar<int64_t>(8, "salt"));
+  config.initializer.seed = static_cast<uint64_t>(seed);
+  config.initializer.salt = static_cast<uint64_t>(salt);
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner,
+                        GroupRegistry::Get().Open(split.parent));
+  return owner->Write([&](GroupWriter& writer) { return writer.CreateTable(config).status(); });
+}
+
+Status BindOptimizer(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  OptimizerConfig config;
+  TSPS_ASSIGN_OR_RETURN(const std::string kind, context.String(2, "kind"));
+  TSPS_ASSIGN_OR_RETURN(config.kind, OptimizerKindFromName(kind));
+  TSPS_ASSIGN_OR_RETURN(const Tensor init, context.Input(3, 1, "slot_init"));
+  const size_t slots = static_cast<size_t>(SlotCount(config.kind));
+  if (init.size() != slots) {
+    return Error(Code::kInvalidArgument, "slot_init of ", kind, " must have shape [", slots,
+                 "]. Received: ", ShapeString(init.shape()));
+  }
+  std::copy_n(init.data<float>(), slots, config.slot_init);
+  TSPS_ASSIGN_OR_RETURN(const bool replace, context.Scalar<bool>(4, "replace"));
+  return table.owner->Write(
+      [&](GroupWriter& writer) { return writer.BindOptimizer(table.table, config, replace); });
+}
+
+// Inputs: path, uuid, keys, rows, slots S.
+class AssignKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(n_slots_, attributes.Int("S"));
+    return Status();
+  }
+
+  Status Compute(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2, 1, "keys"));
+    const std::vector<int64_t> shape = {keys.dim(0), table.config().dim};
+    std::vector<Tensor> values;  // the rows, then the slots
+    std::vector<const float*> slots;
+    for (int i = 0; i < 1 + n_slots_; ++i) {
+      TSPS_ASSIGN_OR_RETURN(Tensor one, context.Input(3 + i));
+      if (one.shape() != shape) {
+        return Error(Code::kInvalidArgument, i == 0 ? "rows" : "slots", " for table ", table.path(),
+                     " must have shape ", ShapeString(shape),
+                     ". Received: ", ShapeString(one.shape()));
+      }
+      if (i > 0) slots.push_back(one.data<float>());
+      values.push_back(std::move(one));
+    }
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    return table.owner->Write([&](GroupWriter& writer) -> Status {
+      if (n_slots_ > 0) TSPS_RETURN_IF_ERROR(CheckSlots(table));
+      return writer.Assign(table.table, keys.data<int64_t>(), values[0].data<float>(),
+                           slots.empty() ? nullptr : slots.data(), keys.size(), *executor);
+    });
+  }
+
+ private:
+  Status CheckSlots(const TableHandle& table) const {
+    return table.group().Read([&](const Snapshot& snapshot) {
+      const OptimizerKind kind = snapshot.Stats(table.table).optimizer.kind;
+      if (SlotCount(kind) == n_slots_) return Status();
+      return Error(Code::kFailedPrecondition, "table ", table.path(), " has ", SlotCount(kind),
+                   " slots (optimizer ", OptimizerKindName(kind), "). Received: ", n_slots_);
+    });
+  }
+
+  int n_slots_ = 0;
+};
+
+Status Erase(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2, 1, "keys"));
+  size_t erased = 0;
+  TSPS_RETURN_IF_ERROR(table.owner->Write([&](GroupWriter& writer) -> Status {
+    TSPS_ASSIGN_OR_RETURN(erased, writer.Erase(table.table, keys.data<int64_t>(), keys.size()));
+    return Status();
+  }));
+  return context.OutputScalar(0, static_cast<int64_t>(erased));
+}
+
+Status SetStep(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
+  if (step < 0) return Error(Code::kInvalidArgument, "step must be >= 0. Received: ", step);
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  return owner->Write(
+      [&](GroupWriter& writer) { return writer.SetStep(static_cast<uint64_t>(step)); });
+}
+
+Status DescribeGroup(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  const GroupInfo info = owner->group().Info();
+  const GroupCounters& counters = owner->group().counters();
+  TSPS_RETURN_IF_ERROR(context.OutputScalar(0, static_cast<int64_t>(info.step)));
+  TSPS_RETURN_IF_ERROR(context.OutputScalar(1, static_cast<int64_t>(info.version)));
+  const auto value = [](const std::atomic<uint64_t>& counter) {
+    return static_cast<int64_t>(counter.load(std::memory_order_relaxed));
+  };
+  return context.OutputVector<int64_t>(
+      2,
+      {value(counters.read_retries), value(counters.read_blocked_ns_max),
+       value(counters.steps_applied), value(counters.rows_written), value(counters.growth_splits),
+       value(counters.growth_ns_max), value(counters.publish_ns_max), 0});
+}
+
+Status CloseGroup(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  GroupRegistry::Get().Close(path);
+  return Status();
+}
+
+Status SetPoolThreads(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const int64_t threads, context.Scalar<int64_t>(0, "threads"));
+  if (threads < 0 || threads > 1024) {
+    return Error(Code::kInvalidArgument, "threads must be in [0, 1024]. Received: ", threads);
+  }
+  SetThreads(static_cast<int>(threads));
+  return Status();
+}
+
+}  // namespace
+
+void RegisterAdminKernels() {
+  RegisterKernel<AdminKernel<CreateGroup>>("TspsCreateGroup");
+  RegisterKernel<AdminKernel<OpenWriter>>("TspsOpenWriter");
+  RegisterKernel<AdminKernel<CreateTable>>("TspsCreateTable");
+  RegisterKernel<AdminKernel<BindOptimizer>>("TspsBindOptimizer");
+  RegisterKernel<AssignKernel>("TspsAssign");
+  RegisterKernel<AdminKernel<Erase>>("TspsErase");
+  RegisterKernel<AdminKernel<SetStep>>("TspsSetStep");
+  RegisterKernel<AdminKernel<DescribeGroup>>("TspsGroupInfo");
+  RegisterKernel<AdminKernel<CloseGroup>>("TspsCloseGroup");
+  RegisterKernel<AdminKernel<SetPoolThreads>>("TspsSetThreads");
+}
+
+}  // namespace tsps

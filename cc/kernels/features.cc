@@ -1,0 +1,153 @@
+#include "kernels/features.h"
+
+#include <limits>
+#include <utility>
+
+#include "core/dedupe.h"
+
+namespace tsps {
+
+Status Features::Init(const Attributes& attributes, bool pooled) {
+  TSPS_ASSIGN_OR_RETURN(n, attributes.Int("N"));
+  TSPS_ASSIGN_OR_RETURN(tables, attributes.Int("T"));
+  TSPS_ASSIGN_OR_RETURN(table_of, attributes.IntList("table_of"));
+  if (table_of.size() != static_cast<size_t>(n)) {
+    return Error(Code::kInvalidArgument, "table_of must have one table for each of ", n,
+                 " features. Received: ", table_of.size());
+  }
+  for (const int table : table_of) {
+    if (table < 0 || table >= tables) {
+      return Error(Code::kInvalidArgument, "table_of must be in [0, ", tables,
+                   "). Received: ", table);
+    }
+  }
+  if (!pooled) return Status();
+  TSPS_ASSIGN_OR_RETURN(const std::vector<std::string> names, attributes.StringList("combiners"));
+  if (names.size() != static_cast<size_t>(n)) {
+    return Error(Code::kInvalidArgument, "combiners must have one for each of ", n,
+                 " features. Received: ", names.size());
+  }
+  for (const std::string& name : names) {
+    TSPS_ASSIGN_OR_RETURN(const Combiner combiner, CombinerFromName(name));
+    combiners.push_back(combiner);
+  }
+  return Status();
+}
+
+Result<int64_t> Features::CommonWidth(int table, const std::vector<Tensor>& grads) const {
+  int64_t width = -1;
+  for (size_t f = 0; f < grads.size(); ++f) {
+    if (table_of[f] != table) continue;
+    const int64_t one = grads[f].dim(grads[f].rank() - 1);
+    if (width >= 0 && one != width) {
+      return Error(Code::kInvalidArgument, "gradients of table ", table,
+                   " must be of one width. Received: ", width, " and ", one);
+    }
+    width = one;
+  }
+  return width < 0 ? 0 : width;
+}
+
+Status UniqueKeys::Init(const KernelContext& context, const Features& features,
+                        const std::vector<TableHandle>& tables, int keys, int inverses,
+                        Executor& executor) {
+  std::vector<std::vector<IdSpan>> spans(tables.size());
+  std::vector<size_t> counts(tables.size());
+  for (int f = 0; f < features.n; ++f) {
+    const size_t table = static_cast<size_t>(features.table_of[static_cast<size_t>(f)]);
+    TSPS_ASSIGN_OR_RETURN(Tensor ids, context.Input(f));
+    TSPS_ASSIGN_OR_RETURN(Tensor inverse, context.Output<int32_t>(inverses + f, ids.shape()));
+    spans[table].push_back({ids.data<int64_t>(), ids.size(), inverse.data<int32_t>()});
+    counts[table] += ids.size();
+    ids_.push_back(std::move(ids));
+    inverses_.push_back(std::move(inverse));
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    if (counts[t] > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
+      return Error(Code::kInvalidArgument,
+                   "at most 2147483647 ids per call and table. Received: ", counts[t], " for ",
+                   tables[t].path());
+    }
+    keys_.push_back(Dedupe(spans[t], executor));
+    const Group& group = tables[t].group();
+    const Status bounds = group.CheckKeys(tables[t].table, keys_[t].data(), keys_[t].size());
+    if (!bounds.ok()) return WithPosition(bounds, features, static_cast<int>(t), tables[t]);
+    TSPS_RETURN_IF_ERROR(context.OutputVector(keys + static_cast<int>(t), keys_[t]));
+  }
+  return Status();
+}
+
+// The core names a position in the unique keys, which means nothing to the caller.
+Status UniqueKeys::WithPosition(const Status& error, const Features& features, int table,
+                                const TableHandle& handle) const {
+  const int64_t limit = handle.config().key_limit;
+  for (int f = 0; f < features.n; ++f) {
+    if (features.table_of[static_cast<size_t>(f)] != table) continue;
+    const int64_t* const id = ids(f).data<int64_t>();
+    for (size_t i = 0; i < ids(f).size(); ++i) {
+      if (id[i] >= 0 && id[i] < limit) continue;
+      std::vector<int64_t> position = ids(f).shape();
+      size_t rest = i;
+      for (size_t axis = position.size(); axis-- > 0;) {
+        const size_t length = static_cast<size_t>(position[axis]);
+        position[axis] = static_cast<int64_t>(rest % length);
+        rest /= length;
+      }
+      return Error(error.code(), "table ", handle.path(), ": ids", ShapeString(position), " = ",
+                   id[i], " is not in [0, ", limit, "). Feature ", f, " of the call, ids of shape ",
+                   ShapeString(ids(f).shape()));
+    }
+  }
+  return error;
+}
+
+std::vector<RowGather> UniqueKeys::Gathers(const std::vector<TableHandle>& tables) const {
+  std::vector<RowGather> gathers;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    gathers.emplace_back(tables[t].group(), tables[t].table, keys_[t].data(), keys_[t].size());
+  }
+  return gathers;
+}
+
+Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,
+                     int carriers) {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    TSPS_ASSIGN_OR_RETURN(const Tensor carrier, context.Input(carriers + static_cast<int>(t)));
+    if (carrier.rank() != 2 || carrier.dim(1) != tables[t].config().dim) {
+      return Error(Code::kInvalidArgument, "the carrier of table ", tables[t].path(),
+                   " must have shape [0,", tables[t].config().dim,
+                   "]. Received: ", ShapeString(carrier.shape()));
+    }
+  }
+  return Status();
+}
+
+Result<Bags> Bags::Read(const KernelContext& context, const Features& features, int feature,
+                        int splits, int weights, size_t n_items) {
+  Bags bags;
+  TSPS_ASSIGN_OR_RETURN(bags.splits, context.Input(splits, 1, "splits"));
+  TSPS_ASSIGN_OR_RETURN(bags.weights, context.Input(weights, 1, "weights"));
+  const int64_t* const offsets = bags.splits.data<int64_t>();
+  TSPS_RETURN_IF_ERROR(ValidateSplits(offsets, bags.splits.size(), n_items));
+  if (bags.weights.size() != 0 && bags.weights.size() != n_items) {
+    return Error(Code::kInvalidArgument, "feature ", feature, " has ", n_items,
+                 " ids; expected as many weights, or none. Received: ", bags.weights.size());
+  }
+  bags.span.inverse = nullptr;
+  bags.span.splits = offsets;
+  bags.span.n_bags = bags.splits.size() - 1;
+  bags.span.weights = bags.weights.size() == 0 ? nullptr : bags.weights.data<float>();
+  bags.span.combiner = features.combiners[static_cast<size_t>(feature)];
+  return bags;
+}
+
+Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
+                Executor& executor, const std::function<void()>& read) {
+  return tables.front().group().Read([&](const Snapshot& snapshot) {
+    for (RowGather& gather : gathers) gather.Find(snapshot, executor);
+    read();
+    return Status();
+  });
+}
+
+}  // namespace tsps

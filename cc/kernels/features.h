@@ -1,0 +1,82 @@
+// What the lookup kernels and their gradients share: which feature belongs to which table, and the
+// unique keys of a call.
+#ifndef TFSPS_KERNELS_FEATURES_H_
+#define TFSPS_KERNELS_FEATURES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/executor.h"
+#include "core/row_gather.h"
+#include "core/segment_sum.h"
+#include "kernels/group_registry.h"
+#include "kernels/tensors.h"
+
+namespace tsps {
+
+// The attributes N, T, table_of and, for pooled ops, combiners.
+struct Features {
+  int n = 0;  // features
+  int tables = 0;
+  std::vector<int> table_of;  // of each feature
+  std::vector<Combiner> combiners;
+
+  Status Init(const Attributes& attributes, bool pooled);
+  // The item that belongs to the feature's table.
+  template <typename Item>
+  const Item& In(const std::vector<Item>& per_table, int feature) const {
+    return per_table[static_cast<size_t>(table_of[static_cast<size_t>(feature)])];
+  }
+  // Last dimension of the gradients (one per feature) of a table's features; 0 if it has no
+  // feature.
+  Result<int64_t> CommonWidth(int table, const std::vector<Tensor>& grads) const;
+};
+
+// The ids of a call's features, deduped per table.
+class UniqueKeys {
+ public:
+  // Reads the features' ids from input 0 on and writes keys and inverses to outputs `keys` and
+  // `inverses` on. Refuses keys outside bounded tables, naming table, feature, position, key and
+  // limit.
+  Status Init(const KernelContext& context, const Features& features,
+              const std::vector<TableHandle>& tables, int keys, int inverses, Executor& executor);
+
+  const Tensor& ids(int feature) const { return ids_[static_cast<size_t>(feature)]; }
+  const int32_t* inverse(int feature) const {
+    return inverses_[static_cast<size_t>(feature)].data<int32_t>();
+  }
+  // One for each table; they point to the keys held here.
+  std::vector<RowGather> Gathers(const std::vector<TableHandle>& tables) const;
+
+ private:
+  Status WithPosition(const Status& error, const Features& features, int table,
+                      const TableHandle& handle) const;
+
+  std::vector<Tensor> ids_, inverses_;
+  std::vector<std::vector<int64_t>> keys_;
+};
+
+// Refuses carriers (inputs `carriers` on) whose width is not the table's.
+Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,
+                     int carriers);
+
+// The splits, weights and combiner of a feature: its bags, but for `inverse`. Holds its tensors.
+struct Bags {
+  Tensor splits, weights;
+  BagSpan span;
+
+  // Weights are float[n_items], or float[0] for all 1.
+  static Result<Bags> Read(const KernelContext& context, const Features& features, int feature,
+                           int splits, int weights, size_t n_items);
+};
+
+// Calls `read` when the rows of all gathers are found, as of one committed state; again when the
+// writer came between. All tables are of one group.
+Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
+                Executor& executor, const std::function<void()>& read);
+
+}  // namespace tsps
+
+#endif  // TFSPS_KERNELS_FEATURES_H_

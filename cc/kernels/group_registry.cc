@@ -1,0 +1,194 @@
+#include "kernels/group_registry.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <utility>
+
+namespace tsps {
+namespace {
+
+// Writer locks end with the process anyway; closing leaves the group's clean mark and lets waiting
+// threads go. Runs before TensorFlow's own exit handlers, whose library was loaded first.
+// A forked child owns nothing of this.
+struct CloseAtExit {
+  const pid_t creator = getpid();
+  ~CloseAtExit() {
+    if (getpid() == creator) GroupRegistry::Get().CloseAll();
+  }
+};
+const CloseAtExit close_at_exit;
+
+// The control file is mapped as long as the group is open, so its inode number is not given to
+// another.
+FileIdentity ControlFile(const std::string& group_path) {
+  struct stat file{};
+  if (stat((group_path + "/group").c_str(), &file) != 0) return {0, 0};
+  return {file.st_dev, file.st_ino};
+}
+
+}  // namespace
+
+std::string AbsolutePath(const std::string& path) {
+  std::string absolute = std::filesystem::absolute(path).lexically_normal().string();
+  while (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
+  return absolute;
+}
+
+SplitPath SplitTablePath(const std::string& path) {
+  const std::filesystem::path absolute(AbsolutePath(path));
+  return {absolute.parent_path().string(), absolute.filename().string()};
+}
+
+// --- OpenGroup ---
+
+OpenGroup::OpenGroup(std::shared_ptr<Group> group)
+    : group_(std::move(group)), identity_(ControlFile(group_->path())) {}
+
+bool OpenGroup::IsAt(const std::string& path) const { return ControlFile(path) == identity_; }
+
+Status OpenGroup::BecomeWriter() {
+  std::lock_guard<std::mutex> lock(writer_mutex_);
+  if (writer_ != nullptr) return Status();
+  TSPS_ASSIGN_OR_RETURN(writer_, group_->OpenWriter());
+  return Status();
+}
+
+Status OpenGroup::Write(const std::function<Status(GroupWriter&)>& write) {
+  std::lock_guard<std::mutex> lock(writer_mutex_);
+  if (writer_ == nullptr) {
+    const GroupInfo info = group_->Info();
+    return Error(Code::kFailedPrecondition, "this process is not the writer of group ",
+                 group_->path(), "; process ", info.writer_pid,
+                 info.writer_alive ? " is" : " was, and is gone",
+                 ". Expected: the process that ran TspsCreateGroup or TspsOpenWriter");
+  }
+  return write(*writer_);
+}
+
+void OpenGroup::Close() {
+  closed_.store(true, std::memory_order_release);
+  std::lock_guard<std::mutex> lock(writer_mutex_);
+  writer_.reset();
+}
+
+// --- GroupRegistry ---
+
+GroupRegistry& GroupRegistry::Get() {
+  static GroupRegistry* const registry = new GroupRegistry;
+  return *registry;
+}
+
+Result<std::shared_ptr<OpenGroup>> GroupRegistry::OpenLocked(const std::string& path, bool fresh) {
+  if (!fresh) {
+    const auto found = groups_.find(path);
+    if (found != groups_.end()) return found->second;
+  }
+  TSPS_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Open(path));
+  CloseLocked(path);
+  auto opened = std::make_shared<OpenGroup>(std::move(group));
+  groups_[path] = opened;
+  return opened;
+}
+
+void GroupRegistry::CloseLocked(const std::string& path) {
+  const auto found = groups_.find(path);
+  if (found == groups_.end()) return;
+  found->second->Close();
+  groups_.erase(found);
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+Result<std::shared_ptr<OpenGroup>> GroupRegistry::Open(const std::string& path) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return OpenLocked(AbsolutePath(path), false);
+}
+
+Result<std::shared_ptr<OpenGroup>> GroupRegistry::Create(const std::string& path,
+                                                         const std::string& uuid) {
+  const std::string absolute = AbsolutePath(path);
+  std::lock_guard<std::mutex> lock(mutex_);
+  TSPS_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Create(absolute, uuid));
+  CloseLocked(absolute);
+  auto created = std::make_shared<OpenGroup>(std::move(group));
+  groups_[absolute] = created;
+  TSPS_RETURN_IF_ERROR(created->BecomeWriter());
+  return created;
+}
+
+Result<TableHandle> GroupRegistry::OpenTable(const std::string& path, const std::string& uuid) {
+  const SplitPath split = SplitTablePath(path);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool cached = groups_.count(split.parent) > 0;
+  const auto find = [&](bool fresh) -> Result<TableHandle> {
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, OpenLocked(split.parent, fresh));
+    TSPS_ASSIGN_OR_RETURN(const int table, owner->group().FindTable(split.name));
+    TSPS_RETURN_IF_ERROR(owner->group().CheckUuid(table, uuid));
+    return TableHandle{owner, table};
+  };
+  Result<TableHandle> found = find(false);
+  if (found.ok() || !cached) return found;
+  // Another job may have removed the directory and made it again since it was opened here.
+  if (groups_[split.parent]->IsAt(split.parent)) return found;
+  return find(true);
+}
+
+void GroupRegistry::Close(const std::string& path) {
+  const std::string absolute = AbsolutePath(path);
+  std::lock_guard<std::mutex> lock(mutex_);
+  CloseLocked(absolute);
+}
+
+void GroupRegistry::CloseAll() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (!groups_.empty()) CloseLocked(std::string(groups_.begin()->first));
+}
+
+// --- TableCache ---
+
+Result<TableCache::Tables> TableCache::Resolve(const KernelContext& context, int paths, int uuids,
+                                               int n) {
+  std::shared_ptr<const Entry> entry;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    entry = entry_;
+  }
+  GroupRegistry& registry = GroupRegistry::Get();
+  const uint64_t generation = registry.generation();
+  bool current = entry != nullptr && entry->generation == generation;
+  auto fresh = std::make_shared<Entry>();
+  fresh->generation = generation;
+  for (int t = 0; t < n; ++t) {
+    TSPS_ASSIGN_OR_RETURN(const Tensor path, context.Input(paths + t, 0, "paths"));
+    TSPS_ASSIGN_OR_RETURN(const Tensor uuid, context.Input(uuids + t, 0, "uuids"));
+    const size_t i = static_cast<size_t>(t);
+    current = current && entry->paths[i] == path.string() && entry->uuids[i] == uuid.string();
+    if (current) continue;
+    // From the first difference on; what came before is equal to the entry's.
+    for (size_t k = fresh->paths.size(); k < i; ++k) {
+      fresh->paths.push_back(entry->paths[k]);
+      fresh->uuids.push_back(entry->uuids[k]);
+    }
+    fresh->paths.emplace_back(path.string());
+    fresh->uuids.emplace_back(uuid.string());
+  }
+  if (current) return entry->tables;
+
+  auto tables = std::make_shared<std::vector<TableHandle>>();
+  for (size_t i = 0; i < fresh->paths.size(); ++i) {
+    TSPS_ASSIGN_OR_RETURN(TableHandle table, registry.OpenTable(fresh->paths[i], fresh->uuids[i]));
+    if (!tables->empty() && table.owner != tables->front().owner) {
+      return Error(Code::kInvalidArgument,
+                   "the tables of one call must be of one group. Received: ", fresh->paths.front(),
+                   " and ", fresh->paths[i]);
+    }
+    tables->push_back(std::move(table));
+  }
+  fresh->tables = std::move(tables);
+  std::lock_guard<std::mutex> lock(mutex_);
+  entry_ = fresh;
+  return fresh->tables;
+}
+
+}  // namespace tsps

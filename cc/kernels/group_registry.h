@@ -1,0 +1,120 @@
+// The groups this process has open, by path.
+//
+// The op library, unlike the core, may own process state: ops get a path and a uuid, and this maps
+// them to one Group (one mapping, one writer) per process.
+#ifndef TFSPS_KERNELS_GROUP_REGISTRY_H_
+#define TFSPS_KERNELS_GROUP_REGISTRY_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/group.h"
+#include "core/status.h"
+#include "kernels/tensors.h"
+
+namespace tsps {
+
+using FileIdentity = std::pair<uint64_t, uint64_t>;  // device, inode
+
+// A group and, in one process of the node, its writer.
+class OpenGroup {
+ public:
+  explicit OpenGroup(std::shared_ptr<Group> group);
+
+  Group& group() const { return *group_; }
+  // Whether this group, and not a later one, is what `path` names.
+  bool IsAt(const std::string& path) const;
+
+  // Takes the writer lock; no error when this process has it already.
+  Status BecomeWriter();
+  // Runs `write` with the writer, one caller at a time. FailedPrecondition in any other process.
+  Status Write(const std::function<Status(GroupWriter&)>& write);
+  // Gives up the writer lock and ends waits. Handles that ops still hold can go on reading.
+  void Close();
+  // Set by Close(); what waits looks at it.
+  const std::atomic<bool>& closed() const { return closed_; }
+
+ private:
+  const std::shared_ptr<Group> group_;
+  const FileIdentity identity_;
+  std::atomic<bool> closed_{false};
+  std::mutex writer_mutex_;
+  std::unique_ptr<GroupWriter> writer_;  // after group_: destroyed first
+};
+
+struct TableHandle {
+  std::shared_ptr<OpenGroup> owner;
+  int table = 0;
+
+  Group& group() const { return owner->group(); }
+  const TableConfig& config() const { return group().config(table); }
+  std::string path() const { return group().path() + "/" + config().name; }
+};
+
+// Thread-safe.
+class GroupRegistry {
+ public:
+  // Never destroyed: at exit, TensorFlow's threads may still run kernels. Writer locks are given up
+  // and waits are ended when the library is unloaded or the process exits.
+  static GroupRegistry& Get();
+
+  Result<std::shared_ptr<OpenGroup>> Open(const std::string& path);
+  // Also takes the writer lock. Replaces a handle of a group that was there before.
+  Result<std::shared_ptr<OpenGroup>> Create(const std::string& path, const std::string& uuid);
+  // `path` is <group>/<table>; `uuid` "" accepts any. A handle whose directory was replaced since
+  // is opened anew.
+  Result<TableHandle> OpenTable(const std::string& path, const std::string& uuid);
+  // No error when the path is not open.
+  void Close(const std::string& path);
+  void CloseAll();
+  // Changes whenever a cached handle may have become wrong.
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
+
+ private:
+  // Under mutex_. `fresh`: even if there is a handle.
+  Result<std::shared_ptr<OpenGroup>> OpenLocked(const std::string& path, bool fresh);
+  void CloseLocked(const std::string& path);
+
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<OpenGroup>> groups_;
+  std::atomic<uint64_t> generation_{1};
+};
+
+// The last component of a path, and what is before it; absolute, without "." and "//".
+struct SplitPath {
+  std::string parent;
+  std::string name;
+};
+std::string AbsolutePath(const std::string& path);
+SplitPath SplitTablePath(const std::string& path);
+
+// What a kernel instance remembers between calls: the tables its paths and uuids last named, so
+// that the hot path compares strings and takes no lock of the registry. Thread-safe.
+class TableCache {
+ public:
+  using Tables = std::shared_ptr<const std::vector<TableHandle>>;
+
+  // Reads `n` paths from input `paths` on and `n` uuids from input `uuids` on. All tables are of
+  // one group: InvalidArgument naming two otherwise.
+  Result<Tables> Resolve(const KernelContext& context, int paths, int uuids, int n);
+
+ private:
+  struct Entry {
+    uint64_t generation;
+    std::vector<std::string> paths, uuids;
+    Tables tables;
+  };
+  std::mutex mutex_;
+  std::shared_ptr<const Entry> entry_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_KERNELS_GROUP_REGISTRY_H_

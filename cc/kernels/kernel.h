@@ -1,0 +1,69 @@
+// From a C++ class to a TensorFlow kernel.
+//
+// A kernel class has `Status Init(const Attributes&)`, run once, and `Status
+// Compute(KernelContext&)`, which several threads may run at once.
+#ifndef TFSPS_KERNELS_KERNEL_H_
+#define TFSPS_KERNELS_KERNEL_H_
+
+#include <tensorflow/c/kernels.h>
+
+#include <exception>
+#include <memory>
+
+#include "kernels/tensors.h"
+
+namespace tsps {
+
+// No exception may cross into TensorFlow; what core and kernels can raise is bad_alloc.
+template <typename Body>
+Status NoThrow(const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return Error(Code::kResourceExhausted, "tf_sparse_ps kernel: ", error.what());
+  }
+}
+
+template <typename Kernel>
+void* CreateKernel(TF_OpKernelConstruction* raw) {
+  const Attributes attributes(raw);
+  auto kernel = std::make_unique<Kernel>();
+  const Status status = NoThrow([&] { return kernel->Init(attributes); });
+  if (status.ok()) return kernel.release();
+  attributes.Fail(status);
+  return nullptr;
+}
+
+template <typename Kernel>
+void DeleteKernel(void* kernel) {
+  delete static_cast<Kernel*>(kernel);
+}
+
+template <typename Kernel>
+void ComputeKernel(void* kernel, TF_OpKernelContext* raw) {
+  KernelContext context(raw);
+  const Status status = NoThrow([&] { return static_cast<Kernel*>(kernel)->Compute(context); });
+  if (!status.ok()) context.Fail(status);
+}
+
+// Hands `builder` to TensorFlow, for the CPU. Aborts on failure, which only a misspelt op can
+// cause.
+void RegisterBuilder(const char* op, TF_KernelBuilder* builder);
+
+template <typename Kernel>
+void RegisterKernel(const char* op) {
+  RegisterBuilder(op, TF_NewKernelBuilder(op, "CPU", &CreateKernel<Kernel>, &ComputeKernel<Kernel>,
+                                          &DeleteKernel<Kernel>));
+}
+
+// One per file of kernels; registration.cc calls them when the library is loaded.
+void RegisterLookupKernels();
+void RegisterPooledKernels();
+void RegisterReduceKernels();
+void RegisterApplyKernels();
+void RegisterWaitKernels();
+void RegisterAdminKernels();
+
+}  // namespace tsps
+
+#endif  // TFSPS_KERNELS_KERNEL_H_

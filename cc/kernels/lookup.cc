@@ -1,0 +1,51 @@
+// TspsLookup: rows of the ids of N features from T tables of one group.
+#include <vector>
+
+#include "kernels/features.h"
+#include "kernels/kernel.h"
+#include "kernels/process.h"
+
+namespace tsps {
+namespace {
+
+class LookupKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, false); }
+
+  // Inputs: ids N, paths T, uuids T, carriers T. Outputs: rows N, keys T, inverses N.
+  Status Compute(const KernelContext& context) {
+    const int n = features_.n, t = features_.tables;
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, n, n + t, t));
+    TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, n + 2 * t));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    UniqueKeys unique;
+    TSPS_RETURN_IF_ERROR(unique.Init(context, features_, *tables, n, n + t, *executor));
+
+    std::vector<Tensor> rows;
+    for (int f = 0; f < n; ++f) {
+      std::vector<int64_t> shape = unique.ids(f).shape();
+      shape.push_back(features_.In(*tables, f).config().dim);
+      TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, shape));
+      rows.push_back(std::move(output));
+    }
+    std::vector<RowGather> gathers = unique.Gathers(*tables);
+    return ReadRows(*tables, gathers, *executor, [&] {
+      for (int f = 0; f < n; ++f) {
+        const size_t i = static_cast<size_t>(f);
+        CopyRows(features_.In(gathers, f).rows(), unique.inverse(f), unique.ids(f).size(),
+                 static_cast<size_t>(features_.In(*tables, f).config().dim), rows[i].data<float>(),
+                 *executor);
+      }
+    });
+  }
+
+ private:
+  Features features_;
+  TableCache cache_;
+};
+
+}  // namespace
+
+void RegisterLookupKernels() { RegisterKernel<LookupKernel>("TspsLookup"); }
+
+}  // namespace tsps

@@ -1,0 +1,186 @@
+// TspsPooledLookup and its two gradients.
+#include <vector>
+
+#include "core/pooled_weight_gradient.h"
+#include "core/segment_sum.h"
+#include "kernels/features.h"
+#include "kernels/kernel.h"
+#include "kernels/process.h"
+
+namespace tsps {
+namespace {
+
+class PooledLookupKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
+
+  // Inputs: ids N, splits N, weights N, paths T, uuids T, carriers T. Outputs: pooled N, keys T,
+  // inverses N.
+  Status Compute(const KernelContext& context) {
+    const int n = features_.n, t = features_.tables;
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
+                          cache_.Resolve(context, 3 * n, 3 * n + t, t));
+    TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, 3 * n + 2 * t));
+    for (int f = 0; f < n; ++f) {
+      TSPS_RETURN_IF_ERROR(context.Input(f, 1, "ids").status());
+    }
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    UniqueKeys unique;
+    TSPS_RETURN_IF_ERROR(unique.Init(context, features_, *tables, n, n + t, *executor));
+
+    std::vector<Bags> bags;
+    std::vector<Tensor> pooled;
+    for (int f = 0; f < n; ++f) {
+      TSPS_ASSIGN_OR_RETURN(
+          Bags one, Bags::Read(context, features_, f, n + f, 2 * n + f, unique.ids(f).size()));
+      one.span.inverse = unique.inverse(f);
+      TSPS_ASSIGN_OR_RETURN(Tensor output,
+                            context.Output<float>(f, {static_cast<int64_t>(one.span.n_bags),
+                                                      features_.In(*tables, f).config().dim}));
+      bags.push_back(std::move(one));
+      pooled.push_back(std::move(output));
+    }
+    std::vector<RowGather> gathers = unique.Gathers(*tables);
+    return ReadRows(*tables, gathers, *executor, [&] {
+      for (int f = 0; f < n; ++f) {
+        const size_t i = static_cast<size_t>(f);
+        PoolBags(bags[i].span, features_.In(gathers, f).rows(),
+                 static_cast<size_t>(features_.In(*tables, f).config().dim),
+                 pooled[i].data<float>(), *executor);
+      }
+    });
+  }
+
+ private:
+  Features features_;
+  TableCache cache_;
+};
+
+// The inputs that both gradients begin with: grads N, splits N, weights N, inverses N, keys T.
+struct PooledGradients {
+  std::vector<Tensor> grads, inverses, keys;
+  std::vector<Bags> bags;
+
+  Status Init(const KernelContext& context, const Features& features) {
+    const int n = features.n;
+    for (int f = 0; f < n; ++f) {
+      TSPS_ASSIGN_OR_RETURN(Tensor grad, context.Input(f, 2, "grads"));
+      TSPS_ASSIGN_OR_RETURN(Tensor inverse, context.Input(3 * n + f, 1, "inverses"));
+      TSPS_ASSIGN_OR_RETURN(Bags one,
+                            Bags::Read(context, features, f, n + f, 2 * n + f, inverse.size()));
+      one.span.inverse = inverse.data<int32_t>();
+      if (grad.dim(0) != static_cast<int64_t>(one.span.n_bags)) {
+        return Error(Code::kInvalidArgument, "feature ", f, " has ", one.span.n_bags,
+                     " bags; expected a gradient for each. Received: grads of shape ",
+                     ShapeString(grad.shape()));
+      }
+      grads.push_back(std::move(grad));
+      inverses.push_back(std::move(inverse));
+      bags.push_back(std::move(one));
+    }
+    for (int t = 0; t < features.tables; ++t) {
+      TSPS_ASSIGN_OR_RETURN(Tensor key, context.Input(4 * n + t, 1, "keys"));
+      keys.push_back(std::move(key));
+    }
+    return Status();
+  }
+};
+
+class PooledSumKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
+
+  // Inputs: as PooledGradients. Outputs: sums T.
+  Status Compute(const KernelContext& context) {
+    PooledGradients call;
+    TSPS_RETURN_IF_ERROR(call.Init(context, features_));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    for (int t = 0; t < features_.tables; ++t) {
+      TSPS_ASSIGN_OR_RETURN(const int64_t dim, features_.CommonWidth(t, call.grads));
+      std::vector<PooledGradientSpan> spans;
+      for (int f = 0; f < features_.n; ++f) {
+        const size_t i = static_cast<size_t>(f);
+        if (features_.table_of[i] != t) continue;
+        spans.push_back({call.bags[i].span, call.grads[i].data<float>()});
+      }
+      const size_t n_keys = call.keys[static_cast<size_t>(t)].size();
+      TSPS_ASSIGN_OR_RETURN(const Tensor sums,
+                            context.Output<float>(t, {static_cast<int64_t>(n_keys), dim}));
+      TSPS_RETURN_IF_ERROR(
+          PooledSegmentSum(spans, n_keys, static_cast<size_t>(dim), sums.data<float>(), *executor));
+    }
+    return Status();
+  }
+
+ private:
+  Features features_;
+};
+
+class PooledWeightGradKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
+
+  // Inputs: as PooledGradients, then paths T, uuids T, carriers T. Outputs: weight_grads N.
+  Status Compute(const KernelContext& context) {
+    const int n = features_.n, t = features_.tables;
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
+                          cache_.Resolve(context, 4 * n + t, 4 * n + 2 * t, t));
+    TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, 4 * n + 3 * t));
+    PooledGradients call;
+    TSPS_RETURN_IF_ERROR(call.Init(context, features_));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+
+    std::vector<RowGather> gathers;
+    for (int i = 0; i < t; ++i) {
+      const TableHandle& table = (*tables)[static_cast<size_t>(i)];
+      const Tensor& keys = call.keys[static_cast<size_t>(i)];
+      gathers.emplace_back(table.group(), table.table, keys.data<int64_t>(), keys.size());
+    }
+    std::vector<Tensor> outputs;
+    for (int f = 0; f < n; ++f) {
+      const size_t i = static_cast<size_t>(f);
+      TSPS_RETURN_IF_ERROR(CheckInverse(call.inverses[i], features_.In(call.keys, f).size(), f));
+      if (call.grads[i].dim(1) != features_.In(*tables, f).config().dim) {
+        return Error(Code::kInvalidArgument, "grads of feature ", f, " must have shape [bags,",
+                     features_.In(*tables, f).config().dim,
+                     "]. Received: ", ShapeString(call.grads[i].shape()));
+      }
+      TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, call.bags[i].weights.shape()));
+      outputs.push_back(std::move(output));
+    }
+    return ReadRows(*tables, gathers, *executor, [&] {
+      for (int f = 0; f < n; ++f) {
+        const size_t i = static_cast<size_t>(f);
+        if (call.bags[i].span.weights == nullptr) continue;
+        PooledWeightGradient(call.bags[i].span, features_.In(gathers, f).rows(),
+                             static_cast<size_t>(call.grads[i].dim(1)), call.grads[i].data<float>(),
+                             outputs[i].data<float>(), *executor);
+      }
+    });
+  }
+
+ private:
+  static Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature) {
+    const int32_t* const positions = inverse.data<int32_t>();
+    for (size_t i = 0; i < inverse.size(); ++i) {
+      if (positions[i] < 0 || static_cast<size_t>(positions[i]) >= n_keys) {
+        return Error(Code::kInvalidArgument, "inverses of feature ", feature, " must be in [0, ",
+                     n_keys, "). Received: ", positions[i], " at ", i);
+      }
+    }
+    return Status();
+  }
+
+  Features features_;
+  TableCache cache_;
+};
+
+}  // namespace
+
+void RegisterPooledKernels() {
+  RegisterKernel<PooledLookupKernel>("TspsPooledLookup");
+  RegisterKernel<PooledSumKernel>("TspsPooledSum");
+  RegisterKernel<PooledWeightGradKernel>("TspsPooledWeightGrad");
+}
+
+}  // namespace tsps

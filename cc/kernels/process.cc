@@ -1,0 +1,37 @@
+#include "kernels/process.h"
+
+#include <mutex>
+
+#include "executor/eigen_executor.h"
+
+namespace tsps {
+namespace {
+
+struct Pool {
+  std::mutex mutex;
+  std::shared_ptr<Executor> executor;
+};
+
+// Never destroyed: at exit, TensorFlow's threads may still run kernels.
+Pool& SharedPool() {
+  static Pool* const pool = new Pool;
+  return *pool;
+}
+
+}  // namespace
+
+std::shared_ptr<Executor> SharedExecutor() {
+  Pool& pool = SharedPool();
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  if (pool.executor == nullptr) pool.executor = std::make_shared<EigenExecutor>(0);
+  return pool.executor;
+}
+
+void SetThreads(int threads) {
+  std::shared_ptr<Executor> executor = std::make_shared<EigenExecutor>(threads);
+  Pool& pool = SharedPool();
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  pool.executor.swap(executor);  // the old pool's threads end after the lock
+}
+
+}  // namespace tsps

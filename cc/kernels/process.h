@@ -1,0 +1,18 @@
+// What the kernels of this process share besides its groups: the thread pool.
+#ifndef TFSPS_KERNELS_PROCESS_H_
+#define TFSPS_KERNELS_PROCESS_H_
+
+#include <memory>
+
+#include "core/executor.h"
+
+namespace tsps {
+
+// The pool as of now; a call keeps it for its duration, whatever SetThreads does meanwhile.
+std::shared_ptr<Executor> SharedExecutor();
+// 0: one per processor this process may use.
+void SetThreads(int threads);
+
+}  // namespace tsps
+
+#endif  // TFSPS_KERNELS_PROCESS_H_

@@ -1,0 +1,162 @@
+// All ops of the library: docs/ops.md in code. Loading the library registers them and their
+// kernels.
+#include <tensorflow/c/ops.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "kernels/kernel.h"
+#include "kernels/shapes.h"
+#include "kernels/tensors.h"
+
+namespace tsps {
+namespace {
+
+struct Op {
+  const char* name;
+  // Reads or writes a table: neither folded, merged, pruned nor reordered.
+  bool stateful;
+  ShapeFunction shapes;
+  std::vector<const char*> attributes;
+  std::vector<const char*> inputs;
+  std::vector<const char*> outputs;
+};
+
+std::vector<Op> Ops() {
+  const char* features = "N: int >= 0";
+  const char* tables = "T: int >= 1";
+  const char* table_of = "table_of: list(int) >= 0";
+  const char* combiners = "combiners: list({'sum', 'mean', 'sqrtn'}) >= 0";
+  return {
+      {"TspsLookup",
+       true,
+       LookupShapes,
+       {features, tables, table_of},
+       {"ids: N * int64", "paths: T * string", "uuids: T * string", "carriers: T * float"},
+       {"rows: N * float", "keys: T * int64", "inverses: N * int32"}},
+      {"TspsSegmentSum",
+       false,
+       SegmentSumShapes,
+       {features, tables, table_of},
+       {"grads: N * float", "inverses: N * int32", "keys: T * int64"},
+       {"sums: T * float"}},
+      {"TspsPooledLookup",
+       true,
+       PooledLookupShapes,
+       {features, tables, table_of, combiners},
+       {"ids: N * int64", "splits: N * int64", "weights: N * float", "paths: T * string",
+        "uuids: T * string", "carriers: T * float"},
+       {"pooled: N * float", "keys: T * int64", "inverses: N * int32"}},
+      {"TspsPooledSum",
+       false,
+       PooledSumShapes,
+       {features, tables, table_of, combiners},
+       {"grads: N * float", "splits: N * int64", "weights: N * float", "inverses: N * int32",
+        "keys: T * int64"},
+       {"sums: T * float"}},
+      {"TspsPooledWeightGrad",
+       true,
+       PooledWeightGradShapes,
+       {features, tables, table_of, combiners},
+       {"grads: N * float", "splits: N * int64", "weights: N * float", "inverses: N * int32",
+        "keys: T * int64", "paths: T * string", "uuids: T * string", "carriers: T * float"},
+       {"weight_grads: N * float"}},
+      {"TspsMerge",
+       false,
+       MergeShapes,
+       {tables, "reduction: {'frequency', 'average', 'sum', 'local'}"},
+       {"keys: T * int64", "grads: T * float", "counts: T * int32", "world_size: int32"},
+       {"merged_keys: T * int64", "merged_grads: T * float", "merged_counts: T * int32"}},
+      {"TspsApply",
+       true,
+       ScalarOutputs,
+       {tables},
+       {"step: int64", "paths: T * string", "uuids: T * string", "keys: T * int64",
+        "grads: T * float", "hyper: T * float"},
+       {"applied: int64"}},
+      {"TspsWaitStep",
+       true,
+       ScalarOutputs,
+       {},
+       {"path: string", "step: int64", "timeout_s: float"},
+       {"reached: int64"}},
+      {"TspsCreateGroup", true, NoOutputs, {}, {"path: string", "uuid: string"}, {}},
+      {"TspsOpenWriter", true, ScalarOutputs, {}, {"path: string"}, {"step: int64"}},
+      {"TspsCreateTable",
+       true,
+       NoOutputs,
+       {},
+       {"path: string", "uuid: string", "dim: int64", "key_limit: int64", "max_rows: int64",
+        "initializer: string", "initializer_args: float", "seed: int64", "salt: int64"},
+       {}},
+      {"TspsBindOptimizer",
+       true,
+       NoOutputs,
+       {},
+       {"path: string", "uuid: string", "kind: string", "slot_init: float", "replace: bool"},
+       {}},
+      {"TspsAssign",
+       true,
+       NoOutputs,
+       {"S: int >= 0"},
+       {"path: string", "uuid: string", "keys: int64", "rows: float", "slots: S * float"},
+       {}},
+      {"TspsErase",
+       true,
+       ScalarOutputs,
+       {},
+       {"path: string", "uuid: string", "keys: int64"},
+       {"erased: int64"}},
+      {"TspsSetStep", true, NoOutputs, {}, {"path: string", "step: int64"}, {}},
+      {"TspsGroupInfo",
+       true,
+       GroupInfoShapes,
+       {},
+       {"path: string"},
+       {"step: int64", "version: int64", "counters: int64"}},
+      {"TspsCloseGroup", true, NoOutputs, {}, {"path: string"}, {}},
+      {"TspsSetThreads", true, NoOutputs, {}, {"threads: int64"}, {}},
+  };
+}
+
+[[noreturn]] void Abort(const char* what, const TF_Status* status) {
+  std::fprintf(stderr, "tf_sparse_ps: registering %s: %s\n", what, TF_Message(status));
+  std::abort();
+}
+
+void RegisterOp(const Op& op) {
+  TF_OpDefinitionBuilder* builder = TF_NewOpDefinitionBuilder(op.name);
+  for (const char* spec : op.attributes) TF_OpDefinitionBuilderAddAttr(builder, spec);
+  for (const char* spec : op.inputs) TF_OpDefinitionBuilderAddInput(builder, spec);
+  for (const char* spec : op.outputs) TF_OpDefinitionBuilderAddOutput(builder, spec);
+  TF_OpDefinitionBuilderSetIsStateful(builder, op.stateful);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shapes);
+  const StatusOwner status(TF_NewStatus());
+  TF_RegisterOpDefinition(builder, status.get());  // takes the builder
+  if (TF_GetCode(status.get()) != TF_OK) Abort(op.name, status.get());
+}
+
+bool RegisterAll() {
+  for (const Op& op : Ops()) RegisterOp(op);
+  RegisterLookupKernels();
+  RegisterPooledKernels();
+  RegisterReduceKernels();
+  RegisterApplyKernels();
+  RegisterWaitKernels();
+  RegisterAdminKernels();
+  return true;
+}
+
+// The library's only static initializer.
+const bool registered = RegisterAll();
+
+}  // namespace
+
+void RegisterBuilder(const char* op, TF_KernelBuilder* builder) {
+  const StatusOwner status(TF_NewStatus());
+  TF_RegisterKernelBuilder(op, builder, status.get());  // takes the builder
+  if (TF_GetCode(status.get()) != TF_OK) Abort(op, status.get());
+}
+
+}  // namespace tsps

@@ -1,0 +1,203 @@
+#include "kernels/shapes.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "kernels/tensors.h"
+
+namespace tsps {
+namespace {
+
+struct ShapeDeleter {
+  void operator()(TF_ShapeHandle* shape) const { TF_DeleteShapeHandle(shape); }
+};
+using Shape = std::unique_ptr<TF_ShapeHandle, ShapeDeleter>;
+
+struct DimensionDeleter {
+  void operator()(TF_DimensionHandle* dimension) const { TF_DeleteDimensionHandle(dimension); }
+};
+
+// The first error is kept and ends everything.
+class Inference {
+ public:
+  Inference(TF_ShapeInferenceContext* context, TF_Status* status)
+      : context_(context), status_(status) {
+    TF_SetStatus(status_, TF_OK, "");
+    n_inputs_ = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
+    // There is no call that tells the number of outputs: outputs are set until one does not exist.
+    const StatusOwner probe(TF_NewStatus());
+    const Shape unknown = Vector();
+    while (true) {
+      TF_ShapeInferenceContextSetOutput(context_, n_outputs_, unknown.get(), probe.get());
+      if (TF_GetCode(probe.get()) != TF_OK) break;
+      ++n_outputs_;
+    }
+  }
+
+  int inputs() const { return n_inputs_; }
+  int outputs() const { return n_outputs_; }
+  bool failed() const { return TF_GetCode(status_) != TF_OK; }
+
+  Shape Input(int index) {
+    Shape shape(TF_NewShapeHandle());
+    if (!failed()) TF_ShapeInferenceContextGetInput(context_, index, shape.get(), status_);
+    return shape;
+  }
+  Shape InputOfRank(int index, int64_t rank) {
+    const Shape input = Input(index);
+    Shape shape(TF_NewShapeHandle());
+    if (!failed()) {
+      TF_ShapeInferenceContextWithRank(context_, input.get(), rank, shape.get(), status_);
+    }
+    return shape;
+  }
+  Shape Scalar() { return Shape(TF_ShapeInferenceContextScalar(context_)); }
+  // [?] unless told: -1 is TensorFlow's unknown dimension.
+  Shape Vector(int64_t size = -1) {
+    return Shape(TF_ShapeInferenceContextVectorFromSize(context_, static_cast<size_t>(size)));
+  }
+  Shape Concatenate(const Shape& first, const Shape& second) {
+    Shape shape(TF_NewShapeHandle());
+    if (!failed()) {
+      TF_ShapeInferenceContextConcatenateShapes(context_, first.get(), second.get(), shape.get(),
+                                                status_);
+    }
+    return shape;
+  }
+  // -1 when unknown.
+  int64_t Dimension(const Shape& shape, int64_t axis) {
+    if (failed() || !TF_ShapeInferenceContextRankKnown(context_, shape.get())) return -1;
+    if (axis < 0) axis += TF_ShapeInferenceContextRank(context_, shape.get());
+    if (axis < 0) return -1;
+    const std::unique_ptr<TF_DimensionHandle, DimensionDeleter> dimension(TF_NewDimensionHandle());
+    TF_ShapeInferenceContextDim(context_, shape.get(), axis, dimension.get());
+    return TF_DimensionHandleValueKnown(dimension.get()) ? TF_DimensionHandleValue(dimension.get())
+                                                         : -1;
+  }
+  void SetOutput(int index, const Shape& shape) {
+    if (!failed()) TF_ShapeInferenceContextSetOutput(context_, index, shape.get(), status_);
+  }
+
+  // [width] when the last dimensions of inputs [begin, end), of rank 2, are all known and equal;
+  // else [?].
+  Shape Width(int begin, int end) {
+    int64_t width = -1;
+    for (int i = begin; i < end; ++i) {
+      const int64_t one = Dimension(InputOfRank(i, 2), 1);
+      if (i > begin && one != width) return Vector();
+      width = one;
+    }
+    return Vector(width);
+  }
+
+ private:
+  TF_ShapeInferenceContext* context_;
+  TF_Status* status_;
+  int n_inputs_ = 0;
+  int n_outputs_ = 0;
+};
+
+// sums: T*float [u_t, width]; T is the number of outputs, keys are the last T inputs, gradients the
+// first.
+void SumShapes(Inference* inference, int n_grads) {
+  int64_t width = -1;
+  for (int i = 0; i < n_grads; ++i) {
+    const int64_t one = inference->Dimension(inference->Input(i), -1);
+    if (i > 0 && one != width) {
+      width = -1;
+      break;
+    }
+    width = one;
+  }
+  const int tables = inference->outputs();
+  const int keys = inference->inputs() - tables;
+  for (int t = 0; t < tables; ++t) {
+    inference->SetOutput(
+        t, inference->Concatenate(inference->InputOfRank(keys + t, 1), inference->Vector(width)));
+  }
+}
+
+}  // namespace
+
+void NoOutputs(TF_ShapeInferenceContext*, TF_Status* status) { TF_SetStatus(status, TF_OK, ""); }
+
+void ScalarOutputs(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  for (int i = 0; i < inference.outputs(); ++i) inference.SetOutput(i, inference.Scalar());
+}
+
+void GroupInfoShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  inference.SetOutput(0, inference.Scalar());
+  inference.SetOutput(1, inference.Scalar());
+  inference.SetOutput(2, inference.Vector(8));
+}
+
+// Inputs: ids N, paths T, uuids T, carriers T. Outputs: rows N, keys T, inverses N.
+void LookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int features = (3 * inference.outputs() - inference.inputs()) / 5;
+  const int tables = inference.outputs() - 2 * features;
+  const Shape width = inference.Width(features + 2 * tables, features + 3 * tables);
+  for (int f = 0; f < features; ++f) {
+    const Shape ids = inference.Input(f);
+    inference.SetOutput(f, inference.Concatenate(ids, width));
+    inference.SetOutput(features + tables + f, ids);
+  }
+  for (int t = 0; t < tables; ++t) inference.SetOutput(features + t, inference.Vector());
+}
+
+// Inputs: grads N, inverses N, keys T. Outputs: sums T.
+void SegmentSumShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  SumShapes(&inference, (inference.inputs() - inference.outputs()) / 2);
+}
+
+// Inputs: ids N, splits N, weights N, paths T, uuids T, carriers T. Outputs: pooled N, keys T,
+// inverses N.
+void PooledLookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int features = (3 * inference.outputs() - inference.inputs()) / 3;
+  const int tables = inference.outputs() - 2 * features;
+  const Shape width = inference.Width(3 * features + 2 * tables, 3 * features + 3 * tables);
+  for (int f = 0; f < features; ++f) {
+    const int64_t splits = inference.Dimension(inference.InputOfRank(features + f, 1), 0);
+    const Shape bags = inference.Vector(splits > 0 ? splits - 1 : -1);
+    inference.SetOutput(f, inference.Concatenate(bags, width));
+    inference.SetOutput(features + tables + f, inference.InputOfRank(f, 1));
+    inference.InputOfRank(2 * features + f, 1);  // refuses weights of another rank
+  }
+  for (int t = 0; t < tables; ++t) inference.SetOutput(features + t, inference.Vector());
+}
+
+// Inputs: grads N, splits N, weights N, inverses N, keys T. Outputs: sums T.
+void PooledSumShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  SumShapes(&inference, (inference.inputs() - inference.outputs()) / 4);
+}
+
+// Inputs: grads N, splits N, weights N, inverses N, keys T, ... Outputs: weight_grads N, as
+// weights.
+void PooledWeightGradShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int features = inference.outputs();
+  for (int f = 0; f < features; ++f) {
+    inference.SetOutput(f, inference.InputOfRank(2 * features + f, 1));
+  }
+}
+
+// Inputs: keys T, grads T, counts T, world_size. Outputs: keys T, grads T, counts T.
+void MergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int tables = inference.outputs() / 3;
+  for (int t = 0; t < tables; ++t) {
+    const int64_t width = inference.Dimension(inference.InputOfRank(tables + t, 2), 1);
+    inference.SetOutput(t, inference.Vector());
+    inference.SetOutput(tables + t,
+                        inference.Concatenate(inference.Vector(), inference.Vector(width)));
+    inference.SetOutput(2 * tables + t, inference.Vector());
+  }
+}
+
+}  // namespace tsps

@@ -1,0 +1,28 @@
+// Shape functions of the ops.
+//
+// The C API shows a shape function neither attributes of type int nor which inputs form which list,
+// so list lengths are solved for from the numbers of inputs and outputs, and the row width comes
+// from the carriers (or the gradients). When tables of different widths meet in one call, the
+// last dimension is left unknown here; the Python wrapper sets it.
+#ifndef TFSPS_KERNELS_SHAPES_H_
+#define TFSPS_KERNELS_SHAPES_H_
+
+#include <tensorflow/c/ops.h>
+
+namespace tsps {
+
+using ShapeFunction = void (*)(TF_ShapeInferenceContext*, TF_Status*);
+
+void NoOutputs(TF_ShapeInferenceContext*, TF_Status*);
+void ScalarOutputs(TF_ShapeInferenceContext*, TF_Status*);
+void GroupInfoShapes(TF_ShapeInferenceContext*, TF_Status*);
+void LookupShapes(TF_ShapeInferenceContext*, TF_Status*);
+void SegmentSumShapes(TF_ShapeInferenceContext*, TF_Status*);
+void PooledLookupShapes(TF_ShapeInferenceContext*, TF_Status*);
+void PooledSumShapes(TF_ShapeInferenceContext*, TF_Status*);
+void PooledWeightGradShapes(TF_ShapeInferenceContext*, TF_Status*);
+void MergeShapes(TF_ShapeInferenceContext*, TF_Status*);
+
+}  // namespace tsps
+
+#endif  // TFSPS_KERNELS_SHAPES_H_

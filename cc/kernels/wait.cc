@@ -1,0 +1,95 @@
+// TspsWaitStep: asynchronous, because a wait that holds one of TensorFlow's threads can starve the
+// op that would end it (always, with one inter-op thread).
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "kernels/async_kernel.h"
+#include "kernels/group_registry.h"
+
+namespace tsps {
+namespace {
+
+// Threads that wait in place of TensorFlow's: as many as waits are pending at once, one per group
+// and step in practice. They stay for the next wait.
+class Waiters {
+ public:
+  // Never destroyed: CloseAll ends the waits at exit, the threads end with the process.
+  static Waiters& Get() {
+    static Waiters* const waiters = new Waiters;
+    return *waiters;
+  }
+
+  void Run(std::function<void()> wait) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // A new thread first: when there can be none, the wait is not left behind.
+    if (idle_ <= pending_.size()) std::thread([this] { Work(); }).detach();
+    pending_.push_back(std::move(wait));
+    wake_.notify_one();
+  }
+
+ private:
+  [[noreturn]] void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      ++idle_;
+      wake_.wait(lock, [this] { return !pending_.empty(); });
+      --idle_;
+      const std::function<void()> wait = std::move(pending_.front());
+      pending_.pop_front();
+      lock.unlock();
+      wait();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> pending_;
+  size_t idle_ = 0;
+};
+
+class WaitStepKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    const Status status = NoThrow([&] { return Start(context, done); });
+    if (!status.ok()) done(status);
+  }
+
+ private:
+  // Either calls `done` some time, or returns an error.
+  static Status Start(const KernelContext& context, const Done& done) {
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
+    TSPS_ASSIGN_OR_RETURN(const float timeout_s, context.Scalar<float>(2, "timeout_s"));
+    if (step < 0) return Error(Code::kInvalidArgument, "step must be >= 0. Received: ", step);
+    if (!(timeout_s >= 0)) {
+      return Error(Code::kInvalidArgument, "timeout_s must be >= 0. Received: ", timeout_s);
+    }
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    const auto finish = [context, step](const Status& reached) {
+      return reached.ok() ? context.OutputScalar(0, step) : reached;
+    };
+    if (owner->group().step() >= static_cast<uint64_t>(step)) {
+      TSPS_RETURN_IF_ERROR(finish(Status()));
+      done(Status());
+      return Status();
+    }
+    Waiters::Get().Run([owner, step, timeout_s, finish, done] {
+      done(finish(owner->group().WaitForStep(static_cast<uint64_t>(step),
+                                             static_cast<double>(timeout_s), &owner->closed())));
+    });
+    return Status();
+  }
+};
+
+}  // namespace
+
+void RegisterWaitKernels() { RegisterAsyncKernel<WaitStepKernel>("TspsWaitStep"); }
+
+}  // namespace tsps
