@@ -51,9 +51,9 @@ class HorovodCollectives(Collectives):
         self._lock = threading.RLock()
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._counters: dict[str, tf.Variable] = {}
-        if self.size > 1:
-            # After Horovod's own handler was registered, hence run before it.
-            atexit.register(self._meet_at_exit)
+        self._at_exit: list[Callable[[], None]] = []
+        # After Horovod's own handler was registered, hence run before it.
+        atexit.register(self._end)
 
     # --- graph operations ---
 
@@ -142,6 +142,10 @@ class HorovodCollectives(Collectives):
         stream = io.BytesIO(data.numpy().tobytes())
         return [pickle.load(stream) for _ in range(self.size)]
 
+    def at_exit(self, action: Callable[[], None]) -> None:
+        """See `Collectives.at_exit`."""
+        self._at_exit.append(action)
+
     def enqueued(self) -> dict[str, int]:
         """How often each operation has run in this process, by name."""
         return {name: int(counter.numpy()) for name, counter in self._counters.items()}
@@ -214,10 +218,18 @@ class HorovodCollectives(Collectives):
         if not tf.executing_eagerly():
             raise RuntimeError(f"'{name}' must be called eagerly, not while a tf.function is traced")
 
+    def _end(self) -> None:
+        try:
+            self._meet_at_exit()
+        finally:
+            with contextlib.ExitStack() as actions:
+                for action in self._at_exit:
+                    actions.callback(action)
+
     def _meet_at_exit(self) -> None:
         """Waits for the other ranks, unless this process ends with an error or Horovod is gone."""
         crashed = getattr(sys, "last_value", None) is not None or self.failed
-        if crashed or not hvd.is_initialized():
+        if self.size == 1 or crashed or not hvd.is_initialized():
             return
 
         def meet() -> None:

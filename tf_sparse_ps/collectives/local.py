@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -43,3 +44,7 @@ class LocalCollectives(Collectives):
     def allgather_object(self, obj: Any, name: str) -> list[Any]:
         """See `Collectives.allgather_object`."""
         return [obj]
+
+    def at_exit(self, action: Callable[[], None]) -> None:
+        """See `Collectives.at_exit`."""
+        atexit.register(action)

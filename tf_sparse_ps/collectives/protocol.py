@@ -16,7 +16,7 @@ import abc
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,6 +99,15 @@ class Collectives(abc.ABC):
         """Gives every rank the picklable object of rank `root`; `obj` is ignored on the others. Eager only."""
 
     @abc.abstractmethod
+    def at_exit(self, action: Callable[[], None]) -> None:
+        """Registers what to do at the end of this process when no other rank needs it any more.
+
+        Where a process ends cleanly that is after all ranks have come to their end too (or a time limit), so that
+        what the others may still use can be taken away; where it ends with an error, at once. Last registered, first
+        run.
+        """
+
+    @abc.abstractmethod
     def allgather_object(self, obj: Any, name: str) -> list[Any]:
         """Gives every rank the picklable objects of all ranks, in rank order. Eager only."""
 
@@ -170,3 +179,16 @@ def _make(kind: str) -> Collectives:
     from tf_sparse_ps.collectives.local import LocalCollectives
 
     return LocalCollectives()
+
+
+def foreign_wrapper(obj: Any) -> str | None:
+    """Names the other library's distributed wrapper that an optimizer or tape is made by, or returns None.
+
+    Horovod makes a subclass of the wrapped object's class and copies its own methods into it, so neither the class
+    nor its name tells; the methods do.
+    """
+    for cls in type(obj).__mro__:
+        for name in ("gradient", "_compute_gradients", "_allreduce", "apply_gradients", "get_gradients"):
+            if getattr(cls.__dict__.get(name), "__module__", "").startswith("horovod."):
+                return f"horovod's wrapper of {cls.__name__}"
+    return None

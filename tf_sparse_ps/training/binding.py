@@ -1,0 +1,133 @@
+"""First use: the ranks agree on what they train, and tables get the slots of their update rule.
+
+Everything here is eager and collective, and happens once per optimizer and set of tables, while the first step is
+traced. An error on one rank becomes an error on all, so that none waits for the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops, optimizers
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.errors import StateError
+
+_CHUNK_BYTES = 16 * 1024 * 1024
+_ordinals = itertools.count()
+
+
+def bind(
+    collectives: Collectives,
+    job: Any,
+    tables: Sequence[Any],
+    rules: Sequence[optimizers.RowOptimizer],
+    settings: dict[str, Any],
+) -> int:
+    """Binds update rules to tables.
+
+    Args:
+      collectives: Of this process.
+      job: The process's `Job`, or None when `tables` is empty.
+      tables: `TableBinding`s in the order of their ordinals.
+      rules: One per table.
+      settings: What else must be equal on all ranks, by name; values are compared as text.
+
+    Returns:
+      A number that names this optimizer's operations, the same on all ranks.
+
+    Raises:
+      ValueError: Ranks differ, naming the rank and what differs; a table has slots of another rule.
+    """
+    ordinal = next(_ordinals)
+    facts = {name: str(value) for name, value in settings.items()}
+    facts["number of optimizers and tables bound before"] = str(ordinal)
+    facts["TensorFlow"] = tf.__version__
+    facts["number of tables"] = str(len(tables))
+    for table, rule in zip(tables, rules, strict=True):
+        label = f"table {table.ordinal} ('{table.config.name}')"
+        facts[f"configuration hash of {label}"] = table.config_hash
+        facts[f"uuid of {label}"] = table.uuid
+        facts[f"update rule of {label}"] = f"{rule.kind}{rule.slot_init}"
+    if tables:
+        facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
+    _must_agree(collectives.allgather_object(facts, "tsps.bind"))
+    if not tables:
+        return ordinal
+
+    def make_slots() -> None:
+        for table, rule in zip(tables, rules, strict=True):
+            _bind_one(table, rule)
+
+    _on_all(collectives, make_slots, "tsps.slots")
+    job.step.assign(_ops.group_info(job.group_path).step)
+    if collectives.cross_size > 1:
+        for table in tables:
+            if table.explicit:
+                _copy_to_other_nodes(collectives, job, table)
+    collectives.barrier("tsps.bound")
+    return ordinal
+
+
+def _must_agree(facts: list[dict[str, str]]) -> None:
+    """Raises ValueError when a rank's facts differ from rank 0's; on all ranks, since all have all facts."""
+    differences = []
+    for rank, theirs in enumerate(facts):
+        for name in sorted({*facts[0], *theirs}):
+            first, other = facts[0].get(name, "(none)"), theirs.get(name, "(none)")
+            if first != other:
+                differences.append(f"{name}: rank 0 has {first}, rank {rank} has {other}")
+    if differences:
+        shown = "; ".join(differences[:10])
+        more = f" (and {len(differences) - 10} more)" if len(differences) > 10 else ""
+        raise ValueError(f"the ranks of this job are configured differently. {shown}{more}")
+
+
+def _on_all(collectives: Collectives, action: Callable[[], None], name: str) -> None:
+    """Runs `action`; an error on one rank is raised on all."""
+    error: Exception | None = None
+    try:
+        action()
+    except Exception as caught:
+        error = caught
+    texts = collectives.allgather_object(None if error is None else f"{type(error).__name__}: {error}", name)
+    if error is not None:
+        raise error
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
+    if failed:
+        raise ValueError("tables could not be bound: " + "; ".join(failed))
+
+
+def _bind_one(table: Any, rule: optimizers.RowOptimizer) -> None:
+    before = table.optimizer
+    replace = before is not None and (before.kind, before.slot_init) != (rule.kind, rule.slot_init)
+    if replace:
+        warnings.warn(
+            f"table '{table.config.name}' was trained with {before.kind} in this process and is now bound to "
+            f"{rule.kind}: its slots start anew",
+            stacklevel=2,
+        )
+    try:
+        table.bind_optimizer(rule, replace=replace)
+    except StateError as error:
+        raise ValueError(f"{error}. Use the rule that the table was trained with, or another TFSPS_JOB.") from error
+
+
+def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any) -> None:
+    """Gives the other nodes the values that node 0's leader wrote: `weights=`, a custom initializer, `assign`."""
+    dim, limit = table.config.dim, table.config.key_limit
+    carrier = tf.zeros([0, dim], tf.float32)
+    rows_per_chunk = max(1, _CHUNK_BYTES // (4 * dim))
+    for start in range(0, limit, rows_per_chunk):
+        keys = tf.range(start, min(start + rows_per_chunk, limit), dtype=tf.int64)
+        if collectives.rank == 0:
+            rows = _ops.lookup([keys], [table.path], [table.uuid], [carrier], [0]).rows[0]
+        else:
+            rows = tf.zeros([len(keys), dim], tf.float32)
+        rows = collectives.broadcast(rows, 0, "tsps.values")
+        if job.is_leader and collectives.rank != 0:
+            _ops.assign(table.path, table.uuid, keys, rows)

@@ -1,0 +1,76 @@
+"""A gradient tape for training loops written against Horovod's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.training import dense_ring
+
+_MARK = "_tsps_averaged"
+
+
+def is_averaged(gradient: Any) -> bool:
+    """Whether a gradient comes from a `DistributedGradientTape`, hence is the ranks' mean already."""
+    return getattr(gradient, _MARK, False) is True
+
+
+class DistributedGradientTape:
+    """Wraps a `tf.GradientTape`; its `gradient` averages dense gradients over all ranks.
+
+    Gradients of tables pass through as they are: `DistributedOptimizer`, the only one that can apply them,
+    reduces them, and does not reduce again what the tape has averaged. A dense gradient that was
+    changed in between (clipped, say) is averaged again, which does not change it.
+
+    ```python
+    with tsps.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = ...
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))     # a tsps.DistributedOptimizer
+    ```
+    """
+
+    def __init__(self, tape: tf.GradientTape, *, collectives: str = "auto") -> None:
+        """Wraps `tape`, which may have been used already."""
+        if not isinstance(tape, tf.GradientTape) or (wrapper := collectives_lib.foreign_wrapper(tape)):
+            raise ValueError(
+                "DistributedGradientTape wraps a plain tf.GradientTape. Received: "
+                f"{wrapper if isinstance(tape, tf.GradientTape) else tape!r}"
+            )
+        self._tape = tape
+        self._collectives = collectives_lib.resolve(collectives)
+
+    def __enter__(self) -> DistributedGradientTape:
+        """Starts recording."""
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stops recording."""
+        self._tape.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything but `gradient` is the wrapped tape's: `watch`, `stop_recording`, `reset`, ..."""
+        return getattr(self._tape, name)
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
+        """As `tf.GradientTape.gradient`, averaged over the ranks.
+
+        Returns:
+          The structure of `sources`. Gradients of dense sources that are `IndexedSlices` come back dense.
+        """
+        gradients = self._tape.gradient(target, sources, output_gradients=output_gradients, **options)
+        flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
+        places = [
+            i
+            for i, (source, gradient) in enumerate(zip(flat_sources, flat, strict=True))
+            if gradient is not None and anchor.binding_of(source) is None
+        ]
+        dense = [tf.convert_to_tensor(flat[i]) for i in places]
+        for i, averaged in zip(places, dense_ring.average(dense, self._collectives, "tsps.tape"), strict=True):
+            flat[i] = tf.identity(averaged)
+            setattr(flat[i], _MARK, True)
+        return tf.nest.pack_sequence_as(sources, flat)

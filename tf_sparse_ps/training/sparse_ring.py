@@ -1,0 +1,112 @@
+"""The sparse ring: every rank's (key, gradient) sets travel to all ranks, and become one gradient per key.
+
+A key's final gradient is the sum over ranks divided by the number of ranks in which the key occurred ("frequency"), by
+the number of ranks ("average"), or not at all ("sum"). "Occurred" is per rank and step: a rank that met a key in
+several places of its batch, or in several calls of a layer, adds its gradients up first and counts once.
+
+Sums are made in rank order in float32, so that whoever merges the same sets gets the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps.collectives import Collectives
+
+REDUCTIONS = ("frequency", "average", "sum")
+# Ops whose int64 outputs are sets of unique keys.
+_UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup")
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseGradient:
+    """Rows of a gradient.
+
+    Attributes:
+      keys: int64[n].
+      rows: float32[n, dim].
+      ranks: How many ranks' sets are in it, one after another, keys unique within each; 0: keys may repeat at will.
+    """
+
+    keys: tf.Tensor
+    rows: tf.Tensor
+    ranks: int
+
+    @classmethod
+    def nothing(cls, dim: int) -> SparseGradient:
+        """The gradient of a table that this rank did not touch."""
+        return cls(tf.zeros([0], tf.int64), tf.zeros([0, dim], tf.float32), ranks=1)
+
+    @classmethod
+    def of(cls, slices: Sequence[tf.IndexedSlices], dim: int) -> SparseGradient:
+        """The gradient of a table from those of its anchors.
+
+        Args:
+          slices: Each `values=float32[n, dim], indices=int64[n]`. Empty: a table that this rank did not touch.
+          dim: Floats per row.
+        """
+        if not slices:
+            return cls.nothing(dim)
+        keys = [tf.cast(one.indices, tf.int64) for one in slices]
+        rows = [tf.reshape(tf.cast(one.values, tf.float32), [-1, dim]) for one in slices]
+        if len(slices) > 1:
+            return cls(tf.concat(keys, axis=0), tf.concat(rows, axis=0), ranks=0)
+        return cls(keys[0], rows[0], ranks=1 if _comes_from_one_lookup(slices[0].indices) else 0)
+
+
+def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
+    """Whether keys are unique because a lookup made them so. False when that cannot be told."""
+    if tf.executing_eagerly():
+        return False
+    producer = keys.op
+    while producer.type == "Identity":
+        producer = producer.inputs[0].op
+    return producer.type in _UNIQUE_KEYS
+
+
+def exchange(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
+    """Gives every rank the sets of all ranks, in rank order. Merges repeated keys of this rank first.
+
+    Args:
+      gradients: This rank's, in an order of tables that is the same on all ranks.
+      collectives: Of this process.
+      name: Of the operation.
+    """
+    own = list(gradients)
+    repeated = [i for i, gradient in enumerate(own) if gradient.ranks == 0]
+    if repeated:
+        for i, merged in zip(repeated, _merge([own[i] for i in repeated], "local", 1), strict=True):
+            own[i] = merged
+    if collectives.size == 1 or not own:
+        return own
+    # Counts need not travel: every rank's is 1 for each of its keys.
+    gathered = collectives.allgather([*(one.keys for one in own), *(one.rows for one in own)], name)
+    return [
+        SparseGradient(keys, rows, ranks=collectives.size)
+        for keys, rows in zip(gathered[: len(own)], gathered[len(own) :], strict=True)
+    ]
+
+
+def reduce(gradients: Sequence[SparseGradient], reduction: str, world_size: int) -> list[SparseGradient]:
+    """Makes one gradient per key from what `exchange` returned. Bit-identical wherever it is done.
+
+    Args:
+      gradients: One per table.
+      reduction: One of `REDUCTIONS`.
+      world_size: Number of ranks.
+    """
+    if world_size == 1 or not gradients:
+        return list(gradients)  # one rank: every reduction is the identity
+    return _merge(gradients, reduction, world_size)
+
+
+def _merge(gradients: Sequence[SparseGradient], reduction: str, world_size: int) -> list[SparseGradient]:
+    counts = [tf.ones_like(one.keys, dtype=tf.int32) for one in gradients]
+    merged = _ops.merge([one.keys for one in gradients], [one.rows for one in gradients], counts, world_size, reduction)
+    for rows, gradient in zip(merged.grads, gradients, strict=True):
+        rows.set_shape([None, gradient.rows.shape[1]])
+    return [SparseGradient(keys, rows, ranks=1) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
