@@ -4,8 +4,8 @@
 // and sqrt, element by element (no reassociated sums), and the build passes -ffp-contract=off: with
 // contraction the clones that have FMA would round differently. It also passes -fno-math-errno,
 // without which GCC keeps a call to sqrtf for negative arguments and vectorizes no loop that holds
-// one (a function attribute or pragma does not help: the builtin's properties are fixed at the
-// start); values do not change.
+// one: an Adagrad row of 64 floats takes 132 ns instead of 9. A function attribute or pragma does
+// not help, the builtin's properties are fixed at the start. Values do not change.
 #ifndef TFSPS_CORE_SIMD_H_
 #define TFSPS_CORE_SIMD_H_
 
