@@ -1,0 +1,406 @@
+"""`Job`: who this process is, where its group of tables lies, and which table is which.
+
+The tables of a job on a node form one group in `<TFSPS_DIR>/<TFSPS_JOB or uuid>-n<node>`. The node's leader (local rank
+0) makes it and is its writer until the process ends; the other ranks wait until it is there. An unnamed job's group is
+removed when its leader ends; if the leader was killed, when the next job starts. A named job's group stays, and the
+next job of that name goes on with its tables.
+
+Layers are numbered in the order in which they are built, which must be the same on all ranks: a table's identity is
+(job, node, number), never the layer's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_sparse_ps import job_folder
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.errors import (
+    NotFoundError,
+    StateError,
+    TableError,
+    UnavailableError,
+    WaitTimeoutError,
+    from_tensorflow,
+)
+
+if TYPE_CHECKING:
+    from tf_sparse_ps import optimizers
+    from tf_sparse_ps.collectives.protocol import Collectives
+
+WAIT_S = 300.0
+_POLL_S = 0.002
+_MAX_TABLES = 1024
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclasses.dataclass(eq=False)
+class TableBinding:
+    """A layer's table in this process.
+
+    Attributes:
+      job: The job it belongs to.
+      path: `<group>/<table folder>`.
+      uuid: 32 hexadecimal digits, the same on all ranks and nodes.
+      config: What it is; `config.seed` is filled in.
+      ordinal: Its number in the job, also the salt of its initial values.
+      salt: Tells its initial values from those of other tables with the same seed.
+      optimizer: The update rule bound to it, or None.
+      explicit: The leader wrote values, so that a node whose leader did not must be given them.
+      config_hash: Equal on all ranks, or their layers are not the same.
+    """
+
+    job: Job
+    path: str
+    uuid: str
+    config: TableConfig
+    ordinal: int
+    salt: int
+    config_hash: str
+    optimizer: optimizers.RowOptimizer | None = None
+    explicit: bool = False
+    _writes: int = 0  # calls of `write` so far, the same on all ranks
+    _reader: Any = None
+
+    def reader(self) -> Any:
+        """The table as a `tsps.Table`, open for reading."""
+        from tf_sparse_ps.table import Table
+
+        if self._reader is None:
+            self._reader = Table.open(self.path, "r")
+        return self._reader
+
+    def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
+        """Gives the table its update rule and slots. Every rank calls it; the leader acts.
+
+        Raises:
+          StateError: Another rule is bound and `replace` is False.
+        """
+        if self.job.is_leader:
+            from tf_sparse_ps import _ops
+
+            with from_tensorflow(f"binding {optimizer.kind} to table {self.path}"):
+                _ops.bind_optimizer(self.path, self.uuid, optimizer.kind, optimizer.slot_init, replace=replace)
+        self.optimizer = optimizer
+
+    def write(self, action: Callable[[], None]) -> None:
+        """Runs `action` on the leader; the node's other ranks return when the leader has done so.
+
+        All ranks of a node call this the same number of times. A call on the leader alone does not wait for anyone, so
+        that rank 0 may load weights by itself.
+
+        Raises:
+          UnavailableError, WaitTimeoutError: The leader did not get there.
+        """
+        self._writes += 1
+        if self.job.is_leader:
+            action()
+            self.job._published[self.ordinal] = self._writes
+        else:
+            self.job._wait(
+                lambda: self.job._published[self.ordinal] >= self._writes,
+                f"the leader to write table {self.path} (its write {self._writes})",
+            )
+
+    def assign(
+        self,
+        keys: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.float32],
+        slots: tuple[npt.NDArray[np.float32], ...] = (),
+        *,
+        erase_others: bool = False,
+    ) -> None:
+        """Sets rows (and slots) on this node, in chunks. Every rank calls it; the leader acts.
+
+        Args:
+          keys: int64[n].
+          rows: float32[n, dim].
+          slots: float32[n, dim] each; empty: rows that are there keep theirs.
+          erase_others: Also remove every other key.
+        """
+        self.write(lambda: self._assign(keys, rows, slots, erase_others))
+
+    def _assign(self, keys: Any, rows: Any, slots: Any, erase_others: bool) -> None:
+        from tf_sparse_ps import _ops
+
+        with from_tensorflow(f"writing table {self.path}"):
+            size = max(1, _CHUNK_BYTES // (4 * self.config.dim))
+            for start in range(0, len(keys), size):
+                part = slice(start, start + size)
+                _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
+            if erase_others:
+                _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), keys))
+
+
+class Job:
+    """This process's part of a job; `current()` makes it.
+
+    Attributes:
+      uuid: 32 hexadecimal digits, the same on all ranks.
+      rank, size: This process among all of the job's.
+      node: This machine among the job's, counted by Horovod's cross rank.
+      is_leader: This process writes the node's tables.
+      group_path: The group's directory.
+      seed: Of tables that were given none; 63 bits.
+      collectives: How the ranks talk to each other.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.collectives = collectives
+        self.rank, self.size = collectives.rank, collectives.size
+        self.node = collectives.cross_rank
+        self.is_leader = collectives.local_rank == 0
+        self.name = os.environ.get("TFSPS_JOB") or None
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.name):
+            raise ValueError(
+                "TFSPS_JOB must be 1 to 100 letters, digits, '.', '_' or '-', not starting with '.'. "
+                f"Received: {self.name!r}"
+            )
+        drawn = secrets.token_hex(16)
+        # The session tells this run of a named job from the one before.
+        name, uuid, session = collectives.broadcast_object(
+            (self.name, _digest("job", self.name) if self.name else drawn, secrets.token_hex(8)), 0, "tfsps_job"
+        )
+        if name != self.name:
+            raise ValueError(f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {self.name!r} on rank {self.rank}")
+        self.uuid: str = uuid
+        self.seed = int(_digest("seed", uuid), 16) >> 65
+        self.folder = job_folder.prepare()
+        self.group_path = os.path.join(self.folder, f"{self.name or self.uuid}-n{self.node}")
+        self._ready_path = f"{self.group_path}/.session-{session}"
+        self._lock = threading.Lock()
+        self._ordinal = 0
+        self._step: Any = None
+        if self.is_leader:
+            self._start_group()
+        else:
+            self._wait(lambda: os.path.exists(self._ready_path), f"the leader to make the group {self.group_path}")
+        # One word per table: how many writes of `TableBinding.write` are done.
+        self._published: Any = np.memmap(self._ready_path, np.int64, "r+" if self.is_leader else "r", shape=(_MAX_TABLES,))
+        self._set_threads()
+
+    @property
+    def step(self) -> Any:
+        """int64 variable: the last step that this rank knows to be published."""
+        if self._step is None:
+            import tensorflow as tf
+
+            with tf.init_scope():
+                self._step = tf.Variable(self._committed_step(), dtype=tf.int64, trainable=False, name="tfsps_step")
+        return self._step
+
+    def create_table(
+        self, config: TableConfig, *, salt: int | None = None, values: npt.NDArray[np.float32] | None = None
+    ) -> TableBinding:
+        """Makes the job's next table, or finds the one that a named job left. Every rank calls it.
+
+        Args:
+          config: What the table is. Its name need not be unique. Without a seed it gets the job's.
+          salt: Together with the seed determines the initial values; None: the table's ordinal.
+          values: float32[key_limit, dim] to start with instead of the initializer's values.
+
+        Raises:
+          StateError: A named job's table is something else; the ranks build their layers in different orders.
+          NoSpaceError, AccessError: From the file system.
+        """
+        with self._lock:
+            ordinal = self._ordinal
+            self._ordinal += 1
+        if ordinal >= _MAX_TABLES:
+            raise StateError(f"a job has at most {_MAX_TABLES} tables, of models long gone too: identity is by number")
+        resolved = config.resolved_initializer()
+        seed = next(seed for seed in (config.seed, resolved.seed, self.seed) if seed is not None)
+        config = dataclasses.replace(config, seed=seed)
+        salt = ordinal if salt is None else salt
+        folder = f"t{ordinal:04d}-{config.name}"[:128]
+        path = os.path.join(self.group_path, folder)
+        binding = TableBinding(
+            job=self,
+            path=path,
+            uuid=_digest("table", self.uuid, str(ordinal)),
+            config=config,
+            ordinal=ordinal,
+            salt=salt,
+            config_hash=config.hash(),
+            explicit=values is not None or resolved.values is not None,
+        )
+        binding.write(lambda: self._create(binding, resolved, values))
+        if not os.path.exists(path):
+            raise StateError(
+                f"table {ordinal} of this job is {self._table_folders(ordinal)} on the leader and {folder!r} on rank "
+                f"{self.rank}: all ranks must build the same layers in the same order"
+            )
+        if config.optimizer is not None:
+            binding.bind_optimizer(config.optimizer)
+        return binding
+
+    # --- making the group ---
+
+    def _start_group(self) -> None:
+        from tf_sparse_ps import _ops
+
+        with job_folder.locked(self.folder), from_tensorflow(f"making the group {self.group_path}"):
+            job_folder.remove_leftovers(self.folder, keep=self.group_path)
+            if os.path.lexists(self.group_path):
+                _ops.open_writer(self.group_path)
+                for entry in os.scandir(self.group_path):
+                    if entry.name.startswith(".session-"):
+                        os.unlink(entry.path)
+            else:
+                _ops.create_group(self.group_path, self.uuid)
+        if self.name is None:
+            path, pid = self.group_path, os.getpid()
+            self.collectives.at_exit(lambda: _remove_group(path, pid))
+        fresh = f"{self._ready_path}.tmp"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
+            file.write(bytes(8 * _MAX_TABLES))
+        os.rename(fresh, self._ready_path)
+
+    def _create(self, binding: TableBinding, resolved: Any, values: npt.NDArray[np.float32] | None) -> None:
+        from tf_sparse_ps import _ops
+
+        config = binding.config
+        others = set(self._table_folders(binding.ordinal)) - {os.path.basename(binding.path)}
+        if others:
+            raise StateError(
+                f"table {binding.ordinal} of job {self.name!r} is {others.pop()!r} in {self.group_path}; this program "
+                f"makes it as {os.path.basename(binding.path)!r}. Use another TFSPS_JOB, or remove the job's directory"
+            )
+        if os.path.lexists(binding.path):
+            self._check_attached(binding, resolved)
+            return
+        with from_tensorflow(f"making table {binding.path}"):
+            _ops.create_table(
+                binding.path,
+                binding.uuid,
+                dim=config.dim,
+                key_limit=config.key_limit or 0,
+                max_rows=config.max_rows or 0,
+                initializer=resolved.kind,
+                initializer_args=(resolved.a, resolved.b),
+                seed=config.seed or 0,
+                salt=binding.salt,
+            )
+        if values is None and resolved.values is not None:
+            values = resolved.values()
+        if values is not None:
+            binding._assign(np.arange(len(values), dtype=np.int64), values, (), False)
+
+    def _table_folders(self, ordinal: int) -> list[str]:
+        return sorted(name for name in os.listdir(self.group_path) if name.startswith(f"t{ordinal:04d}-"))
+
+    def _check_attached(self, binding: TableBinding, resolved: Any) -> None:
+        """The table of an earlier run of this named job must be the one this run would make."""
+        from tf_sparse_ps import _table, optimizers
+
+        group = _table.Group.open(self.group_path)
+        index = group.find_table(os.path.basename(binding.path))
+        info = group.table_info(index)
+        config = binding.config
+        expected = {"dim": config.dim, "key_limit": config.key_limit or 0, "uuid": binding.uuid}
+        found = {name: info[name] for name in expected}
+        if found != expected:
+            raise StateError(
+                f"job {self.name!r} has a table {binding.path} with {found}; this program makes it with {expected}. "
+                "Use another TFSPS_JOB, or remove the job's directory"
+            )
+        if resolved.values is None and info["initializer"]["kind"] != resolved.kind:
+            raise StateError(
+                f"job {self.name!r} has a table {binding.path} with initializer {info['initializer']}; this program "
+                f"makes it with {resolved.kind}"
+            )
+        binding.salt = info["initializer"]["salt"]
+        stored = group.stats(index)["optimizer"]
+        if stored["kind"] in optimizers.BY_KIND and config.optimizer is None:
+            binding.optimizer = None  # whoever binds one is told if it is another
+
+    def _committed_step(self) -> int:
+        from tf_sparse_ps import _ops
+
+        with from_tensorflow(f"reading the group {self.group_path}"):
+            return int(_ops.group_info(self.group_path).step)
+
+    def _set_threads(self) -> None:
+        import tensorflow as tf
+
+        from tf_sparse_ps import _ops
+
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+        _ops.set_threads(max(1, threads // self.collectives.local_size))
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        look = time.monotonic() + 1.0
+        while not done():
+            now = time.monotonic()
+            if now > deadline:
+                raise WaitTimeoutError(f"rank {self.rank} waited {WAIT_S:.0f} s for {what}")
+            if now > look and os.path.exists(self._ready_path):
+                look = now + 1.0
+                self._check_leader(what)
+            time.sleep(_POLL_S)
+
+    def _check_leader(self, what: str) -> None:
+        from tf_sparse_ps import _table
+
+        try:
+            info = _table.Group.open(self.group_path).info()
+        except NotFoundError:
+            raise UnavailableError(f"the group {self.group_path} is gone while rank {self.rank} waited for {what}") from None
+        except TableError:
+            return
+        if not info["writer_alive"]:
+            raise UnavailableError(
+                f"the leader of node {self.node} (process {info['writer_pid']}) has died; rank {self.rank} was waiting "
+                f"for {what}"
+            )
+
+
+_current: Job | None = None
+_current_lock = threading.Lock()
+
+
+def current() -> Job:
+    """This process's job, made on first use. In a job of several ranks every rank must get here.
+
+    Raises:
+      AccessError: The folder of tables is another user's, a symbolic link, or cannot be written.
+      NoSpaceError: There is no room in it.
+      WriterLockedError: A job of this name is running.
+      RuntimeError: Horovod's launcher started this process and `hvd.init()` was not called.
+    """
+    global _current
+    with _current_lock:
+        if _current is None:
+            from tf_sparse_ps.collectives import protocol
+
+            _current = Job(protocol.current())
+        return _current
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(("tf_sparse_ps", *parts)).encode()).hexdigest()[:32]
+
+
+def _remove_group(path: str, pid: int) -> None:
+    """At the leader's exit: gives up the writer lock and removes the directory. Not in a forked child."""
+    if os.getpid() != pid:
+        return
+    from tf_sparse_ps import _ops
+
+    with from_tensorflow(f"closing {path}"):
+        _ops.close_group(path)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""The folder that holds the groups of a user's jobs: `TFSPS_DIR`, by default in shared memory.
+
+It is the user's own, mode 0700, and no symbolic link, so that nobody else can put or read tables there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+
+from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
+
+_UNNAMED = re.compile(r"[0-9a-f]{32}-n\d+")
+
+
+def default() -> str:
+    """Where tables lie: `TFSPS_DIR`, or `/dev/shm/tf_sparse_ps-<uid>`."""
+    return os.environ.get("TFSPS_DIR") or f"/dev/shm/tf_sparse_ps-{os.getuid()}"
+
+
+def prepare() -> str:
+    """Makes the folder if need be and checks that it is ours; returns its absolute path.
+
+    Raises:
+      AccessError: It is another user's, a symbolic link, no directory, or cannot be written.
+      NoSpaceError: There is no room.
+    """
+    path = os.path.abspath(default())
+    source = "TFSPS_DIR" if os.environ.get("TFSPS_DIR") else "the default folder"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        facts = os.lstat(path)
+    except OSError as error:
+        raise (NoSpaceError if error.errno == 28 else AccessError)(
+            f"cannot make {path} ({source}) for tables: {error.strerror}. Set TFSPS_DIR to a folder of yours, on tmpfs "
+            "for speed"
+        ) from error
+    if stat.S_ISLNK(facts.st_mode):
+        raise AccessError(f"{path} ({source}) is a symbolic link to {os.readlink(path)}; tables follow none")
+    if not stat.S_ISDIR(facts.st_mode):
+        raise AccessError(f"{path} ({source}) is no directory")
+    if facts.st_uid != os.geteuid():
+        raise AccessError(f"{path} ({source}) belongs to user {facts.st_uid}, this process is user {os.geteuid()}")
+    if facts.st_mode & 0o077:
+        if os.environ.get("TFSPS_DIR") is None:
+            os.chmod(path, 0o700)
+        elif facts.st_mode & 0o022:
+            raise AccessError(f"{path} ({source}) can be written by others (mode {facts.st_mode & 0o777:o}); chmod go-w")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise AccessError(f"{path} ({source}) cannot be written (mode {facts.st_mode & 0o777:o})")
+    return path
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Keeps other jobs from making or removing groups in the folder."""
+    descriptor = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: str, *, keep: str) -> list[str]:
+    """Removes the groups of unnamed jobs whose leader is dead; call with the folder locked. Returns their paths."""
+    from tf_sparse_ps import _table
+
+    removed = []
+    for entry in os.scandir(folder):
+        if not _UNNAMED.fullmatch(entry.name) or entry.path == keep or not entry.is_dir(follow_symlinks=False):
+            continue
+        try:
+            alive = _table.Group.open(entry.path).info()["writer_alive"]
+        except TableError:
+            alive = False  # its leader was killed while making it: who makes one holds the lock
+        if not alive:
+            shutil.rmtree(entry.path, ignore_errors=True)
+            removed.append(entry.path)
+    return removed
