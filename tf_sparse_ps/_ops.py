@@ -390,7 +390,7 @@ COUNTERS = (
     "growth_splits",
     "growth_ns_max",
     "publish_ns_max",
-    "reserved",
+    "growth_blocked_ns_max",
 )
 
 

@@ -513,6 +513,29 @@ def step(updates: Mapping[Table, Update]) -> int:
     return int(number)
 
 
+def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
+    """Looks keys up in several tables of a group, all of one committed step.
+
+    Args:
+      reads: For each table its keys, integers of any shape.
+
+    Returns:
+      The step, and for each table float32[*keys.shape, dim].
+
+    Raises:
+      InvalidArgumentError: The tables are not of one group; or as `Table.lookup`.
+    """
+    groups = {id(table._group): table._group for table in reads}
+    if len(groups) != 1:
+        raise InvalidArgumentError(f"a read needs tables of one group. Received: {[t.path for t in reads]}")
+    (group,) = groups.values()
+    ids = [as_keys(keys) for keys in reads.values()]
+    step, rows = group.lookup_tables([(t._index, k.reshape(-1)) for t, k in zip(reads, ids, strict=True)])
+    return int(step), {
+        t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)
+    }
+
+
 def as_keys(keys: npt.ArrayLike) -> Keys:
     """Keys as int64, any shape; nothing is ever truncated.
 

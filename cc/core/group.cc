@@ -21,11 +21,18 @@ std::string TableName(const TableState& state) {
 
 }  // namespace
 
-uint64_t NowNs() {
+namespace {
+
+uint64_t ReadClock(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
 }
+
+}  // namespace
+
+uint64_t NowNs() { return ReadClock(CLOCK_MONOTONIC); }
+uint64_t ThreadNs() { return ReadClock(CLOCK_THREAD_CPUTIME_ID); }
 
 void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value) {
   uint64_t known = maximum.load(std::memory_order_relaxed);
@@ -94,23 +101,28 @@ Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
 
 Status Group::Read(const std::function<Status(const Snapshot&)>& read, double timeout_s) {
   const ControlFile& control = *impl_->control;
-  const uint64_t started = NowNs();
-  const uint64_t deadline = started + static_cast<uint64_t>(timeout_s * 1e9);
+  const uint64_t deadline = NowNs() + static_cast<uint64_t>(timeout_s * 1e9);
   State state;
-  for (bool first = true;; first = false) {
-    const uint64_t now = NowNs();
-    if (!first) {
-      counters_.read_retries.fetch_add(1, std::memory_order_relaxed);
-      if (now > deadline) {
-        return Error(Code::kUnavailable, "no consistent read of ", path_, " within ", timeout_s,
-                     " s: its writer (pid ", control.live().writer_pid.load(), ") is changing it all the time");
-      }
+  uint64_t blocked = 0;
+  uint64_t blocked_by_growth = 0;
+  // What a wait or a lost attempt cost, and whether growth was the cause.
+  const auto count = [&](uint64_t cost) {
+    blocked += cost;
+    if (control.live().growing.load(std::memory_order_relaxed) != 0) blocked_by_growth += cost;
+    counters_.read_retries.fetch_add(1, std::memory_order_relaxed);
+  };
+  while (true) {
+    if (NowNs() > deadline) {
+      return Error(Code::kUnavailable, "no consistent read of ", path_, " within ", timeout_s, " s: its writer (pid ",
+                   control.live().writer_pid.load(), ") is changing it all the time");
     }
     const uint64_t sequence = control.sequence();
     std::shared_ptr<const Overlay> overlay;
     if ((sequence & 1) != 0 && !TSPS_FAULT_OFF("seqlock")) {
       if (impl_->probe->WriterAlive()) {
+        const uint64_t began = NowNs();
         control.AwaitChange(sequence, 1);
+        count(NowNs() - began);
         continue;
       }
       if (!control.Validate(sequence)) continue;
@@ -122,13 +134,18 @@ Status Group::Read(const std::function<Status(const Snapshot&)>& read, double ti
       }
       overlay = *behind;
     }
+    const uint64_t began = ThreadNs();
     control.LoadState(sequence / 2, &state);
-    if (!control.Validate(sequence)) continue;
-    Status status = impl_->MapTables(path_, state);
-    if (status.ok()) status = read(Snapshot(*this, state, overlay.get()));
-    if (!control.Validate(sequence)) continue;
-    RaiseMax(counters_.read_blocked_ns_max, now - started);
-    return status;
+    if (control.Validate(sequence)) {
+      Status status = impl_->MapTables(path_, state);
+      if (status.ok()) status = read(Snapshot(*this, state, overlay.get()));
+      if (control.Validate(sequence)) {
+        RaiseMax(counters_.read_blocked_ns_max, blocked);
+        RaiseMax(counters_.growth_blocked_ns_max, blocked_by_growth);
+        return status;
+      }
+    }
+    count(ThreadNs() - began);
   }
 }
 
@@ -176,6 +193,7 @@ GroupInfo Group::Info() const {
   info.version = state.version;
   info.writer_pid = impl_->control->live().writer_pid.load();
   info.writer_alive = impl_->probe->WriterAlive();
+  info.unfinished = (sequence & 1) != 0;
   info.bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
   const size_t mapped = static_cast<size_t>(table_count());
   for (size_t t = 0; t < std::min(mapped, state.tables.size()); ++t) {

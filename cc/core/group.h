@@ -56,7 +56,10 @@ struct TableStats {
 // Counted since this process opened the group.
 struct GroupCounters {
   std::atomic<uint64_t> read_retries{0};
-  std::atomic<uint64_t> read_blocked_ns_max{0};  // longest time one Read() spent waiting or on attempts thrown away
+  // Longest time one Read() spent waiting, or computing what was thrown away (processor time: on a busy machine a
+  // thread is off the processor for longer than any writer makes it wait).
+  std::atomic<uint64_t> read_blocked_ns_max{0};
+  std::atomic<uint64_t> growth_blocked_ns_max{0};  // the part of it that growth of an index caused
   std::atomic<uint64_t> steps_applied{0};        // writer only, as are the next four
   std::atomic<uint64_t> rows_written{0};
   std::atomic<uint64_t> growth_splits{0};
@@ -71,6 +74,7 @@ struct GroupInfo {
   uint64_t version = 0;    // assigns, erases, table creations and optimizer bindings so far
   int64_t writer_pid = 0;  // of the last writer, as it saw itself
   bool writer_alive = false;
+  bool unfinished = false;  // a mutation is in progress, or was when the writer died
   uint64_t bytes = 0;      // of all files
 };
 

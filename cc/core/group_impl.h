@@ -106,7 +106,8 @@ class RowMutation {
 Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int table,
                  const int64_t* keys, const std::vector<uint32_t>& fresh);
 
-uint64_t NowNs();
+uint64_t NowNs();     // monotonic clock
+uint64_t ThreadNs();  // processor time of this thread
 void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value);
 
 }  // namespace tsps

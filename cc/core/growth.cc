@@ -23,7 +23,7 @@ class Grower {
   // Makes room in `number`, the segment of `hash`, by compaction when tombstones fill it, else by a split.
   Status MakeRoom(uint32_t number, uint64_t hash, uint32_t demand) {
     Segment* segment = files_.segment(number);
-    const bool split = LiveEntries(*segment) + demand > kSegmentLimit / 2;
+    const bool split = LiveEntries(*segment) + demand > SplitLimit(number) / 2;
     if (split && segment->local_depth == state().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
     const uint32_t depth = state().depth;
     const uint32_t local_depth = segment->local_depth;
@@ -120,17 +120,23 @@ Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& c
     }
     std::vector<std::pair<uint32_t, Demand>> full;
     for (const auto& [number, demand] : demands) {
-      if (files.segment(number)->used + demand.keys > kSegmentLimit) full.emplace_back(number, demand);
+      if (files.segment(number)->used + demand.keys > SplitLimit(number)) full.emplace_back(number, demand);
     }
     // In order, so that nodes that make the same updates have the same files.
     std::sort(full.begin(), full.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& [number, demand] : full) {
-      TSPS_RETURN_IF_ERROR(grower.MakeRoom(number, demand.hash, demand.keys));
+      group.control->live().growing.store(1, std::memory_order_relaxed);
+      const Status made = grower.MakeRoom(number, demand.hash, demand.keys);
+      if (!made.ok()) {
+        group.control->live().growing.store(0, std::memory_order_relaxed);
+        return made;
+      }
       ++splits;
       grown = true;
     }
   }
   if (splits > 0) {
+    group.control->live().growing.store(0, std::memory_order_relaxed);
     counters.growth_splits.fetch_add(splits, std::memory_order_relaxed);
     RaiseMax(counters.growth_ns_max, NowNs() - started);
   }

@@ -53,6 +53,7 @@ struct LiveState {
   std::atomic<uint64_t> undo_epoch;  // the undo log holds the before-images of this epoch
   alignas(64) std::atomic<int64_t> writer_pid;
   std::atomic<uint64_t> writer_start;  // of the process, clock ticks since boot: tells a reused pid
+  std::atomic<uint32_t> growing;       // 1 while the mutations are splits: readers count what growth costs them
 };
 static_assert(sizeof(LiveState) == 128 && offsetof(LiveState, writer_pid) == 64, "on-disk size");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "words of the mapping must be plain");
@@ -98,7 +99,8 @@ constexpr uint32_t kMaxRowNumber = 0xFFFFFFF0u;
 
 constexpr size_t kSegmentBytes = 64 * 1024;
 constexpr uint32_t kSegmentEntries = (kSegmentBytes - 64) / sizeof(Entry);  // 4092
-constexpr uint32_t kSegmentLimit = kSegmentEntries * 4 / 5;                 // split beyond this many used entries
+constexpr uint32_t kSegmentLimit = kSegmentEntries * 4 / 5;                 // never more used entries than this
+constexpr uint32_t kSegmentSpread = kSegmentEntries / 4;                    // SplitLimit() lies this much below at most
 
 struct Segment {
   uint32_t used;         // entries that are not 0, tombstones included

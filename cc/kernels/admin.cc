@@ -164,7 +164,8 @@ Status DescribeGroup(const KernelContext& context) {
       2,
       {value(counters.read_retries), value(counters.read_blocked_ns_max),
        value(counters.steps_applied), value(counters.rows_written), value(counters.growth_splits),
-       value(counters.growth_ns_max), value(counters.publish_ns_max), 0});
+       value(counters.growth_ns_max), value(counters.publish_ns_max),
+       value(counters.growth_blocked_ns_max)});
 }
 
 Status CloseGroup(const KernelContext& context) {

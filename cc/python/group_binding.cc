@@ -39,6 +39,7 @@ void BindGroup(py::module_& module) {
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
       .def("lookup", &PyGroup::Lookup, py::arg("table"), py::arg("keys").noconvert())
+      .def("lookup_tables", &PyGroup::LookupTables, py::arg("parts"))
       .def("entries", &PyGroup::Entries, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("with_slots"))
       .def("keys", &PyGroup::Keys, py::arg("table"))

@@ -66,6 +66,8 @@ class PyGroup {
   FloatArray Lookup(int table, const KeyArray& keys);
 
   // (found bool[n], rows float[n, dim], [slot float[n, dim]]); what is absent is zero.
+  // Rows of several tables, all of one step: (step, [float[n, dim] per part]).
+  py::tuple LookupTables(const std::vector<std::pair<int, KeyArray>>& parts);
   py::tuple Entries(int table, const KeyArray& keys, bool with_slots);
 
   KeyArray Keys(int table);

@@ -16,6 +16,7 @@ py::dict PyGroup::Info() const {
   result["version"] = info.version;
   result["writer_pid"] = info.writer_pid;
   result["writer_alive"] = info.writer_alive;
+  result["unfinished"] = info.unfinished;
   result["bytes"] = info.bytes;
   return result;
 }
@@ -25,6 +26,7 @@ py::dict PyGroup::Counters() const {
   py::dict result;
   result["read_retries"] = counters.read_retries.load();
   result["read_blocked_ns_max"] = counters.read_blocked_ns_max.load();
+  result["growth_blocked_ns_max"] = counters.growth_blocked_ns_max.load();
   result["steps_applied"] = counters.steps_applied.load();
   result["rows_written"] = counters.rows_written.load();
   result["growth_splits"] = counters.growth_splits.load();
@@ -87,6 +89,45 @@ FloatArray PyGroup::Lookup(int table, const KeyArray& keys) {
     }
   });
   return rows;
+}
+
+py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& parts) {
+  struct Part {
+    const TableConfig* config;
+    const int64_t* keys;
+    float* out;
+    std::vector<const float*> found;
+  };
+  std::vector<Part> work;
+  std::vector<FloatArray> rows;
+  for (const auto& [table, keys] : parts) {
+    Check(table);
+    const size_t n = KeyCount(keys);
+    ThrowIfError(group_->CheckKeys(table, keys.data(), n));
+    const TableConfig& config = group_->config(table);
+    rows.push_back(NewRows(n, config.dim));
+    work.push_back({&config, keys.data(), rows.back().mutable_data(), std::vector<const float*>(n)});
+  }
+  uint64_t step = 0;
+  ThrowIfError(Read([&](const Snapshot& snapshot) {
+    step = snapshot.step();
+    for (size_t p = 0; p < work.size(); ++p) {
+      Part& part = work[p];
+      const auto dim = static_cast<size_t>(part.config->dim);
+      snapshot.Find(parts[p].first, part.keys, part.found.size(), part.found.data());
+      for (size_t i = 0; i < part.found.size(); ++i) {
+        if (part.found[i] != nullptr) RacyRead(part.out + i * dim, part.found[i], dim * sizeof(float));
+      }
+    }
+    return Status();
+  }));
+  for (const Part& part : work) {
+    const auto dim = static_cast<size_t>(part.config->dim);
+    for (size_t i = 0; i < part.found.size(); ++i) {
+      if (part.found[i] == nullptr) InitialRow(part.config->initializer, part.keys[i], dim, part.out + i * dim);
+    }
+  }
+  return py::make_tuple(step, rows);
 }
 
 py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
