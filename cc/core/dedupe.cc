@@ -58,14 +58,15 @@ class KeyNumbers {
 
 }  // namespace
 
-// One thread, one table: 213k Zipf(1.05) ids with 55k keys take 1.0 ms (AMD EPYC, 1 MiB of L2).
-// What lost:
-//   slots of (key, number), 16 bytes                            1.2 ms; 29 ms instead of 10 at 2M
-//   ids slots of (32 bits of the hash, number), 8 bytes             1.1 ms; 12 ms at 2M ids a table
-//   that starts small and doubles                       1.6 ms 64 or 256 partitions by hash (count,
-//   scatter, a table each) 1.7 ms on one thread, 1.0 to 1.5 on two
-// (best of 20 to 40 calls; the 2M ids have 279k keys). Partitions should win from about three
-// threads on, which was not measured: until then, spread a lookup's tables over the threads whole.
+// One thread, one table: 213k Zipf(1.05) ids with 55k keys take 1.0 ms, 2M ids with 279k keys 10 ms
+// (AMD EPYC with 1 MiB of L2, best of 20 to 40 calls). What lost:
+// - Slots of (key, number), 16 bytes: 1.2 ms, 29 ms.
+// - Slots of (32 bits of the hash, number), 8 bytes: 1.1 ms, 12 ms.
+// - A table that starts small and doubles: 1.6 ms.
+// - 256 partitions by hash, a table each, by count and scatter: 1.7 ms, 20 ms; on 2 threads 0.9.
+//
+// Partitions should win from about three threads on, which was not measured; until then, spread the
+// tables of a lookup over the threads whole.
 std::vector<int64_t> Dedupe(const std::vector<IdSpan>& spans, Executor&) {
   size_t n = 0;
   for (const IdSpan& span : spans) n += span.n;

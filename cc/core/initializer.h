@@ -24,8 +24,8 @@ enum class InitializerKind : uint32_t {
   kConstant = 1,  // a: the value (ones is constant 1)
   kUniform = 2,   // a: minval, b: maxval; [a, b)
   kNormal = 3,    // a: mean, b: stddev
-  kTruncatedNormal =
-      4,  // a: mean, b: stddev; within two stddev of the mean, as keras redraws beyond
+  // a: mean, b: stddev; within two stddev of the mean, as keras redraws beyond
+  kTruncatedNormal = 4,
 };
 
 struct InitializerConfig {

@@ -21,8 +21,8 @@ enum class Reduction {
   kSum,        // sum
   kLocal,      // sum within one rank (a layer called twice): counts come out as 1, not added up
 };
-Result<Reduction> ReductionFromName(
-    const std::string& name);  // "frequency" | "average" | "sum" | "local"
+// "frequency" | "average" | "sum" | "local".
+Result<Reduction> ReductionFromName(const std::string& name);
 
 struct MergedGradients {
   std::vector<int64_t> keys;    // unique; the order is a function of the input keys alone

@@ -1,12 +1,11 @@
 // The sparse-parameter file: a table's rows (and, if wanted, slots) in one portable little-endian
 // file.
 //
-//   offset 0    ParameterFileHeader                     128 bytes, fixed width, with its own
-//   CRC-32C then        block 0, block 1, ...                   kRowsPerBlock records each, the
-//   last one fewer
-//     block     record 0, record 1, ... , crc32c        records, then uint32 CRC-32C of them, then
-//     4 zero bytes record    int64 key, float32 row[dim], float32 slots[n_slots * dim], zero bytes
-//     up to a multiple of 8
+//   header   ParameterFileHeader: 128 bytes, fixed width, with its own CRC-32C
+//   block    4,096 records, the last block fewer; uint32 CRC-32C of them; 4 zero bytes
+//   block    ...
+//
+//   record   int64 key, float32 row[dim], float32 slots[n_slots * dim], zeros up to a multiple of 8
 //
 // No two records have the same key. The file ends with the last block: a shorter or longer one is
 // refused. docs/parameter_file.md is the format's public description.

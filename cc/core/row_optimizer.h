@@ -19,17 +19,17 @@ enum class OptimizerKind : uint32_t {
   kNone = 0,     // no optimizer bound: rows can be read and assigned, not trained
   kSgd = 1,      // slots: none           hyper: [learning_rate]
   kAdagrad = 2,  // slots: accumulator    hyper: [learning_rate, epsilon]
-  kAdam =
-      3,  // slots: m, v           hyper: [learning_rate, beta_1, beta_2, epsilon, t]; t = 1, 2, ...
-          // counts the job's steps, not the row's updates, as Keras does for a whole variable
+  // t = 1, 2, ... counts the job's steps, not the row's updates, as Keras's does.
+  kAdam = 3,  // slots: m, v           hyper: [learning_rate, beta_1, beta_2, epsilon, t]
 };
 
 constexpr int kMaxSlots = 4;
 
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kNone;
-  float slot_init[kMaxSlots] = {0, 0, 0,
-                                0};  // initial value of every element of slot k of a new row
+  // Initial value of every element of slot k of a new row.
+  float slot_init[kMaxSlots] = {0, 0, 0, 0};
+};  // initial value of every element of slot k of a new row
 };
 
 // "none" | "sgd" | "adagrad" | "adam".
