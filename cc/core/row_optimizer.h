@@ -29,7 +29,6 @@ struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kNone;
   // Initial value of every element of slot k of a new row.
   float slot_init[kMaxSlots] = {0, 0, 0, 0};
-};  // initial value of every element of slot k of a new row
 };
 
 // "none" | "sgd" | "adagrad" | "adam".
