@@ -41,7 +41,8 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
   echo "horovod: built in $((SECONDS - start)) s"
 fi
 "$python" -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall "$wheels"/horovod-*.whl
-HOROVOD_LOG_LEVEL=fatal TF_CPP_MIN_LOG_LEVEL=3 "$python" -c '
-import horovod.tensorflow as hvd
-assert hvd.gloo_built(), "this Horovod has no Gloo"'
+if ! check=$("$python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built(), "this Horovod has no Gloo"' 2>&1); then
+  printf '%s\n' "$check" >&2
+  exit 1
+fi
 echo "horovod: $horovod with Gloo is in $1"
