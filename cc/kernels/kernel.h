@@ -9,18 +9,21 @@
 
 #include <exception>
 #include <memory>
+#include <new>
 
 #include "kernels/tensors.h"
 
 namespace tsps {
 
-// No exception may cross into TensorFlow; what core and kernels can raise is bad_alloc.
+// No exception may cross into TensorFlow.
 template <typename Body>
 Status NoThrow(const Body& body) {
   try {
     return body();
+  } catch (const std::bad_alloc&) {
+    return Error(Code::kResourceExhausted, "tf_sparse_ps: out of memory in a kernel");
   } catch (const std::exception& error) {
-    return Error(Code::kResourceExhausted, "tf_sparse_ps kernel: ", error.what());
+    return Error(Code::kInternal, "tf_sparse_ps: ", error.what());
   }
 }
 

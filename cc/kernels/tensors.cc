@@ -148,6 +148,7 @@ Result<std::vector<int>> Attributes::IntList(const char* name) const {
   int32_t items = 0, bytes = 0;
   TF_OpKernelConstruction_GetAttrSize(raw_, name, &items, &bytes, status.get());
   if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
+  if (items <= 0) return std::vector<int>();
   std::vector<int64_t> values(static_cast<size_t>(items));
   TF_OpKernelConstruction_GetAttrInt64List(raw_, name, values.data(), items, status.get());
   if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
@@ -159,6 +160,7 @@ Result<std::vector<std::string>> Attributes::StringList(const char* name) const 
   int32_t items = 0, bytes = 0;
   TF_OpKernelConstruction_GetAttrSize(raw_, name, &items, &bytes, status.get());
   if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
+  if (items <= 0) return std::vector<std::string>();  // `bytes` is not set
   const size_t n = static_cast<size_t>(items);
   std::vector<char*> texts(n);
   std::vector<size_t> lengths(n);

@@ -1,0 +1,174 @@
+"""Groups, tables and the registry of this process."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import Group, child, run_child
+
+from tf_sparse_ps import _ops
+
+i64 = tf.int64
+
+
+def test_assign_and_erase(group, mode):
+    table = group.table(2)
+    keys, rows = tf.constant([5, -6, 5], i64), tf.constant([[1.0, 2], [3, 4], [5, 6]])
+
+    def write():
+        _ops.assign(table.path, table.uuid, keys, rows)
+        return _ops.erase(table.path, table.uuid, tf.constant([-6, 99], i64))
+
+    initial = table.rows([-6])
+    assert mode(write)() == 1
+    np.testing.assert_array_equal(table.rows([5, -6]), [[5, 6], initial[0]])  # of equal keys the last wins
+
+
+def test_assign_sets_slots(group):
+    table = group.table(2, optimizer="adagrad")
+    key = tf.constant([1], i64)
+    _ops.assign(table.path, table.uuid, key, tf.zeros([1, 2]), [tf.constant([[4.0, 9.0]])])
+    _ops.apply(1, [table.path], [table.uuid], [key], [tf.ones([1, 2])], [[1.0, 0.0]])
+    np.testing.assert_allclose(table.rows([1]), [[-1 / np.sqrt(5), -1 / np.sqrt(10)]], rtol=1e-6)
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"has 1 slots \(optimizer adagrad\). Received: 2"):
+        _ops.assign(table.path, table.uuid, key, tf.zeros([1, 2]), [tf.zeros([1, 2])] * 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"rows for table .*/t0 must have shape \[1,2\]"):
+        _ops.assign(table.path, table.uuid, key, tf.zeros([2, 2]))
+
+
+def test_binding_another_optimizer_is_asked_for(group):
+    table = group.table(2, optimizer="adagrad")
+    path, uuid = table.path, table.uuid
+    _ops.bind_optimizer(path, uuid, "adagrad", [0.1])
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"adagrad.*adam"):
+        _ops.bind_optimizer(path, uuid, "adam", [0.0, 0.0])
+    _ops.bind_optimizer(path, uuid, "adam", [0.0, 0.0], replace=True)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"slot_init of adam must have shape \[2\]. Received: \[1\]"
+    ):
+        _ops.bind_optimizer(path, uuid, "adam", [0.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="lion"):
+        _ops.bind_optimizer(path, uuid, "lion")
+
+
+def test_bad_tables_are_refused(group):
+    uuid = "a" * 32
+    for arguments, said in (
+        ({"dim": 0}, "dim"),
+        ({"dim": 2, "initializer": "orthogonal"}, "orthogonal"),
+        ({"dim": 2, "initializer": "uniform", "initializer_args": (1, -1)}, "minval"),
+        ({"dim": 2, "initializer_args": (1,)}, r"initializer_args must have shape \[2\]"),
+        ({"dim": 2, "key_limit": -1}, "key_limit"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+            _ops.create_table(f"{group.path}/x", uuid, **arguments)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="uuid"):
+        _ops.create_table(f"{group.path}/x", "short", dim=2)
+    group.table(2, name="x")
+    with pytest.raises(tf.errors.AlreadyExistsError, match="/x exists"):
+        _ops.create_table(f"{group.path}/x", uuid, dim=2)
+    with pytest.raises(tf.errors.AlreadyExistsError):
+        _ops.create_group(group.path, uuid)
+
+
+def test_group_info_and_set_step(group):
+    group.table(2, optimizer="sgd")
+    version = int(_ops.group_info(group.path).version)
+    _ops.set_step(group.path, 41)
+    group.apply(42, [1])
+    info = _ops.group_info(group.path)
+    assert info.step == 42
+    assert info.version == version + 1
+    assert len(info.counters) == len(_ops.COUNTERS)
+
+
+def test_paths_are_compared_without_their_spelling(group, monkeypatch, folder):
+    table = group.table(2, optimizer="sgd")
+    monkeypatch.chdir(folder)
+    _ops.apply(1, ["./g//t0/"], [table.uuid], [[1]], [tf.ones([1, 2])], [[1.0]])
+    assert _ops.wait_step("g/", 1, 1.0) == 1
+
+
+def test_a_closed_group_is_opened_anew_and_its_writer_is_gone(group):
+    table = group.table(2, rows=3, optimizer="sgd")
+    look = tf.function(lambda x: group.lookup([x], [0]).rows[0])
+    before = look(tf.constant([1], i64)).numpy()
+    _ops.close_group(group.path)
+    np.testing.assert_array_equal(look(tf.constant([1], i64)), before)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="not the writer"):
+        group.apply(1, [1])
+    assert _ops.open_writer(group.path) == 0
+    assert _ops.open_writer(group.path) == 0
+    assert group.apply(1, [1]) == 1
+    np.testing.assert_array_equal(table.rows([1]), before - 1)
+
+
+def test_a_group_made_again_at_the_same_path_is_another_one(group):
+    table = group.table(2, rows=3)
+    look = tf.function(lambda x, uuid: _ops.lookup([x], [table.path], [uuid], [tf.zeros([0, 2])], [0]).rows[0])
+    ids = tf.constant([1], i64)
+    look(ids, table.uuid)
+    # This process still has the first one open, as a rank has when its job's directory is replaced.
+    shutil.rmtree(group.path)
+    other = "f" * 32
+    code = f"""
+from tf_sparse_ps import _ops
+_ops.create_group({group.path!r}, "e" * 32)
+_ops.create_table({group.path!r} + "/t0", {other!r}, dim=2, initializer="constant", initializer_args=(7, 0))
+"""
+    run_child(code)
+    np.testing.assert_array_equal(look(ids, tf.constant(other)), [[7, 7]])
+    with pytest.raises(tf.errors.FailedPreconditionError, match="uuid"):
+        look(ids, table.uuid)
+
+
+def test_create_group_replaces_the_handle_of_a_removed_group(group, folder):
+    group.table(2, rows=3, optimizer="sgd")
+    shutil.rmtree(group.path)
+    again = Group(group.path)
+    again.table(3, rows=2, optimizer="sgd")
+    assert again.apply(1, [1]) == 1
+
+
+def test_a_table_made_by_another_process_appears(group):
+    """The leader creates, another rank of the node waits until it can look up."""
+    code = f"""
+import sys, time
+import tensorflow as tf
+from tf_sparse_ps import _ops
+print(_ops.group_info({group.path!r}).step.numpy(), flush=True)
+while True:
+    try:
+        found = _ops.lookup([tf.constant([2], tf.int64)], [{group.path!r} + "/t0"], [""], [tf.zeros([0, 2])], [0])
+        break
+    except tf.errors.NotFoundError:
+        time.sleep(0.01)
+print(found.rows[0].numpy().tolist(), flush=True)
+"""
+    with child(code) as process:
+        assert process.stdout.readline() == "0\n"
+        table = group.table(2)
+        assert process.stdout.readline() == f"{table.rows([2]).tolist()}\n"
+
+
+def test_threads_are_checked():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 1024\]. Received: -1"):
+        _ops.set_threads(-1)
+    _ops.set_threads(2)
+
+
+def test_other_tensorflows_are_refused_by_name():
+    for found in ("2.14.1", "2.22.0", "3.0", "1.15", "nightly"):
+        with pytest.raises(ImportError, match=rf"works with TensorFlow 2.15 to 2.21; found TensorFlow {found}"):
+            _ops.check_tensorflow_version(found)
+    for found in ("2.15.1", "2.16.0rc1", "2.21.0", "2.21.0-dev20260101"):
+        _ops.check_tensorflow_version(found)
+
+
+def test_a_missing_library_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(_ops, "__file__", "/nowhere/_ops.py")
+    with pytest.raises(ImportError, match=r"/nowhere/_ops_lib.so is missing: build it"):
+        _ops._load()

@@ -1,0 +1,135 @@
+"""TspsMerge and TspsApply against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import run_child
+
+from tf_sparse_ps import _ops
+
+i64 = tf.int64
+
+
+@pytest.mark.parametrize("reduction", ["frequency", "average", "sum", "local"])
+def test_merge_reduces_in_rank_order(mode, reduction):
+    rng = np.random.default_rng(4)
+    keys = [rng.integers(0, 40, 200), rng.integers(-5, 5, 9)]
+    grads = [rng.normal(size=(200, 3)).astype(np.float32), rng.normal(size=(9, 2)).astype(np.float32)]
+    counts = [rng.integers(1, 4, 200).astype(np.int32), np.ones(9, np.int32)]
+    body = mode(lambda k, g, c, world: _ops.merge(k, g, c, world, reduction))
+    arguments = [[tf.constant(x) for x in xs] for xs in (keys, grads, counts)]
+    merged = body(*arguments, tf.constant(8))
+    for t in range(2):
+        expected = {}
+        for key, grad, count in zip(keys[t], grads[t], counts[t], strict=True):
+            total, ranks = expected.get(key, (np.zeros_like(grad), 0))
+            expected[key] = total + grad, ranks + count
+        found = merged.keys[t].numpy()
+        assert sorted(found) == sorted(expected)
+        divisor = [{"frequency": expected[key][1], "average": 8}.get(reduction, 1) for key in found]
+        totals = np.array([expected[key][0] for key in found])
+        np.testing.assert_allclose(merged.grads[t], totals / np.array(divisor, np.float32)[:, None], rtol=1e-6)
+        ranks = [1 if reduction == "local" else expected[key][1] for key in found]
+        np.testing.assert_array_equal(merged.counts[t], ranks)
+
+
+def test_merge_of_nothing():
+    merged = _ops.merge([tf.zeros([0], i64)], [tf.zeros([0, 5])], [tf.zeros([0], tf.int32)], 2, "frequency")
+    assert [x[0].shape.as_list() for x in merged] == [[0], [0, 5], [0]]
+
+
+def test_merge_refuses_what_does_not_fit():
+    keys, grads, counts = tf.constant([1, 2], i64), tf.ones([2, 3]), tf.ones([2], tf.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="table 0 has 2 keys"):
+        _ops.merge([keys], [grads[:1]], [counts], 1, "sum")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="table 0 has 2 keys"):
+        _ops.merge([keys], [grads], [counts[:1]], 1, "sum")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="world_size must be >= 1"):
+        _ops.merge([keys], [grads], [counts], 0, "sum")
+
+
+def test_a_step_over_two_tables_is_one_step(group, mode):
+    first, second = group.table(3, rows=4, optimizer="sgd"), group.table(2, optimizer="adagrad")
+    before = first.rows([1, 2, 3]), second.rows([-9, 7])
+    body = mode(lambda step, *x: _ops.apply(step, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
+    keys = tf.constant([3, 1], i64), tf.constant([-9], i64)
+    grads = tf.constant([[1.0, 2, 3], [4, 5, 6]]), tf.constant([[3.0, -4]])
+    assert body(tf.constant(1, i64), *keys, *grads, tf.constant([0.5]), tf.constant([0.5, 0.0])) == 1
+    np.testing.assert_allclose(first.rows([1, 2, 3]), before[0] - [[2, 2.5, 3], [0, 0, 0], [0.5, 1, 1.5]], rtol=1e-6)
+    accumulated = np.array([[9, 16]]) + 0.1
+    np.testing.assert_allclose(second.rows([-9]), before[1][:1] - 0.5 * grads[1] / np.sqrt(accumulated), rtol=1e-6)
+    np.testing.assert_array_equal(second.rows([7]), before[1][1:])
+    info = _ops.group_info(group.path)
+    assert info.step == 1
+    assert dict(zip(_ops.COUNTERS, info.counters.numpy(), strict=True))["rows_written"] == 3
+
+
+def test_steps_come_in_order(group):
+    group.table(2, optimizer="sgd")
+    for step in (1, 2, 3):
+        assert group.apply(step, [step]) == step
+    for step in (3, 5):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=rf"step {step} .*: step 3 is the last"):
+            group.apply(step, [1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="step must be >= 1"):
+        group.apply(0, [1])
+
+
+def test_a_step_without_keys_is_a_step(group):
+    group.table(2, optimizer="sgd")
+    assert group.apply(1, []) == 1
+    assert _ops.group_info(group.path).step == 1
+
+
+def test_refused_steps_change_nothing(group):
+    table = group.table(2, rows=3, optimizer="sgd", key_limit=3)
+    before = table.rows([0, 1, 2])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="gradient of key 2 is not finite"):
+        _ops.apply(1, [table.path], [table.uuid], [[0, 2]], [[[1.0, 1], [1, np.nan]]], [[1.0]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 3 .*not in \[0, 3\)"):
+        group.apply(1, [3])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"/t0 must have shape \[1,2\]. Received: \[1,3\]"):
+        _ops.apply(1, [table.path], [table.uuid], [[0]], [[[1.0, 1, 1]]], [[1.0]])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        _ops.apply(1, [table.path], [table.uuid], [[0]], [[[1.0, 1]]], [[1.0, 2.0]])
+    np.testing.assert_array_equal(table.rows([0, 1, 2]), before)
+    assert _ops.group_info(group.path).step == 0
+
+
+def test_a_table_without_an_optimizer_is_not_trained(group):
+    group.table(2)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="t0 has no optimizer bound"):
+        group.apply(1, [1])
+
+
+def test_only_the_writer_applies(group):
+    table = group.table(2, rows=3, optimizer="sgd")
+    code = f"""
+import os
+import tensorflow as tf
+from tf_sparse_ps import _ops
+path, uuid = {table.path.numpy().decode()!r}, {table.uuid.numpy().decode()!r}
+print(_ops.lookup([tf.constant([1], tf.int64)], [path], [uuid], [tf.zeros([0, 2])], [0]).rows[0].numpy().tolist())
+for attempt in (
+    lambda: _ops.apply(1, [path], [uuid], [[1]], [[[1.0, 1]]], [[1.0]]),
+    lambda: _ops.assign(path, uuid, [1], [[1.0, 1]]),
+    lambda: _ops.erase(path, uuid, [1]),
+    lambda: _ops.set_step({group.path!r}, 4),
+    lambda: _ops.bind_optimizer(path, uuid, "adam", [0.0, 0.0], replace=True),
+    lambda: _ops.create_table({group.path!r} + "/u", uuid, dim=3),
+):
+    try:
+        attempt()
+    except tf.errors.FailedPreconditionError as error:
+        assert "this process is not the writer of group {group.path}; process " in str(error), error
+        assert " is. Expected: the process that ran TspsCreateGroup or TspsOpenWriter" in str(error), error
+        print("refused")
+try:
+    _ops.open_writer({group.path!r})
+except tf.errors.AbortedError as error:
+    print("aborted")
+"""
+    output = run_child(code).splitlines()
+    assert output == [str(table.rows([1]).tolist()), *["refused"] * 6, "aborted"]

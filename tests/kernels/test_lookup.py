@@ -1,0 +1,124 @@
+"""TspsLookup: values, shapes and errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+
+i64 = tf.int64
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 2)])
+def test_lookup_gives_the_rows_of_ids_of_any_rank(group, mode, shape):
+    table = group.table(5, rows=50)
+    ids = np.random.default_rng(1).integers(0, 50, shape)
+    found = mode(lambda x: group.lookup([x], [0]))(tf.constant(ids, i64))
+    np.testing.assert_array_equal(found.rows[0], table.rows(range(50))[ids])
+    np.testing.assert_array_equal(found.keys[0].numpy()[found.inverses[0].numpy()], ids)
+    assert len(found.keys[0]) == len(np.unique(ids))
+
+
+def test_features_of_one_table_share_its_unique_keys(group, mode):
+    first, second = group.table(4, rows=20), group.table(3, rows=20)
+    ids = [tf.constant([[1, 2], [2, 9]], i64), tf.constant([5, 5], i64), tf.constant([9, 11], i64)]
+    found = mode(lambda *x: group.lookup(x, [0, 1, 0]))(*ids)
+    assert sorted(found.keys[0].numpy()) == [1, 2, 9, 11]
+    assert sorted(found.keys[1].numpy()) == [5]
+    np.testing.assert_array_equal(found.rows[0], first.rows([1, 2, 2, 9]).reshape(2, 2, 4))
+    np.testing.assert_array_equal(found.rows[1], second.rows([5, 5]))
+    np.testing.assert_array_equal(found.rows[2], first.rows([9, 11]))
+
+
+def test_absent_keys_read_their_initial_row_and_stay_absent(group):
+    table = group.table(6)
+    keys = [-(2**63), 2**63 - 1, 0, -1]
+    first = table.rows(keys)
+    np.testing.assert_array_equal(table.rows(keys[::-1]), first[::-1])
+    assert len(np.unique(first[:, 0])) == 4
+    assert (np.abs(first) <= 1).all()
+    assert _ops.erase(table.path, table.uuid, tf.constant(keys, i64)) == 0
+
+
+def test_large_calls_equal_small_ones(group):
+    table = group.table(16, rows=30_000)
+    ids = np.random.default_rng(2).zipf(1.2, 100_000) % 40_000  # a quarter of the keys is absent
+    dense = np.concatenate([table.rows(range(begin, begin + 1000)) for begin in range(0, 40_000, 1000)])
+    for threads in (1, 3, 0):
+        _ops.set_threads(threads)
+        found = group.lookup([tf.constant(ids, i64)], [0])
+        np.testing.assert_array_equal(found.rows[0], dense[ids])
+
+
+def test_nothing_to_look_up(group, mode):
+    group.table(4), group.table(3), group.table(2)
+    found = mode(lambda x: group.lookup([x, x], [1, 0]))(tf.zeros([0, 7], i64))
+    assert [row.shape.as_list() for row in found.rows] == [[0, 7, 3], [0, 7, 4]]
+    assert [key.shape.as_list() for key in found.keys] == [[0], [0], [0]]
+    none = group.lookup([], [])
+    assert none.rows == []
+    assert len(none.keys) == 3
+
+
+def test_a_key_outside_a_bounded_table_is_named_with_its_place(group, mode):
+    group.table(4, rows=1), group.table(4, key_limit=10)
+    look = mode(lambda *x: group.lookup(x, [0, 1, 1]))
+    ids = [tf.constant([99], i64), tf.constant([1, 2], i64), tf.constant([[0, 1, 2], [3, 4, -7]], i64)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"/t1: ids\[1,2\] = -7 is not in \[0, 10\).*[Ff]eature 2"):
+        look(*ids)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"ids\[\] = 10 is not in \[0, 10\)"):
+        mode(lambda x: group.lookup([x], [1]))(tf.constant(10, i64))
+    # In a graph as well as eagerly, keras.layers.Embedding raises the same class and says "is not in [0, 10)".
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 10\)"):
+        tf.gather(tf.zeros([10, 4]), ids[2])
+
+
+def test_tables_of_two_groups_are_refused_by_name(group, folder):
+    table = group.table(4)
+    _ops.create_group(f"{folder}/h", "d" * 32)
+    _ops.create_table(f"{folder}/h/x", "e" * 32, dim=4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"one group.*/g/t0.*/h/x"):
+        _ops.lookup([], [table.path, f"{folder}/h/x"], ["", ""], [tf.zeros([0, 4])] * 2, [])
+    _ops.close_group(f"{folder}/h")
+
+
+def test_another_uuid_is_refused(group):
+    table = group.table(4)
+    carrier = [tf.zeros([0, 4])]
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"uuid 0{32}, not f{32}"):
+        _ops.lookup([], [table.path], ["f" * 32], carrier, [])
+    assert len(_ops.lookup([], [table.path], [""], carrier, []).keys) == 1
+
+
+def test_a_missing_table_or_group_is_named(group, folder):
+    carrier = [tf.zeros([0, 4])]
+    with pytest.raises(tf.errors.NotFoundError, match=r"'nothing'.*/g"):
+        _ops.lookup([], [f"{folder}/g/nothing"], [""], carrier, [])
+    with pytest.raises(tf.errors.NotFoundError, match=rf"{folder}/none"):
+        _ops.lookup([], [f"{folder}/none/t"], [""], carrier, [])
+
+
+def test_carriers_of_another_width_are_refused(group):
+    table = group.table(4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"/t0 must have shape \[0,4\]. Received: \[0,5\]"):
+        _ops.lookup([], [table.path], [table.uuid], [tf.zeros([0, 5])], [])
+
+
+def test_table_of_is_checked(group):
+    group.table(4)
+    ids = tf.constant([1], i64)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table_of must be in \[0, 1\). Received: 1"):
+        group.lookup([ids], [1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="table_of must have one table for each of 1 features"):
+        group.lookup([ids], [])
+
+
+def test_lookups_read_what_was_assigned_since(group):
+    table = group.table(3, rows=4)
+    look = tf.function(lambda x: group.lookup([x], [0]).rows[0])
+    ids = tf.constant([0, 3], i64)
+    before = look(ids).numpy()
+    _ops.assign(table.path, table.uuid, ids, tf.constant(before + 1))
+    np.testing.assert_array_equal(look(ids), before + 1)
