@@ -22,7 +22,7 @@ _HOME = {
 }
 _MODULES = ("callbacks", "collectives", "config", "errors", "job", "layers", "optimizers", "schedules", "table")
 
-__all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605
+__all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

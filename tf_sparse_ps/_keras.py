@@ -5,6 +5,7 @@ Checked with Keras 3.15 on TensorFlow 2.21 and Keras 2.15 on TensorFlow 2.15.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -100,3 +101,108 @@ def apply_optimizer(optimizer: Any, gradients: list[Any], variables: list[Any]) 
 def tf_variable(variable: Any) -> tf.Variable:
     """The TensorFlow variable in a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+# --- layers (layers/) ---
+
+# Arguments of keras.layers.Embedding in its order, which Keras 2 and Keras 3 do not share, with their defaults.
+EMBEDDING_ARGUMENTS: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(keras.layers.Embedding.__init__).parameters.items()
+    if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+}
+
+
+def embedding_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], cls: str) -> dict[str, Any]:
+    """Binds the arguments of keras.layers.Embedding; takes them out of `kwargs`.
+
+    Raises:
+      TypeError: Too many, missing or repeated arguments, in Python's words.
+    """
+    names = list(EMBEDDING_ARGUMENTS)
+    if len(args) > len(names):
+        raise TypeError(f"{cls}.__init__() takes at most {len(names)} positional arguments. Received: {len(args)}")
+    bound = dict(zip(names, args, strict=False))
+    for name in names:
+        if name in kwargs:
+            if name in bound:
+                raise TypeError(f"{cls}.__init__() got multiple values for argument {name!r}")
+            bound[name] = kwargs.pop(name)
+    missing = [name for name in names if name not in bound and EMBEDDING_ARGUMENTS[name] is inspect.Parameter.empty]
+    if missing:
+        raise TypeError(f"{cls}.__init__() missing required arguments: {', '.join(map(repr, missing))}")
+    return EMBEDDING_ARGUMENTS | bound
+
+
+def embedding_signature(**keywords: Any) -> inspect.Signature:
+    """Signature of a layer with keras.layers.Embedding's arguments and some keywords of its own, for help()."""
+    kind = inspect.Parameter
+    parameters = [kind("self", kind.POSITIONAL_OR_KEYWORD)]
+    parameters += [kind(n, kind.POSITIONAL_OR_KEYWORD, default=value) for n, value in EMBEDDING_ARGUMENTS.items()]
+    parameters += [kind(n, kind.KEYWORD_ONLY, default=value) for n, value in keywords.items()]
+    return inspect.Signature([*parameters, kind("kwargs", kind.VAR_KEYWORD)])
+
+
+def policy_dtypes(layer: Any) -> tuple[str, str]:
+    """Variable and compute dtype of a layer's policy."""
+    policy = layer.dtype_policy if IS_KERAS_3 else layer._dtype_policy
+    return policy.variable_dtype, policy.compute_dtype
+
+
+def not_equal(x: Any, y: Any) -> Any:
+    """`x != y`, element by element, also of symbolic, ragged and sparse tensors."""
+    return keras.ops.not_equal(x, y) if IS_KERAS_3 else tf.not_equal(x, y)
+
+
+def shape_tuple(shape: Any) -> tuple[int | None, ...]:
+    """A shape in any of Keras's forms as a tuple."""
+    return tuple(tf.TensorShape(shape).as_list())
+
+
+def keras_tensor(like: Any, shape: tuple[int | None, ...], dtype: str, *, ragged: bool = False) -> Any:
+    """A symbolic tensor (Keras 3); ragged only where Keras has ragged symbolic tensors and `like` is one."""
+    if ragged and getattr(like, "ragged", False):
+        return keras.KerasTensor(shape, dtype=dtype, ragged=True)
+    return keras.KerasTensor(shape, dtype=dtype)
+
+
+def saving_a_saved_model() -> bool:
+    """Whether TensorFlow is writing a SavedModel."""
+    from tensorflow.python.saved_model import save_context
+
+    return bool(save_context.in_save_context())
+
+
+Layer: Any = keras.layers.Layer
+
+
+class IntegerInput:
+    """Mixin of layers whose inputs are ids: a Sequential that starts with one gets an integer input.
+
+    Keras takes the type of a Sequential's input from its first layer's compute dtype (Keras 3) or dtype (Keras 2), and
+    casts the ids to it. As float32, ids from 2**24 on would be merged with their neighbours.
+    """
+
+    _calls = 0
+
+    if IS_KERAS_3:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Calls the layer; inside, the compute dtype is the policy's, which Keras compares with the variables'."""
+            self._calls += 1
+            try:
+                return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            finally:
+                self._calls -= 1
+
+        @property
+        def compute_dtype(self) -> str:
+            """Of the inputs, for whoever makes an input for the layer; the outputs have the policy's compute dtype."""
+            return policy_dtypes(self)[1] if self._calls else "int64"
+
+    else:
+
+        @property
+        def dtype(self) -> str:
+            """Of the inputs; the outputs have the policy's compute dtype."""
+            return "int64"

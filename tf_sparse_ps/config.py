@@ -69,7 +69,8 @@ class TableConfig:
                 _positive_integer(name, getattr(self, name))
         if self.dtype != "float32":
             raise UnsupportedError(
-                f"tables store float32; for 16-bit activations use a mixed_float16 policy. Received: dtype={self.dtype!r}"
+                "tables store float32; for 16-bit activations use a mixed_float16 policy. "
+                f"Received: dtype={self.dtype!r}"
             )
         for name in ("admission", "eviction"):
             if getattr(self, name) is not None:
@@ -78,8 +79,7 @@ class TableConfig:
             raise ValueError(f"`seed` must be an integer of 0 .. 2**63 - 1. Received: seed={self.seed!r}")
         if self.optimizer is not None and not isinstance(self.optimizer, optimizers.RowOptimizer):
             raise ValueError(
-                "`optimizer` must be one of tsps.optimizers (SGD, Adagrad, Adam) or None. "
-                f"Received: {self.optimizer!r}"
+                f"`optimizer` must be one of tsps.optimizers (SGD, Adagrad, Adam) or None. Received: {self.optimizer!r}"
             )
         self.resolved_initializer()
 

@@ -1,9 +1,9 @@
 """From a Keras initializer, in any of its forms, to the core's (kind, a, b), or to explicit values.
 
 zeros, ones, constant, uniform, normal and truncated normal are pure functions of (seed, table, key), so they serve any
-table and take no room until a row is trained. glorot, he, lecun and VarianceScaling depend on the table's shape, so they
-need a bounded table; with the shape known they are uniform or truncated normal. Everything else, custom initializers
-included, is called once for the whole matrix, which the leader then writes: bounded tables only.
+table and take no room until a row is trained. glorot, he, lecun and VarianceScaling depend on the table's shape, so
+they need a bounded table; with the shape known they are uniform or truncated normal. Everything else, custom
+initializers included, is called once for the whole matrix, which the leader then writes: bounded tables only.
 
 Checked against keras 2.15 and 3.15 (src/initializers/random_initializers.py).
 """

@@ -11,6 +11,7 @@ Layers are numbered in the order in which they are built, which must be the same
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -19,7 +20,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,9 +90,7 @@ class TableBinding:
           StateError: Another rule is bound and `replace` is False.
         """
         if self.job.is_leader:
-            from tf_sparse_ps import _ops
-
-            with from_tensorflow(f"binding {optimizer.kind} to table {self.path}"):
+            with _eager_ops(f"binding {optimizer.kind} to table {self.path}") as _ops:
                 _ops.bind_optimizer(self.path, self.uuid, optimizer.kind, optimizer.slot_init, replace=replace)
         self.optimizer = optimizer
 
@@ -133,9 +132,7 @@ class TableBinding:
         self.write(lambda: self._assign(keys, rows, slots, erase_others))
 
     def _assign(self, keys: Any, rows: Any, slots: Any, erase_others: bool) -> None:
-        from tf_sparse_ps import _ops
-
-        with from_tensorflow(f"writing table {self.path}"):
+        with _eager_ops(f"writing table {self.path}") as _ops:
             size = max(1, _CHUNK_BYTES // (4 * self.config.dim))
             for start in range(0, len(keys), size):
                 part = slice(start, start + size)
@@ -188,7 +185,9 @@ class Job:
         else:
             self._wait(lambda: os.path.exists(self._ready_path), f"the leader to make the group {self.group_path}")
         # One word per table: how many writes of `TableBinding.write` are done.
-        self._published: Any = np.memmap(self._ready_path, np.int64, "r+" if self.is_leader else "r", shape=(_MAX_TABLES,))
+        self._published: Any = np.memmap(
+            self._ready_path, np.int64, mode="r+" if self.is_leader else "r", shape=(_MAX_TABLES,)
+        )
         self._set_threads()
 
     @property
@@ -249,9 +248,7 @@ class Job:
     # --- making the group ---
 
     def _start_group(self) -> None:
-        from tf_sparse_ps import _ops
-
-        with job_folder.locked(self.folder), from_tensorflow(f"making the group {self.group_path}"):
+        with job_folder.locked(self.folder), _eager_ops(f"making the group {self.group_path}") as _ops:
             job_folder.remove_leftovers(self.folder, keep=self.group_path)
             if os.path.lexists(self.group_path):
                 _ops.open_writer(self.group_path)
@@ -270,8 +267,6 @@ class Job:
         os.rename(fresh, self._ready_path)
 
     def _create(self, binding: TableBinding, resolved: Any, values: npt.NDArray[np.float32] | None) -> None:
-        from tf_sparse_ps import _ops
-
         config = binding.config
         others = set(self._table_folders(binding.ordinal)) - {os.path.basename(binding.path)}
         if others:
@@ -282,7 +277,7 @@ class Job:
         if os.path.lexists(binding.path):
             self._check_attached(binding, resolved)
             return
-        with from_tensorflow(f"making table {binding.path}"):
+        with _eager_ops(f"making table {binding.path}") as _ops:
             _ops.create_table(
                 binding.path,
                 binding.uuid,
@@ -304,7 +299,7 @@ class Job:
 
     def _check_attached(self, binding: TableBinding, resolved: Any) -> None:
         """The table of an earlier run of this named job must be the one this run would make."""
-        from tf_sparse_ps import _table, optimizers
+        from tf_sparse_ps import _table
 
         group = _table.Group.open(self.group_path)
         index = group.find_table(os.path.basename(binding.path))
@@ -323,23 +318,17 @@ class Job:
                 f"makes it with {resolved.kind}"
             )
         binding.salt = info["initializer"]["salt"]
-        stored = group.stats(index)["optimizer"]
-        if stored["kind"] in optimizers.BY_KIND and config.optimizer is None:
-            binding.optimizer = None  # whoever binds one is told if it is another
 
     def _committed_step(self) -> int:
-        from tf_sparse_ps import _ops
-
-        with from_tensorflow(f"reading the group {self.group_path}"):
+        with _eager_ops(f"reading the group {self.group_path}") as _ops:
             return int(_ops.group_info(self.group_path).step)
 
     def _set_threads(self) -> None:
         import tensorflow as tf
 
-        from tf_sparse_ps import _ops
-
         threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
-        _ops.set_threads(max(1, threads // self.collectives.local_size))
+        with _eager_ops("setting the number of threads") as _ops:
+            _ops.set_threads(max(1, threads // self.collectives.local_size))
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -359,7 +348,9 @@ class Job:
         try:
             info = _table.Group.open(self.group_path).info()
         except NotFoundError:
-            raise UnavailableError(f"the group {self.group_path} is gone while rank {self.rank} waited for {what}") from None
+            raise UnavailableError(
+                f"the group {self.group_path} is gone while rank {self.rank} waited for {what}"
+            ) from None
         except TableError:
             return
         if not info["writer_alive"]:
@@ -391,6 +382,19 @@ def current() -> Job:
         return _current
 
 
+@contextlib.contextmanager
+def _eager_ops(what: str) -> Iterator[Any]:
+    """The op library, to be called eagerly even while a graph is traced; its errors become `TableError`s."""
+    import tensorflow as tf
+
+    from tf_sparse_ps import _ops
+
+    with from_tensorflow(what), tf.init_scope():
+        if not tf.executing_eagerly():
+            raise StateError(f"{what}: tf_sparse_ps needs eager execution (no tf.compat.v1 graphs)")
+        yield _ops
+
+
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(("tf_sparse_ps", *parts)).encode()).hexdigest()[:32]
 
@@ -399,8 +403,6 @@ def _remove_group(path: str, pid: int) -> None:
     """At the leader's exit: gives up the writer lock and removes the directory. Not in a forked child."""
     if os.getpid() != pid:
         return
-    from tf_sparse_ps import _ops
-
-    with from_tensorflow(f"closing {path}"):
+    with _eager_ops(f"closing {path}") as _ops:
         _ops.close_group(path)
     shutil.rmtree(path, ignore_errors=True)

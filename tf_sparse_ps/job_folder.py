@@ -52,7 +52,8 @@ def prepare() -> str:
         if os.environ.get("TFSPS_DIR") is None:
             os.chmod(path, 0o700)
         elif facts.st_mode & 0o022:
-            raise AccessError(f"{path} ({source}) can be written by others (mode {facts.st_mode & 0o777:o}); chmod go-w")
+            mode = f"{facts.st_mode & 0o777:o}"
+            raise AccessError(f"{path} ({source}) can be written by others (mode {mode}); chmod go-w")
     if not os.access(path, os.W_OK | os.X_OK):
         raise AccessError(f"{path} ({source}) cannot be written (mode {facts.st_mode & 0o777:o})")
     return path

@@ -14,15 +14,15 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
-from tf_sparse_ps import _table, optimizers
+from tf_sparse_ps import _table, optimizers, parameter_files
+from tf_sparse_ps.arrays import Keys, Rows, as_keys, as_rows, chunks, integers
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
     InvalidArgumentError,
@@ -30,16 +30,10 @@ from tf_sparse_ps.errors import (
     StateError,
     TableError,
     TableExistsError,
-    UnavailableError,
 )
 
-Keys = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 # keys and gradients, or keys, gradients and counts
 Update = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None]
-
-_CHUNK_BYTES = 32 << 20
-_PROGRESS_DELAY_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +199,11 @@ class Table:
         """The group's committed step."""
         return int(self._group.step())
 
+    def version(self) -> tuple[int, int]:
+        """The group's step and its count of other changes: equal before and after, nothing was written in between."""
+        info = self._group.info()
+        return info["step"], info["version"]
+
     @property
     def _group(self) -> Any:
         if self._open_group is None:
@@ -250,6 +249,11 @@ class Table:
         found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
         return found, rows, tuple(values)
 
+    def core_initializer(self) -> dict[str, Any]:
+        """What gives absent keys their rows: kind, a, b, seed and salt, as the core knows them."""
+        initializer: dict[str, Any] = self._group.table_info(self._index)["initializer"]
+        return initializer
+
     def stats(self) -> dict[str, Any]:
         """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters."""
         group = self._group
@@ -263,6 +267,7 @@ class Table:
             "version": info["version"],
             "writer_pid": info["writer_pid"],
             "writer_alive": info["writer_alive"],
+            "unfinished": info["unfinished"],
             "group_bytes": info["bytes"],
             "counters": group.counters(),
         }
@@ -281,7 +286,7 @@ class Table:
         limit = self.config.key_limit
         if limit is not None and len(keys) and (keys.min() < 0 or keys.max() >= limit):
             problems.append(f"a key is outside 0 .. {limit - 1}")
-        for chunk in _chunks(len(keys), self.config.dim):
+        for chunk in chunks(len(keys), self.config.dim):
             found, values, _ = self.entries(keys[chunk], slots=False)
             if not found.all():
                 problems.append(f"{int((~found).sum())} listed keys cannot be found")
@@ -330,8 +335,8 @@ class Table:
         self._writable().assign(
             self._index,
             as_keys(keys),
-            _as_rows(rows, "rows"),
-            [_as_rows(values, "slots") for values in slots],
+            as_rows(rows, "rows"),
+            [as_rows(values, "slots") for values in slots],
         )
 
     def erase(self, keys: npt.ArrayLike) -> int:
@@ -351,7 +356,7 @@ class Table:
         self._writable().bind_optimizer(self._index, optimizer.kind, list(optimizer.slot_init), replace)
         self.config = dataclasses.replace(self.config, optimizer=optimizer)
 
-    # --- files ---
+    # --- files (parameter_files.py) ---
 
     def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
         """Writes rows, and slots, to a sparse-parameter file (docs/parameter_file.md), whole or not at all.
@@ -367,30 +372,7 @@ class Table:
         Raises:
           UnavailableError: The table kept changing.
         """
-        for attempt in range(3):
-            before = self._state()
-            keys = self.keys()
-            stored = self._group.stats(self._index)["optimizer"] if slots else {"kind": "none", "slot_init": ()}
-            writer = _table.ParameterFileWriter(
-                path=os.fspath(path),
-                dim=self.config.dim,
-                n_rows=len(keys),
-                key_limit=self.config.key_limit or 0,
-                step=self.step,
-                optimizer=stored["kind"],
-                slot_init=list(stored["slot_init"]),
-                initializer=self._group.table_info(self._index)["initializer"],
-            )
-            with self._bar(len(keys), f"export {Path(path).name}", progress) as bar:
-                for chunk in _chunks(len(keys), self.config.dim):
-                    _, rows, values = self.entries(keys[chunk], slots=slots)
-                    writer.append(keys[chunk], rows, list(values))
-                    bar.update(len(rows))
-            if self._state() == before:
-                writer.finish()
-                return len(keys)
-            del writer, attempt
-        raise UnavailableError(f"table {self.path} changed while it was exported; stop the training or use a checkpoint")
+        return parameter_files.export(self, path, slots=slots, progress=progress)
 
     def load_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
         """Assigns every row of a sparse-parameter file, block by block.
@@ -409,56 +391,37 @@ class Table:
           InvalidArgumentError: The file's rows have another width.
           StateError: The file has slots of another rule than the table. Mode is "r".
         """
-        group = self._writable()
-        reader = _table.ParameterFileReader(os.fspath(path))
-        info = reader.info()
-        if info["dim"] != self.config.dim:
-            raise InvalidArgumentError(
-                f"{path} has rows of {info['dim']} floats; table {self.path} has {self.config.dim}"
-            )
-        rule = info["optimizer"]
-        with_slots = slots and rule["kind"] != "none"
-        if with_slots:
-            bound = group.stats(self._index)["optimizer"]["kind"]
-            if bound == "none":
-                group.bind_optimizer(self._index, rule["kind"], list(rule["slot_init"]), False)
-            elif bound != rule["kind"]:
-                raise StateError(
-                    f"{path} has slots of {rule['kind']}; table {self.path} is trained by {bound}. "
-                    "Load it with slots=False"
-                )
-        with self._bar(info["n_rows"], f"load {Path(path).name}", progress) as bar:
-            for block in range(reader.blocks()):
-                keys, rows, values = reader.read_block(block, with_slots)
-                group.assign(self._index, keys, rows, values)
-                bar.update(len(keys))
-        return int(info["n_rows"])
+        return parameter_files.load(self, path, slots=slots, progress=progress)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with slots; returns the file's path."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(folder) / f"{self.config.name}.tfsps"
-        self.export_parameter_file(path)
-        return path
+        return parameter_files.save(self, folder)
 
     def restore(self, folder: str | os.PathLike[str]) -> int:
         """Makes the table what `save` wrote to `folder`: other keys are erased. The step stays.
 
         A restore that is killed leaves a mixture; restore again. Returns the number of rows.
         """
-        path = Path(folder) / f"{self.config.name}.tfsps"
-        reader = _table.ParameterFileReader(os.fspath(path))  # before anything is erased
-        kept = [reader.read_block(block, False)[0] for block in range(reader.blocks())]
-        rows = self.load_parameter_file(path)
-        gone = np.setdiff1d(self.keys(), np.concatenate([np.empty(0, np.int64), *kept]))
-        self.erase(gone)
-        return rows
+        return parameter_files.restore(self, folder)
 
     # --- helpers ---
 
-    def _state(self) -> tuple[int, int]:
-        info = self._group.info()
-        return info["step"], info["version"]
+    def check_writable(self) -> None:
+        """Raises StateError unless the mode is "r+"."""
+        self._writable()
+
+    def bind_slots(self, kind: str, slot_init: Sequence[float], otherwise: str) -> None:
+        """Makes slots of this rule if the table has none.
+
+        Raises:
+          StateError: It has slots of another rule; `otherwise` starts the message.
+        """
+        group = self._writable()
+        bound = group.stats(self._index)["optimizer"]["kind"]
+        if bound == "none":
+            group.bind_optimizer(self._index, kind, list(slot_init), False)
+        elif bound != kind:
+            raise StateError(f"{otherwise}: table {self.path} is trained by {bound}")
 
     def _writable(self) -> Any:
         if self.mode != "r+":
@@ -466,13 +429,8 @@ class Table:
         return self._group
 
     def _assign_chunked(self, keys: Keys, rows: Rows) -> None:
-        for chunk in _chunks(len(keys), self.config.dim):
+        for chunk in chunks(len(keys), self.config.dim):
             self.assign(keys[chunk], rows[chunk])
-
-    def _bar(self, total: int, what: str, show: bool) -> Any:
-        return tqdm(
-            total=total, desc=what, unit=" rows", unit_scale=True, delay=_PROGRESS_DELAY_S, disable=None if show else True
-        )
 
 
 def step(updates: Mapping[Table, Update]) -> int:
@@ -507,8 +465,8 @@ def step(updates: Mapping[Table, Update]) -> int:
         hyper = [float(value) for value in optimizer.hyper(optimizer.rate_at(number - 1, None), number)]
         counts = None
         if rest and rest[0] is not None:
-            counts = np.ascontiguousarray(_integers(rest[0], "counts"), dtype=np.int32)
-        parts.append((table._index, as_keys(keys), _as_rows(grads, "gradients"), counts, hyper))
+            counts = np.ascontiguousarray(integers(rest[0], "counts"), dtype=np.int32)
+        parts.append((table._index, as_keys(keys), as_rows(grads, "gradients"), counts, hyper))
     group.apply_step(number, parts)
     return int(number)
 
@@ -531,59 +489,21 @@ def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
     (group,) = groups.values()
     ids = [as_keys(keys) for keys in reads.values()]
     step, rows = group.lookup_tables([(t._index, k.reshape(-1)) for t, k in zip(reads, ids, strict=True)])
-    return int(step), {
-        t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)
-    }
-
-
-def as_keys(keys: npt.ArrayLike) -> Keys:
-    """Keys as int64, any shape; nothing is ever truncated.
-
-    Raises:
-      InvalidArgumentError: They are not integers, or an unsigned one is beyond 2**63 - 1.
-    """
-    return np.ascontiguousarray(_integers(keys, "keys"), dtype=np.int64)
-
-
-def _integers(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    array = np.asarray(values)
-    if array.size == 0 and not isinstance(values, np.ndarray):
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"{name} must be integers. Received: {array.dtype}")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise InvalidArgumentError(f"{name} must be at most 2**63 - 1. Received: {array.max()}")
-    return array
-
-
-def _as_rows(values: npt.ArrayLike, name: str) -> Rows:
-    array = np.asarray(values)
-    if array.dtype.kind != "f":
-        raise InvalidArgumentError(f"{name} must be floats. Received: {array.dtype}")
-    return np.ascontiguousarray(array, dtype=np.float32)
-
-
-def _chunks(n: int, dim: int) -> Iterator[slice]:
-    size = max(1, _CHUNK_BYTES // (4 * dim))
-    for start in range(0, n, size):
-        yield slice(start, min(n, start + size))
+    return int(step), {t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)}
 
 
 def _check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: TableConfig) -> None:
-    for name, found, expected in (
-        ("dim", info["dim"], config.dim),
-        ("key_limit", info["key_limit"] or None, config.key_limit),
-    ):
-        if found != expected:
-            raise StateError(f"table {path} has {name}={found}, expected {expected}")
+    for name, expected in (("dim", config.dim), ("key_limit", config.key_limit or 0)):
+        if info[name] != expected:
+            raise StateError(f"table {path} has {name}={info[name]}, expected {expected}")
     rule = config.optimizer
     if rule is not None and stored["kind"] != "none":
-        found = (stored["kind"], tuple(stored["slot_init"]))
-        expected = (rule.kind, tuple(float(np.float32(value)) for value in rule.slot_init))
-        if found != expected:
+        bound = (stored["kind"], tuple(stored["slot_init"]))
+        wanted = (rule.kind, tuple(float(np.float32(value)) for value in rule.slot_init))
+        if bound != wanted:
             raise StateError(
-                f"table {path} is trained by {found[0]} with slots starting at {found[1]}, "
-                f"expected {expected[0]} with {expected[1]}"
+                f"table {path} is trained by {bound[0]} with slots starting at {bound[1]}, "
+                f"expected {wanted[0]} with {wanted[1]}"
             )
 
 

@@ -54,6 +54,9 @@ OptimizerConfig OptimizerFromPython(const std::string& kind, const std::vector<f
 py::dict ToPython(const InitializerConfig& config);
 InitializerConfig InitializerFromPython(const py::dict& config);
 
+// The initial rows of keys in a table with this initializer.
+FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim);
+
 // Registers the classes of the other files.
 void BindGroup(py::module_& module);
 void BindParameterFile(py::module_& module);

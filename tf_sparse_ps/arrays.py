@@ -1,0 +1,56 @@
+"""Keys and rows from whatever the caller has, without losing a bit of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_sparse_ps.errors import InvalidArgumentError
+
+Keys = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+
+_CHUNK_BYTES = 32 << 20
+
+
+def as_keys(keys: npt.ArrayLike) -> Keys:
+    """Keys as int64, any shape; nothing is ever truncated.
+
+    Raises:
+      InvalidArgumentError: They are not integers, or an unsigned one is beyond 2**63 - 1.
+    """
+    return np.ascontiguousarray(integers(keys, "keys"), dtype=np.int64)
+
+
+def integers(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    """An array of some integer type; see `as_keys` for what is refused."""
+    array = np.asarray(values)
+    if array.size == 0 and not isinstance(values, np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"{name} must be integers. Received: {array.dtype}")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise InvalidArgumentError(f"{name} must be at most 2**63 - 1. Received: {array.max()}")
+    return array
+
+
+def as_rows(values: npt.ArrayLike, name: str) -> Rows:
+    """Floats as float32, any shape.
+
+    Raises:
+      InvalidArgumentError: They are not floats.
+    """
+    array = np.asarray(values)
+    if array.dtype.kind != "f":
+        raise InvalidArgumentError(f"{name} must be floats. Received: {array.dtype}")
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def chunks(n: int, dim: int) -> Iterator[slice]:
+    """Cuts n rows of dim floats into parts of about 32 MiB."""
+    size = max(1, _CHUNK_BYTES // (4 * dim))
+    for start in range(0, n, size):
+        yield slice(start, min(n, start + size))

@@ -1,0 +1,159 @@
+"""The anchor: the one trainable weight of a table's layer.
+
+It is a variable float32[0, dim]. Its value carries the row width into the lookup's shape inference, the gradient that
+arrives at it is the table's sparse gradient, and its attribute `tsps_binding` says which table that is. To Keras it
+looks like the embedding matrix where that is harmless: `numpy()` reads and `assign()` writes the rows of a bounded
+table, so that `get_weights`, `set_weights` and EarlyStopping carry them.
+
+Everything an optimizer would do with it raises: only `tsps.DistributedOptimizer`, which takes anchors out first, can
+train a table. Keras optimizers of all kinds ask a variable for its key in `build`, through `_distributed_container`,
+before they do anything else; assignments are the second line, for code that does not ask.
+
+Private TensorFlow used here: `_distributed_container`, `_track_trackable`. Checked with Keras 3.15 on TensorFlow 2.21
+and Keras 2.15 on TensorFlow 2.15.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tf_sparse_ps import _keras
+from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.layers import rows
+from tf_sparse_ps.layers.table_asset import TableAsset
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.job import TableBinding
+
+# What optimizers call on a tf.Variable.
+_ASSIGNMENTS = (
+    "assign_add",
+    "assign_sub",
+    "scatter_add",
+    "scatter_sub",
+    "scatter_update",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_div",
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_update",
+    "batch_scatter_update",
+)
+
+
+def binding_of(variable: Any) -> TableBinding | None:
+    """The table behind a variable, Keras's or TensorFlow's, or None if it is no anchor."""
+    return getattr(variable, "tsps_binding", None)
+
+
+def asset_of(variable: Any) -> TableAsset:
+    """What names the anchor's table in a graph, and travels with a SavedModel."""
+    asset: TableAsset = _keras.tf_variable(variable).tsps_asset
+    return asset
+
+
+def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
+    """Makes the anchor of a table: a Keras variable (Keras 3) or a `tf.Variable` (Keras 2)."""
+    if _keras.IS_KERAS_3:
+        return _KerasAnchor(binding, trainable, name)
+    # The declared shape lets set_weights pass any number of rows on to assign().
+    with tf.init_scope():
+        variable = tf.Variable(
+            tf.zeros([0, binding.config.dim]),
+            trainable=trainable,
+            name=name,
+            shape=[None, binding.config.dim],
+        )
+    _guard(variable, binding)
+    variable.numpy = lambda: rows.matrix(binding, "get_weights()")
+    variable.assign = lambda value, *_, **__: _assign(binding, value)
+    return variable
+
+
+def _assign(binding: TableBinding, value: Any) -> None:
+    if tf.is_tensor(value) and not hasattr(value, "numpy"):
+        refuse(binding)
+    rows.assign_matrix(binding, np.asarray(value))
+
+
+def refuse(binding: TableBinding) -> NoReturn:
+    """Raises the error of an optimizer that cannot train tables."""
+    raise UnsupportedError(
+        f"the table of layer {binding.config.name!r} can only be trained by tsps.DistributedOptimizer. Wrap the "
+        "optimizer: model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), ...), or "
+        "tsps.DistributedOptimizer(optimizer).apply_gradients(...) in a loop of your own; it takes the place of "
+        "Horovod's wrapper too, and must itself be wrapped by nothing"
+    )
+
+
+def _guard(variable: tf.Variable, binding: TableBinding) -> None:
+    def refuse_optimizer(*_: Any, **__: Any) -> NoReturn:
+        refuse(binding)
+
+    variable.tsps_binding = binding
+    variable.tsps_asset = TableAsset(binding)
+    variable._track_trackable(variable.tsps_asset, "tsps_asset", overwrite=True)
+    variable._track_trackable(rows.CheckpointState(binding), "tsps_rows", overwrite=True)
+    variable._distributed_container = refuse_optimizer
+    for name in (*_ASSIGNMENTS, "assign"):
+        setattr(variable, name, refuse_optimizer)
+
+
+if _keras.IS_KERAS_3:
+
+    class _KerasAnchor(_keras.keras.Variable):
+        """See the module. `value` is the guarded `tf.Variable`."""
+
+        def __init__(self, binding: TableBinding, trainable: bool, name: str) -> None:
+            self.tsps_binding = binding
+            super().__init__(
+                "zeros", shape=(0, binding.config.dim), dtype="float32", trainable=trainable, autocast=False, name=name
+            )
+
+        def _initialize(self, value: Any) -> None:
+            super()._initialize(value)
+            _guard(self._value, self.tsps_binding)
+            if hasattr(self, "_track_trackable"):
+                self._track_trackable(self._value.tsps_asset, "tsps_asset", overwrite=True)
+                self._track_trackable(rows.CheckpointState(self.tsps_binding), "tsps_rows", overwrite=True)
+
+        @property
+        def shape(self) -> tf.TensorShape:
+            """Of the matrix, for summaries and set_weights: [rows, dim] of a bounded table, else [0, dim]."""
+            config = self.tsps_binding.config
+            return tf.TensorShape([config.key_limit or 0, config.dim])
+
+        def numpy(self) -> Any:
+            """The rows of a bounded table, float32[input_dim, dim]."""
+            return rows.matrix(self.tsps_binding, "get_weights()")
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            """See `numpy`."""
+            return np.asarray(self.numpy(), dtype=dtype)
+
+        def assign(self, value: Any) -> Any:
+            """Writes the rows of a bounded table."""
+            _assign(self.tsps_binding, value)
+            return value
+
+        def assign_add(self, value: Any) -> Any:
+            """Refused."""
+            refuse(self.tsps_binding)
+
+        def assign_sub(self, value: Any) -> Any:
+            """Refused."""
+            refuse(self.tsps_binding)
+
+        @property
+        def overwrite_with_gradient(self) -> bool:
+            """Refused: an optimizer asks, before it updates a variable."""
+            refuse(self.tsps_binding)
+
+        @overwrite_with_gradient.setter
+        def overwrite_with_gradient(self, value: bool) -> None:
+            pass

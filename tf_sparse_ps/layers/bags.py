@@ -1,0 +1,136 @@
+"""Bags of ids in the form the pooled lookup takes: flat ids, row splits, weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps.layers.table_layer import to_int64
+
+
+@dataclasses.dataclass
+class Bags:
+    """Flat bags.
+
+    Attributes:
+      ids: int64[n].
+      splits: int64[bags + 1].
+      weights: float32[n], or float32[0]: all 1.
+      restore: From float[bags, dim] to the shape of the inputs.
+    """
+
+    ids: tf.Tensor
+    splits: tf.Tensor
+    weights: tf.Tensor
+    restore: Callable[[tf.Tensor], Any]
+
+
+def from_inputs(inputs: Any, weights: Any, layer: str, *, combiner: str) -> Bags:
+    """Flattens ids and weights.
+
+    Args:
+      inputs: Integers; dense, ragged or sparse. The last dimension is the bag.
+      weights: Floats of the same kind and shape, or None.
+      layer: Its name, for messages.
+      combiner: A dense tensor of one dimension is reduced nowhere, so that only "sum" uses its weights.
+
+    Raises:
+      ValueError: The inputs are no integers, or the weights are of another kind or shape.
+    """
+    if isinstance(inputs, tf.RaggedTensor):
+        return _ragged(inputs, weights, layer, combiner)
+    if isinstance(inputs, tf.SparseTensor):
+        return _sparse(inputs, weights, layer)
+    return _dense(tf.convert_to_tensor(inputs), weights, layer, combiner)
+
+
+def _dense(ids: tf.Tensor, weights: Any, layer: str, combiner: str) -> Bags:
+    ids = to_int64(ids, layer)
+    if weights is not None:
+        weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
+        if not ids.shape.is_compatible_with(weights.shape):
+            raise _mismatch(layer, ids.shape, weights.shape)
+    if ids.shape.rank is None:
+        raise ValueError(f"layer {layer!r}: the rank of the ids must be known. Received: {ids.shape}")
+    if ids.shape.rank == 0:
+        raise ValueError(f"layer {layer!r}: ids must have at least one dimension. Received: a scalar")
+    flat = tf.reshape(ids, [-1])
+    n = tf.size(flat, tf.int64)
+    if ids.shape.rank == 1:
+        splits = tf.range(n + 1)
+        return Bags(flat, splits, _flat_weights(weights if combiner == "sum" else None), lambda rows: rows)
+    shape = tf.shape(ids, tf.int64)
+    bags = tf.reduce_prod(shape[:-1])
+    splits = tf.range(bags + 1) * shape[-1]
+
+    def restore(rows: tf.Tensor) -> tf.Tensor:
+        if ids.shape.rank == 2:
+            rows.set_shape([ids.shape[0], None])
+            return rows
+        result = tf.reshape(rows, tf.concat([shape[:-1], [tf.shape(rows, tf.int64)[-1]]], 0))
+        result.set_shape([*ids.shape[:-1], rows.shape[-1]])
+        return result
+
+    return Bags(flat, splits, _flat_weights(weights), restore)
+
+
+def _ragged(ids: tf.RaggedTensor, weights: Any, layer: str, combiner: str) -> Bags:
+    if weights is not None and (not isinstance(weights, tf.RaggedTensor) or weights.ragged_rank != ids.ragged_rank):
+        raise _mismatch(layer, ids.shape, getattr(weights, "shape", weights))
+    if ids.ragged_rank > 1:
+        inner = _ragged(ids.values, None if weights is None else weights.values, layer, combiner)
+        return dataclasses.replace(inner, restore=lambda rows: ids.with_values(inner.restore(rows)))
+    if ids.flat_values.shape.rank != 1:  # ragged outside, uniform in the bag
+        inner = _dense(ids.values, None if weights is None else weights.values, layer, combiner)
+        return dataclasses.replace(inner, restore=lambda rows: ids.with_values(inner.restore(rows)))
+    splits = tf.cast(ids.row_splits, tf.int64)
+    flat_weights = _flat_weights(None if weights is None else tf.cast(weights.flat_values, tf.float32))
+    return Bags(to_int64(ids.flat_values, layer), splits, flat_weights, lambda rows: rows)
+
+
+def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
+    if weights is not None and not isinstance(weights, tf.SparseTensor):
+        raise _mismatch(layer, ids.shape, getattr(weights, "shape", weights))
+    rank = ids.shape.rank
+    if rank is None or rank < 2:
+        raise ValueError(f"layer {layer!r}: sparse ids must have a known rank of 2 or more. Received: {ids.shape}")
+    shape = ids.dense_shape
+    values = to_int64(ids.values, layer)
+    flat = tf.sparse.reorder(tf.sparse.reshape(tf.SparseTensor(ids.indices, values, shape), [-1, shape[-1]]))
+    flat_weights = None
+    if weights is not None:
+        as_float = tf.SparseTensor(weights.indices, tf.cast(weights.values, tf.float32), weights.dense_shape)
+        ordered = tf.sparse.reorder(tf.sparse.reshape(as_float, [-1, shape[-1]]))
+        check = tf.debugging.assert_equal(
+            ordered.indices, flat.indices, f"layer {layer!r}: sparse ids and weights must have the same entries"
+        )
+        with tf.control_dependencies([check] if check is not None else []):
+            flat_weights = tf.identity(ordered.values)
+    bags = tf.reduce_prod(shape[:-1])
+    splits = _splits(flat.indices[:, 0], bags)
+
+    def restore(rows: tf.Tensor) -> tf.Tensor:
+        result = rows if rank == 2 else tf.reshape(rows, tf.concat([shape[:-1], [tf.shape(rows, tf.int64)[-1]]], 0))
+        result.set_shape([*ids.shape[:-1], rows.shape[-1]])
+        return result
+
+    return Bags(flat.values, splits, _flat_weights(flat_weights), restore)
+
+
+def _splits(bag_of: tf.Tensor, bags: tf.Tensor) -> tf.Tensor:
+    """Row splits from the sorted bag numbers of the items."""
+    return tf.searchsorted(bag_of, tf.range(bags + 1), out_type=tf.int64)
+
+
+def _flat_weights(weights: tf.Tensor | None) -> tf.Tensor:
+    return tf.zeros([0]) if weights is None else tf.reshape(weights, [-1])
+
+
+def _mismatch(layer: str, ids: Any, weights: Any) -> ValueError:
+    return ValueError(
+        f"layer {layer!r}: weights must be of the kind (dense, ragged, sparse) and shape of the ids. "
+        f"Received: ids {ids}, weights {weights}"
+    )

@@ -1,0 +1,314 @@
+"""`Embedding`: keras.layers.Embedding over a shared table. docs/keras.md lists every difference."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.layers import rows
+from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, table_name
+
+keras = _keras.keras
+
+_REFUSED = {
+    "embeddings_regularizer": "a regularizer reads the whole matrix at every step and makes its gradient dense. "
+    "Regularize the outputs with activity_regularizer",
+    "embeddings_constraint": "a constraint rewrites the whole matrix at every step. "
+    "Constrain the outputs, for example with a UnitNormalization layer",
+    "lora_rank": "LoRA adds a dense matrix of the table's size. "
+    "Freeze the table (trainable=False) and add a small trainable layer after it",
+    "lora_alpha": "see lora_rank",
+    "quantization_config": "rows are float32 and change while they are read",
+    "use_one_hot_matmul": "a one-hot matrix has the width of the vocabulary",
+}
+
+
+@_keras.register("Embedding")
+class Embedding(TableLayer):
+    """Turns ids into dense vectors of fixed size, which live in a table that all ranks of a machine share.
+
+    A drop-in for `keras.layers.Embedding`: same arguments in the same order (those of the Keras in use), same defaults.
+
+    Args:
+      input_dim: Size of the vocabulary; ids are 0 .. input_dim - 1, others are an error. None: unbounded, every int64
+        is an id, and a row takes room when it is first trained.
+      output_dim: Width of a row.
+      embeddings_initializer: See `tf_sparse_ps.initializers`. An unbounded vocabulary takes zeros, ones, constant,
+        uniform, normal and truncated normal.
+      mask_zero: Id 0 is padding and is masked.
+      weights: Matrix float[input_dim, output_dim] to start with.
+      table: A `TableConfig`, for what Keras has no argument for; its name, dim and key_limit must agree.
+      placement: "replicated", one table per machine: the only one in this version.
+      cache: None, the only one in this version.
+      **kwargs: Of keras.layers.Layer.
+
+    Call arguments:
+      inputs: Integers of any type and rank; dense, ragged or sparse. Absent entries of a sparse tensor read id 0.
+
+    Returns:
+      [*inputs.shape, output_dim], of the policy's compute dtype; ragged for ragged inputs.
+
+    Raises:
+      ValueError: An argument that cannot work, with the reason; inputs that are no integers.
+      InvalidArgumentError (TensorFlow's): An id out of range.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        table: TableConfig | None = None,
+        placement: str = "replicated",
+        cache: None = None,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        arguments = _keras.embedding_arguments(args, kwargs, name)
+        for refused, reason in _REFUSED.items():
+            value = arguments.get(refused, kwargs.pop(refused, None))
+            if value is not None and value is not False:
+                raise UnsupportedError(f"{name}: {refused} is not supported: {reason}. Received: {refused}={value!r}")
+        if placement != "replicated":
+            raise UnsupportedError(f"{name}: placement must be 'replicated' in this version. Received: {placement!r}")
+        if cache is not None:
+            raise UnsupportedError(f"{name}: cache must be None in this version. Received: {cache!r}")
+        input_dim, output_dim = arguments["input_dim"], arguments["output_dim"]
+        for field, value in (("input_dim", input_dim), ("output_dim", output_dim)):
+            if field == "input_dim" and value is None:
+                continue
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value <= 0:
+                raise ValueError(
+                    f"`{field}` must be a positive integer{' or None' if field == 'input_dim' else ''}. "
+                    f"Received: {field}={value} (of type {type(value).__name__})."
+                )
+        weights = arguments.get("weights", kwargs.pop("weights", None))
+        activity = arguments.get("activity_regularizer", kwargs.pop("activity_regularizer", None))
+        input_length = arguments.get("input_length", kwargs.pop("input_length", None))
+        if not _keras.IS_KERAS_3 and "input_shape" not in kwargs:
+            kwargs["input_shape"] = input_length if isinstance(input_length, list | tuple) else (input_length or None,)
+        super().__init__(activity_regularizer=activity, **kwargs)
+        self.input_dim: int | None = None if input_dim is None else int(input_dim)
+        self.output_dim = int(output_dim)
+        self.embeddings_initializer = _initializer(arguments["embeddings_initializer"])
+        self.embeddings_regularizer = None
+        self.embeddings_constraint = None
+        self.mask_zero = bool(arguments["mask_zero"])
+        self.supports_masking = self.mask_zero
+        self.input_length = input_length
+        self.sparse = bool(arguments.get("sparse", False))
+        if self.sparse and self.mask_zero:
+            raise ValueError("`mask_zero` cannot be enabled when the layer returns a `tf.SparseTensor` (sparse=True).")
+        self.table = table
+        self.placement = placement
+        self.cache = cache
+        self._first_weights = weights
+        self._config = self._table_config()
+        if weights is not None and _keras.IS_KERAS_3:
+            self.build()
+
+    def _table_config(self) -> TableConfig:
+        if self.table is None:
+            return TableConfig(
+                table_name(self.name),
+                self.output_dim,
+                key_limit=self.input_dim,
+                initializer=self.embeddings_initializer,
+            )
+        key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
+        if self.table.dim != self.output_dim or key_limit != self.input_dim:
+            raise ValueError(
+                f"`table` has dim={self.table.dim}, key_limit={self.table.key_limit}; the layer has "
+                f"output_dim={self.output_dim}, input_dim={self.input_dim}"
+            )
+        return dataclasses.replace(self.table, key_limit=key_limit)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the table."""
+        if self._ties.bindings:
+            return
+        values = self._first_values()
+        self._make_table(self._config, "embeddings", values)
+        self._first_weights = None
+        self.built = True
+
+    def _first_values(self) -> npt.NDArray[np.float32] | None:
+        weights = self._first_weights
+        if weights is None:
+            return None
+        if isinstance(weights, list | tuple) and len(weights) == 1:
+            weights = weights[0]
+        if self.input_dim is None:
+            raise UnsupportedError(f"layer {self.name!r}: weights= needs an input_dim; the vocabulary is unbounded")
+        matrix = np.asarray(weights)
+        if matrix.shape != (self.input_dim, self.output_dim):
+            raise ValueError(
+                f"Layer {self.name} weight shape {(self.input_dim, self.output_dim)} is not compatible with provided "
+                f"weight shape {matrix.shape}."
+            )
+        return np.ascontiguousarray(matrix, dtype=np.float32)
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The matrix of a bounded table, to read and to assign.
+
+        Raises:
+          AttributeError: The layer is not built.
+          UnsupportedError: The vocabulary is unbounded.
+        """
+        if not self._ties.bindings:
+            raise AttributeError("You must build the layer before accessing `embeddings`.")
+        if self.input_dim is None:
+            rows.matrix(self._ties.bindings[0], "embeddings")
+        return Embeddings(self)
+
+    # --- the call ---
+
+    def _look_up(self, ids: tf.Tensor) -> tf.Tensor:
+        """int64[...] to float32[..., output_dim]."""
+        found = _ops.lookup([ids], self._paths(), self._uuids(), self._carriers(), [0])
+        return found.rows[0]
+
+    def call(self, inputs: Any) -> Any:
+        """See the class."""
+        if self.sparse:
+            return self._cast_outputs(self._call_sparse(inputs))
+        return self._cast_outputs(map_flat(self._look_up, dense_ids(inputs, self.name)))
+
+    def _call_sparse(self, inputs: Any) -> tf.SparseTensor:
+        """Keras 2's sparse=True: a SparseTensor with output_dim values per id."""
+        if not isinstance(inputs, tf.SparseTensor):
+            return tf.sparse.from_dense(map_flat(self._look_up, dense_ids(inputs, self.name)))
+        values = self._look_up(dense_ids(inputs.values, self.name))
+        n = tf.shape(inputs.indices)[0]
+        columns = tf.tile(tf.range(self.output_dim, dtype=tf.int64), [n])[:, tf.newaxis]
+        indices = tf.concat([tf.repeat(inputs.indices, self.output_dim, axis=0), columns], 1)
+        shape = tf.concat([inputs.dense_shape, [self.output_dim]], 0)
+        return tf.SparseTensor(indices, tf.reshape(values, [-1]), shape)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Where the ids are not 0, if mask_zero."""
+        return _keras.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Adds output_dim to the shape of the ids."""
+        shape = _keras.shape_tuple(input_shape)
+        if _keras.IS_KERAS_3:
+            return (*shape, self.output_dim)
+        if self.input_length is not None:
+            given = list(self.input_length) if isinstance(self.input_length, list | tuple) else [self.input_length]
+            inner = shape[1:]
+            if len(given) != len(inner) or any(a != b for a, b in zip(given, inner, strict=True) if a and b):
+                raise ValueError(f'"input_length" is {self.input_length}, but received input has shape {input_shape}')
+            shape = (shape[0], *(a or b for a, b in zip(given, inner, strict=True)))
+        return tf.TensorShape((*shape, self.output_dim))
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """The symbolic output (Keras 3)."""
+        _, dtype = _keras.policy_dtypes(self)
+        return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype, ragged=True)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, serializable."""
+        config = {
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": _serialize_initializer(self.embeddings_initializer),
+            "embeddings_regularizer": None,
+            "activity_regularizer": keras.regularizers.serialize(self.activity_regularizer)
+            if self.activity_regularizer is not None
+            else None,
+            "embeddings_constraint": None,
+            "mask_zero": self.mask_zero,
+            "table": None if self.table is None else self.table.get_config(),
+            "placement": self.placement,
+            "cache": self.cache,
+        }
+        if not _keras.IS_KERAS_3:
+            config |= {"input_length": self.input_length, "sparse": self.sparse}
+        base = super().get_config()
+        base.pop("autocast", None)
+        return {**base, **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
+        """The inverse of `get_config`; also reads the configuration of a keras.layers.Embedding."""
+        config = dict(config)
+        if isinstance(config.get("table"), dict):
+            config["table"] = TableConfig.from_config(config["table"])
+        for name in ("embeddings_initializer", "activity_regularizer"):
+            if isinstance(config.get(name), dict):
+                config[name] = _keras.deserialize(config[name])
+        return cls(**config)
+
+
+Embedding.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
+    table=None, placement="replicated", cache=None
+)
+
+
+class Embeddings:
+    """The matrix of a bounded table, float32[input_dim, output_dim]: what `Embedding.embeddings` returns.
+
+    It reads the table whenever it is asked for values. As a tensor it is a copy, and no gradient flows through it.
+    """
+
+    def __init__(self, layer: Embedding) -> None:
+        self._binding = layer.bindings[0]
+        self.name = f"{layer.name}/embeddings"
+        self.dtype = "float32" if _keras.IS_KERAS_3 else tf.float32
+        self.shape = tf.TensorShape([layer.input_dim, layer.output_dim])
+        self.trainable = layer.trainable
+
+    def numpy(self) -> npt.NDArray[np.float32]:
+        """A copy of the matrix."""
+        return rows.matrix(self._binding, "embeddings")
+
+    @property
+    def value(self) -> tf.Tensor:
+        """A copy of the matrix, as a tensor."""
+        return tf.constant(self.numpy())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """See `numpy`."""
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def __getitem__(self, index: Any) -> tf.Tensor:
+        """Part of the copy."""
+        return self.value[index]
+
+    def __len__(self) -> int:
+        """input_dim."""
+        return int(self.shape[0])
+
+    def assign(self, value: Any) -> Embeddings:
+        """Writes the matrix; slots of the optimizer stay.
+
+        Raises:
+          ValueError: Another shape.
+        """
+        rows.assign_matrix(self._binding, np.asarray(value))
+        return self
+
+    def __repr__(self) -> str:
+        return f"<tf_sparse_ps.Embeddings {self.name} shape={tuple(self.shape)} table={self._binding.path}>"
+
+
+tf.register_tensor_conversion_function(
+    Embeddings,
+    lambda matrix, dtype=None, name=None, as_ref=False: tf.convert_to_tensor(matrix.numpy(), dtype=dtype, name=name),
+)
+
+
+def _initializer(identifier: Any) -> Any:
+    """As Keras has it in the attribute: an object."""
+    return keras.initializers.get(identifier)
+
+
+def _serialize_initializer(initializer: Any) -> Any:
+    return None if initializer is None else keras.initializers.serialize(initializer)

@@ -1,0 +1,152 @@
+"""`EmbeddingCollection`: many features, shared or separate tables, one lookup for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps.config import FeatureConfig, TableConfig
+from tf_sparse_ps.layers import bags
+from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids
+
+
+@_keras.register("EmbeddingCollection")
+class EmbeddingCollection(TableLayer):
+    """Looks up a dict of features in one call.
+
+    Ids of features that share a table are looked up, counted and updated together.
+
+    Args:
+      features: Feature name to `FeatureConfig`. Features whose tables have the same name share one table.
+      **kwargs: Of keras.layers.Layer.
+
+    Call arguments:
+      inputs: Dict of ids, one entry per feature; each as in `Embedding` (combiner None) or `EmbeddingReduce`.
+      weights: Dict of weights for some of the features with a combiner, or None.
+
+    Returns:
+      Dict of vectors, one entry per feature.
+
+    Raises:
+      ValueError: Two tables of one name that differ; features missing in `inputs`, or too many.
+    """
+
+    def __init__(self, features: Mapping[str, FeatureConfig], **kwargs: Any) -> None:
+        if not features:
+            raise ValueError("`features` must have at least one entry")
+        tables: dict[str, TableConfig] = {}
+        for name, feature in features.items():
+            if not isinstance(feature, FeatureConfig):
+                raise ValueError(f"feature {name!r} must be a tsps.FeatureConfig. Received: {feature!r}")
+            known = tables.setdefault(feature.table.name, feature.table)
+            if known != feature.table:
+                raise ValueError(
+                    f"features share the table name {known.name!r} with different configurations: {known} and "
+                    f"{feature.table}"
+                )
+        super().__init__(**kwargs)
+        self.features = dict(features)
+        self._tables = tables
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the tables."""
+        if self._ties.bindings:
+            return
+        for name, config in self._tables.items():
+            self._make_table(config, f"{name}_embeddings")
+        self.built = True
+
+    def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """See the class."""
+        weights = weights or {}
+        self._check_names(inputs, weights)
+        single = [name for name, feature in self.features.items() if feature.combiner is None]
+        pooled = [name for name, feature in self.features.items() if feature.combiner is not None]
+        outputs = self._look_up(single, inputs) | self._pool(pooled, inputs, weights)
+        return {name: self._cast_outputs(outputs[name]) for name in self.features}
+
+    def _check_names(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+        if set(inputs) != set(self.features):
+            raise ValueError(
+                f"layer {self.name!r} expects the features {sorted(self.features)}. Received: {sorted(inputs)}"
+            )
+        wrong = [name for name in weights if name not in self.features or self.features[name].combiner is None]
+        if wrong:
+            raise ValueError(f"layer {self.name!r}: only features with a combiner take weights. Received: {wrong}")
+
+    def _tables_of(self, names: list[str]) -> tuple[list[int], list[int]]:
+        """The tables that these features need, by number, and each feature's position among them."""
+        numbers = list(self._tables)
+        of = [numbers.index(self.features[name].table.name) for name in names]
+        used = sorted(set(of))
+        return used, [used.index(number) for number in of]
+
+    def _named(self, used: list[int]) -> tuple[list[Any], list[Any], list[Any]]:
+        paths, uuids, carriers = self._paths(), self._uuids(), self._carriers()
+        return [paths[i] for i in used], [uuids[i] for i in used], [carriers[i] for i in used]
+
+    def _look_up(self, names: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if not names:
+            return {}
+        used, table_of = self._tables_of(names)
+        ids = [dense_ids(inputs[name], f"{self.name}/{name}") for name in names]
+        flat = [one.flat_values if isinstance(one, tf.RaggedTensor) else one for one in ids]
+        found = _ops.lookup(flat, *self._named(used), table_of)
+        return {
+            name: one.with_flat_values(rows) if isinstance(one, tf.RaggedTensor) else rows
+            for name, one, rows in zip(names, ids, found.rows, strict=True)
+        }
+
+    def _pool(self, names: list[str], inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
+        if not names:
+            return {}
+        used, table_of = self._tables_of(names)
+        combiners = [str(self.features[name].combiner) for name in names]
+        flat = [
+            bags.from_inputs(inputs[name], weights.get(name), f"{self.name}/{name}", combiner=combiner)
+            for name, combiner in zip(names, combiners, strict=True)
+        ]
+        found = _ops.pooled_lookup(
+            [bag.ids for bag in flat],
+            [bag.splits for bag in flat],
+            [bag.weights for bag in flat],
+            *self._named(used),
+            table_of,
+            combiners,
+        )
+        return {name: bag.restore(rows) for name, bag, rows in zip(names, flat, found.pooled, strict=True)}
+
+    def compute_output_shape(self, input_shape: Mapping[str, Any], weights_shape: Any = None) -> dict[str, Any]:
+        """Each feature's shape, with dim added (combiner None) or in place of the last dimension."""
+        shapes = {}
+        for name, feature in self.features.items():
+            shape = _keras.shape_tuple(input_shape[name])
+            kept = shape if feature.combiner is None or len(shape) == 1 else shape[:-1]
+            result = (*kept, feature.table.dim)
+            shapes[name] = result if _keras.IS_KERAS_3 else tf.TensorShape(result)
+        return shapes
+
+    def compute_output_spec(self, inputs: Mapping[str, Any], weights: Any = None) -> dict[str, Any]:
+        """The symbolic outputs (Keras 3)."""
+        self._check_names(inputs, weights or {})
+        _, dtype = _keras.policy_dtypes(self)
+        shapes = self.compute_output_shape({name: one.shape for name, one in inputs.items()})
+        return {
+            name: _keras.keras_tensor(inputs[name], shapes[name], dtype, ragged=feature.combiner is None)
+            for name, feature in self.features.items()
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, serializable."""
+        base = super().get_config()
+        base.pop("autocast", None)
+        return {**base, "features": {name: feature.get_config() for name, feature in self.features.items()}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
+        """The inverse of `get_config`."""
+        features = {name: FeatureConfig.from_config(feature) for name, feature in config["features"].items()}
+        return cls(**{**config, "features": features})

@@ -1,0 +1,74 @@
+"""`EmbeddingReduce`: looks up bags of ids and combines each to one vector, after keras_rs.layers.EmbedReduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps.config import COMBINERS
+from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.layers import bags
+from tf_sparse_ps.layers.embedding import Embedding
+
+
+@_keras.register("EmbeddingReduce")
+class EmbeddingReduce(Embedding):
+    """An `Embedding` whose last dimension of ids is a bag, reduced to one vector in the lookup itself.
+
+    Args:
+      *args, **kwargs: Of `Embedding`. `mask_zero` is refused: padding belongs in a ragged or sparse tensor, or gets
+        weight 0.
+      combiner: "sum": sum(w x); "mean": sum(w x) / sum(w); "sqrtn": sum(w x) / sqrt(sum(w^2)). An empty bag, or one
+        whose divisor is 0, gives zeros.
+
+    Call arguments:
+      inputs: Integers; dense [..., n], ragged, or sparse [..., n] (its empty entries count for nothing). Dense of one
+        dimension: one id per row, nothing is reduced.
+      weights: Floats like `inputs`, or None: all 1. Gradients reach them.
+
+    Returns:
+      [*inputs.shape[:-1], output_dim], dense (ragged only for inputs with two ragged dimensions or more).
+    """
+
+    def __init__(self, *args: Any, combiner: str = "mean", **kwargs: Any) -> None:
+        if combiner not in COMBINERS:
+            raise ValueError(f"`combiner` must be one of {', '.join(COMBINERS)}. Received: combiner={combiner!r}")
+        super().__init__(*args, **kwargs)
+        if self.mask_zero:
+            raise UnsupportedError(
+                "EmbeddingReduce: mask_zero is not supported: a reduced bag has no mask. Use ragged or sparse ids, or "
+                "weights of 0. Received: mask_zero=True"
+            )
+        if self.sparse:
+            raise UnsupportedError("EmbeddingReduce: sparse=True is not supported: the output is dense")
+        self.combiner = combiner
+
+    def call(self, inputs: Any, weights: Any = None) -> Any:
+        """See the class."""
+        bag = bags.from_inputs(inputs, weights, self.name, combiner=self.combiner)
+        found = _ops.pooled_lookup(
+            [bag.ids], [bag.splits], [bag.weights], self._paths(), self._uuids(), self._carriers(), [0], [self.combiner]
+        )
+        return self._cast_outputs(bag.restore(found.pooled[0]))
+
+    def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
+        """Replaces the last dimension of the ids."""
+        shape = _keras.shape_tuple(input_shape)
+        result = (*(shape[:-1] if len(shape) > 1 else shape), self.output_dim)
+        return result if _keras.IS_KERAS_3 else tf.TensorShape(result)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
+        """The symbolic output (Keras 3)."""
+        _, dtype = _keras.policy_dtypes(self)
+        return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, serializable."""
+        return {**super().get_config(), "combiner": self.combiner}
+
+
+EmbeddingReduce.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
+    combiner="mean", table=None, placement="replicated", cache=None
+)

@@ -1,0 +1,55 @@
+"""`TableAsset`: how a table is named in a graph, so that a SavedModel can be served on another machine.
+
+The lookup's path is not a constant but a captured tensor. While the program runs its value is the live table's path. A
+SavedModel takes captured tensors of `tf.saved_model.Asset` objects for files that travel along: what is copied is a
+sparse-parameter file, written when the SavedModel is, and in the loaded model the same tensor is that file's path,
+which the op library opens like a table. So no path of this machine is in the SavedModel.
+
+Keras's ExportArchive only keeps variables and `TrackableResource`s, hence the base classes. Private TensorFlow:
+`_export_to_saved_model_graph`, `_trackable_children`; and the `numpy` of one eager tensor is replaced, because that is
+where TensorFlow reads the file to copy. Checked with TensorFlow 2.15 and 2.21.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.job import TableBinding
+
+
+class TableAsset(tf.saved_model.Asset, tf.saved_model.experimental.TrackableResource):
+    """A table's path in a graph: `asset_path`, a scalar string."""
+
+    def __init__(self, binding: TableBinding) -> None:
+        tf.saved_model.experimental.TrackableResource.__init__(self)
+        tf.saved_model.Asset.__init__(self, binding.path)
+        self._binding = binding
+        self._folder: str | None = None
+
+    def _create_resource(self) -> Any:
+        return tf.constant(0)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:
+        path = self._write()
+        self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
+        return tf.saved_model.Asset._export_to_saved_model_graph(self, tensor_map=tensor_map, **kwargs)
+
+    def _write(self) -> str:
+        """Writes the table's rows where the SavedModel's writer will find them; returns the file."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
+            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        path = os.path.join(self._folder, f"{os.path.basename(self._binding.path)}.tfsps")
+        self._binding.reader().export_parameter_file(path, slots=False)
+        return path

@@ -1,0 +1,222 @@
+"""`TableLayer`: what the three layers share. Tables made when the layer is built, saved and loaded with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_sparse_ps import _keras, job
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.layers import anchor, rows
+
+
+class _Ties:
+    """A layer's tables and their anchors; its own class, so that Keras does not track what is in it."""
+
+    def __init__(self) -> None:
+        self.bindings: list[job.TableBinding] = []
+        self.anchors: list[Any] = []
+
+
+class TableLayer(_keras.IntegerInput, _keras.Layer):
+    """Base of the layers. Inputs are ids, the tables live in the job's group.
+
+    Attributes:
+      bindings: One `TableBinding` per table, empty until the layer is built.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.supports_jit = False  # the ops have no XLA kernels
+        self._ties = _Ties()
+        self._identities: list[dict[str, int]] = []
+        variable_dtype, _ = _keras.policy_dtypes(self)
+        if variable_dtype != "float32":
+            raise UnsupportedError(
+                f"tables store float32. For 16-bit activations use the policy mixed_float16 or mixed_bfloat16. "
+                f"Received: dtype={variable_dtype}"
+            )
+
+    @property
+    def bindings(self) -> list[job.TableBinding]:
+        """The layer's tables in this process."""
+        return list(self._ties.bindings)
+
+    def _make_table(self, config: TableConfig, weight_name: str, values: npt.NDArray[np.float32] | None = None) -> None:
+        """Makes the next table of the layer and its anchor; called by build()."""
+        if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise UnsupportedError(
+                f"layer {self.name!r} cannot be built under a tf.distribute strategy with several replicas: the ranks "
+                "of a job share its tables; start it with horovodrun"
+            )
+        index = len(self._ties.bindings)
+        salt = None
+        if index < len(self._identities):  # a saved layer's initial values
+            salt = self._identities[index]["salt"]
+            config = dataclasses.replace(config, seed=self._identities[index]["seed"])
+        binding = job.current().create_table(config, salt=salt, values=values)
+        weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
+        self._ties.bindings.append(binding)
+        self._ties.anchors.append(weight)
+        setattr(self, f"_anchor_{index}", weight)  # Keras tracks it
+
+    # --- what the ops are called with ---
+
+    def _paths(self) -> list[tf.Tensor]:
+        return [anchor.asset_of(weight).asset_path for weight in self._ties.anchors]
+
+    def _uuids(self) -> list[str]:
+        return [binding.uuid for binding in self._ties.bindings]
+
+    def _carriers(self) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(_keras.tf_variable(weight)) for weight in self._ties.anchors]
+
+    def _cast_outputs(self, outputs: Any) -> Any:
+        _, compute_dtype = _keras.policy_dtypes(self)
+        if compute_dtype == "float32":
+            return outputs
+        return tf.nest.map_structure(lambda x: tf.cast(x, compute_dtype), outputs)
+
+    # --- weights ---
+
+    def get_weights(self) -> list[npt.NDArray[np.float32]]:
+        """The matrix of every table, float32[input_dim, output_dim].
+
+        Raises:
+          UnsupportedError: A table is unbounded.
+        """
+        return [rows.matrix(binding, "get_weights()") for binding in self._ties.bindings]
+
+    def set_weights(self, weights: Sequence[npt.ArrayLike]) -> None:
+        """Sets the matrix of every table.
+
+        Raises:
+          ValueError: A wrong number of matrices, or a wrong shape.
+          UnsupportedError: A table is unbounded.
+        """
+        if len(weights) != len(self._ties.bindings):
+            raise ValueError(
+                f"You called `set_weights(weights)` on layer '{self.name}' with a weight list of length "
+                f"{len(weights)}, but the layer was expecting {len(self._ties.bindings)} weights."
+            )
+        matrices = [rows.check_matrix(b, w) for b, w in zip(self._ties.bindings, weights, strict=True)]
+        for binding, matrix in zip(self._ties.bindings, matrices, strict=True):
+            rows.assign_matrix(binding, matrix)
+
+    def count_params(self) -> int:
+        """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there."""
+        if not self.built:
+            raise ValueError(f"You tried to call `count_params` on layer '{self.name}', but the layer isn't built.")
+        return sum((b.config.key_limit or len(b.reader())) * b.config.dim for b in self._ties.bindings)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes keys, rows and slots of every table into Keras's store."""
+        for index, binding in enumerate(self._ties.bindings):
+            for name, value in rows.read(binding).items():
+                store[f"{self._prefix(index)}{name}"] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` wrote, or the matrices of keras.layers.Embedding.
+
+        Raises:
+          ValueError: The store holds something else, or other widths.
+        """
+        names = set(store.keys())
+        if names and all(name.isdigit() for name in names):
+            self.set_weights([np.asarray(store[str(index)]) for index in range(len(names))])
+            return
+        for index, binding in enumerate(self._ties.bindings):
+            prefix = self._prefix(index)
+            state = {name[len(prefix) :]: store[name] for name in names if name.startswith(prefix)}
+            if not {"keys", "rows", "meta"} <= state.keys():
+                raise ValueError(
+                    f"Layer '{self.name}' expected keys, rows and meta of table {index} ({binding.config.name}). "
+                    f"Received: {sorted(names)}"
+                )
+            rows.write(binding, {name: np.asarray(value) for name, value in state.items()})
+
+    def _prefix(self, index: int) -> str:
+        return "" if len(self._ties.bindings) == 1 else f"table_{index}_"
+
+    # --- serialization ---
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """What a saved model needs to make the same tables: where their initial values come from."""
+        if not self._ties.bindings:
+            return None
+        identities = [{"seed": b.config.seed, "salt": b.salt} for b in self._ties.bindings]
+        return {"input_shape": None, "tables": identities}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """The inverse of `get_build_config`."""
+        self._identities = [dict(identity) for identity in config.get("tables") or []]
+        self.build(None)
+
+    # --- refused ---
+
+    def quantize(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused."""
+        raise UnsupportedError(f"layer {self.name!r}: rows are float32 and change while they are read; no quantization")
+
+    def enable_lora(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused."""
+        raise UnsupportedError(
+            f"layer {self.name!r}: LoRA adds a dense matrix of the table's size; freeze the table (trainable=False) "
+            "and add a small trainable layer after it"
+        )
+
+
+def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
+    """Ids as int64; never truncated.
+
+    Raises:
+      ValueError: They are no integers.
+      InvalidArgumentError (TensorFlow's): A uint64 beyond 2**63 - 1, when the graph runs.
+    """
+    if ids.dtype == tf.int64:
+        return ids
+    if not ids.dtype.is_integer or ids.dtype.is_quantized:
+        raise ValueError(
+            f"layer {layer!r}: ids must be integers; floats would merge ids and strings need a StringLookup or Hashing "
+            f"layer first. A model's input is float32 unless you say keras.Input(shape, dtype='int64'). "
+            f"Received: inputs of dtype {ids.dtype.name}"
+        )
+    if ids.dtype == tf.uint64:
+        check = tf.debugging.Assert(
+            tf.reduce_all(ids <= tf.constant(2**63 - 1, tf.uint64)),
+            [f"layer {layer!r}: ids must be at most 2**63 - 1. Received: ", tf.reduce_max(ids)],
+        )
+        with tf.control_dependencies([check] if check is not None else []):
+            return tf.cast(ids, tf.int64)
+    return tf.cast(ids, tf.int64)
+
+
+def dense_ids(ids: Any, layer: str) -> tf.Tensor | tf.RaggedTensor:
+    """Ids as int64; sparse ones as a dense tensor with 0 where there is none, as Keras reads them."""
+    if isinstance(ids, tf.SparseTensor):
+        sparse = tf.SparseTensor(ids.indices, to_int64(ids.values, layer), ids.dense_shape)
+        dense = tf.sparse.to_dense(tf.sparse.reorder(sparse))
+        dense.set_shape(ids.shape)
+        return dense
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(to_int64(ids.flat_values, layer))
+    return to_int64(tf.convert_to_tensor(ids), layer)
+
+
+def map_flat(function: Any, ids: tf.Tensor | tf.RaggedTensor) -> Any:
+    """Applies a function of a dense tensor to a dense tensor, or to the flat values of a ragged one."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(function(ids.flat_values))
+    return function(ids)
+
+
+def table_name(name: str) -> str:
+    """A layer's name as the name of a table."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100] or "table"

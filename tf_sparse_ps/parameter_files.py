@@ -1,0 +1,94 @@
+"""Tables to and from sparse-parameter files (docs/parameter_file.md). `Table` has these as methods."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from tf_sparse_ps import _table
+from tf_sparse_ps.arrays import chunks
+from tf_sparse_ps.errors import InvalidArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.table import Table
+
+_PROGRESS_DELAY_S = 2.0
+_EXPORT_ATTEMPTS = 3
+
+
+def export(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:
+    """See `Table.export_parameter_file`."""
+    for _ in range(_EXPORT_ATTEMPTS):
+        before = table.version()
+        keys = table.keys()
+        stored = table.stats()["optimizer"] if slots else {"kind": "none", "slot_init": ()}
+        # Removes its temporary file unless finished.
+        writer = _table.ParameterFileWriter(
+            path=os.fspath(path),
+            dim=table.config.dim,
+            n_rows=len(keys),
+            key_limit=table.config.key_limit or 0,
+            step=table.step,
+            optimizer=stored["kind"],
+            slot_init=list(stored["slot_init"]),
+            initializer=table.core_initializer(),
+        )
+        with _bar(len(keys), f"export {Path(path).name}", progress) as bar:
+            for chunk in chunks(len(keys), table.config.dim):
+                _, rows, values = table.entries(keys[chunk], slots=slots)
+                writer.append(keys[chunk], rows, list(values))
+                bar.update(len(rows))
+        if table.version() == before:
+            writer.finish()
+            return len(keys)
+    raise UnavailableError(f"table {table.path} changed while it was exported; export it between steps")
+
+
+def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:
+    """See `Table.load_parameter_file`."""
+    table.check_writable()
+    reader = _table.ParameterFileReader(os.fspath(path))
+    info = reader.info()
+    if info["dim"] != table.config.dim:
+        raise InvalidArgumentError(
+            f"{path} has rows of {info['dim']} floats; table {table.path} has {table.config.dim}"
+        )
+    rule = info["optimizer"]
+    with_slots = slots and rule["kind"] != "none"
+    if with_slots:
+        table.bind_slots(
+            rule["kind"], rule["slot_init"], f"{path} has slots of {rule['kind']}; load it with slots=False"
+        )
+    with _bar(info["n_rows"], f"load {Path(path).name}", progress) as bar:
+        for block in range(reader.blocks()):
+            keys, rows, values = reader.read_block(block, with_slots)
+            table.assign(keys, rows, values)
+            bar.update(len(keys))
+    return int(info["n_rows"])
+
+
+def save(table: Table, folder: str | os.PathLike[str]) -> Path:
+    """See `Table.save`."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"{table.config.name}.tfsps"
+    export(table, path, slots=True, progress=True)
+    return path
+
+
+def restore(table: Table, folder: str | os.PathLike[str]) -> int:
+    """See `Table.restore`."""
+    path = Path(folder) / f"{table.config.name}.tfsps"
+    reader = _table.ParameterFileReader(os.fspath(path))  # every block is read before anything is erased
+    kept = [reader.read_block(block, False)[0] for block in range(reader.blocks())]
+    rows = load(table, path, slots=True, progress=True)
+    table.erase(np.setdiff1d(table.keys(), np.concatenate([np.empty(0, np.int64), *kept])))
+    return rows
+
+
+def _bar(total: int, what: str, show: bool) -> Any:
+    disable = None if show else True  # None: not where there is no terminal
+    return tqdm(total=total, desc=what, unit=" rows", unit_scale=True, delay=_PROGRESS_DELAY_S, disable=disable)
