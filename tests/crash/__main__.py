@@ -1,0 +1,62 @@
+"""python -m tests.crash [--kills 300]: the full harness and its two controls, which must find violations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+from tests.crash import harness
+
+CONTROLS = ("undo", "seqlock")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("--kills", type=int, default=300, help="random SIGKILLs of the writer (default: 300)")
+    parser.add_argument("--seed", type=int, default=1, help="of the instants (default: 1)")
+    parser.add_argument("--control", choices=CONTROLS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    found = harness.run(arguments.kills, arguments.seed)
+    if arguments.control:
+        print(json.dumps({"kills": found.kills, "violations": found.violations}))
+        return 0
+    print(
+        f"{found.kills} kills, {found.mid_mutation} in the middle of a mutation; {found.steps} steps written, "
+        f"{found.reads} reads beside; {len(found.torn)} torn states, {len(found.mixed)} mixed reads"
+    )
+    for problem in (*found.torn, *found.mixed):
+        print(f"  {problem}")
+    failed = int(found.violations > 0)
+    for mechanism in CONTROLS:
+        control = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tests.crash",
+                "--control",
+                mechanism,
+                "--kills",
+                str(arguments.kills),
+                "--seed",
+                str(arguments.seed),
+            ],
+            env={**os.environ, "TFSPS_FAULT_OFF": mechanism},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        outcome = json.loads(control.stdout)
+        caught = outcome["violations"] > 0
+        verdict = "violation found after" if caught else "NOTHING FOUND in"
+        print(f"control with the {mechanism} off: {verdict} {outcome['kills']} kills")
+        failed += not caught
+    print(f"{3 - failed} passed, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
