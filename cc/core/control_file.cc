@@ -16,7 +16,9 @@
 namespace tsps {
 namespace {
 
-uint32_t HeaderCrc(const GroupFileHeader& header) { return Crc32c(0, &header, offsetof(GroupFileHeader, crc)); }
+uint32_t HeaderCrc(const GroupFileHeader& header) {
+  return Crc32c(0, &header, offsetof(GroupFileHeader, crc));
+}
 
 // Futexes are 32-bit: the low half of the sequence word, which changes with every mutation.
 uint32_t* FutexWord(LiveState& live) { return reinterpret_cast<uint32_t*>(&live.sequence); }
@@ -24,15 +26,18 @@ uint32_t* FutexWord(LiveState& live) { return reinterpret_cast<uint32_t*>(&live.
 }  // namespace
 
 uint32_t LayoutHash() {
-  const uint64_t sizes[] = {sizeof(GroupFileHeader), sizeof(LiveState),    sizeof(TableState), sizeof(CommitRecord),
-                            sizeof(Segment),         kSegmentEntries,      sizeof(Entry),      sizeof(TableFileHeader),
-                            sizeof(UndoHeader),      kRecordOffset,        kRecordBytes,       uint64_t{kMaxTables}};
+  const uint64_t sizes[] = {
+      sizeof(GroupFileHeader), sizeof(LiveState), sizeof(TableState), sizeof(CommitRecord),
+      sizeof(Segment),         kSegmentEntries,   sizeof(Entry),      sizeof(TableFileHeader),
+      sizeof(UndoHeader),      kRecordOffset,     kRecordBytes,       uint64_t{kMaxTables}};
   return Crc32c(0, sizes, sizeof(sizes));
 }
 
-Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path, const std::string& uuid) {
+Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path,
+                                                         const std::string& uuid) {
   if (uuid.size() != sizeof(GroupFileHeader::uuid)) {
-    return Error(Code::kInvalidArgument, "a group's uuid has 32 hexadecimal digits, received '", uuid, "'");
+    return Error(Code::kInvalidArgument, "a group's uuid has 32 hexadecimal digits, received '",
+                 uuid, "'");
   }
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, kControlBytes, kControlBytes));
   GroupFileHeader header = {};
@@ -41,7 +46,8 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path
   header.layout_hash = LayoutHash();
   std::memcpy(header.uuid, uuid.data(), sizeof(header.uuid));
   header.crc = HeaderCrc(header);
-  // The records are all zero: epoch 0, step 0, no tables. Header last: a killed creation leaves no valid group.
+  // The records are all zero: epoch 0, step 0, no tables. Header last: a killed creation leaves no
+  // valid group.
   std::memcpy(file->data(), &header, sizeof(header));
   return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
 }
@@ -54,21 +60,26 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Open(const std::string& path) 
     return Error(Code::kDataLoss, path, " is not the control file of a tf_sparse_ps group");
   }
   if (file->size() < sizeof(header)) {
-    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes, " expected");
+    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes,
+                 " expected");
   }
   if (header.version != kFormatVersion || header.layout_hash != LayoutHash()) {
-    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ", header.layout_hash,
-                 "), this build reads version ", kFormatVersion, " (layout ", LayoutHash(), ")");
+    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ",
+                 header.layout_hash, "), this build reads version ", kFormatVersion, " (layout ",
+                 LayoutHash(), ")");
   }
-  if (header.crc != HeaderCrc(header)) return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
+  if (header.crc != HeaderCrc(header))
+    return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
   if (file->size() < kControlBytes) {
-    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes, " expected");
+    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes,
+                 " expected");
   }
   return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
 }
 
 std::string ControlFile::uuid() const {
-  return std::string(file_->data() + offsetof(GroupFileHeader, uuid), sizeof(GroupFileHeader::uuid));
+  return std::string(file_->data() + offsetof(GroupFileHeader, uuid),
+                     sizeof(GroupFileHeader::uuid));
 }
 
 bool ControlFile::Validate(uint64_t sequence) const {
@@ -101,7 +112,8 @@ uint64_t ControlFile::CommittedStep() const {
 
 void ControlFile::AwaitChange(uint64_t sequence, int ms) const {
   timespec timeout = {ms / 1000, (ms % 1000) * 1000000L};
-  syscall(SYS_futex, FutexWord(live()), FUTEX_WAIT, static_cast<uint32_t>(sequence), &timeout, nullptr, 0);
+  syscall(SYS_futex, FutexWord(live()), FUTEX_WAIT, static_cast<uint32_t>(sequence), &timeout,
+          nullptr, 0);
 }
 
 void ControlFile::Begin(uint64_t epoch) {

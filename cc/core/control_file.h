@@ -23,7 +23,8 @@ struct State {
 
 class ControlFile {
  public:
-  static Result<std::unique_ptr<ControlFile>> Create(const std::string& path, const std::string& uuid);
+  static Result<std::unique_ptr<ControlFile>> Create(const std::string& path,
+                                                     const std::string& uuid);
   static Result<std::unique_ptr<ControlFile>> Open(const std::string& path);
   Status MakeWritable() { return file_->MakeWritable(); }
 
@@ -35,14 +36,16 @@ class ControlFile {
   uint64_t sequence() const { return live().sequence.load(std::memory_order_acquire); }
   // True if the sequence word still is `sequence` after everything read so far.
   bool Validate(uint64_t sequence) const;
-  // Copies the record of `epoch`. Garbage (with a sane table count) if a mutation races; validate afterwards.
+  // Copies the record of `epoch`. Garbage (with a sane table count) if a mutation races; validate
+  // afterwards.
   void LoadState(uint64_t epoch, State* state) const;
   uint64_t CommittedStep() const;
   // Sleeps until the sequence word differs from `sequence`, or for `ms`.
   void AwaitChange(uint64_t sequence, int ms) const;
 
   // --- Writing: the one writer, under the lock. ---
-  // Declares the undo log valid for epoch + 1 and makes the sequence odd. From here to Publish or Abandon readers wait.
+  // Declares the undo log valid for epoch + 1 and makes the sequence odd. From here to Publish or
+  // Abandon readers wait.
   void Begin(uint64_t epoch);
   // Publishes `state` as epoch state.epoch and wakes who waits.
   void Publish(const State& state);
@@ -50,7 +53,8 @@ class ControlFile {
  private:
   explicit ControlFile(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
   CommitRecord& record(uint64_t epoch) const {
-    return *reinterpret_cast<CommitRecord*>(file_->data() + kRecordOffset + (epoch & 1) * kRecordBytes);
+    return *reinterpret_cast<CommitRecord*>(file_->data() + kRecordOffset +
+                                            (epoch & 1) * kRecordBytes);
   }
   std::unique_ptr<MappedFile> file_;
 };

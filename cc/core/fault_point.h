@@ -1,9 +1,11 @@
-// Fault points: named places between the steps of a multi-step write where a test kills or delays the process.
+// Fault points: named places between the steps of a multi-step write where a test kills or delays
+// the process.
 //
 // Compiled out unless TFSPS_FAULT_POINTS is defined (make crash). Then the environment decides:
 //   TFSPS_FAULT_KILL=name:n    SIGKILL at the n-th passage of `name`
-//   TFSPS_FAULT_DELAY=us       sleep that long at every passage, so that outside kills and readers hit the windows
-//   TFSPS_FAULT_OFF=undo|seqlock   controls that must fail: recovery that undoes nothing, readers that check nothing
+//   TFSPS_FAULT_DELAY=us       sleep that long at every passage, so that outside kills and readers
+//   hit the windows TFSPS_FAULT_OFF=undo|seqlock   controls that must fail: recovery that undoes
+//   nothing, readers that check nothing
 #ifndef TFSPS_CORE_FAULT_POINT_H_
 #define TFSPS_CORE_FAULT_POINT_H_
 

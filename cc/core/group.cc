@@ -48,7 +48,8 @@ void Group::Impl::Add(std::unique_ptr<TableFiles> table) {
 }
 
 Status Group::Impl::MapTables(const std::string& group_path, const State& state) {
-  if (n_tables.load(std::memory_order_acquire) >= static_cast<int>(state.tables.size())) return Status();
+  if (n_tables.load(std::memory_order_acquire) >= static_cast<int>(state.tables.size()))
+    return Status();
   std::lock_guard<std::mutex> lock(mutex);
   while (n_tables.load(std::memory_order_relaxed) < static_cast<int>(state.tables.size())) {
     const TableState& table = state.tables[static_cast<size_t>(n_tables.load())];
@@ -78,9 +79,12 @@ Result<std::shared_ptr<Group>> Group::Create(const std::string& path, const std:
   std::shared_ptr<Group> group(new Group());
   group->path_ = path;
   Impl& impl = *group->impl_;
-  // The control file last: without it the directory is no group, whatever else a killed creation left.
+  // The control file last: without it the directory is no group, whatever else a killed creation
+  // left.
   TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Create(path + "/undo"));
-  { TSPS_ASSIGN_OR_RETURN(auto lock, WriterLock::Acquire(path + "/writer.lock")); }
+  {
+    TSPS_ASSIGN_OR_RETURN(auto lock, WriterLock::Acquire(path + "/writer.lock"));
+  }
   TSPS_ASSIGN_OR_RETURN(impl.probe, WriterProbe::Open(path + "/writer.lock"));
   TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Create(path + "/group", uuid));
   return group;
@@ -113,8 +117,9 @@ Status Group::Read(const std::function<Status(const Snapshot&)>& read, double ti
   };
   while (true) {
     if (NowNs() > deadline) {
-      return Error(Code::kUnavailable, "no consistent read of ", path_, " within ", timeout_s, " s: its writer (pid ",
-                   control.live().writer_pid.load(), ") is changing it all the time");
+      return Error(Code::kUnavailable, "no consistent read of ", path_, " within ", timeout_s,
+                   " s: its writer (pid ", control.live().writer_pid.load(),
+                   ") is changing it all the time");
     }
     const uint64_t sequence = control.sequence();
     std::shared_ptr<const Overlay> overlay;
@@ -151,7 +156,8 @@ Status Group::Read(const std::function<Status(const Snapshot&)>& read, double ti
 
 uint64_t Group::step() const { return impl_->control->CommittedStep(); }
 
-Status Group::WaitForStep(uint64_t step, double timeout_s, const std::atomic<bool>* cancelled) const {
+Status Group::WaitForStep(uint64_t step, double timeout_s,
+                          const std::atomic<bool>* cancelled) const {
   const ControlFile& control = *impl_->control;
   const uint64_t deadline = NowNs() + static_cast<uint64_t>(timeout_s * 1e9);
   uint64_t next_liveness_check = NowNs() + kLivenessIntervalMs * 1000000ull;
@@ -165,13 +171,15 @@ Status Group::WaitForStep(uint64_t step, double timeout_s, const std::atomic<boo
     if (now >= next_liveness_check) {
       next_liveness_check = now + kLivenessIntervalMs * 1000000ull;
       if (!impl_->probe->WriterAlive() && control.CommittedStep() < step) {
-        return Error(Code::kUnavailable, "the leader (pid ", control.live().writer_pid.load(), ") of ", path_,
-                     " died: step ", control.CommittedStep(), " is its last, step ", step, " was awaited");
+        return Error(Code::kUnavailable, "the leader (pid ", control.live().writer_pid.load(),
+                     ") of ", path_, " died: step ", control.CommittedStep(), " is its last, step ",
+                     step, " was awaited");
       }
     }
     if (now >= deadline) {
-      return Error(Code::kDeadlineExceeded, "step ", step, " of ", path_, " was not published within ", timeout_s,
-                   " s: its leader (pid ", control.live().writer_pid.load(), ") is alive and at step ",
+      return Error(Code::kDeadlineExceeded, "step ", step, " of ", path_,
+                   " was not published within ", timeout_s, " s: its leader (pid ",
+                   control.live().writer_pid.load(), ") is alive and at step ",
                    control.CommittedStep());
     }
     control.AwaitChange(sequence, kLivenessIntervalMs);
@@ -218,7 +226,8 @@ const TableConfig& Group::config(int table) const { return impl_->files(table)->
 Status Group::CheckUuid(int table, const std::string& uuid) const {
   const TableConfig& known = config(table);
   if (uuid.empty() || uuid == known.uuid) return Status();
-  return Error(Code::kFailedPrecondition, "table ", path_, "/", known.name, " has uuid ", known.uuid, ", not ", uuid,
+  return Error(Code::kFailedPrecondition, "table ", path_, "/", known.name, " has uuid ",
+               known.uuid, ", not ", uuid,
                ": it is another table than the one this layer was built with");
 }
 
@@ -227,7 +236,8 @@ Status Group::CheckKeys(int table, const int64_t* keys, size_t n) const {
   if (known.key_limit <= 0) return Status();
   const auto limit = static_cast<uint64_t>(known.key_limit);
   uint64_t bad = 0;  // without a branch per key, so that it vectorises
-  for (size_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(static_cast<uint64_t>(keys[i]) >= limit);
+  for (size_t i = 0; i < n; ++i)
+    bad |= static_cast<uint64_t>(static_cast<uint64_t>(keys[i]) >= limit);
   if (bad == 0) return Status();
   for (size_t i = 0; i < n; ++i) {
     if (static_cast<uint64_t>(keys[i]) >= limit) {

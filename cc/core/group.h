@@ -1,5 +1,5 @@
-// Group: the tables of one job on one node, in one directory, with one writer, one step gate, one undo log
-// and one commit record.
+// Group: the tables of one job on one node, in one directory, with one writer, one step gate, one
+// undo log and one commit record.
 //
 //   <group>/group            control file: identity, sequence word, two commit records (layout.h)
 //   <group>/undo             before-images of the mutation in progress
@@ -7,11 +7,12 @@
 //   <group>/<table>/...      one folder per table (table_files.h)
 //
 // Caveats, first:
-// - One writer per group, in one process; a forked child is not the writer. Every write method refuses otherwise.
-// - Readers take no lock and never write: Read() runs the caller's code between two looks at the sequence
-//   word and runs it again when a mutation came between, so that code must be repeatable.
-// - A reader that finds the writer dead in the middle of a mutation reads through the undo log (an overlay),
-//   and sees the group as it was before that mutation.
+// - One writer per group, in one process; a forked child is not the writer. Every write method
+//   refuses otherwise.
+// - Readers take no lock and never write: Read() runs the caller's code between two looks at the
+//   sequence word and runs it again when a mutation came between, so that code must be repeatable.
+// - A reader that finds the writer dead in the middle of a mutation reads through the undo log (an
+//   overlay), and sees the group as it was before that mutation.
 #ifndef TFSPS_CORE_GROUP_H_
 #define TFSPS_CORE_GROUP_H_
 
@@ -46,25 +47,25 @@ struct TableConfig {
 
 // A table as of one committed state.
 struct TableStats {
-  uint64_t rows = 0;            // live keys
-  uint64_t row_capacity = 0;    // row numbers handed out, free ones included
+  uint64_t rows = 0;          // live keys
+  uint64_t row_capacity = 0;  // row numbers handed out, free ones included
   uint64_t segments = 0;
-  uint64_t bytes = 0;           // all files of the table, reserved storage included
+  uint64_t bytes = 0;  // all files of the table, reserved storage included
   OptimizerConfig optimizer;
 };
 
 // Counted since this process opened the group.
 struct GroupCounters {
   std::atomic<uint64_t> read_retries{0};
-  // Longest time one Read() spent waiting, or computing what was thrown away (processor time: on a busy machine a
-  // thread is off the processor for longer than any writer makes it wait).
+  // Longest time one Read() spent waiting, or computing what was thrown away (processor time: on a
+  // busy machine a thread is off the processor for longer than any writer makes it wait).
   std::atomic<uint64_t> read_blocked_ns_max{0};
   std::atomic<uint64_t> growth_blocked_ns_max{0};  // the part of it that growth of an index caused
-  std::atomic<uint64_t> steps_applied{0};        // writer only, as are the next four
+  std::atomic<uint64_t> steps_applied{0};          // writer only, as are the next four
   std::atomic<uint64_t> rows_written{0};
   std::atomic<uint64_t> growth_splits{0};
-  std::atomic<uint64_t> growth_ns_max{0};        // longest burst of splits in front of one mutation
-  std::atomic<uint64_t> publish_ns_max{0};       // longest time the sequence word was odd
+  std::atomic<uint64_t> growth_ns_max{0};   // longest burst of splits in front of one mutation
+  std::atomic<uint64_t> publish_ns_max{0};  // longest time the sequence word was odd
 };
 
 struct GroupInfo {
@@ -75,7 +76,7 @@ struct GroupInfo {
   int64_t writer_pid = 0;  // of the last writer, as it saw itself
   bool writer_alive = false;
   bool unfinished = false;  // a mutation is in progress, or was when the writer died
-  uint64_t bytes = 0;      // of all files
+  uint64_t bytes = 0;       // of all files
 };
 
 constexpr uint32_t kAbsentRow = 0xFFFFFFFFu;
@@ -84,7 +85,8 @@ constexpr uint32_t kAbsentRow = 0xFFFFFFFFu;
 class Snapshot {
  public:
   uint64_t step() const;
-  // rows[i] = address of the row of keys[i], or nullptr when the key is absent. Prefetches in batches.
+  // rows[i] = address of the row of keys[i], or nullptr when the key is absent. Prefetches in
+  // batches.
   void Find(int table, const int64_t* keys, size_t n, const float** rows) const;
   // The same for row numbers (kAbsentRow when absent), to read slots by.
   void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;
@@ -106,20 +108,23 @@ class Snapshot {
 
 class Group {
  public:
-  // Creates an empty group; `path` must not exist (its parent must). The directory is 0700, the files 0600.
+  // Creates an empty group; `path` must not exist (its parent must). The directory is 0700, the
+  // files 0600.
   static Result<std::shared_ptr<Group>> Create(const std::string& path, const std::string& uuid);
-  // Maps an existing group. Refuses other users' directories, symlinks, foreign, newer, truncated and damaged files.
+  // Maps an existing group. Refuses other users' directories, symlinks, foreign, newer, truncated
+  // and damaged files.
   static Result<std::shared_ptr<Group>> Open(const std::string& path);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Takes the writer lock and recovers what a dead writer left. Aborted when another process (or another
-  // handle of this one) has it. The Group must outlive the writer.
+  // Takes the writer lock and recovers what a dead writer left. Aborted when another process (or
+  // another handle of this one) has it. The Group must outlive the writer.
   Result<std::unique_ptr<GroupWriter>> OpenWriter();
 
   // --- Reading. Thread-safe. ---
-  // Runs `read` on one committed state, again if a mutation came between. Unavailable after `timeout_s`.
+  // Runs `read` on one committed state, again if a mutation came between. Unavailable after
+  // `timeout_s`.
   Status Read(const std::function<Status(const Snapshot&)>& read, double timeout_s = 30.0);
   // Blocks until `step` is committed. Unavailable, naming pid and step, when the writer dies first.
   // `cancelled` may be null; it is looked at about ten times a second.
@@ -128,8 +133,8 @@ class Group {
   GroupInfo Info() const;
   GroupCounters& counters() const { return counters_; }
 
-  // --- Tables. An index is stable for the life of the group. Tables made by another process appear here
-  //     once their creation is committed. ---
+  // --- Tables. An index is stable for the life of the group. FindTable also sees tables that
+  // another process has made since. ---
   int table_count() const;
   Result<int> FindTable(const std::string& name);
   const TableConfig& config(int table) const;
@@ -157,28 +162,29 @@ struct TableUpdate {
   const int64_t* keys = nullptr;     // int64[n]
   const float* gradients = nullptr;  // float[n, dim]
   size_t n = 0;
-  const float* hyper = nullptr;      // HyperCount(kind) floats
+  const float* hyper = nullptr;  // HyperCount(kind) floats
   size_t n_hyper = 0;
 };
 
-// The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or, with an
-// error, not at all; killed at any instruction, the next opener finds it whole or undone.
+// The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,
+// with an error, not at all; killed at any instruction, the next opener finds it whole or undone.
 class GroupWriter {
  public:
   ~GroupWriter();  // releases the lock; the group stays
 
-  // Applies one optimizer step to all tables and publishes it. `step` must be the committed step + 1.
-  // Absent keys get their initial row first. A non-finite gradient is refused, naming table and key.
+  // Applies one optimizer step to all tables and publishes it. `step` must be the committed step +
+  // 1. Absent keys get their initial row first. A non-finite gradient is refused, naming table and
+  // key.
   Status ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
 
   Result<int> CreateTable(const TableConfig& config);
-  // Creates the slot files. The table's rows get the slots' initial values. Binding the same configuration
-  // again is a no-op; another one is FailedPrecondition unless `replace`.
+  // Creates the slot files. The table's rows get the slots' initial values. Binding the same
+  // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
   Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
-  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, dim], or null: existing keys keep
-  // theirs, new keys get initial ones. Of equal keys the last wins.
-  Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots, size_t n,
-                Executor& executor);
+  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, dim], or null: existing
+  // keys keep theirs, new keys get initial ones. Of equal keys the last wins.
+  Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
+                size_t n, Executor& executor);
   // Removes keys; absent ones are skipped. Returns how many were there.
   Result<size_t> Erase(int table, const int64_t* keys, size_t n);
   // Sets the committed step, for a restored or imported state.

@@ -34,14 +34,17 @@ struct Group::Impl {
   uint64_t overlay_sequence = 0;
   std::shared_ptr<const Overlay> overlay;
 
-  TableFiles* files(int table) const { return tables[static_cast<size_t>(table)].load(std::memory_order_acquire); }
+  TableFiles* files(int table) const {
+    return tables[static_cast<size_t>(table)].load(std::memory_order_acquire);
+  }
   void Add(std::unique_ptr<TableFiles> table);
   // Maps the tables of `state` that are not mapped yet.
   Status MapTables(const std::string& group_path, const State& state);
   Result<std::shared_ptr<const Overlay>> OverlayFor(uint64_t sequence);
 };
 
-// What a mutation does to the rows of one table: which keys are there, which are new, and where they go.
+// What a mutation does to the rows of one table: which keys are there, which are new, and where
+// they go.
 struct RowPlan {
   int table = 0;
   const int64_t* keys = nullptr;
@@ -59,22 +62,31 @@ struct GroupWriter::Impl {
   Status CheckWriter(const Group& group) const;
 };
 
-// Row numbers of keys, kAbsentRow for absent ones, by batched probes. Also the writer's way in: no overlay, no validation.
-void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n, uint32_t* rows);
+// Row numbers of keys, kAbsentRow for absent ones, by batched probes. Also the writer's way in: no
+// overlay, no validation.
+void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n,
+               uint32_t* rows);
 
-// Makes the group as of its last committed epoch, undoing what a killed writer left. Called under the lock.
+// Makes the group as of its last committed epoch, undoing what a killed writer left. Called under
+// the lock.
 Status Recover(Group::Impl& impl, State* state);
 
-// A mutation of rows, in three acts. Prepare can fail and changes nothing that a reader or a recovery sees (index growth
-// is committed by itself). Between Begin and Commit nothing can fail.
+// A mutation of rows, in three acts. Prepare can fail and changes nothing that a reader or a
+// recovery sees (index growth is committed by itself). Between Begin and Commit nothing can fail.
 class RowMutation {
  public:
-  RowMutation(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, Executor& executor)
-      : group_(group), writer_(writer), counters_(counters), executor_(executor), next_(writer.state) {}
+  RowMutation(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+              Executor& executor)
+      : group_(group),
+        writer_(writer),
+        counters_(counters),
+        executor_(executor),
+        next_(writer.state) {}
 
   // Plans the rows of `n` unique keys. `table` must be new to this mutation.
   Status Plan(int table, const int64_t* keys, size_t n);
-  // Storage for new rows; before-images of existing rows and the list of new keys into the undo log.
+  // Storage for new rows; before-images of existing rows and the list of new keys into the undo
+  // log.
   Status Prepare();
   std::vector<RowPlan>& plans() { return plans_; }
   State& next() { return next_; }
@@ -101,8 +113,8 @@ class RowMutation {
   uint64_t begun_ns_ = 0;
 };
 
-// Splits segments until each has room for its share of `fresh` keys of `keys`. Each split is a mutation of its own, so
-// readers wait for one 64 KiB segment at a time.
+// Splits segments until each has room for its share of `fresh` keys of `keys`. Each split is a
+// mutation of its own, so readers wait for one 64 KiB segment at a time.
 Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int table,
                  const int64_t* keys, const std::vector<uint32_t>& fresh);
 

@@ -32,41 +32,49 @@ uint64_t ProcessStart() {
 }
 
 Status ValidateConfig(const TableConfig& config, const std::string& group) {
-  const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-'; };
+  const auto allowed = [](unsigned char c) {
+    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+  };
   if (config.name.empty() || config.name.size() > 128 || config.name[0] == '.' ||
       !std::all_of(config.name.begin(), config.name.end(), allowed)) {
-    return Error(Code::kInvalidArgument, "a table's name has 1 to 128 characters of [A-Za-z0-9._-] and no leading dot, received '",
-                 config.name, "' for ", group);
+    return Error(
+        Code::kInvalidArgument,
+        "a table's name has 1 to 128 characters of [A-Za-z0-9._-] and no leading dot, received '",
+        config.name, "' for ", group);
   }
   if (config.name == "group" || config.name == "undo" || config.name == "writer.lock") {
-    return Error(Code::kInvalidArgument, "'", config.name, "' is a file of every group, not a table's name: ", group);
+    return Error(Code::kInvalidArgument, "'", config.name,
+                 "' is a file of every group, not a table's name: ", group);
   }
   const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
   if (config.uuid.size() != 32 || !std::all_of(config.uuid.begin(), config.uuid.end(), hex)) {
-    return Error(Code::kInvalidArgument, "table ", config.name, ": a uuid has 32 hexadecimal digits, received '",
-                 config.uuid, "'");
+    return Error(Code::kInvalidArgument, "table ", config.name,
+                 ": a uuid has 32 hexadecimal digits, received '", config.uuid, "'");
   }
   if (config.dim < 1 || config.dim > 65536) {
-    return Error(Code::kInvalidArgument, "table ", config.name, ": dim must be in [1, 65536], received ", config.dim);
+    return Error(Code::kInvalidArgument, "table ", config.name,
+                 ": dim must be in [1, 65536], received ", config.dim);
   }
   if (config.key_limit < 0 || config.max_rows < 0) {
-    return Error(Code::kInvalidArgument, "table ", config.name, ": key_limit and max_rows must not be negative, received ",
-                 config.key_limit, " and ", config.max_rows);
+    return Error(Code::kInvalidArgument, "table ", config.name,
+                 ": key_limit and max_rows must not be negative, received ", config.key_limit,
+                 " and ", config.max_rows);
   }
   return ValidateInitializer(config.initializer);
 }
 
 void PrefetchRow(const float* row, size_t bytes) {
   const char* at = reinterpret_cast<const char*>(row);
-  for (size_t offset = 0; offset < std::min<size_t>(bytes, 512); offset += 64) __builtin_prefetch(at + offset, 1);
+  for (size_t offset = 0; offset < std::min<size_t>(bytes, 512); offset += 64)
+    __builtin_prefetch(at + offset, 1);
 }
 
 }  // namespace
 
 Status GroupWriter::Impl::CheckWriter(const Group& group) const {
   if (lock->HeldByThisProcess()) return Status();
-  return Error(Code::kFailedPrecondition, "this process was forked from the writer of ", group.path(),
-               " and may not write to it");
+  return Error(Code::kFailedPrecondition, "this process was forked from the writer of ",
+               group.path(), " and may not write to it");
 }
 
 GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<Impl>()) {}
@@ -77,7 +85,8 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   if (!lock.ok()) {
     if (lock.status().code() != Code::kAborted) return lock.status();
     return Error(Code::kAborted, "group ", path_, " has a writer already (pid ",
-                 impl_->control->live().writer_pid.load(), "): one writer per group; open it read-only");
+                 impl_->control->live().writer_pid.load(),
+                 "): one writer per group; open it read-only");
   }
   TSPS_RETURN_IF_ERROR(impl_->control->MakeWritable());
   TSPS_RETURN_IF_ERROR(impl_->undo->file().MakeWritable());
@@ -93,11 +102,12 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   return writer;
 }
 
-Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor) {
+Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates,
+                              Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   if (step != impl_->state.step + 1) {
-    return Error(Code::kFailedPrecondition, "step ", step, " cannot be applied to ", group_.path(), ": step ",
-                 impl_->state.step, " is the last committed one");
+    return Error(Code::kFailedPrecondition, "step ", step, " cannot be applied to ", group_.path(),
+                 ": step ", impl_->state.step, " is the last committed one");
   }
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
   std::vector<bool> seen(static_cast<size_t>(group_.table_count()));
@@ -105,19 +115,22 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
   for (const TableUpdate& update : updates) {
     const auto table = static_cast<size_t>(update.table);
     const TableConfig& config = group_.config(update.table);
-    if (seen[table]) return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", step);
+    if (seen[table])
+      return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", step);
     seen[table] = true;
     const auto kind = static_cast<OptimizerKind>(impl_->state.tables[table].optimizer);
     if (kind == OptimizerKind::kNone) {
-      return Error(Code::kFailedPrecondition, "table ", group_.path(), "/", config.name, " has no optimizer bound");
+      return Error(Code::kFailedPrecondition, "table ", group_.path(), "/", config.name,
+                   " has no optimizer bound");
     }
     const Status hyper = ValidateHyper(kind, update.hyper, update.n_hyper);
     if (!hyper.ok()) return Error(hyper.code(), "table ", config.name, ": ", hyper.message());
     TSPS_RETURN_IF_ERROR(group_.CheckKeys(update.table, update.keys, update.n));
-    const int64_t bad = FirstNonFiniteRow(update.gradients, update.n, static_cast<size_t>(config.dim), executor);
+    const int64_t bad =
+        FirstNonFiniteRow(update.gradients, update.n, static_cast<size_t>(config.dim), executor);
     if (bad >= 0) {
-      return Error(Code::kInvalidArgument, "table ", config.name, ": the gradient of key ", update.keys[bad],
-                   " is not finite; step ", step, " was not applied");
+      return Error(Code::kInvalidArgument, "table ", config.name, ": the gradient of key ",
+                   update.keys[bad], " is not finite; step ", step, " was not applied");
     }
     TSPS_RETURN_IF_ERROR(mutation.Plan(update.table, update.keys, update.n));
     rows_written += update.n;
@@ -128,7 +141,8 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
     const TableUpdate& update = updates[u];
     const RowPlan& plan = mutation.plans()[u];
     const size_t dim = static_cast<size_t>(group_.config(update.table).dim);
-    const auto kind = static_cast<OptimizerKind>(impl_->state.tables[static_cast<size_t>(update.table)].optimizer);
+    const auto kind = static_cast<OptimizerKind>(
+        impl_->state.tables[static_cast<size_t>(update.table)].optimizer);
     const RowUpdater updater(kind, dim, update.hyper);
     const int slots = SlotCount(kind);
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
@@ -136,7 +150,8 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
       for (size_t k = begin; k < end; ++k) {
         if (k + kPrefetchAhead < end) {
           for (int slot = -1; slot < slots; ++slot) {
-            PrefetchRow(mutation.Address(plan, positions[k + kPrefetchAhead], slot), dim * sizeof(float));
+            PrefetchRow(mutation.Address(plan, positions[k + kPrefetchAhead], slot),
+                        dim * sizeof(float));
           }
         }
         const uint32_t i = positions[k];
@@ -159,8 +174,8 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
   return Status();
 }
 
-Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows, const float* const* slots, size_t n,
-                           Executor& executor) {
+Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
+                           const float* const* slots, size_t n, Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_RETURN_IF_ERROR(group_.CheckKeys(table, keys, n));
   std::vector<int32_t> inverse(n);
@@ -175,14 +190,16 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows, co
   const size_t dim = static_cast<size_t>(group_.config(table).dim);
   const int n_slots = slots == nullptr
                           ? 0
-                          : SlotCount(static_cast<OptimizerKind>(impl_->state.tables[static_cast<size_t>(table)].optimizer));
+                          : SlotCount(static_cast<OptimizerKind>(
+                                impl_->state.tables[static_cast<size_t>(table)].optimizer));
   const auto write_rows = [&](const std::vector<uint32_t>& positions) {
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         const uint32_t i = positions[k];
         std::memcpy(mutation.Address(plan, i, -1), rows + last[i] * dim, dim * sizeof(float));
         for (int slot = 0; slot < n_slots; ++slot) {
-          std::memcpy(mutation.Address(plan, i, slot), slots[slot] + last[i] * dim, dim * sizeof(float));
+          std::memcpy(mutation.Address(plan, i, slot), slots[slot] + last[i] * dim,
+                      dim * sizeof(float));
         }
         TSPS_FAULT_POINT("assign.row");
       }
@@ -211,12 +228,13 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
     const uint32_t number = files.directory_entries()[DirectorySlot(hash, state.depth)];
     const Segment* segment = files.segment(number);
     if (const Entry* entry = FindInSegment(*segment, key, hash)) {
-      erased.push_back({number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
+      erased.push_back(
+          {number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
     }
   }
   if (erased.empty()) return size_t{0};
-  TSPS_RETURN_IF_ERROR(
-      impl_->reserver.Ensure(files.free_rows(), (state.free_rows + erased.size()) * sizeof(uint32_t)));
+  TSPS_RETURN_IF_ERROR(impl_->reserver.Ensure(
+      files.free_rows(), (state.free_rows + erased.size()) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(group.undo->Start(UndoErasesBytes(erased.size())));
   UndoRecordHeader* record =
       group.undo->Append(UndoKind::kErases, table, erased.size(), UndoErasesBytes(erased.size()));
@@ -262,7 +280,8 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   }
   const size_t index = impl_->state.tables.size();
   if (index >= kMaxTables) {
-    return Error(Code::kResourceExhausted, "group ", group_.path(), " has ", kMaxTables, " tables already");
+    return Error(Code::kResourceExhausted, "group ", group_.path(), " has ", kMaxTables,
+                 " tables already");
   }
   TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Create(group_.path() + "/" + config.name, config));
   TSPS_FAULT_POINT("create.files");
@@ -286,7 +305,8 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   State next = impl_->state;
   TableState& state = next.tables[static_cast<size_t>(table)];
   const auto bound = static_cast<OptimizerKind>(state.optimizer);
-  if (bound == config.kind && std::equal(state.slot_init, state.slot_init + kMaxSlots, config.slot_init)) {
+  if (bound == config.kind &&
+      std::equal(state.slot_init, state.slot_init + kMaxSlots, config.slot_init)) {
     return Status();
   }
   if (bound != OptimizerKind::kNone && !replace) {

@@ -20,7 +20,8 @@ class Grower {
   Grower(Group::Impl& group, GroupWriter::Impl& writer, int table)
       : group_(group), writer_(writer), table_(table), files_(*group.files(table)) {}
 
-  // Makes room in `number`, the segment of `hash`, by compaction when tombstones fill it, else by a split.
+  // Makes room in `number`, the segment of `hash`, by compaction when tombstones fill it, else by a
+  // split.
   Status MakeRoom(uint32_t number, uint64_t hash, uint32_t demand) {
     Segment* segment = files_.segment(number);
     const bool split = LiveEntries(*segment) + demand > SplitLimit(number) / 2;
@@ -29,11 +30,12 @@ class Grower {
     const uint32_t local_depth = segment->local_depth;
     const uint32_t sibling = state().segments;
     if (split) {
-      TSPS_RETURN_IF_ERROR(
-          writer_.reserver.Ensure(files_.segments(), (static_cast<size_t>(sibling) + 1) * kSegmentBytes));
+      TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(
+          files_.segments(), (static_cast<size_t>(sibling) + 1) * kSegmentBytes));
     }
     TSPS_RETURN_IF_ERROR(group_.undo->Start(UndoSegmentBytes()));
-    UndoRecordHeader* record = group_.undo->Append(UndoKind::kSegment, table_, 1, UndoSegmentBytes());
+    UndoRecordHeader* record =
+        group_.undo->Append(UndoKind::kSegment, table_, 1, UndoSegmentBytes());
     record->segment = number;
     record->hash = hash;
     const auto* image = reinterpret_cast<const Segment*>(UndoPayload(record));
@@ -46,7 +48,8 @@ class Grower {
     RebuildSegment(*image, segment, split ? files_.segment(sibling) : nullptr);
     TSPS_FAULT_POINT("split.rebuilt");
     if (split) {
-      // The directory entries of this segment are one aligned range; its upper half goes to the sibling.
+      // The directory entries of this segment are one aligned range; its upper half goes to the
+      // sibling.
       const size_t width = size_t{1} << (depth - local_depth);
       const size_t prefix = local_depth == 0 ? 0 : hash >> (64 - local_depth);
       uint32_t* entries = files_.directory_entries() + (size_t{1} << depth) + prefix * width;
@@ -63,11 +66,13 @@ class Grower {
  private:
   TableState& state() { return writer_.state.tables[static_cast<size_t>(table_)]; }
 
-  // The next directory lies beside the current one, so nothing that is in use changes until the depth does.
+  // The next directory lies beside the current one, so nothing that is in use changes until the
+  // depth does.
   Status DoubleDirectory() {
     const uint32_t depth = state().depth;
     if (depth >= kMaxDepth) {
-      return Error(Code::kResourceExhausted, "the index of ", files_.folder(), " cannot grow beyond depth ", depth);
+      return Error(Code::kResourceExhausted, "the index of ", files_.folder(),
+                   " cannot grow beyond depth ", depth);
     }
     const size_t size = size_t{1} << depth;
     TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files_.directory(), 4 * size * sizeof(uint32_t)));
@@ -120,10 +125,12 @@ Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& c
     }
     std::vector<std::pair<uint32_t, Demand>> full;
     for (const auto& [number, demand] : demands) {
-      if (files.segment(number)->used + demand.keys > SplitLimit(number)) full.emplace_back(number, demand);
+      if (files.segment(number)->used + demand.keys > SplitLimit(number))
+        full.emplace_back(number, demand);
     }
     // In order, so that nodes that make the same updates have the same files.
-    std::sort(full.begin(), full.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::sort(full.begin(), full.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& [number, demand] : full) {
       group.control->live().growing.store(1, std::memory_order_relaxed);
       const Status made = grower.MakeRoom(number, demand.hash, demand.keys);

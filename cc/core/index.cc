@@ -16,8 +16,8 @@ void InsertInSegment(Segment* segment, int64_t key, uint64_t hash, uint32_t row)
 }
 
 void RemoveInsert(Segment* segment, int64_t key, uint64_t hash) {
-  // The probe must not stop at a gap left by another insert taken back before this one, so it runs the whole
-  // segment if it has to. Recovery only.
+  // The probe must not stop at a gap left by another insert taken back before this one, so it runs
+  // the whole segment if it has to. Recovery only.
   uint32_t at = HomeEntry(hash);
   for (uint32_t i = 0; i < kSegmentEntries; ++i) {
     Entry& entry = segment->entries[at];

@@ -1,20 +1,21 @@
 // The layout of a group's shared memory. All fields little-endian, fixed width.
 //
 //  group (control file)
-//  0        4096          8192                        8192 + kRecordBytes           8192 + 2 kRecordBytes
-//  +--------+-------------+---------------------------+-----------------------------+
-//  | Header | LiveState   | CommitRecord 0            | CommitRecord 1              |
-//  +--------+-------------+---------------------------+-----------------------------+
-//    never    words that    the state as of an even     epoch e lives in record e & 1
-//    changes  change        epoch
+//  0          4096          8192               + kRecordBytes     + 2 kRecordBytes
+//  +----------+-------------+------------------+------------------+
+//  | Header   | LiveState   | CommitRecord 0   | CommitRecord 1   |
+//  +----------+-------------+------------------+------------------+
+//    never      words that    the state as of an even epoch lives in record 0,
+//    changes    change        of an odd epoch in record 1
 //
-//  LiveState.sequence = 2 * epoch, + 1 while a mutation is in progress. Storing 2 * (epoch + 1) publishes
-//  commit record (epoch + 1) & 1 with everything in it: step, row counts of all tables, index sizes.
+//  LiveState.sequence = 2 * epoch, + 1 while a mutation is in progress. Storing 2 * (epoch + 1)
+//  publishes commit record (epoch + 1) & 1 with everything in it: step, row counts of all tables,
+//  index sizes.
 //
 //  <table>/
 //    config       TableFileHeader: what never changes: identity, dim, initializer
-//    directory    uint32 segment numbers. The directory of depth d is entries [2^d, 2^(d+1)), so doubling writes
-//                 a new one beside the old and switches by the commit record's depth.
+//    directory    uint32 segment numbers. The directory of depth d is entries [2^d, 2^(d+1)), so
+//                 doubling writes a new one beside the old and switches by the record's depth
 //    segments     Segment[n], 64 KiB each (index.h)
 //    rows         float[capacity][dim]
 //    slots.<generation>.<name>   float[capacity][dim]
@@ -41,10 +42,10 @@ constexpr int kMaxTables = 1024;
 struct GroupFileHeader {
   uint64_t magic;
   uint32_t version;
-  uint32_t layout_hash;  // LayoutHash(): the sizes below; another build of the same version has the same
+  uint32_t layout_hash;  // LayoutHash() of the build that wrote it
   char uuid[32];         // hexadecimal digits
   uint32_t reserved;
-  uint32_t crc;          // CRC-32C of the bytes before
+  uint32_t crc;  // CRC-32C of the bytes before
 };
 static_assert(sizeof(GroupFileHeader) == 56, "on-disk size");
 
@@ -53,7 +54,7 @@ struct LiveState {
   std::atomic<uint64_t> undo_epoch;  // the undo log holds the before-images of this epoch
   alignas(64) std::atomic<int64_t> writer_pid;
   std::atomic<uint64_t> writer_start;  // of the process, clock ticks since boot: tells a reused pid
-  std::atomic<uint32_t> growing;       // 1 while the mutations are splits: readers count what growth costs them
+  std::atomic<uint32_t> growing;  // 1 while mutations are splits: readers count what that costs
 };
 static_assert(sizeof(LiveState) == 128 && offsetof(LiveState, writer_pid) == 64, "on-disk size");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "words of the mapping must be plain");
@@ -67,7 +68,7 @@ struct TableState {
   uint32_t optimizer;   // OptimizerKind
   uint32_t generation;  // of the slot files
   float slot_init[4];
-  char name[136];       // folder; identifies the table to a process that has not mapped it yet
+  char name[136];  // folder; identifies the table to a process that has not mapped it yet
   uint64_t reserved;
 };
 static_assert(sizeof(TableState) == 200, "on-disk size");
@@ -99,8 +100,8 @@ constexpr uint32_t kMaxRowNumber = 0xFFFFFFF0u;
 
 constexpr size_t kSegmentBytes = 64 * 1024;
 constexpr uint32_t kSegmentEntries = (kSegmentBytes - 64) / sizeof(Entry);  // 4092
-constexpr uint32_t kSegmentLimit = kSegmentEntries * 4 / 5;                 // never more used entries than this
-constexpr uint32_t kSegmentSpread = kSegmentEntries / 4;                    // SplitLimit() lies this much below at most
+constexpr uint32_t kSegmentLimit = kSegmentEntries * 4 / 5;  // never more used entries than this
+constexpr uint32_t kSegmentSpread = kSegmentEntries / 4;  // SplitLimit() is that much less at most
 
 struct Segment {
   uint32_t used;         // entries that are not 0, tombstones included
@@ -131,10 +132,10 @@ static_assert(sizeof(TableFileHeader) == 112, "on-disk size");
 
 struct UndoHeader {
   uint64_t magic;
-  uint64_t epoch;         // the mutation this log undoes: record `epoch - 1` is the state it leads back to
+  uint64_t epoch;  // the mutation this log undoes: record `epoch - 1` is the state it leads back to
   uint64_t record_bytes;  // records follow the header's page
   uint32_t n_records;
-  uint32_t crc;           // of the fields before
+  uint32_t crc;  // of the fields before
 };
 static_assert(sizeof(UndoHeader) == 32, "on-disk size");
 

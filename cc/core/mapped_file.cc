@@ -31,8 +31,8 @@ class FileDescriptor {
 
 Status CheckOwner(const struct stat& info, const std::string& path) {
   if (info.st_uid == geteuid()) return Status();
-  return Error(Code::kPermissionDenied, path, " belongs to user ", info.st_uid, ", not to user ", geteuid(),
-               ": refusing to use another user's table");
+  return Error(Code::kPermissionDenied, path, " belongs to user ", info.st_uid, ", not to user ",
+               geteuid(), ": refusing to use another user's table");
 }
 
 Result<struct stat> RegularFile(int fd, const std::string& path) {
@@ -60,7 +60,8 @@ Status CheckPrivateDirectory(const std::string& path) {
   return CheckOwner(info, path);
 }
 
-Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, size_t bytes, size_t range) {
+Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, size_t bytes,
+                                                       size_t range) {
   FileDescriptor fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (fd.get() < 0) return ErrnoError("cannot create", path);
   std::unique_ptr<MappedFile> file(new MappedFile(path, std::max(range, bytes)));
@@ -69,7 +70,8 @@ Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, 
   return file;
 }
 
-Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, size_t min_bytes, size_t range) {
+Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, size_t min_bytes,
+                                                     size_t range) {
   FileDescriptor fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) {
     if (errno == ELOOP) {
@@ -80,7 +82,8 @@ Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, si
   TSPS_ASSIGN_OR_RETURN(const struct stat info, RegularFile(fd.get(), path));
   const size_t size = static_cast<size_t>(info.st_size);
   if (size < min_bytes) {
-    return Error(Code::kDataLoss, path, " is truncated: ", size, " bytes, at least ", min_bytes, " expected");
+    return Error(Code::kDataLoss, path, " is truncated: ", size, " bytes, at least ", min_bytes,
+                 " expected");
   }
   std::unique_ptr<MappedFile> file(new MappedFile(path, std::max(range, size)));
   TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ, false));
@@ -93,7 +96,8 @@ Status MappedFile::Map(int fd, int protection, bool replace) {
   if (replace && info.st_ino != inode_) {
     return Error(Code::kDataLoss, path_, " was replaced by another file while it was in use");
   }
-  void* address = mmap(data_, range_, protection, MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : 0), fd, 0);
+  void* address = mmap(data_, range_, protection,
+                       MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : 0), fd, 0);
   if (address == MAP_FAILED) return ErrnoError("cannot map", path_);
   data_ = static_cast<char*>(address);
   inode_ = info.st_ino;
@@ -128,7 +132,8 @@ Status MappedFile::Reserve(size_t bytes) {
   bytes = (bytes + kPage - 1) / kPage * kPage;
   if (bytes <= size()) return Status();
   if (bytes > range_) {
-    return Error(Code::kResourceExhausted, path_, " cannot grow to ", bytes, " bytes: the reserved address range has ", range_);
+    return Error(Code::kResourceExhausted, path_, " cannot grow to ", bytes,
+                 " bytes: the reserved address range has ", range_);
   }
   FileDescriptor fd(open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError("cannot open for growing", path_);
@@ -136,7 +141,8 @@ Status MappedFile::Reserve(size_t bytes) {
   while (size() < bytes) {
     const size_t chunk = std::min(bytes - size(), kReserveChunk);
     TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));
-    const int error = posix_fallocate(fd.get(), static_cast<off_t>(size()), static_cast<off_t>(chunk));
+    const int error =
+        posix_fallocate(fd.get(), static_cast<off_t>(size()), static_cast<off_t>(chunk));
     if (error != 0) {
       errno = error;
       return ErrnoError("cannot reserve storage for", path_);

@@ -1,7 +1,8 @@
 // MappedFile: a file mapped once, over a reserved address range, that grows in place.
 //
-// Pages beyond the file's end are address space only. The writer reserves storage (allocated blocks, never a hole)
-// before anyone touches it; the file never shrinks, so addresses that were valid stay valid.
+// Pages beyond the file's end are address space only. The writer reserves storage (allocated
+// blocks, never a hole) before anyone touches it; the file never shrinks, so addresses that were
+// valid stay valid.
 #ifndef TFSPS_CORE_MAPPED_FILE_H_
 #define TFSPS_CORE_MAPPED_FILE_H_
 
@@ -19,24 +20,28 @@ namespace tsps {
 
 class MappedFile {
  public:
-  // Creates the file (0600; must not exist) with `bytes` reserved and maps it writable. `range`: bytes of address space.
-  static Result<std::unique_ptr<MappedFile>> Create(const std::string& path, size_t bytes, size_t range);
-  // Maps an existing file read-only. DataLoss when it is shorter than `min_bytes`; PermissionDenied for symlinks and
-  // other users' files.
-  static Result<std::unique_ptr<MappedFile>> Open(const std::string& path, size_t min_bytes, size_t range);
+  // Creates the file (0600; must not exist) with `bytes` reserved and maps it writable. `range`:
+  // bytes of address space.
+  static Result<std::unique_ptr<MappedFile>> Create(const std::string& path, size_t bytes,
+                                                    size_t range);
+  // Maps an existing file read-only. DataLoss when it is shorter than `min_bytes`; PermissionDenied
+  // for symlinks and other users' files.
+  static Result<std::unique_ptr<MappedFile>> Open(const std::string& path, size_t min_bytes,
+                                                  size_t range);
   ~MappedFile();
 
   // Replaces the read-only mapping by a writable one at the same addresses.
   Status MakeWritable();
 
   char* data() const { return data_; }
-  // Bytes known to be in the file. RefreshSize asks the file system: another process may have grown the file.
+  // Bytes known to be in the file. RefreshSize asks the file system: another process may have grown
+  // the file.
   size_t size() const { return size_.load(std::memory_order_acquire); }
   size_t RefreshSize();
   const std::string& path() const { return path_; }
 
-  // Makes size() >= bytes: checks room, then allocates blocks, at most 64 MiB at a time. Thread-safe. An error leaves the
-  // file as long as it could be made.
+  // Makes size() >= bytes: checks room, then allocates blocks, at most 64 MiB at a time.
+  // Thread-safe. An error leaves the file as long as it could be made.
   Status Reserve(size_t bytes);
 
  private:

@@ -2,7 +2,8 @@
 
 namespace tsps {
 
-Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, uint64_t epoch, size_t n_tables) {
+Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, uint64_t epoch,
+                                                size_t n_tables) {
   auto overlay = std::make_unique<Overlay>();
   overlay->tables_.resize(n_tables);
   TSPS_RETURN_IF_ERROR(log.ForEach(epoch, [&](const UndoRecordHeader& record) {
@@ -52,7 +53,8 @@ const float* Overlay::RowImage(int table, int slot, uint32_t row) const {
   const auto found = rows.find(row);
   if (found == rows.end()) return nullptr;
   const UndoRecordHeader& record = *found->second.record;
-  return reinterpret_cast<const float*>(UndoPayload(&record) + UndoRowImageOffset(record, found->second.i, slot));
+  return reinterpret_cast<const float*>(UndoPayload(&record) +
+                                        UndoRowImageOffset(record, found->second.i, slot));
 }
 
 }  // namespace tsps

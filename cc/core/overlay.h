@@ -1,5 +1,5 @@
-// Overlay: the state before an unfinished mutation, seen through its undo log. For readers that find the writer dead:
-// they cannot roll back, but they can look past what it left.
+// Overlay: the state before an unfinished mutation, seen through its undo log. For readers that
+// find the writer dead: they cannot roll back, but they can look past what it left.
 #ifndef TFSPS_CORE_OVERLAY_H_
 #define TFSPS_CORE_OVERLAY_H_
 
@@ -18,10 +18,12 @@ namespace tsps {
 class Overlay {
  public:
   // `epoch`: the mutation in progress. The log's mapping must outlive the overlay.
-  static Result<std::unique_ptr<Overlay>> Build(const UndoLog& log, uint64_t epoch, size_t n_tables);
+  static Result<std::unique_ptr<Overlay>> Build(const UndoLog& log, uint64_t epoch,
+                                                size_t n_tables);
 
   bool Inserted(int table, int64_t key) const { return Part(table).inserted.count(key) != 0; }
-  // Entry (segment, position) was live with this row + 1 before the mutation erased it; 0: not erased by it.
+  // Entry (segment, position) was live with this row + 1 before the mutation erased it; 0: not
+  // erased by it.
   uint32_t ErasedRow(int table, uint32_t segment, uint32_t entry) const;
   // The segment as it was, or null.
   const Segment* SegmentImage(int table, uint32_t segment) const;

@@ -13,8 +13,8 @@ void UndoRows(const TableFiles& files, const SlotFiles* slots, const UndoRecordH
   for (size_t i = 0; i < record.n; ++i) {
     std::memcpy(files.row(rows[i]), payload + UndoRowImageOffset(record, i, -1), files.row_bytes());
     for (int slot = 0; slot < static_cast<int>(record.slots); ++slot) {
-      std::memcpy(files.slot_row(*slots, slot, rows[i]), payload + UndoRowImageOffset(record, i, slot),
-                  files.row_bytes());
+      std::memcpy(files.slot_row(*slots, slot, rows[i]),
+                  payload + UndoRowImageOffset(record, i, slot), files.row_bytes());
     }
     TSPS_FAULT_POINT("recovery.row");
   }
@@ -24,7 +24,8 @@ void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader
   const auto* keys = reinterpret_cast<const int64_t*>(UndoPayload(&record));
   for (size_t i = 0; i < record.n; ++i) {
     const uint64_t hash = HashKey(keys[i]);
-    RemoveInsert(files.segment(files.directory_entries()[DirectorySlot(hash, depth)]), keys[i], hash);
+    RemoveInsert(files.segment(files.directory_entries()[DirectorySlot(hash, depth)]), keys[i],
+                 hash);
     TSPS_FAULT_POINT("recovery.insert");
   }
 }
@@ -32,7 +33,8 @@ void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader
 void UndoErases(const TableFiles& files, const UndoRecordHeader& record) {
   const auto* erased = reinterpret_cast<const ErasedEntry*>(UndoPayload(&record));
   for (size_t i = 0; i < record.n; ++i) {
-    StoreRelaxed(files.segment(erased[i].segment)->entries[erased[i].entry].row_plus_one, erased[i].row_plus_one);
+    StoreRelaxed(files.segment(erased[i].segment)->entries[erased[i].entry].row_plus_one,
+                 erased[i].row_plus_one);
   }
 }
 
@@ -55,13 +57,14 @@ Status Recover(Group::Impl& impl, State* state) {
   const uint64_t sequence = control.sequence();
   control.LoadState(sequence / 2, state);
   if (state->epoch != sequence / 2) {
-    return Error(Code::kDataLoss, control.file().path(), " is damaged: commit record ", state->epoch,
-                 " where record ", sequence / 2, " should be");
+    return Error(Code::kDataLoss, control.file().path(), " is damaged: commit record ",
+                 state->epoch, " where record ", sequence / 2, " should be");
   }
   if ((sequence & 1) == 0) return Status();
   if (!TSPS_FAULT_OFF("undo")) {
     if (control.live().undo_epoch.load() != state->epoch + 1) {
-      return Error(Code::kDataLoss, control.file().path(), " is damaged: a mutation began without an undo log");
+      return Error(Code::kDataLoss, control.file().path(),
+                   " is damaged: a mutation began without an undo log");
     }
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, [&](const UndoRecordHeader& record) {
       if (record.table >= state->tables.size()) return;
@@ -83,8 +86,8 @@ Status Recover(Group::Impl& impl, State* state) {
       }
     }));
   }
-  // The same state under a new epoch: a reader that began before the mutation must not take what it read in between
-  // for consistent.
+  // The same state under a new epoch: a reader that began before the mutation must not take what it
+  // read in between for consistent.
   ++state->epoch;
   control.Publish(*state);
   return Status();

@@ -44,8 +44,8 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
   const uint64_t live = state.live + plan.fresh.size();
   const TableConfig& config = files.config();
   if (config.max_rows > 0 && live > static_cast<uint64_t>(config.max_rows)) {
-    return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", live, " rows, max_rows is ",
-                 config.max_rows);
+    return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", live,
+                 " rows, max_rows is ", config.max_rows);
   }
   const uint64_t reused = std::min<uint64_t>(state.free_rows, plan.fresh.size());
   const uint64_t rows = state.rows + plan.fresh.size() - reused;
@@ -56,13 +56,15 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
   TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files.rows(), rows * files.row_bytes()));
   if (SlotsOf(state) > 0) {
     const SlotFiles* slots = files.Slots(state);
-    if (slots == nullptr) return Error(Code::kDataLoss, "cannot map the slot files of ", files.folder());
+    if (slots == nullptr)
+      return Error(Code::kDataLoss, "cannot map the slot files of ", files.folder());
     for (const auto& file : slots->files) {
       TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(*file, rows * files.row_bytes()));
     }
   }
   for (const uint32_t i : plan.fresh) {
-    plan.rows[i] = state.free_rows > 0 ? files.free_stack()[--state.free_rows] : static_cast<uint32_t>(state.rows++);
+    plan.rows[i] = state.free_rows > 0 ? files.free_stack()[--state.free_rows]
+                                       : static_cast<uint32_t>(state.rows++);
   }
   state.live = live;
   return Status();
@@ -95,7 +97,8 @@ Status RowMutation::WriteUndo() {
     if (!plan.existing.empty()) {
       const size_t n = plan.existing.size();
       const size_t dim = static_cast<size_t>(files.config().dim);
-      UndoRecordHeader* record = group_.undo->Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
+      UndoRecordHeader* record =
+          group_.undo->Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
       record->dim = static_cast<uint32_t>(dim);
       record->slots = static_cast<uint32_t>(slots);
       char* payload = UndoPayload(record);
@@ -104,15 +107,15 @@ Status RowMutation::WriteUndo() {
         for (size_t i = begin; i < end; ++i) {
           rows[i] = plan.rows[plan.existing[i]];
           for (int slot = -1; slot < static_cast<int>(slots); ++slot) {
-            std::memcpy(payload + UndoRowImageOffset(*record, i, slot), Address(plan, plan.existing[i], slot),
-                        files.row_bytes());
+            std::memcpy(payload + UndoRowImageOffset(*record, i, slot),
+                        Address(plan, plan.existing[i], slot), files.row_bytes());
           }
         }
       });
     }
     if (!plan.fresh.empty()) {
-      UndoRecordHeader* record = group_.undo->Append(UndoKind::kInserts, plan.table, plan.fresh.size(),
-                                                     UndoInsertsBytes(plan.fresh.size()));
+      UndoRecordHeader* record = group_.undo->Append(
+          UndoKind::kInserts, plan.table, plan.fresh.size(), UndoInsertsBytes(plan.fresh.size()));
       auto* keys = reinterpret_cast<int64_t*>(UndoPayload(record));
       for (size_t i = 0; i < plan.fresh.size(); ++i) keys[i] = plan.keys[plan.fresh[i]];
     }

@@ -13,7 +13,8 @@ constexpr size_t kBatch = 16;
 
 }  // namespace
 
-void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n, uint32_t* rows) {
+void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n,
+               uint32_t* rows) {
   depth = std::min(depth, 31u);
   const size_t row_bytes = files.row_bytes();
   uint64_t hashes[kBatch];
@@ -47,7 +48,8 @@ void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, siz
 namespace {
 
 // The same through an overlay: rare and slow.
-uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int table, uint32_t depth, int64_t key) {
+uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int table, uint32_t depth,
+                        int64_t key) {
   if (overlay.Inserted(table, key)) return kAbsentRow;
   const uint64_t hash = HashKey(key);
   const Segment* segment = files.SegmentOf(hash, std::min(depth, 31u));
@@ -113,7 +115,8 @@ const float* Snapshot::Slot(int table, int slot, uint32_t row) const {
   return files->slot_row(*slots, slot, row);
 }
 
-void Snapshot::ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const {
+void Snapshot::ForEach(int table,
+                       const std::function<void(int64_t key, uint32_t row)>& visit) const {
   const TableFiles& files = *group_.impl_->files(table);
   const TableState& state = state_.tables[static_cast<size_t>(table)];
   for (uint32_t number = 0; number < state.segments; ++number) {
@@ -143,7 +146,8 @@ TableStats Snapshot::Stats(int table) const {
   stats.segments = state.segments;
   stats.bytes = group_.impl_->files(table)->Bytes(state);
   stats.optimizer.kind = static_cast<OptimizerKind>(state.optimizer);
-  std::copy(std::begin(state.slot_init), std::end(state.slot_init), std::begin(stats.optimizer.slot_init));
+  std::copy(std::begin(state.slot_init), std::end(state.slot_init),
+            std::begin(stats.optimizer.slot_init));
   return stats;
 }
 

@@ -21,7 +21,8 @@ uint64_t ReadNumber(const std::string& path) {
   return value >= (1ull << 62) ? kUnlimited : value;
 }
 
-// Page cache that the kernel would drop under pressure. tmpfs pages are on the anonymous lists, so not in here.
+// Page cache that the kernel would drop under pressure. tmpfs pages are on the anonymous lists, so
+// not in here.
 uint64_t ReclaimableCache(const std::string& stat_path) {
   std::ifstream in(stat_path);
   std::string field;
@@ -68,9 +69,9 @@ uint64_t CgroupHeadroom(const std::string& proc_cgroup, const std::string& cgrou
       headroom =
           std::min(headroom, HeadroomUpwards(cgroup_root, path, "/memory.max", "/memory.current"));
     } else if (controllers.find(",memory,") != std::string::npos) {
-      headroom = std::min(headroom,
-                          HeadroomUpwards(cgroup_root + "/memory", path, "/memory.limit_in_bytes",
-                                          "/memory.usage_in_bytes"));
+      headroom =
+          std::min(headroom, HeadroomUpwards(cgroup_root + "/memory", path,
+                                             "/memory.limit_in_bytes", "/memory.usage_in_bytes"));
     }
   }
   return headroom;
@@ -79,7 +80,8 @@ uint64_t CgroupHeadroom(const std::string& proc_cgroup, const std::string& cgrou
 Status CheckRoom(const std::string& path, uint64_t bytes) {
   struct statfs fs;
   if (statfs(path.c_str(), &fs) != 0) return ErrnoError("cannot find out the free space of", path);
-  const uint64_t free_bytes = static_cast<uint64_t>(fs.f_bavail) * static_cast<uint64_t>(fs.f_bsize);
+  const uint64_t free_bytes =
+      static_cast<uint64_t>(fs.f_bavail) * static_cast<uint64_t>(fs.f_bsize);
   if (bytes > free_bytes) {
     return Error(Code::kResourceExhausted, "no room for ", path, ": ", bytes,
                  " more bytes wanted, the file system has ", free_bytes,

@@ -1,5 +1,5 @@
-// StorageReserver: a helper thread that grows files ahead of need, so that publishing a step rarely waits for the
-// kernel to clear pages (0.26 ms per MiB). Files must outlive it.
+// StorageReserver: a helper thread that grows files ahead of need, so that publishing a step rarely
+// waits for the kernel to clear pages (0.26 ms per MiB). Files must outlive it.
 #ifndef TFSPS_CORE_STORAGE_RESERVER_H_
 #define TFSPS_CORE_STORAGE_RESERVER_H_
 
@@ -19,8 +19,9 @@ class StorageReserver {
   StorageReserver();
   ~StorageReserver();
 
-  // Makes sure that `file` has `used` bytes, now, and asks the helper for a quarter more (64 KiB to 64 MiB) when little
-  // is left. The helper's failures are silent: the next Ensure that needs the room reports them.
+  // Makes sure that `file` has `used` bytes, now, and asks the helper for a quarter more (64 KiB to
+  // 64 MiB) when little is left. The helper's failures are silent: the next Ensure that needs the
+  // room reports them.
   Status Ensure(MappedFile& file, size_t used);
 
  private:

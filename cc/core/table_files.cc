@@ -18,7 +18,9 @@ namespace {
 
 constexpr size_t kFirstDirectoryBytes = kPageBytes;
 
-uint32_t HeaderCrc(const TableFileHeader& header) { return Crc32c(0, &header, offsetof(TableFileHeader, crc)); }
+uint32_t HeaderCrc(const TableFileHeader& header) {
+  return Crc32c(0, &header, offsetof(TableFileHeader, crc));
+}
 
 TableFileHeader HeaderOf(const TableConfig& config) {
   TableFileHeader header = {};
@@ -38,13 +40,17 @@ TableFileHeader HeaderOf(const TableConfig& config) {
   return header;
 }
 
-Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string& path, const std::string& name) {
-  if (header.magic != kTableMagic) return Error(Code::kDataLoss, path, " is not a table's config file");
+Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string& path,
+                               const std::string& name) {
+  if (header.magic != kTableMagic)
+    return Error(Code::kDataLoss, path, " is not a table's config file");
   if (header.version != kFormatVersion || header.layout_hash != LayoutHash()) {
-    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ", header.layout_hash,
-                 "), this build reads version ", kFormatVersion, " (layout ", LayoutHash(), ")");
+    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ",
+                 header.layout_hash, "), this build reads version ", kFormatVersion, " (layout ",
+                 LayoutHash(), ")");
   }
-  if (header.crc != HeaderCrc(header)) return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
+  if (header.crc != HeaderCrc(header))
+    return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
   TableConfig config;
   config.name = name;
   config.uuid.assign(header.uuid, sizeof(header.uuid));
@@ -56,7 +62,8 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   config.initializer.b = header.initializer_b;
   config.initializer.seed = header.seed;
   config.initializer.salt = header.salt;
-  if (config.dim < 1 || config.dim > 65536) return Error(Code::kDataLoss, path, " is damaged: dim ", config.dim);
+  if (config.dim < 1 || config.dim > 65536)
+    return Error(Code::kDataLoss, path, " is damaged: dim ", config.dim);
   return config;
 }
 
@@ -75,25 +82,30 @@ void RemoveFolder(const std::string& folder) {
 
 size_t TableFiles::RowRange() const {
   uint64_t rows = kMaxRowNumber;
-  if (config_.max_rows > 0) rows = std::min<uint64_t>(rows, static_cast<uint64_t>(config_.max_rows));
+  if (config_.max_rows > 0)
+    rows = std::min<uint64_t>(rows, static_cast<uint64_t>(config_.max_rows));
   const uint64_t needed = rows * row_bytes() + kPageBytes;
   return static_cast<size_t>(std::min(needed, AddressRangeFor(folder_)));
 }
 
-Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder, const TableConfig& config) {
+Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder,
+                                                       const TableConfig& config) {
   RemoveFolder(folder);
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(folder));
   std::unique_ptr<TableFiles> files(new TableFiles(folder, config));
   const TableFileHeader header = HeaderOf(config);
   {
-    TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(folder + "/config", kPageBytes, kPageBytes));
+    TSPS_ASSIGN_OR_RETURN(auto file,
+                          MappedFile::Create(folder + "/config", kPageBytes, kPageBytes));
     std::memcpy(file->data(), &header, sizeof(header));
   }
   const size_t range = static_cast<size_t>(AddressRangeFor(folder));
   TSPS_ASSIGN_OR_RETURN(files->directory_,
                         MappedFile::Create(folder + "/directory", kFirstDirectoryBytes, range));
-  TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Create(folder + "/segments", kSegmentBytes, range));
-  TSPS_ASSIGN_OR_RETURN(files->rows_, MappedFile::Create(folder + "/rows", kPageBytes, files->RowRange()));
+  TSPS_ASSIGN_OR_RETURN(files->segments_,
+                        MappedFile::Create(folder + "/segments", kSegmentBytes, range));
+  TSPS_ASSIGN_OR_RETURN(files->rows_,
+                        MappedFile::Create(folder + "/rows", kPageBytes, files->RowRange()));
   TSPS_ASSIGN_OR_RETURN(files->free_, MappedFile::Create(folder + "/free", kPageBytes, range));
   files->directory_entries()[DirectorySlot(0, 0)] = 0;
   files->writable_ = true;
@@ -106,14 +118,16 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) 
                         MappedFile::Open(folder + "/config", sizeof(TableFileHeader), kPageBytes));
   TableFileHeader header;
   std::memcpy(&header, config_file->data(), sizeof(header));
-  TSPS_ASSIGN_OR_RETURN(TableConfig config,
-                        ConfigFrom(header, config_file->path(), folder.substr(folder.rfind('/') + 1)));
+  TSPS_ASSIGN_OR_RETURN(TableConfig config, ConfigFrom(header, config_file->path(),
+                                                       folder.substr(folder.rfind('/') + 1)));
   std::unique_ptr<TableFiles> files(new TableFiles(folder, std::move(config)));
   const size_t range = static_cast<size_t>(AddressRangeFor(folder));
   TSPS_ASSIGN_OR_RETURN(files->directory_,
                         MappedFile::Open(folder + "/directory", kFirstDirectoryBytes, range));
-  TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Open(folder + "/segments", kSegmentBytes, range));
-  TSPS_ASSIGN_OR_RETURN(files->rows_, MappedFile::Open(folder + "/rows", kPageBytes, files->RowRange()));
+  TSPS_ASSIGN_OR_RETURN(files->segments_,
+                        MappedFile::Open(folder + "/segments", kSegmentBytes, range));
+  TSPS_ASSIGN_OR_RETURN(files->rows_,
+                        MappedFile::Open(folder + "/rows", kPageBytes, files->RowRange()));
   TSPS_ASSIGN_OR_RETURN(files->free_, MappedFile::Open(folder + "/free", kPageBytes, range));
   return files;
 }
@@ -136,9 +150,11 @@ Status TableFiles::MakeWritable() {
 Status TableFiles::CheckSizes(const TableState& state) {
   const auto check = [&](MappedFile& file, uint64_t needed) {
     if (file.RefreshSize() >= needed) return Status();
-    return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", needed, " expected");
+    return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", needed,
+                 " expected");
   };
-  if (state.depth > 31) return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
+  if (state.depth > 31)
+    return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
   TSPS_RETURN_IF_ERROR(check(*directory_, (uint64_t{2} << state.depth) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(check(*segments_, uint64_t{state.segments} * kSegmentBytes));
   TSPS_RETURN_IF_ERROR(check(*rows_, state.rows * row_bytes()));
@@ -147,10 +163,11 @@ Status TableFiles::CheckSizes(const TableState& state) {
   if (SlotCount(kind) == 0) return Status();
   const SlotFiles* slots = Slots(state);
   if (slots == nullptr) {
-    return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ", OptimizerKindName(kind),
-                 " are missing or cannot be mapped");
+    return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ",
+                 OptimizerKindName(kind), " are missing or cannot be mapped");
   }
-  for (const auto& file : slots->files) TSPS_RETURN_IF_ERROR(check(*file, state.rows * row_bytes()));
+  for (const auto& file : slots->files)
+    TSPS_RETURN_IF_ERROR(check(*file, state.rows * row_bytes()));
   return Status();
 }
 
@@ -196,7 +213,8 @@ const SlotFiles* TableFiles::Slots(const TableState& state) {
   return slots_.back().get();
 }
 
-Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optimizer, uint64_t rows) {
+Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optimizer,
+                               uint64_t rows) {
   auto slots = std::make_unique<SlotFiles>();
   slots->generation = generation;
   for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
@@ -219,8 +237,8 @@ void TableFiles::RemoveSlots(uint32_t generation, OptimizerKind kind) {
 }
 
 uint64_t TableFiles::Bytes(const TableState& state) {
-  uint64_t bytes = kPageBytes + directory_->RefreshSize() + segments_->RefreshSize() + rows_->RefreshSize() +
-                   free_->RefreshSize();
+  uint64_t bytes = kPageBytes + directory_->RefreshSize() + segments_->RefreshSize() +
+                   rows_->RefreshSize() + free_->RefreshSize();
   if (SlotCount(static_cast<OptimizerKind>(state.optimizer)) > 0) {
     if (const SlotFiles* slots = Slots(state)) {
       for (const auto& file : slots->files) bytes += file->RefreshSize();

@@ -26,7 +26,8 @@ struct SlotFiles {
 class TableFiles {
  public:
   // Makes the folder and its files; leftovers of a killed creation under the name are removed.
-  static Result<std::unique_ptr<TableFiles>> Create(const std::string& folder, const TableConfig& config);
+  static Result<std::unique_ptr<TableFiles>> Create(const std::string& folder,
+                                                    const TableConfig& config);
   // Maps an existing table read-only.
   static Result<std::unique_ptr<TableFiles>> Open(const std::string& folder);
 
@@ -44,22 +45,29 @@ class TableFiles {
   MappedFile& free_rows() { return *free_; }
 
   uint32_t* directory_entries() const { return reinterpret_cast<uint32_t*>(directory_->data()); }
-  Segment* segment(uint32_t number) const { return reinterpret_cast<Segment*>(segments_->data()) + number; }
+  Segment* segment(uint32_t number) const {
+    return reinterpret_cast<Segment*>(segments_->data()) + number;
+  }
   float* row(uint32_t number) const {
-    return reinterpret_cast<float*>(rows_->data()) + static_cast<size_t>(number) * static_cast<size_t>(config_.dim);
+    return reinterpret_cast<float*>(rows_->data()) +
+           static_cast<size_t>(number) * static_cast<size_t>(config_.dim);
   }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
 
-  // Segment that holds `hash` at `depth`; null if the directory is torn (a race that the caller's validation catches).
+  // Segment that holds `hash` at `depth`; null if the directory is torn (a race that the caller's
+  // validation catches).
   const Segment* SegmentOf(uint64_t hash, uint32_t depth) const;
   // False if row `number` is beyond the file (same reason).
   bool RowInFile(uint32_t number) const;
 
-  // Maps the slot files of the state's binding on first use; null when they cannot be mapped or there are none.
+  // Maps the slot files of the state's binding on first use; null when they cannot be mapped or
+  // there are none.
   const SlotFiles* Slots(const TableState& state);
-  // Writer: new slot files of `generation`, room for `rows` rows, filled with initial values for them.
+  // Writer: new slot files of `generation`, room for `rows` rows, filled with initial values for
+  // them.
   Status CreateSlots(uint32_t generation, const OptimizerConfig& optimizer, uint64_t rows);
-  // Writer: deletes the files of a generation that no committed state names. Mappings of them stay valid.
+  // Writer: deletes the files of a generation that no committed state names. Mappings of them stay
+  // valid.
   void RemoveSlots(uint32_t generation, OptimizerKind kind);
   float* slot_row(const SlotFiles& slots, int slot, uint32_t number) const {
     return reinterpret_cast<float*>(slots.files[static_cast<size_t>(slot)]->data()) +
@@ -69,7 +77,8 @@ class TableFiles {
   uint64_t Bytes(const TableState& state);
 
  private:
-  TableFiles(std::string folder, TableConfig config) : folder_(std::move(folder)), config_(std::move(config)) {}
+  TableFiles(std::string folder, TableConfig config)
+      : folder_(std::move(folder)), config_(std::move(config)) {}
   std::string SlotPath(uint32_t generation, OptimizerKind kind, int slot) const;
   size_t RowRange() const;
 
@@ -78,7 +87,7 @@ class TableFiles {
   bool writable_ = false;
   std::unique_ptr<MappedFile> directory_, segments_, rows_, free_;
   std::mutex slots_mutex_;
-  std::vector<std::unique_ptr<SlotFiles>> slots_;  // every generation mapped so far: readers may hold any of them
+  std::vector<std::unique_ptr<SlotFiles>> slots_;  // all mapped so far: readers may hold any
   std::atomic<const SlotFiles*> latest_slots_{nullptr};
 };
 

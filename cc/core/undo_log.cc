@@ -70,13 +70,15 @@ void UndoLog::Seal(uint64_t epoch) {
   std::memcpy(file_->data(), &header, sizeof(header));
 }
 
-Status UndoLog::ForEach(uint64_t epoch, const std::function<void(const UndoRecordHeader&)>& visit) const {
+Status UndoLog::ForEach(uint64_t epoch,
+                        const std::function<void(const UndoRecordHeader&)>& visit) const {
   UndoHeader header;
   std::memcpy(&header, file_->data(), sizeof(header));
   const size_t size = file_->RefreshSize();
   if (header.magic != kUndoMagic || header.crc != HeaderCrc(header) || header.epoch != epoch ||
       header.record_bytes > size - kPageBytes) {
-    return Error(Code::kDataLoss, file_->path(), " is damaged: it is not the undo log of mutation ", epoch);
+    return Error(Code::kDataLoss, file_->path(), " is damaged: it is not the undo log of mutation ",
+                 epoch);
   }
   size_t at = kPageBytes;
   const size_t end = kPageBytes + header.record_bytes;
@@ -84,8 +86,8 @@ Status UndoLog::ForEach(uint64_t epoch, const std::function<void(const UndoRecor
     const auto* record = reinterpret_cast<const UndoRecordHeader*>(file_->data() + at);
     if (end - at < sizeof(UndoRecordHeader) || record->bytes < sizeof(UndoRecordHeader) ||
         record->bytes > end - at) {
-      return Error(Code::kDataLoss, file_->path(), " is damaged: record ", i, " of mutation ", epoch,
-                   " does not fit the file");
+      return Error(Code::kDataLoss, file_->path(), " is damaged: record ", i, " of mutation ",
+                   epoch, " does not fit the file");
     }
     visit(*record);
     at += record->bytes;

@@ -1,14 +1,16 @@
 // UndoLog: the before-images of the mutation in progress.
 //
-// Written whole, then declared valid for epoch e by LiveState.undo_epoch, and only then does the mutation to epoch e
-// begin. Publishing epoch e makes it void. Undoing is idempotent: a recovery that is killed starts again.
+// Written whole, then declared valid for epoch e by LiveState.undo_epoch, and only then does the
+// mutation to epoch e begin. Publishing epoch e makes it void. Undoing is idempotent: a recovery
+// that is killed starts again.
 //
 //   page 0      UndoHeader
 //   page 1 ..   records, each a RecordHeader and its payload, padded to 64 bytes:
-//     kRows     uint32 row[n] (padded to 64 bytes), float row_image[n][dim], float slot_image[slots][n][dim]
-//     kInserts  int64 key[n]              keys that were absent
-//     kErases   ErasedEntry[n]            entries that became tombstones
-//     kSegment  Segment                   a segment before its split or compaction
+//     kRows     uint32 row[n], padded to 64 bytes; float image[n][dim] of the rows; then the same
+//               of each slot
+//     kInserts  int64 key[n]: keys that were absent
+//     kErases   ErasedEntry[n]: entries that became tombstones
+//     kSegment  Segment: one before its split or compaction
 #ifndef TFSPS_CORE_UNDO_LOG_H_
 #define TFSPS_CORE_UNDO_LOG_H_
 
@@ -35,7 +37,7 @@ struct UndoRecordHeader {
   uint32_t slots;    // kRows
   uint32_t segment;  // kSegment: its number
   uint32_t padding;
-  uint64_t hash;     // kSegment: of a key that belongs there; its leading bits are the segment's prefix
+  uint64_t hash;  // kSegment: of a key that belongs there; leads with the segment's prefix
   uint64_t padding2[2];
 };
 static_assert(sizeof(UndoRecordHeader) == 64, "on-disk size");
@@ -53,7 +55,9 @@ size_t UndoInsertsBytes(size_t n);
 size_t UndoErasesBytes(size_t n);
 size_t UndoSegmentBytes();
 inline char* UndoPayload(UndoRecordHeader* record) { return reinterpret_cast<char*>(record + 1); }
-inline const char* UndoPayload(const UndoRecordHeader* record) { return reinterpret_cast<const char*>(record + 1); }
+inline const char* UndoPayload(const UndoRecordHeader* record) {
+  return reinterpret_cast<const char*>(record + 1);
+}
 // In a kRows record: image of row i, slot -1 being the embedding.
 size_t UndoRowImageOffset(const UndoRecordHeader& record, size_t i, int slot);
 
@@ -71,7 +75,8 @@ class UndoLog {
   void Seal(uint64_t epoch);
 
   // --- Reading. ---
-  // Calls visit for each record of the log for `epoch`. DataLoss if the log is not a complete one for it.
+  // Calls visit for each record of the log for `epoch`. DataLoss if the log is not a complete one
+  // for it.
   Status ForEach(uint64_t epoch, const std::function<void(const UndoRecordHeader&)>& visit) const;
 
   MappedFile& file() { return *file_; }

@@ -1,4 +1,5 @@
-// GroupWriter::Verify: the invariants of every table's index, row numbers and free list, checked against each other.
+// GroupWriter::Verify: the invariants of every table's index, row numbers and free list, checked
+// against each other.
 #include <vector>
 
 #include "core/group.h"
@@ -24,9 +25,10 @@ Status VerifyTable(TableFiles& files, const TableState& state) {
   }
   for (uint32_t number = 0; number < state.segments; ++number) {
     const Segment& segment = *files.segment(number);
-    if (segment.local_depth > state.depth || reached[number] != (1u << (state.depth - segment.local_depth))) {
-      return damaged("segment ", number, " of depth ", segment.local_depth, " has ", reached[number],
-                     " directory entries");
+    if (segment.local_depth > state.depth ||
+        reached[number] != (1u << (state.depth - segment.local_depth))) {
+      return damaged("segment ", number, " of depth ", segment.local_depth, " has ",
+                     reached[number], " directory entries");
     }
     uint32_t used = 0;
     for (uint32_t at = 0; at < kSegmentEntries; ++at) {
@@ -38,19 +40,23 @@ Status VerifyTable(TableFiles& files, const TableState& state) {
       if (files.directory_entries()[DirectorySlot(hash, state.depth)] != number) {
         return damaged("key ", entry.key, " is in segment ", number, ", not where its hash leads");
       }
-      if (FindInSegment(segment, entry.key, hash) != &entry) return damaged("key ", entry.key, " is there twice");
+      if (FindInSegment(segment, entry.key, hash) != &entry)
+        return damaged("key ", entry.key, " is there twice");
       const uint32_t row = entry.row_plus_one - 1;
-      if (row >= state.rows) return damaged("key ", entry.key, " has row ", row, " of ", state.rows);
+      if (row >= state.rows)
+        return damaged("key ", entry.key, " has row ", row, " of ", state.rows);
       if (taken[row]) return damaged("row ", row, " has two keys, one is ", entry.key);
       taken[row] = true;
       ++live;
     }
-    if (used != segment.used) return damaged("segment ", number, " counts ", segment.used, " entries, has ", used);
+    if (used != segment.used)
+      return damaged("segment ", number, " counts ", segment.used, " entries, has ", used);
   }
   if (live != state.live) return damaged(live, " keys, ", state.live, " counted");
   for (uint64_t i = 0; i < state.free_rows; ++i) {
     const uint32_t row = files.free_stack()[i];
-    if (row >= state.rows || taken[row]) return damaged("free row ", row, " is in use or out of range");
+    if (row >= state.rows || taken[row])
+      return damaged("free row ", row, " is in use or out of range");
     taken[row] = true;
   }
   if (live + state.free_rows != state.rows) {

@@ -10,8 +10,9 @@
 namespace tsps {
 namespace {
 
-// Descriptors that a forked child must close. The one exception to "no process-global state in the core": the table of
-// descriptors that fork copies is itself process-global, and the handler may use nothing but lock-free loads.
+// Descriptors that a forked child must close. The one exception to "no process-global state in the
+// core": the table of descriptors that fork copies is itself process-global, and the handler may
+// use nothing but lock-free loads.
 constexpr int kMaxLocks = 64;
 std::atomic<int> held_descriptors[kMaxLocks];  // fd + 1, 0: free
 
@@ -68,7 +69,8 @@ Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path)
   }
   if (!RememberDescriptor(fd)) {
     close(fd);
-    return Error(Code::kResourceExhausted, "this process holds ", kMaxLocks, " writer locks already: ", path);
+    return Error(Code::kResourceExhausted, "this process holds ", kMaxLocks,
+                 " writer locks already: ", path);
   }
   return std::unique_ptr<WriterLock>(new WriterLock(fd, getpid()));
 }

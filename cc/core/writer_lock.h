@@ -1,8 +1,9 @@
 // WriterLock: who holds it writes the group. Also the liveness probe of the writer.
 //
-// An open-file-description lock, not flock or a POSIX record lock: it works across PID namespaces, a second handle in
-// the same process is refused, and closing another descriptor of the file does not drop it. A fork would share it with
-// the child and keep it held after the parent's death, so children close their copy (pthread_atfork).
+// An open-file-description lock, not flock or a POSIX record lock: it works across PID namespaces,
+// a second handle in the same process is refused, and closing another descriptor of the file does
+// not drop it. A fork would share it with the child and keep it held after the parent's death, so
+// children close their copy (pthread_atfork).
 #ifndef TFSPS_CORE_WRITER_LOCK_H_
 #define TFSPS_CORE_WRITER_LOCK_H_
 

@@ -1,6 +1,6 @@
-// A writer is killed at named points of its mutations, and its successor at named points of the recovery. Afterwards a
-// reader (which cannot roll back) and a writer (which can) must both see the group as of a whole mutation: the last
-// reported one or the one in progress.
+// A writer is killed at named points of its mutations, and its successor at named points of the
+// recovery. Afterwards a reader (which cannot roll back) and a writer (which can) must both see the
+// group as of a whole mutation: the last reported one or the one in progress.
 //
 // The expected states come from the same sequence of mutations in a group that nobody kills.
 #include <signal.h>
@@ -22,7 +22,9 @@ constexpr int64_t kDims[] = {4, 6};
 
 Status SetUpGroup(GroupWriter& writer) {
   for (int t = 0; t < 2; ++t) {
-    TSPS_ASSIGN_OR_RETURN(const int table, writer.CreateTable(MakeConfig(t == 0 ? "a" : "b", kDims[t], static_cast<uint64_t>(t))));
+    TSPS_ASSIGN_OR_RETURN(
+        const int table,
+        writer.CreateTable(MakeConfig(t == 0 ? "a" : "b", kDims[t], static_cast<uint64_t>(t))));
     OptimizerConfig optimizer;
     optimizer.kind = t == 0 ? OptimizerKind::kAdagrad : OptimizerKind::kAdam;
     optimizer.slot_init[0] = t == 0 ? 0.1f : 0.0f;
@@ -37,8 +39,10 @@ Status Mutate(Group& group, GroupWriter& writer, int i) {
   SerialExecutor serial;
   const auto draw = [&](size_t n) {
     std::vector<int64_t> keys;
-    // Half from a few hundred hot keys, which are updated again and again; half makes the index grow.
-    for (size_t k = 0; k < n; ++k) keys.push_back(static_cast<int64_t>(random() % (k % 2 == 0 ? 500 : 60000)) * 7919);
+    // Half from a few hundred hot keys, which are updated again and again; half makes the index
+    // grow.
+    for (size_t k = 0; k < n; ++k)
+      keys.push_back(static_cast<int64_t>(random() % (k % 2 == 0 ? 500 : 60000)) * 7919);
     std::sort(keys.begin(), keys.end());
     keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     return keys;
@@ -46,7 +50,8 @@ Status Mutate(Group& group, GroupWriter& writer, int i) {
   if (i % 5 == 3) {
     const int t = static_cast<int>(random() % 2);
     const std::vector<int64_t> keys = draw(300);
-    const std::vector<float> rows(keys.size() * static_cast<size_t>(kDims[t]), static_cast<float>(i));
+    const std::vector<float> rows(keys.size() * static_cast<size_t>(kDims[t]),
+                                  static_cast<float>(i));
     return writer.Assign(t, keys.data(), rows.data(), nullptr, keys.size(), serial);
   }
   if (i % 5 == 4) {
@@ -67,8 +72,10 @@ Status Mutate(Group& group, GroupWriter& writer, int i) {
   for (int t = 0; t < 2; ++t) {
     keys[t] = draw(1200);
     gradients[t].resize(keys[t].size() * static_cast<size_t>(kDims[t]));
-    for (float& g : gradients[t]) g = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 1000;
-    updates[static_cast<size_t>(t)] = {t, keys[t].data(), gradients[t].data(), keys[t].size(), adagrad, 2};
+    for (float& g : gradients[t])
+      g = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 1000;
+    updates[static_cast<size_t>(t)] = {
+        t, keys[t].data(), gradients[t].data(), keys[t].size(), adagrad, 2};
   }
   if (i < 20) {
     updates[1].hyper = adam;
@@ -148,7 +155,8 @@ class CrashTest : public ::testing::Test {
     const uint64_t done = MutationsDone(**group);
     ASSERT_GE(done, first_) << when;
     ASSERT_LE(done - first_, static_cast<uint64_t>(kMutations)) << when;
-    EXPECT_TRUE(ReadImage(**group) == (*expected_)[done - first_]) << when << ": torn at mutation " << done - first_;
+    EXPECT_TRUE(ReadImage(**group) == (*expected_)[done - first_])
+        << when << ": torn at mutation " << done - first_;
     for (const int64_t absent : {int64_t{-1}, int64_t{INT64_MIN}}) {
       std::vector<float> initial(4);
       InitialRow((*group)->config(0).initializer, absent, 4, initial.data());
@@ -179,8 +187,12 @@ TEST_P(KillPointTest, EveryKillLeavesAWholeMutation) {
     ExpectWhole(when + ", seen by a reader");
     if (HasFatalFailure()) return;
     // Recovery itself is killed, too, wherever it has something to do.
-    for (const char* point : {"recovery.row", "recovery.insert", "recovery.segment", "publish.record"}) {
-      if (KilledAt(point, 1 + kills % 5, [&] { auto group = Group::Open(Path()); auto writer = (*group)->OpenWriter(); })) {
+    for (const char* point :
+         {"recovery.row", "recovery.insert", "recovery.segment", "publish.record"}) {
+      if (KilledAt(point, 1 + kills % 5, [&] {
+            auto group = Group::Open(Path());
+            auto writer = (*group)->OpenWriter();
+          })) {
         ExpectWhole(when + " and " + point);
         if (HasFatalFailure()) return;
       }
@@ -202,9 +214,10 @@ TEST_P(KillPointTest, EveryKillLeavesAWholeMutation) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, KillPointTest,
-                         ::testing::Values("undo.reserved", "undo.record", "begin.undo_valid", "begin.odd", "apply.row",
-                                           "assign.row", "erase.entry", "commit.insert", "publish.record",
-                                           "publish.even", "split.undo", "split.rebuilt", "split.directory",
+                         ::testing::Values("undo.reserved", "undo.record", "begin.undo_valid",
+                                           "begin.odd", "apply.row", "assign.row", "erase.entry",
+                                           "commit.insert", "publish.record", "publish.even",
+                                           "split.undo", "split.rebuilt", "split.directory",
                                            "double.directory", "reserve.grown"),
                          [](const auto& info) {
                            std::string name = info.param;

@@ -17,10 +17,10 @@
 
 namespace tsps {
 
-#define ASSERT_TSPS_OK(expression)                        \
-  do {                                                    \
-    const ::tsps::Status ok_status = (expression);        \
-    ASSERT_TRUE(ok_status.ok()) << ok_status.message();   \
+#define ASSERT_TSPS_OK(expression)                      \
+  do {                                                  \
+    const ::tsps::Status ok_status = (expression);      \
+    ASSERT_TRUE(ok_status.ok()) << ok_status.message(); \
   } while (false)
 
 inline const std::string kUuid(32, 'a');
@@ -110,7 +110,8 @@ class GroupTest : public ::testing::Test {
     OpenWriter();
   }
   int AddTable(const std::string& name, int64_t dim, OptimizerKind kind = OptimizerKind::kSgd) {
-    auto table = writer_->CreateTable(MakeConfig(name, dim, static_cast<uint64_t>(group_->table_count())));
+    auto table =
+        writer_->CreateTable(MakeConfig(name, dim, static_cast<uint64_t>(group_->table_count())));
     EXPECT_TRUE(table.ok()) << table.status().message();
     OptimizerConfig optimizer;
     optimizer.kind = kind;
@@ -135,10 +136,12 @@ class GroupTest : public ::testing::Test {
   }
   OptimizerKind Kind(int table) {
     OptimizerKind kind = OptimizerKind::kNone;
-    EXPECT_TRUE(group_->Read([&](const Snapshot& snapshot) {
-      kind = snapshot.Stats(table).optimizer.kind;
-      return Status();
-    }).ok());
+    EXPECT_TRUE(group_
+                    ->Read([&](const Snapshot& snapshot) {
+                      kind = snapshot.Stats(table).optimizer.kind;
+                      return Status();
+                    })
+                    .ok());
     return kind;
   }
 

@@ -94,7 +94,8 @@ TEST_F(GroupTest, RandomOperationsEqualAMap) {
       }
       case 1: {
         const std::vector<float> rows(keys.size() * 4, value);
-        ASSERT_TSPS_OK(writer_->Assign(t, keys.data(), rows.data(), nullptr, keys.size(), executor_));
+        ASSERT_TSPS_OK(
+            writer_->Assign(t, keys.data(), rows.data(), nullptr, keys.size(), executor_));
         for (const int64_t key : keys) model[key].assign(4, value);
         break;
       }
@@ -256,7 +257,8 @@ TEST_F(GroupTest, AWaitEndsWithTheDeadWritersPidAndStep) {
   writer_.reset();
   const Status status = group_->WaitForStep(2, 30, nullptr);
   EXPECT_EQ(status.code(), Code::kUnavailable);
-  EXPECT_NE(status.message().find("pid " + std::to_string(getpid())), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("pid " + std::to_string(getpid())), std::string::npos)
+      << status.message();
   EXPECT_NE(status.message().find("step 2"), std::string::npos) << status.message();
 }
 
@@ -342,7 +344,8 @@ TEST_F(GroupTest, ForeignTruncatedNewerAndDamagedFilesAreRefusedByWhatTheyAre) {
   AddTable("t", 4);
   writer_.reset();
   group_.reset();
-  const auto refusal = [&](const std::string& file, const std::function<void(const std::string&)>& spoil) {
+  const auto refusal = [&](const std::string& file,
+                           const std::function<void(const std::string&)>& spoil) {
     const std::string copy = dir_ / "copy";
     std::filesystem::remove_all(copy);
     std::filesystem::copy(dir_ / "g", copy, std::filesystem::copy_options::recursive);
@@ -378,7 +381,8 @@ TEST_F(GroupTest, SymlinksAreNotFollowed) {
   std::filesystem::create_directory_symlink(dir_ / "g", dir_ / "link");
   auto group = Group::Open(dir_ / "link");
   ASSERT_FALSE(group.ok());
-  EXPECT_NE(group.status().message().find("symbolic link"), std::string::npos) << group.status().message();
+  EXPECT_NE(group.status().message().find("symbolic link"), std::string::npos)
+      << group.status().message();
   std::filesystem::rename(dir_ / "g/undo", dir_ / "elsewhere");
   std::filesystem::create_symlink(dir_ / "elsewhere", dir_ / "g/undo");
   EXPECT_EQ(Group::Open(dir_ / "g").status().code(), Code::kPermissionDenied);
@@ -390,7 +394,8 @@ TEST_F(GroupTest, AnotherUsersGroupIsRefused) {
   ASSERT_EQ(chown((dir_ / "g").c_str(), 12345, 12345), 0);
   auto group = Group::Open(dir_ / "g");
   ASSERT_FALSE(group.ok());
-  EXPECT_NE(group.status().message().find("belongs to user 12345"), std::string::npos) << group.status().message();
+  EXPECT_NE(group.status().message().find("belongs to user 12345"), std::string::npos)
+      << group.status().message();
 }
 
 TEST_F(GroupTest, ATableOfAnotherUuidIsRefused) {

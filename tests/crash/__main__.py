@@ -32,18 +32,9 @@ def main() -> int:
         print(f"  {problem}")
     failed = int(found.violations > 0)
     for mechanism in CONTROLS:
+        options = ["--control", mechanism, "--kills", str(arguments.kills), "--seed", str(arguments.seed)]
         control = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "tests.crash",
-                "--control",
-                mechanism,
-                "--kills",
-                str(arguments.kills),
-                "--seed",
-                str(arguments.seed),
-            ],
+            [sys.executable, "-m", "tests.crash", *options],
             env={**os.environ, "TFSPS_FAULT_OFF": mechanism},
             stdout=subprocess.PIPE,
             text=True,
