@@ -41,8 +41,6 @@ STAGES = (
     Stage("tsan", (_SHORT,)),
 )
 
-_COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)\b|\[  (PASSED|FAILED)  \] (\d+) tests?\b")
-
 
 @dataclasses.dataclass
 class Result:
@@ -53,14 +51,22 @@ class Result:
     skips: list[str]
 
 
-def _counts(output: str) -> dict[str, int]:
-    """Sums pytest's last summary line and GoogleTest's, whichever a suite printed."""
+def _counts(output: str, status: int) -> dict[str, int]:
+    """Adds up pytest's summary lines and GoogleTest's; a stage that prints neither is one check."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    summary = [line for line in output.splitlines() if re.search(r"\d+ (passed|failed)\b.* in [\d.]+s", line)][-1:]
-    summary += [line for line in output.splitlines() if re.match(r"\[  (PASSED|FAILED)  \] \d+ test", line)]
-    for number, word, gtest_word, gtest_number in _COUNT.findall("\n".join(summary)):
-        kind = (word or gtest_word).lower()
-        counts["failed" if kind.startswith("error") else kind] += int(number or gtest_number)
+    for line in re.findall(r"^.*\d+ (?:passed|failed|skipped|error)\b.*$", output, re.MULTILINE):
+        for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", line):
+            counts["failed" if kind == "error" else kind] += int(number)
+    for ran, passed in re.findall(r"\[=+\] (\d+) tests? .* ran\.[^\[]*\[  PASSED  \] (\d+) tests?", output):
+        counts["passed"] += int(passed)
+        # The brief report names failed tests but not skipped ones.
+        failed = len(re.findall(r"^\[  FAILED  \] \S+.* \(\d+ ms\)$", output, re.MULTILINE))
+        counts["failed"] += failed
+        counts["skipped"] += int(ran) - int(passed) - failed
+    if status and not counts["failed"]:
+        counts["failed"] = 1
+    elif not any(counts.values()):
+        counts["passed"] = 1
     return counts
 
 
@@ -78,11 +84,7 @@ def run(stage: Stage) -> Result:
             print(line, end="", flush=True)
             lines.append(line)
     seconds = time.monotonic() - start
-    counts = _counts("".join(lines))
-    if process.returncode and not counts["failed"]:
-        counts["failed"] = 1
-    elif not any(counts.values()):
-        counts["passed"] = 1  # a stage without tests of its own is one check
+    counts = _counts("".join(lines), process.returncode)
     skips = [line.strip() for line in lines if line.startswith("SKIPPED")]
     print(f"--- {stage.name}: {'FAILED' if process.returncode else 'ok'} in {seconds:.0f} s", flush=True)
     return Result(stage, seconds, process.returncode, counts, skips)
