@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "kernels/file_tables.h"
+
 namespace tsps {
 namespace {
 
@@ -176,7 +178,11 @@ Result<TableCache::Tables> TableCache::Resolve(const KernelContext& context, int
   if (current) return entry->tables;
 
   auto tables = std::make_shared<std::vector<TableHandle>>();
-  for (size_t i = 0; i < fresh->paths.size(); ++i) {
+  const bool from_files = !fresh->paths.empty() && IsParameterFile(fresh->paths.front());
+  if (from_files) {
+    TSPS_ASSIGN_OR_RETURN(*tables, OpenParameterFiles(fresh->paths));
+  }
+  for (size_t i = 0; !from_files && i < fresh->paths.size(); ++i) {
     TSPS_ASSIGN_OR_RETURN(TableHandle table, registry.OpenTable(fresh->paths[i], fresh->uuids[i]));
     if (!tables->empty() && table.owner != tables->front().owner) {
       return Error(Code::kInvalidArgument,

@@ -5,9 +5,9 @@ SavedModel takes captured tensors of `tf.saved_model.Asset` objects for files th
 sparse-parameter file, written when the SavedModel is, and in the loaded model the same tensor is that file's path,
 which the op library opens like a table. So no path of this machine is in the SavedModel.
 
-Keras's ExportArchive only keeps variables and `TrackableResource`s, hence the base classes. Private TensorFlow:
-`_export_to_saved_model_graph`, `_trackable_children`; and the `numpy` of one eager tensor is replaced, because that is
-where TensorFlow reads the file to copy. Checked with TensorFlow 2.15 and 2.21.
+It is tracked by the anchor, because of a layer Keras's ExportArchive keeps the variables alone. Private TensorFlow:
+`_export_to_saved_model_graph`; and the `numpy` of one eager tensor is replaced, because that is where TensorFlow reads
+which file to copy. Checked with TensorFlow 2.15 and 2.21.
 """
 
 from __future__ import annotations
@@ -25,25 +25,18 @@ if TYPE_CHECKING:
     from tf_sparse_ps.job import TableBinding
 
 
-class TableAsset(tf.saved_model.Asset, tf.saved_model.experimental.TrackableResource):
+class TableAsset(tf.saved_model.Asset):
     """A table's path in a graph: `asset_path`, a scalar string."""
 
     def __init__(self, binding: TableBinding) -> None:
-        tf.saved_model.experimental.TrackableResource.__init__(self)
-        tf.saved_model.Asset.__init__(self, binding.path)
+        super().__init__(binding.path)
         self._binding = binding
         self._folder: str | None = None
-
-    def _create_resource(self) -> Any:
-        return tf.constant(0)
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        return {}
 
     def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:
         path = self._write()
         self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
-        return tf.saved_model.Asset._export_to_saved_model_graph(self, tensor_map=tensor_map, **kwargs)
+        return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)
 
     def _write(self) -> str:
         """Writes the table's rows where the SavedModel's writer will find them; returns the file."""

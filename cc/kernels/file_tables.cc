@@ -1,0 +1,152 @@
+#include "kernels/file_tables.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "core/parameter_file.h"
+#include "kernels/process.h"
+
+namespace tsps {
+namespace {
+
+std::string RandomUuid() {
+  std::random_device random;
+  std::string uuid;
+  for (int digit = 0; digit < 32; ++digit) uuid += "0123456789abcdef"[random() & 15];
+  return uuid;
+}
+
+// A folder of this process's own, gone with the object; what is mapped from it stays mapped.
+class PrivateFolder {
+ public:
+  static Result<std::unique_ptr<PrivateFolder>> Create(const std::string& parent) {
+    std::string path = parent + "/tf_sparse_ps-files-XXXXXX";
+    if (mkdtemp(path.data()) == nullptr) return ErrnoError("cannot make a folder", path);
+    return std::unique_ptr<PrivateFolder>(new PrivateFolder(std::move(path)));
+  }
+  ~PrivateFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit PrivateFolder(std::string path) : path_(std::move(path)) {}
+  const std::string path_;
+};
+
+Status LoadFile(const std::string& path, size_t number, GroupWriter& writer, Executor& executor) {
+  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<ParameterFileReader> file,
+                        ParameterFileReader::Open(path));
+  const ParameterFileInfo& info = file->info();
+  TableConfig config;
+  config.name = "t" + std::to_string(number);
+  config.uuid = RandomUuid();
+  config.dim = info.dim;
+  config.key_limit = info.key_limit;
+  config.initializer = info.initializer;
+  TSPS_ASSIGN_OR_RETURN(const int table, writer.CreateTable(config));
+  std::vector<int64_t> keys;
+  std::vector<float> rows;
+  for (size_t block = 0; block < file->n_blocks(); ++block) {
+    const size_t n = file->rows_in_block(block);
+    keys.resize(n);
+    rows.resize(n * info.dim);
+    TSPS_RETURN_IF_ERROR(file->ReadBlock(block, keys.data(), rows.data(), nullptr));
+    TSPS_RETURN_IF_ERROR(writer.Assign(table, keys.data(), rows.data(), nullptr, n, executor));
+  }
+  return Status();
+}
+
+Result<std::shared_ptr<OpenGroup>> Load(const std::vector<std::string>& paths,
+                                        const std::string& parent) {
+  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateFolder> folder, PrivateFolder::Create(parent));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<Group> group,
+                        Group::Create(folder->path() + "/files", RandomUuid()));
+  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<GroupWriter> writer, group->OpenWriter());
+  const std::shared_ptr<Executor> executor = SharedExecutor();
+  for (size_t i = 0; i < paths.size(); ++i) {
+    TSPS_RETURN_IF_ERROR(LoadFile(paths[i], i, *writer, *executor));
+  }
+  return std::make_shared<OpenGroup>(group);
+}
+
+// Where to put the rows: the user's folder, shared memory, or wherever there is room.
+std::vector<std::string> Parents() {
+  std::vector<std::string> parents;
+  if (const char* folder = getenv("TFSPS_DIR"); folder != nullptr && *folder != '\0') {
+    parents.emplace_back(folder);
+  }
+  parents.emplace_back("/dev/shm");
+  if (const char* folder = getenv("TMPDIR"); folder != nullptr && *folder != '\0') {
+    parents.emplace_back(folder);
+  }
+  parents.emplace_back("/tmp");
+  return parents;
+}
+
+// Tells a file from a later one of the same name.
+std::string Identity(const std::string& path) {
+  struct stat file{};
+  if (stat(path.c_str(), &file) != 0) return path;
+  return path + "\n" + std::to_string(file.st_dev) + " " + std::to_string(file.st_ino) + " " +
+         std::to_string(file.st_size) + " " + std::to_string(file.st_mtim.tv_sec) + "." +
+         std::to_string(file.st_mtim.tv_nsec) + "\n";
+}
+
+struct Loaded {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<OpenGroup>> groups;
+};
+
+Loaded& AllLoaded() {
+  static Loaded* loaded = new Loaded;  // never destroyed, as the registry
+  return *loaded;
+}
+
+}  // namespace
+
+bool IsParameterFile(const std::string& path) {
+  struct stat file{};
+  return stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode);
+}
+
+Result<std::vector<TableHandle>> OpenParameterFiles(const std::vector<std::string>& paths) {
+  std::string identity;
+  for (const std::string& path : paths) identity += Identity(path);
+  Loaded& loaded = AllLoaded();
+  std::lock_guard<std::mutex> lock(loaded.mutex);
+  std::weak_ptr<OpenGroup>& known = loaded.groups[identity];
+  std::shared_ptr<OpenGroup> group = known.lock();
+  Status status;
+  for (const std::string& parent : Parents()) {
+    if (group != nullptr) break;
+    Result<std::shared_ptr<OpenGroup>> result = Load(paths, parent);
+    if (result.ok()) {
+      group = *result;
+      break;
+    }
+    // The first is the folder the user asked for; a bad file is bad everywhere.
+    if (status.ok()) status = result.status();
+    const Code code = result.status().code();
+    if (code != Code::kResourceExhausted && code != Code::kPermissionDenied &&
+        code != Code::kNotFound) {
+      return result.status();
+    }
+  }
+  if (group == nullptr) return status;
+  known = group;
+  std::vector<TableHandle> tables;
+  for (size_t i = 0; i < paths.size(); ++i) tables.push_back({group, static_cast<int>(i)});
+  return tables;
+}
+
+}  // namespace tsps
