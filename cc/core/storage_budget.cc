@@ -10,8 +10,9 @@ namespace tsps {
 namespace {
 
 constexpr uint64_t kUnlimited = UINT64_MAX;
-// Page tables, and whatever else the process allocates while we fill what we reserved.
-constexpr uint64_t kCgroupMargin = 8ull << 20;
+// Left for page tables and for what the processes of the cgroup allocate besides tables: reserving
+// the last page would only move the kill to somebody's next malloc.
+constexpr uint64_t kCgroupMargin = 32ull << 20;
 
 // A number in a file; "max", a missing file or v1's huge "no limit" are kUnlimited.
 uint64_t ReadNumber(const std::string& path) {

@@ -1,0 +1,89 @@
+"""What happens when storage runs out: an error that says so, and the table as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_MIB = 1 << 20
+# Fills a table until the error comes, then shows that what was there can still be read and written.
+_FILL = """
+    import sys
+    import numpy as np
+    from tf_sparse_ps.config import TableConfig
+    from tf_sparse_ps.errors import NoSpaceError
+    from tf_sparse_ps.table import Table
+
+    table = Table.create(sys.argv[1] + "/group/t", TableConfig("t", 64, initializer="zeros"))
+    written = 0
+    try:
+        while True:
+            keys = np.arange(written, written + 4096)
+            table.assign(keys, np.full((4096, 64), 7, np.float32))
+            written += 4096
+    except NoSpaceError as error:
+        assert len(table) == written, (len(table), written)
+        assert written > 0
+        for start in range(0, written, 4096):  # all at once would need the memory that is not there
+            assert (table.lookup(np.arange(start, start + 4096)) == 7).all()
+        table.assign([0], np.full((1, 64), 8, np.float32))
+        assert table.verify().ok
+        print(error)
+"""
+
+
+def _fill(folder: Path, prepare: str = "") -> subprocess.CompletedProcess[str]:
+    program = prepare + textwrap.dedent(_FILL)
+    return subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 16 MiB."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", tmp_path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """The cgroup.procs file of a memory cgroup limited to 192 MiB (version 1 or 2)."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        folder = Path(root) / f"tsps-test-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir()
+            try:
+                (folder / limit).write_text(str(192 * _MIB))
+            except OSError:
+                folder.rmdir()
+                continue
+            yield folder / "cgroup.procs"
+            folder.rmdir()
+            return
+    pytest.skip("cannot make a memory cgroup: needs root and a writable cgroup file system")
+
+
+def test_a_full_file_system_is_an_error_and_the_table_stays_whole(small_tmpfs: Path) -> None:
+    done = _fill(small_tmpfs)
+    assert done.returncode == 0, done.stderr
+    assert "the file system has" in done.stdout
+    assert str(small_tmpfs) in done.stdout
+
+
+def test_a_cgroup_too_small_for_the_table_is_an_error_not_a_kill(memory_cgroup: Path, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        shared = Path(f"/dev/shm/tsps-cgroup-{os.getpid()}")
+        shared.mkdir()
+        stack.callback(lambda: subprocess.run(["rm", "-rf", str(shared)], check=True))
+        done = _fill(shared, f"import os; open({str(memory_cgroup)!r}, 'w').write(str(os.getpid()))\n")
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert "the memory cgroup allows" in done.stdout
