@@ -13,7 +13,7 @@ from tf_sparse_ps.errors import InvalidArgumentError
 Keys = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 4 << 20
 
 
 def as_keys(keys: npt.ArrayLike) -> Keys:
