@@ -14,6 +14,7 @@ SUITES = {
     "kernels": "the ops alone: lookup, dedupe, segment-sum, apply, against TensorFlow's",
     "layers": "small layers against keras.layers.Embedding; a collection against separate layers",
     "step": "lookup and full step on 1M x 64 rows with 213k Zipf ids, against keras.layers.Embedding",
+    "growth": "an unbounded table takes in 5 million keys by training; what that costs readers",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 

@@ -70,13 +70,13 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_without_arguments_the_suites_are_listed() -> None:
     done = benchmarks()
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["kernels", "layers", "step", "ranks"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["kernels", "layers", "step", "growth", "ranks"]
 
 
 def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
-    assert "no such suite. Expected: all, kernels, layers, step, ranks. Received: speed" in done.stderr
+    assert "no such suite. Expected: all, kernels, layers, step, growth, ranks. Received: speed" in done.stderr
 
 
 @pytest.mark.parametrize("suite", ["kernels", "layers", "step"])
@@ -96,3 +96,12 @@ def test_ranks_suite_runs_with_small_sizes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     cases = {result["case"] for result in json.loads((tmp_path / "r.json").read_text())["results"]}
     assert {"1 rank, step_ms", "2 ranks, samples_per_second", "2 ranks, pss_mib"} <= cases
+
+
+def test_growth_suite_inserts_its_keys_and_reports_what_readers_paid(tmp_path: Path) -> None:
+    done = benchmarks("growth", "--quick", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = {r["variant"]: r["median"] for r in json.loads((tmp_path / "r.json").read_text())["results"]}
+    held_up = next(value for name, value in results.items() if name.startswith("longest that growth held up a read,"))
+    assert held_up <= 50  # milliseconds
+    assert results["bytes per row, all files"] > 16 * 4 * 2  # row and accumulator
