@@ -8,6 +8,7 @@ shape inference, and the gradient that arrives at it is the table's sparse gradi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,8 +156,36 @@ def _set_widths(rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_
             row.set_shape([None] * (row.shape.rank - 1) + [carriers[table].shape[-1]])
 
 
+# TensorFlow's functions that differentiate the body of a construct from outside of it (2.15 and 2.21), and its name.
+_CONSTRUCTS = {
+    ("cond_v2", "_IfGrad"): "tf.cond",
+    ("cond_v2", "_CaseGrad"): "tf.switch_case",
+    ("while_v2", "_WhileGrad"): "tf.while_loop or tf.map_fn",
+    ("custom_gradient", "inner_recompute_grad"): "tf.recompute_grad",
+}
+
+
+def _refuse_constructs() -> None:
+    """Raises where TensorFlow would fail on IndexedSlices with a text that names nothing.
+
+    Only the call stack tells: inside a nested tf.function all graphs look as they do outside. A tape in the body is
+    fine, and is not among the callers named above.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "").rpartition(".")[2]
+        construct = _CONSTRUCTS.get((module, frame.f_code.co_name))
+        if construct is not None:
+            raise ValueError(
+                f"A tf_sparse_ps lookup inside {construct} cannot be differentiated from outside of it. "
+                "Look up before it and pass the rows in, or open the GradientTape inside."
+            )
+        frame = frame.f_back
+
+
 @tf.RegisterGradient("TspsLookup")
 def _lookup_gradient(op: Any, *grads: Any) -> list[Any]:
+    _refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
     keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
@@ -166,6 +195,7 @@ def _lookup_gradient(op: Any, *grads: Any) -> list[Any]:
 
 @tf.RegisterGradient("TspsPooledLookup")
 def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
+    _refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
     # As text in a graph, as bytes in eager mode.

@@ -51,16 +51,11 @@ Result<int64_t> Features::CommonWidth(int table, const std::vector<Tensor>& grad
 Status UniqueKeys::Init(const KernelContext& context, const Features& features,
                         const std::vector<TableHandle>& tables, int keys, int inverses,
                         Executor& executor) {
-  std::vector<std::vector<IdSpan>> spans(tables.size());
   std::vector<size_t> counts(tables.size());
   for (int f = 0; f < features.n; ++f) {
-    const size_t table = static_cast<size_t>(features.table_of[static_cast<size_t>(f)]);
     TSPS_ASSIGN_OR_RETURN(Tensor ids, context.Input(f));
-    TSPS_ASSIGN_OR_RETURN(Tensor inverse, context.Output<int32_t>(inverses + f, ids.shape()));
-    spans[table].push_back({ids.data<int64_t>(), ids.size(), inverse.data<int32_t>()});
-    counts[table] += ids.size();
+    counts[static_cast<size_t>(features.table_of[static_cast<size_t>(f)])] += ids.size();
     ids_.push_back(std::move(ids));
-    inverses_.push_back(std::move(inverse));
   }
   for (size_t t = 0; t < tables.size(); ++t) {
     if (counts[t] > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
@@ -68,6 +63,15 @@ Status UniqueKeys::Init(const KernelContext& context, const Features& features,
                    "at most 2147483647 ids per call and table. Received: ", counts[t], " for ",
                    tables[t].path());
     }
+  }
+  std::vector<std::vector<IdSpan>> spans(tables.size());
+  for (int f = 0; f < features.n; ++f) {
+    TSPS_ASSIGN_OR_RETURN(Tensor inverse, context.Output<int32_t>(inverses + f, ids(f).shape()));
+    spans[static_cast<size_t>(features.table_of[static_cast<size_t>(f)])].push_back(
+        {ids(f).data<int64_t>(), ids(f).size(), inverse.data<int32_t>()});
+    inverses_.push_back(std::move(inverse));
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
     keys_.push_back(Dedupe(spans[t], executor));
     const Group& group = tables[t].group();
     const Status bounds = group.CheckKeys(tables[t].table, keys_[t].data(), keys_[t].size());

@@ -225,6 +225,62 @@ def test_the_weights_gradient_is_left_out_where_nobody_can_want_it(group, make_w
     step(tf.constant([1, 2, 3], i64), tf.ones([3]))
 
 
+def test_eager_tapes_leave_the_weights_gradient_out_too(group, monkeypatch):
+    table = group.table(4, rows=10)
+    calls = []
+    original = _ops._lib.tsps_pooled_weight_grad
+    monkeypatch.setattr(_ops._lib, "tsps_pooled_weight_grad", lambda *x, **y: calls.append(1) or original(*x, **y))
+    weights = tf.constant([1.0, 2.0, 3.0])
+    for wanted in ([table.anchor], [table.anchor, weights]):
+        with tf.GradientTape() as tape:
+            tape.watch(wanted)
+            pooled = group.pooled([tf.constant([1, 2, 3], i64)], [tf.constant([0, 3], i64)], [weights], [0], ["sum"])
+            loss = tf.reduce_sum(pooled.pooled[0])
+        found = tape.gradient(loss, wanted)
+        assert len(found[0].indices) == 3
+        assert len(calls) == len(wanted) - 1
+    assert found[1].shape == [3]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("construct", ["cond", "switch_case", "while_loop", "map_fn", "recompute_grad"])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_lookups_inside_control_flow_are_refused_by_name(group, nested, construct, pooled):
+    table = group.table(4, rows=10)
+    ids = tf.constant([1, 2, 1], i64)
+
+    def one(x):
+        if pooled:
+            return tf.reduce_sum(group.pooled([x], [tf.constant([0, 3], i64)], [tf.zeros([0])], [0], ["sum"]).pooled[0])
+        return tf.reduce_sum(group.lookup([x], [0]).rows[0])
+
+    body = tf.function(one) if nested else one
+
+    def loss():
+        if construct == "cond":
+            return tf.cond(tf.reduce_sum(ids) > 0, lambda: body(ids), lambda: 0.0)
+        if construct == "switch_case":
+            return tf.switch_case(tf.cast(ids[0], tf.int32), [lambda: 0.0, lambda: body(ids)])
+        if construct == "while_loop":
+            return tf.while_loop(lambda k, _: k < 3, lambda k, x: (k + 1, x + body(ids + k)), (tf.zeros([], i64), 0.0))[
+                1
+            ]
+        if construct == "recompute_grad":
+            return tf.recompute_grad(body)(ids)
+        return tf.reduce_sum(tf.map_fn(body, tf.stack([ids, ids]), fn_output_signature=tf.float32))
+
+    assert np.isfinite(tf.function(loss)())
+    with pytest.raises(ValueError, match=f"lookup inside .*tf.{construct}.* cannot be differentiated from outside"):
+        gradients_inside(loss, table.anchor)
+
+    def taped_inside():
+        return tf.cond(
+            tf.reduce_sum(ids) > 0, lambda: gradients(body, table.anchor, ids).values, lambda: tf.zeros([0, 4])
+        )
+
+    np.testing.assert_array_equal(tf.function(taped_inside)()[:, 0], [2, 1])
+
+
 def test_pooled_errors(group):
     group.table(4, rows=10)
     ids, none = tf.constant([1, 2, 3], i64), tf.zeros([0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -122,3 +124,42 @@ def test_lookups_read_what_was_assigned_since(group):
     before = look(ids).numpy()
     _ops.assign(table.path, table.uuid, ids, tf.constant(before + 1))
     np.testing.assert_array_equal(look(ids), before + 1)
+
+
+def test_more_ids_than_an_inverse_can_count_are_refused(group):
+    group.table(4, rows=1)
+    ids = tf.zeros([2**20], i64)  # one buffer, 2048 features of it
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"at most 2147483647 ids .* Received: 2147483648 for .*/t0"
+    ):
+        group.lookup([ids] * 2048, [0] * 2048)
+
+
+def test_a_lookup_sees_one_step_while_another_thread_trains(group):
+    """Every step subtracts 1 from all rows: a lookup that mixes steps shows two values."""
+    first, second = group.table(8, optimizer="sgd"), group.table(4, optimizer="sgd")
+    keys = tf.range(3000, dtype=i64)
+    for table in (first, second):
+        _ops.assign(table.path, table.uuid, keys, tf.zeros([3000, table.dim]))
+    steps, stop = 0, threading.Event()
+
+    def train():
+        nonlocal steps
+        grads = [tf.ones([3000, 8]), tf.ones([3000, 4])]
+        while not stop.is_set():
+            steps += 1
+            _ops.apply(steps, group.paths, group.uuids, [keys] * 2, grads, [[1.0]] * 2)
+
+    look = tf.function(lambda: group.lookup([keys, keys], [0, 1]).rows)
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        seen = set()
+        while len(seen) < 20:
+            one, two = look()
+            values = np.unique(np.concatenate([one.numpy().ravel(), two.numpy().ravel()]))
+            assert len(values) == 1, values
+            seen.add(values[0])
+    finally:
+        stop.set()
+        thread.join()
