@@ -87,34 +87,59 @@ _ops.bind_optimizer(path + "/t", uuid, "sgd")
 """
 
 
-def test_one_inter_op_thread_is_enough(folder):
-    """Wait and apply in one graph, without an order between them: a wait that held the thread would never end."""
-    code = (
-        f"PATH = {folder + '/g'!r}\n{ONE_THREAD}"
-        + """
-assert tf.config.threading.get_inter_op_parallelism_threads() == 1
+SESSIONS = """
+import threading
 
-def build(step):
+def run_waits_and_then_apply(make_wait, n_waits, first_step, last_step):
+    # The apply is queued for the one inter-op thread when the waits are there. False: a wait ended without its step.
+    started = threading.Event()
     with tf.Graph().as_default() as graph:  # without automatic control dependencies
         feed = tf.compat.v1.placeholder(tf.int64, [])
-        waits = [_ops.wait_step(path, feed, 60.0) for _ in range(20)]
-        # Comes after a chain of ops, so that the waits are started first.
-        delayed = feed
-        for _ in range(50):
-            delayed = tf.identity(delayed) + 0
-        applied = _ops.apply(delayed, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]])
-    return graph, feed, waits, applied
+        begun = tf.compat.v1.py_func(lambda: (started.set(), True)[1], [], tf.bool)
+        waits = [make_wait(feed) for _ in range(n_waits)]
+        applied = _ops.apply(feed, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]])
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+    reached = []
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        for step in range(first_step, last_step + 1):
+            started.clear()
+            waiter = threading.Thread(target=lambda: reached.append(session.run([begun, waits], {feed: step})[1]))
+            waiter.start()
+            started.wait()
+            session.run(applied, {feed: step})
+            waiter.join()
+            if reached[-1] != [step] * n_waits:
+                return False
+    return True
+"""
 
-graph, feed, waits, applied = build(1)
-config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-with tf.compat.v1.Session(graph=graph, config=config) as session:
-    for step in range(1, 200):
-        found, _ = session.run([waits, applied], {feed: step})
-        assert found == [step] * 20, found
-print("done")
+
+def test_one_inter_op_thread_is_enough(folder):
+    code = (
+        f"PATH = {folder + '/g'!r}\n{ONE_THREAD}{SESSIONS}"
+        + """
+print(run_waits_and_then_apply(lambda step: _ops.wait_step(path, step, 60.0), 20, 1, 50))
 """
     )
-    assert run_child(code, timeout_s=90) == "done\n"
+    assert run_child(code, timeout_s=90) == "True\n"
+
+
+def test_a_wait_that_held_the_thread_would_starve_the_step(folder):
+    """The control of the test above."""
+    code = (
+        f"PATH = {folder + '/g'!r}\n{ONE_THREAD}{SESSIONS}"
+        + """
+def blocking(step):
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        if int(_ops.group_info(path).step) >= step:
+            return step
+    return step * 0 - 1
+
+print(run_waits_and_then_apply(lambda step: tf.compat.v1.py_func(blocking, [step], tf.int64), 1, 1, 1))
+"""
+    )
+    assert run_child(code, timeout_s=90) == "False\n"
 
 
 def test_one_inter_op_thread_and_another_rank(folder):
