@@ -14,7 +14,7 @@ constexpr size_t kInitialGrain = 64;    // rows
 constexpr size_t kCopyBytes = 1 << 18;  // a range's share of the output
 
 // Rows fetched ahead of the one being copied. The row's address itself comes from a cached array.
-constexpr size_t kAhead = 16;
+constexpr size_t kAhead = 32;
 
 inline void PrefetchRow(const float* row, size_t bytes) {
   const char* address = reinterpret_cast<const char*>(row);
