@@ -98,13 +98,13 @@ class CrashTest : public ::testing::Test {
     auto writer = (*group)->OpenWriter();
     ASSERT_TRUE(writer.ok());
     ASSERT_TSPS_OK(SetUpGroup(**writer));
-    expected_ = new std::vector<Image>;
+    expected_.clear();
     first_ = MutationsDone(**group);
-    expected_->push_back(ReadImage(**group));
+    expected_.push_back(ReadImage(**group));
     for (int i = 0; i < kMutations; ++i) {
       ASSERT_TSPS_OK(Mutate(**group, **writer, i));
-      ASSERT_EQ(MutationsDone(**group), first_ + expected_->size());
-      expected_->push_back(ReadImage(**group));
+      ASSERT_EQ(MutationsDone(**group), first_ + expected_.size());
+      expected_.push_back(ReadImage(**group));
     }
     ASSERT_TSPS_OK((*writer)->Verify());
     ASSERT_GT((*group)->counters().growth_splits.load(), 4u);
@@ -155,7 +155,7 @@ class CrashTest : public ::testing::Test {
     const uint64_t done = MutationsDone(**group);
     ASSERT_GE(done, first_) << when;
     ASSERT_LE(done - first_, static_cast<uint64_t>(kMutations)) << when;
-    EXPECT_TRUE(ReadImage(**group) == (*expected_)[done - first_])
+    EXPECT_TRUE(ReadImage(**group) == expected_[done - first_])
         << when << ": torn at mutation " << done - first_;
     for (const int64_t absent : {int64_t{-1}, int64_t{INT64_MIN}}) {
       std::vector<float> initial(4);
@@ -167,11 +167,11 @@ class CrashTest : public ::testing::Test {
   std::string Path() const { return dir_ / "g"; }
 
   TempDir dir_;
-  static std::vector<Image>* expected_;
+  static std::vector<Image> expected_;
   static uint64_t first_;
 };
 
-std::vector<Image>* CrashTest::expected_ = nullptr;
+std::vector<Image> CrashTest::expected_;
 uint64_t CrashTest::first_ = 0;
 
 class KillPointTest : public CrashTest, public ::testing::WithParamInterface<const char*> {};
@@ -253,7 +253,7 @@ TEST_F(CrashTest, WithoutTheUndoLogTheHarnessFindsTornRows) {
       auto group = Group::Open(Path());
       auto writer = (*group)->OpenWriter();
       const uint64_t done = MutationsDone(**group) - first_;
-      if (!(ReadImage(**group) == (*expected_)[done])) kill(getpid(), SIGKILL);
+      if (!(ReadImage(**group) == expected_[done])) kill(getpid(), SIGKILL);
     });
     torn += !found;
   }
