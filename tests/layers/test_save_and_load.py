@@ -1,0 +1,242 @@
+"""Rows, and slots where there are any, survive every way in which Keras and TensorFlow save a model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import FOLDER, IDS, TARGETS, assign, compiled, functional, keras, keras2_only, keras3_only, run_child
+
+import tf_sparse_ps as tsps
+
+
+def trained(input_dim: int | None, **kwargs: object) -> keras.Model:
+    model = compiled(tsps.Embedding(input_dim, 4, name="words", **kwargs))
+    model.fit(IDS, TARGETS, verbose=0, epochs=2)
+    return model
+
+
+def slots(model: keras.Model) -> tuple[np.ndarray, ...]:
+    reader = model.get_layer("words").bindings[0].reader()
+    return reader.entries(np.sort(reader.keys()))
+
+
+def assert_same_table(a: keras.Model, b: keras.Model) -> None:
+    """Equal keys, rows and slots, in different tables."""
+    assert a.get_layer("words").bindings[0].path != b.get_layer("words").bindings[0].path
+    for x, y in zip(slots(a), slots(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+UNSEEN = np.array([[4, 5, 6], [7, 8, 9]], np.int64)  # bounded: below 10
+
+
+@pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
+def test_keras_file_without_custom_objects(tmp_path, input_dim):
+    model = trained(input_dim)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert_same_table(model, again)
+    for ids in (IDS, UNSEEN):  # never-trained ids too: the initial values are the same
+        np.testing.assert_array_equal(model.predict(ids, verbose=0), again.predict(ids, verbose=0))
+
+
+@pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
+def test_a_loaded_model_goes_on_training_with_its_slots(tmp_path, input_dim):
+    model = trained(input_dim)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    again.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.5)), "mse")
+    assert_same_table(model, again)
+    once = tsps.DistributedOptimizer(keras.optimizers.SGD(0.0), sparse_optimizer=tsps.optimizers.Adagrad(learning_rate=0.5))
+    twice = tsps.DistributedOptimizer(keras.optimizers.SGD(0.0), sparse_optimizer=tsps.optimizers.Adagrad(learning_rate=0.5))
+    model.compile(once, "mse")
+    again.compile(twice, "mse")
+    model.fit(IDS, TARGETS, verbose=0)
+    again.fit(IDS, TARGETS, verbose=0)
+    for x, y in zip(slots(model), slots(again), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
+def test_weights_file(tmp_path, input_dim):
+    model = trained(input_dim)
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = functional(tsps.Embedding(input_dim, 4, name="words"))
+    if input_dim is None:
+        with pytest.warns(UserWarning, match="never trained"):
+            again.load_weights(tmp_path / "model.weights.h5")
+    else:
+        again.load_weights(tmp_path / "model.weights.h5")
+        np.testing.assert_array_equal(model.predict(UNSEEN, verbose=0), again.predict(UNSEEN, verbose=0))
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), again.predict(IDS, verbose=0))
+
+
+@pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
+def test_tensorflow_checkpoint(tmp_path, input_dim):
+    model = trained(input_dim)
+    path = tf.train.Checkpoint(model=model).save(os.fspath(tmp_path / "checkpoint"))
+    before = slots(model)
+    model.fit(IDS, TARGETS, verbose=0)
+    tf.train.Checkpoint(model=model).restore(path)
+    for x, y in zip(before, slots(model), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@keras2_only
+def test_tensorflow_format_of_keras_2(tmp_path):
+    model = trained(None)
+    model.save_weights(os.fspath(tmp_path / "weights"), save_format="tf")
+    before = slots(model)
+    model.fit(IDS, TARGETS, verbose=0)
+    model.load_weights(os.fspath(tmp_path / "weights")).expect_partial()
+    for x, y in zip(before, slots(model), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_legacy_h5_carries_a_bounded_table_and_refuses_an_unbounded_one(tmp_path):
+    model = trained(10)
+    model.save(os.fspath(tmp_path / "model.h5"))
+    again = functional(tsps.Embedding(10, 4, name="words"))
+    again.load_weights(os.fspath(tmp_path / "model.h5"))
+    np.testing.assert_array_equal(model.predict(UNSEEN, verbose=0), again.predict(UNSEEN, verbose=0))
+    with pytest.raises(ValueError, match=r"words.*unbounded.*model\.save"):
+        trained(None).save(os.fspath(tmp_path / "unbounded.h5"))
+
+
+def test_early_stopping_restores_a_bounded_table_and_refuses_an_unbounded_one():
+    model = compiled(tsps.Embedding(10, 4, name="words"))
+    stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True)
+    first = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, _: kept.append(model.get_layer("words").get_weights()[0])
+    )
+    kept: list[np.ndarray] = []
+    model.fit(IDS, TARGETS, epochs=5, verbose=0, callbacks=[first, stop])
+    assert len(kept) == 3
+    assert np.abs(kept[0] - kept[-1]).max() > 0
+    np.testing.assert_array_equal(model.get_layer("words").get_weights()[0], kept[0])
+    with pytest.raises(ValueError, match=r"words.*unbounded"):
+        trained(None).fit(IDS, TARGETS, epochs=2, verbose=0, callbacks=[stop])
+
+
+def test_model_checkpoint(tmp_path):
+    model = trained(None)
+    callback = keras.callbacks.ModelCheckpoint(os.fspath(tmp_path / "best.keras"))
+    model.fit(IDS, TARGETS, verbose=0, callbacks=[callback])
+    assert_same_table(model, keras.models.load_model(tmp_path / "best.keras"))
+
+
+def test_file_of_a_keras_embedding(tmp_path):
+    theirs = functional(keras.layers.Embedding(10, 4, name="words"))
+    theirs.save(tmp_path / "theirs.keras")
+    theirs.save_weights(tmp_path / "theirs.weights.h5")
+    ours = functional(tsps.Embedding(10, 4, name="words"))
+    ours.load_weights(tmp_path / "theirs.weights.h5")
+    np.testing.assert_allclose(ours.predict(UNSEEN, verbose=0), theirs.predict(UNSEEN, verbose=0), rtol=1e-6)
+    ours = functional(tsps.Embedding(10, 4, name="words"))
+    ours.load_weights(tmp_path / "theirs.keras")
+    np.testing.assert_allclose(ours.predict(UNSEEN, verbose=0), theirs.predict(UNSEEN, verbose=0), rtol=1e-6)
+    wrong = functional(tsps.Embedding(11, 4, name="words"))
+    with pytest.raises(ValueError, match=r"11"):
+        wrong.load_weights(tmp_path / "theirs.weights.h5")
+
+
+@keras3_only
+def test_a_keras_model_loads_with_our_layer_in_place_of_keras(tmp_path):
+    theirs = functional(keras.layers.Embedding(10, 4, name="words"))
+    theirs.save(tmp_path / "theirs.keras")
+    ours = keras.models.load_model(tmp_path / "theirs.keras", custom_objects={"Embedding": tsps.Embedding})
+    assert isinstance(ours.get_layer("words"), tsps.Embedding)
+    np.testing.assert_allclose(ours.predict(UNSEEN, verbose=0), theirs.predict(UNSEEN, verbose=0), rtol=1e-6)
+
+
+def test_all_layers_in_one_file(tmp_path):
+    inputs = keras.Input((3,), dtype="int64")
+    tables = tsps.TableConfig("a", 4), tsps.TableConfig("b", 3, key_limit=10, optimizer=tsps.optimizers.SGD())
+    collection = tsps.EmbeddingCollection(
+        {
+            "x": tsps.FeatureConfig(tables[0]),
+            "y": tsps.FeatureConfig(tables[0], combiner="sum"),
+            "z": tsps.FeatureConfig(tables[1], combiner="sqrtn"),
+        }
+    )
+    reduce = tsps.EmbeddingReduce(10, 4, combiner="sum", embeddings_initializer="he_normal")
+    outputs = [reduce(inputs), *collection({"x": inputs, "y": inputs, "z": inputs}).values()]
+    model = keras.Model(inputs, outputs)
+    assign(collection, [1, 9], 3.0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    for ids in (IDS, UNSEEN):
+        for x, y in zip(model.predict(ids, verbose=0), again.predict(ids, verbose=0), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_clone_has_its_own_table():
+    model = trained(10)
+    clone = keras.models.clone_model(model)
+    assert clone.get_layer("words").name == "words"
+    clone.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.5)), "mse")
+    before = model.get_layer("words").get_weights()[0]
+    clone.fit(IDS, TARGETS, verbose=0)
+    np.testing.assert_array_equal(model.get_layer("words").get_weights()[0], before)
+    assert model.get_layer("words").bindings[0].uuid != clone.get_layer("words").bindings[0].uuid
+
+
+def test_two_models_with_layers_of_one_name_train_different_tables():
+    a, b = trained(10), trained(10)
+    paths = {m.get_layer("words").bindings[0].path for m in (a, b)}
+    assert len(paths) == 2
+    before = b.get_layer("words").get_weights()[0]
+    a.fit(IDS, TARGETS, verbose=0)
+    np.testing.assert_array_equal(b.get_layer("words").get_weights()[0], before)
+
+
+SERVE = """
+import numpy as np, os, tensorflow as tf
+tf.load_op_library({library!r})
+model = tf.saved_model.load({path!r})
+call = model.signatures["serving_default"]
+(output,) = call(tf.constant(np.load({ids!r}))).values()
+np.save({out!r}, output)
+try:
+    call(tf.constant([[10, 0, 0]], tf.int64))
+except tf.errors.InvalidArgumentError as error:
+    assert "10" in str(error), error
+else:
+    assert {unbounded}, "an id out of range was served"
+assert not [name for name in os.listdir("/dev/shm") if name.startswith("tf_sparse_ps-files")]
+"""
+
+
+@pytest.mark.parametrize("how", ["export", "saved_model"])
+@pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
+def test_a_saved_model_is_served_elsewhere(tmp_path, input_dim, how):
+    model = trained(input_dim)
+    ids = np.concatenate([IDS, UNSEEN])
+    want = model.predict(ids, verbose=0)
+    folder = tmp_path / "model"
+    model.export(os.fspath(folder)) if how == "export" else tf.saved_model.save(model, os.fspath(folder))
+    content = b"".join(p.read_bytes() for p in folder.rglob("*") if p.is_file())
+    assert FOLDER.encode() not in content
+    assert b"/dev/shm" not in content
+    moved = Path(shutil.move(folder, tmp_path / "elsewhere"))
+    assert len(list((moved / "assets").iterdir())) == 1
+    np.save(tmp_path / "ids.npy", ids)
+    library = Path(tsps.__file__).with_name("_ops_lib.so")
+    code = SERVE.format(
+        library=os.fspath(library),
+        path=os.fspath(moved),
+        ids=os.fspath(tmp_path / "ids.npy"),
+        out=os.fspath(tmp_path / "out.npy"),
+        unbounded=input_dim is None,
+    )
+    run_child(code, TFSPS_DIR="")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), want, rtol=1e-6)
+    before = model.predict(ids, verbose=0)
+    np.testing.assert_array_equal(before, want)  # the live model still reads the live table
+    model.fit(IDS, TARGETS, verbose=0)
+    assert np.abs(model.predict(ids, verbose=0) - want).max() > 0
