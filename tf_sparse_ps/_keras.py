@@ -98,6 +98,9 @@ def apply_optimizer(optimizer: Any, gradients: list[Any], variables: list[Any]) 
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
+ResourceVariable: Any = type(tf.Variable(0.0))
+
+
 def tf_variable(variable: Any) -> tf.Variable:
     """The TensorFlow variable in a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else variable.value

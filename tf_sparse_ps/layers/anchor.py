@@ -7,9 +7,10 @@ table, so that `get_weights`, `set_weights` and EarlyStopping carry them.
 
 Everything an optimizer would do with it raises: only `tsps.DistributedOptimizer`, which takes anchors out first, can
 train a table. Keras optimizers of all kinds ask a variable for its key in `build`, through `_distributed_container`,
-before they do anything else; assignments are the second line, for code that does not ask.
+before they do anything else, and legacy ones for its constraint; assignments are the last line, for code that does not
+ask.
 
-Private TensorFlow used here: `_distributed_container`, `_track_trackable`. Checked with Keras 3.15 on TensorFlow 2.21
+Private TensorFlow used here: `_distributed_container`, `_track_trackable`, the class of a variable. Checked with Keras 3.15 on TensorFlow 2.21
 and Keras 2.15 on TensorFlow 2.15.
 """
 
@@ -21,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import _keras
-from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_asset import TableAsset
 
@@ -82,8 +82,11 @@ def _assign(binding: TableBinding, value: Any) -> None:
 
 
 def refuse(binding: TableBinding) -> NoReturn:
-    """Raises the error of an optimizer that cannot train tables."""
-    raise UnsupportedError(
+    """Raises the error of an optimizer that cannot train tables.
+
+    A plain ValueError: AutoGraph, inside a tf.function, keeps the type of built-in exceptions only.
+    """
+    raise ValueError(
         f"the table of layer {binding.config.name!r} can only be trained by tsps.DistributedOptimizer. Wrap the "
         "optimizer: model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), ...), or "
         "tsps.DistributedOptimizer(optimizer).apply_gradients(...) in a loop of your own; it takes the place of "
@@ -91,10 +94,20 @@ def refuse(binding: TableBinding) -> NoReturn:
     )
 
 
+class _GuardedVariable(_keras.ResourceVariable):
+    """A `tf.Variable` that has become an anchor."""
+
+    @property
+    def constraint(self) -> NoReturn:
+        """Refused: optimizers of TensorFlow 1 and Keras 2's legacy ones ask before they update; SGD asks nothing else."""
+        refuse(self.tsps_binding)
+
+
 def _guard(variable: tf.Variable, binding: TableBinding) -> None:
     def refuse_optimizer(*_: Any, **__: Any) -> NoReturn:
         refuse(binding)
 
+    variable.__class__ = _GuardedVariable
     variable.tsps_binding = binding
     variable.tsps_asset = TableAsset(binding)
     variable._track_trackable(variable.tsps_asset, "tsps_asset", overwrite=True)
