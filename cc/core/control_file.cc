@@ -133,7 +133,7 @@ void ControlFile::Publish(const State& state) {
   to.step = state.step;
   to.version = state.version;
   to.n_tables = static_cast<uint32_t>(state.tables.size());
-  std::memcpy(to.tables, state.tables.data(), state.tables.size() * sizeof(TableState));
+  std::copy(state.tables.begin(), state.tables.end(), to.tables);
   TSPS_FAULT_POINT("publish.record");
   live().sequence.store(2 * state.epoch, std::memory_order_release);
   TSPS_FAULT_POINT("publish.even");

@@ -18,7 +18,9 @@ __attribute__((no_sanitize("thread"), noinline)) inline void RacyRead(void* to, 
   for (size_t i = 0; i < bytes; ++i) target[i] = source[i];
 }
 #else
-inline void RacyRead(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+inline void RacyRead(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);  // of an empty vector even the pointers are null
+}
 #endif
 
 }  // namespace tsps
