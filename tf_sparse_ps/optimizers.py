@@ -67,7 +67,7 @@ class RowOptimizer:
 
         Args:
           learning_rate: The rate to use at this step: a number, or a scalar tensor.
-          step: The step that is being made, counted from 1: a number, or a scalar tensor.
+          step: The update that is being made, counted from 1: a number, or a scalar tensor.
         """
         raise NotImplementedError
 
@@ -170,14 +170,16 @@ class Adam(RowOptimizer):
     """Lazy Adam with Keras's formulas.
 
     `m += (g - m)(1 - beta_1); v += (g^2 - v)(1 - beta_2); w -= learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t) *
-    m / (sqrt(v) + epsilon)`, where `t` counts the job's steps, this one included.
+    m / (sqrt(v) + epsilon)`, where `t` counts updates of the wrapped optimizer, this one included.
 
-    `t` counts steps of the job, not updates of the row, because that is what Keras's Adam does for the whole
-    variable, so that a row which every batch touches gets exactly Keras's values; and not the wrapped optimizer's
-    iterations, because slots live as long as the job: a process that attaches to a named job with a new Keras
-    optimizer must not correct an old bias again. The price: the first update of a row that appears late is not
-    bias-corrected, hence `(1 - beta_1) / sqrt(1 - beta_2)` = 3.2 times a corrected one's size at the defaults, as
-    it is with Keras's sparse updates.
+    `t` counts updates of the whole model, not of the row, because that is what Keras's Adam does, so that a row which
+    every batch touches gets exactly Keras's values. It is the wrapped optimizer's `iterations + 1`, not the job's
+    step: a second model of the same process starts at 1, as its slots do, and a model that is loaded with its
+    optimizer goes on where it was. (A process that attaches to a named job's tables with a new Keras optimizer starts
+    at 1 with old slots: its first updates are a third of the usual size, and grow to it.) The price of not
+    counting the row's own updates: the first update of a row that appears late is not bias-corrected, hence
+    `(1 - beta_1) / sqrt(1 - beta_2)` = 3.2 times a corrected one's size at the defaults, as with Keras's sparse
+    updates.
 
     Source: Kingma and Ba 2015, in the form before their section 2.1.
     """

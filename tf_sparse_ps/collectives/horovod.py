@@ -5,8 +5,10 @@ How an operation keeps its name, runs once per call, and waits for nothing it ne
 - It is built inside a `tf.function` marked noinline: no caller's name scope reaches it (`ignore_name_scope` sees to
   the rest), and grappler, to which Horovod's ops look pure, cannot fold it when its input is a constant.
 - Every name has a counter variable, read before and advanced after the operation. Automatic control dependencies
-  order by variable, so a name is never twice in flight, also in unrolled steps, and is not pruned;
-  operations of different names stay free of each other. The counters say how many operations were enqueued.
+  order by variable, so a name is never twice in flight, also in unrolled steps; operations of different names stay
+  free of each other. The counters say how many operations were enqueued.
+- What the counter is advanced by is computed from the operation's output. A rank that does not need the output (not
+  the leader) must take part all the same, and grappler turns operations with control outputs only into nothing.
 
 When any rank exits, Horovod shuts down on all of them. So a process that ends cleanly first meets the others at a
 barrier, for a bounded time; one that ends with an error does not, and the others fail at once.
@@ -181,8 +183,7 @@ class HorovodCollectives(Collectives):
         except (*_FAILURES, HorovodInternalError) as error:
             self.failed = True
             raise CollectivesError(f"collective '{label}' failed on rank {self.rank}: {error}") from error
-        with tf.control_dependencies(outputs):
-            counter.assign_add(1)
+        counter.assign_add(_one(outputs[0]))
         return outputs
 
     def _function(
@@ -244,3 +245,11 @@ class HorovodCollectives(Collectives):
             meet()
             return
         waiter.join(_EXIT_BARRIER_SECONDS)
+
+
+def _one(tensor: tf.Tensor) -> tf.Tensor:
+    """The number 1, as int64, in a way that needs the tensor and that no optimizer sees through."""
+    if tf.executing_eagerly():
+        return tf.constant(1, tf.int64)
+    first = tf.cast(tf.cast(tf.reshape(tensor, [-1])[:1], tf.bool), tf.int64)
+    return tf.maximum(tf.reduce_max(first), 1)

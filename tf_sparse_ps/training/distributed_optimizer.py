@@ -98,7 +98,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self.topology = topology
         self.schedule = schedule
         self.collectives = collectives
-        self._run = _Run(collectives_lib.resolve(collectives))
+        self._run = _Run(collectives_lib.resolve(collectives), rule or _match(optimizer))
 
     # --- what Keras calls ---
 
@@ -117,6 +117,7 @@ class DistributedOptimizer(_keras.Optimizer):
             _keras.build_optimizer(self.inner_optimizer, dense)
         self.built = True
 
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
         """Reduces gradients over the ranks and updates weights and tables.
 
@@ -134,6 +135,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self._train(list(grads_and_vars))
         return self.iterations
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """As `apply_gradients`, with Keras 3's arguments."""
         if trainable_variables is None:
@@ -223,8 +225,10 @@ class DistributedOptimizer(_keras.Optimizer):
     # --- the step ---
 
     def _rule_of(self, table: Any) -> optimizers.RowOptimizer:
-        rule = table.config.optimizer or self.sparse_optimizer
-        return optimizers.match(self.inner_optimizer) if rule is None else rule
+        rule = table.config.optimizer or self._run.rule
+        if isinstance(rule, ValueError):
+            raise ValueError(f"table '{table.config.name}' has no update rule: {rule}")
+        return rule
 
     def _train(self, pairs: list[tuple[Any, Any]]) -> None:
         if tf.distribute.has_strategy():
@@ -276,6 +280,7 @@ class DistributedOptimizer(_keras.Optimizer):
                 "topology": self.topology,
                 "schedule": self.schedule,
                 "wrapped optimizer": type(self.inner_optimizer).__name__,
+                "updates made before": int(self.iterations),
                 "clipping": clipping.Clipping.of(self.inner_optimizer),
                 "dense gradients": [one.signature for one in dense],
                 "tables with gradients": [one.table.config.name for one in tables],
@@ -315,7 +320,7 @@ class DistributedOptimizer(_keras.Optimizer):
         if reduced is None or rows is None:
             return step
         rules = [self._rule_of(one.table) for one in tables]
-        hyper = [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), step) for rule in rules]
+        hyper = [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules]
         return _ops.apply(
             step,
             [one.table.path for one in tables],
@@ -341,8 +346,9 @@ _STRATEGY = (
 class _Run:
     """What an optimizer has found out by training."""
 
-    def __init__(self, collectives: collectives_lib.Collectives) -> None:
+    def __init__(self, collectives: collectives_lib.Collectives, rule: optimizers.RowOptimizer | ValueError) -> None:
         self.collectives = collectives
+        self.rule = rule  # of tables without their own; or why there is none, which matters when there is a table
         self.ordinal: int | None = None
         self.bound: set[str] = set()
         self.variables: list[Any] = []
@@ -381,6 +387,13 @@ class _DenseGradient:
     def signature(self) -> str:
         kind = "none" if self.value is None else "sparse" if self.big else "dense"
         return f"{kind}{list(self.variable.shape)}"
+
+
+def _match(optimizer: Any) -> optimizers.RowOptimizer | ValueError:
+    try:
+        return optimizers.match(optimizer)
+    except ValueError as error:
+        return error
 
 
 def _refuse_unsupported(optimizer: Any, wrapper: Any) -> None:

@@ -22,10 +22,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _ops
+from tf_sparse_ps import _table
 from tf_sparse_ps.collectives import CollectivesError
 
-_POLL_S = 1.0
+_POLL_S = 0.2
 _GRACE_S = 4.0
 _lock = threading.Lock()
 _watches: dict[str, Watch] = {}
@@ -50,7 +50,7 @@ class Watch:
     def stop(self) -> None:
         """Ends the thread."""
         self._stop.set()
-        self._thread.join(3 * _POLL_S)
+        self._thread.join(5 * _POLL_S)
 
     def wait_for_death(self, timeout_s: float) -> str | None:
         """The report of the writer's death, which the kernel may show a moment after the sockets are closed."""
@@ -58,22 +58,20 @@ class Watch:
         return self.death
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                step = int(_ops.group_info(self._path).step)
-                # Not before a hundred years of steps: the wait ends by timeout, or because the writer is dead.
-                _ops.wait_step(self._path, step + (1 << 40), _POLL_S)
-            except tf.errors.DeadlineExceededError:
-                continue
-            except tf.errors.UnavailableError as error:
-                if not self._stop.is_set():
-                    self._report(str(error.message))
-                return
-            except Exception:  # the interpreter or the group is being torn down
+        # Through the module that has no TensorFlow in it: a failed op would be logged every time.
+        group = _table.Group.open(self._path)
+        while not self._stop.wait(_POLL_S):
+            info = group.info()
+            if not info["writer_alive"]:
+                if os.path.exists(self._path):  # else the leader has ended as it should
+                    self._report(info)
                 return
 
-    def _report(self, cause: str) -> None:
-        self.death = f"rank {self._rank}: the leader of node {self._node} died: {cause}"
+    def _report(self, info: dict[str, Any]) -> None:
+        self.death = (
+            f"rank {self._rank}: the leader of node {self._node} (pid {info['writer_pid']}) died after step "
+            f"{info['step']} of {self._path}; step {info['step'] + 1} will not be made"
+        )
         self._dead.set()
         print(f"tf_sparse_ps: {self.death}", file=sys.stderr, flush=True)
         where = _main_thread_call()

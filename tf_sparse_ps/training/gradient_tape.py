@@ -56,6 +56,7 @@ class DistributedGradientTape:
         """Everything but `gradient` is the wrapped tape's: `watch`, `stop_recording`, `reset`, ..."""
         return getattr(self._tape, name)
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
         """As `tf.GradientTape.gradient`, averaged over the ranks.
 

@@ -1,0 +1,155 @@
+"""One rank of the equality test. Writes what it ended with; the test compares with the reference.
+
+Arguments: the folder for results.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import batches
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.collectives.local import LocalCollectives
+from tf_sparse_ps.training import sparse_ring
+
+keras = tf.keras
+OPTIMIZERS = {
+    "sgd": keras.optimizers.SGD,
+    "adagrad": keras.optimizers.Adagrad,
+    "adam": keras.optimizers.Adam,
+}
+
+
+def layers() -> list[Any]:
+    """The three tables."""
+    made = []
+    for dim, keys, bounded in zip(batches.DIMS, batches.KEYS, batches.BOUNDED, strict=True):
+        made.append(tsps.Embedding(keys if bounded else None, dim))
+        made[-1].build(None)
+    return made
+
+
+def numbers(layer: Any, keys: np.ndarray) -> np.ndarray:
+    """float32[n, dim]: rows as every reader sees them."""
+    return np.asarray(layer(tf.constant(keys)))
+
+
+def train(kind: str, reduction: str, steps: int, *, tape: str = "plain", control: bool = False) -> dict[str, Any]:
+    """Trains three tables and three dense weights; returns first and last values."""
+    tables = layers()
+    dense = [tf.Variable(weight) for weight in batches.first_dense()]
+    optimizer = tsps.DistributedOptimizer(
+        OPTIMIZERS[kind](batches.RATES[kind]), sparse_reduction=reduction, collectives="auto"
+    )
+    first = [numbers(layer, batches.all_keys(t)) for t, layer in enumerate(tables)]
+    anchors = [layer.trainable_variables[0] for layer in tables]
+    new_tape = tsps.DistributedGradientTape if tape == "distributed" else (lambda plain: plain)
+
+    def step(leave_out: bool, ids: list[tf.Tensor], targets: list[tf.Tensor], dense_targets: list[tf.Tensor]) -> None:
+        with new_tape(tf.GradientTape()) as recorded:
+            loss = tf.add_n([0.5 * tf.reduce_sum((w - t) ** 2) for w, t in zip(dense, dense_targets, strict=True)])
+            for t, layer in enumerate(tables):
+                if t == 2 and leave_out:
+                    continue  # this rank's graph has no lookup of the table at all: its gradient is None
+                # Called twice: keys repeat between the calls, and must count once.
+                half = tf.shape(ids[t])[0] // 2
+                for part in (slice(None, half), slice(half, None)):
+                    loss += 0.5 * tf.reduce_sum((layer(ids[t][part]) - targets[t][part]) ** 2)
+        variables = [*anchors, *dense]
+        optimizer.apply_gradients(zip(recorded.gradient(loss, variables), variables, strict=True))
+
+    signature = (
+        [tf.TensorSpec([None], tf.int64) for _ in batches.DIMS],
+        [tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS],
+        [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
+    )
+    functions = [tf.function(functools.partial(step, out), input_signature=signature) for out in (False, True)]
+    exchange = sparse_ring.exchange
+    if control:
+        # Nothing travels: every leader sees its own gradients only.
+        sparse_ring.exchange = lambda gradients, collectives, name: exchange(gradients, LocalCollectives(), name)
+    try:
+        for i in range(steps):
+            one = batches.batch(i, hvd.rank())
+            leave_out = len(one.ids[2]) == 0 and i % 3 == 0
+            functions[leave_out](
+                [tf.constant(ids) for ids in one.ids],
+                [tf.constant(targets) for targets in one.targets],
+                [tf.constant(targets) for targets in one.dense_targets],
+            )
+    finally:
+        sparse_ring.exchange = exchange
+    results: dict[str, Any] = {}
+    for t, layer in enumerate(tables):
+        results[f"first{t}"], results[f"last{t}"] = first[t], numbers(layer, batches.all_keys(t))
+    for i, weight in enumerate(dense):
+        results[f"dense{i}"] = weight.numpy()
+    return results
+
+
+def published_example() -> np.ndarray:
+    """Keys e f g h i on three of the ranks; returns minus the reduced gradients."""
+    table = tsps.Embedding(5, 1, embeddings_initializer="zeros")
+    table.build(None)
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    keys = [[0, 1, 4], [2, 4, 0], [3, 2, 4], []][hvd.rank()]
+    grads = tf.constant([[10.0 * hvd.rank() + n] for n in range(len(keys))], shape=[len(keys), 1])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(table(tf.constant(keys, tf.int64, [len(keys)])) * grads)
+    optimizer.apply_gradients(
+        zip(tape.gradient(loss, table.trainable_variables), table.trainable_variables, strict=True)
+    )
+    return numbers(table, np.arange(5))
+
+
+def fit_example() -> dict[str, np.ndarray]:
+    """`fit` with several steps per execution, batches of other sizes on every rank, evaluation on rank 0 alone."""
+    keras.utils.set_random_seed(7 + hvd.rank())  # dense weights differ until they are broadcast
+    ids = keras.layers.Input((3,), dtype="int64")
+    x = keras.layers.Flatten()(tsps.Embedding(None, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(1)(x))
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse", steps_per_execution=3)
+    random = np.random.default_rng(hvd.rank())
+    size = 8 + 2 * hvd.rank()
+    inputs = random.integers(0, 50, (7 * size, 3))
+    targets = (inputs % 7).sum(1, keepdims=True).astype("float32")
+    callbacks = [tsps.callbacks.BroadcastVariables(), tsps.callbacks.MetricAverage()]
+    history = model.fit(inputs, targets, batch_size=size, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
+    if hvd.rank() == 0:
+        model.evaluate(inputs, targets, verbose=0)
+        model.predict(inputs, verbose=0)
+    return {
+        "losses": np.array(history.history["loss"]),
+        "kernel": np.asarray(model.layers[-1].get_weights()[0]),
+        "rows": np.asarray(model.layers[1](tf.range(50))),
+        "step": np.array(tsps.job.current().step.numpy()),
+    }
+
+
+def main() -> None:
+    """Runs everything that the test looks at."""
+    hvd.init()
+    folder = Path(sys.argv[1])
+    results = {
+        "sgd-frequency": train("sgd", "frequency", batches.STEPS),
+        "adagrad-frequency": train("adagrad", "frequency", batches.STEPS),
+        "adam-frequency": train("adam", "frequency", batches.STEPS),
+        "sgd-average": train("sgd", "average", 30),
+        "adagrad-sum": train("adagrad", "sum", 30, tape="distributed"),
+        "control": train("sgd", "frequency", 30, control=True),
+        "example": {"rows": published_example()},
+        "fit": fit_example(),
+    }
+    for name, arrays in results.items():
+        np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Starts a rank program with horovodrun, in a private folder of tables, and cleans up whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+TWO_NODES = "localhost:2,127.0.0.1:2"  # local ranks 0 1 0 1, cross ranks 0 0 1 1
+ONE_NODE = "localhost:4"
+
+
+@dataclasses.dataclass
+class Launch:
+    """A running job.
+
+    Attributes:
+      folder: For the program's results; its second argument.
+      tables: TFSPS_DIR.
+      process: horovodrun.
+    """
+
+    folder: Path
+    tables: Path
+    process: subprocess.Popen[str]
+    _lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+
+    @property
+    def output(self) -> str:
+        """What all ranks have printed so far."""
+        return "".join(line for _, line in list(self._lines))
+
+    def wait(self, timeout_s: float) -> int:
+        """Waits for the end of the job and returns horovodrun's status.
+
+        Raises:
+          TimeoutError: With the output.
+        """
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the job did not end within {timeout_s} s:\n{self.output[-20000:]}") from None
+        self._reader.join(10)
+        return status
+
+    def wait_for(self, text: str, timeout_s: float, count: int = 1) -> float:
+        """Waits until `text` has been printed `count` times; returns the time (`time.monotonic`) of the last one."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            times = [when for when, line in list(self._lines) if text in line]
+            if len(times) >= count:
+                return times[count - 1]
+            if self.process.poll() is not None and not self._reader.is_alive():
+                break
+            time.sleep(0.02)
+        raise TimeoutError(f"{text!r} was not printed {count} times within {timeout_s} s:\n{self.output[-20000:]}")
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.append((time.monotonic(), line))
+
+    def __post_init__(self) -> None:
+        """Starts to collect the output."""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@contextlib.contextmanager
+def launched(
+    program: str, *args: str, hosts: str = TWO_NODES, ranks: int = 4, env: dict[str, str] | None = None
+) -> Iterator[Launch]:
+    """Runs `program` of this folder on several ranks; ends and removes what is left of it afterwards.
+
+    Args:
+      program: A file beside this one; called with `args` and the folder for results.
+      args: First arguments.
+      hosts: As horovodrun's -H.
+      ranks: As horovodrun's -np.
+      env: Added to the environment.
+    """
+    tables = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="tsps-test-"))
+    paths = [str(REPOSITORY), str(REPOSITORY / "tests" / "reference"), str(HERE)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+        "TFSPS_DIR": str(tables),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "OMP_NUM_THREADS": "1",
+        **(env or {}),
+    }
+    environment.pop("TFSPS_JOB", None)
+    if env and "TFSPS_JOB" in env:
+        environment["TFSPS_JOB"] = env["TFSPS_JOB"]
+    horovodrun = Path(sys.executable).parent / "horovodrun"
+    command = [sys.executable, str(horovodrun), "--gloo", "-np", str(ranks), "-H", hosts]
+    command += [sys.executable, str(HERE / program), *args, str(folder)]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    known: dict[int, psutil.Process] = {}
+    done = threading.Event()
+
+    def remember() -> None:
+        # Ranks outlive a launcher that dies; their ids must be known before.
+        while not done.wait(0.2):
+            known.update((one.pid, one) for one in _family(process.pid))
+
+    watcher = threading.Thread(target=remember, daemon=True)
+    watcher.start()
+    try:
+        yield Launch(folder, tables, process)
+    finally:
+        done.set()
+        watcher.join()
+        known.update((one.pid, one) for one in _family(process.pid))
+        for one in known.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGKILL)  # psutil refuses when the id belongs to another process by now
+        process.wait(10)
+        shutil.rmtree(tables, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(program: str, *args: str, timeout_s: float = 240.0, **options: object) -> Launch:
+    """Runs a program to its end. Only its output is left.
+
+    Raises:
+      AssertionError: It failed; with its output.
+    """
+    with launched(program, *args, **options) as job:  # type: ignore[arg-type]
+        status = job.wait(timeout_s)
+        assert status == 0, job.output[-20000:]
+        return job
+
+
+def words(sequence: Sequence[object]) -> str:
+    """A sequence as arguments."""
+    return ",".join(str(one) for one in sequence)

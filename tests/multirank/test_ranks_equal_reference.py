@@ -1,0 +1,125 @@
+"""Four ranks on two nodes give the numbers of the reference, and both nodes the same bits.
+
+One launch does all the work; the tests look at what it left.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import batches
+import numpy as np
+import pytest
+from launch import launched
+from mode_a import Simulation, SparseBatch
+
+Results = dict[str, list[dict[str, np.ndarray]]]
+TOLERANCE = {"sgd": 2e-6, "adagrad": 2e-6, "adam": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[Results]:
+    kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
+    with launched("equality_program.py") as job:
+        status = job.wait(240)
+        assert status == 0, job.output[-20000:]
+        assert list(job.tables.glob("*-n*")) == [], "the leaders left their groups behind"
+        shutil.copytree(job.folder, kept, dirs_exist_ok=True)
+    names = {path.name.rsplit("-", 1)[0] for path in kept.iterdir()}
+    yield {name: [dict(np.load(kept / f"{name}-{rank}.npz")) for rank in range(batches.RANKS)] for name in names}
+    shutil.rmtree(kept)
+
+
+def simulate(kind: str, reduction: str, steps: int, start: dict[str, np.ndarray]) -> Simulation:
+    tables = []
+    for t in range(3):
+        tables.append(dict(zip(batches.all_keys(t).tolist(), start[f"first{t}"], strict=True)))
+    job = Simulation(batches.first_dense(), tables, kind, reduction, batches.RATES[kind])
+    for step in range(steps):
+        dense, sparse = [], []
+        for rank in range(batches.RANKS):
+            one = batches.batch(step, rank)
+            dense.append([w - target for w, target in zip(job.dense, one.dense_targets, strict=True)])
+            sparse.append(
+                [
+                    SparseBatch(ids, job.rows(t, ids) - one.targets[t]) if len(ids) else None
+                    for t, ids in enumerate(one.ids)
+                ]
+            )
+        job.train(dense, sparse)
+    return job
+
+
+def largest_error(job: Simulation, found: dict[str, np.ndarray]) -> float:
+    """Over tables and dense weights, relative to the largest weight of each."""
+    errors = []
+    for t in range(3):
+        expected = job.rows(t, batches.all_keys(t))
+        errors.append(np.abs(found[f"last{t}"] - expected).max() / np.abs(expected).max())
+    for i, expected in enumerate(job.dense):
+        errors.append(np.abs(found[f"dense{i}"] - expected).max() / np.abs(expected).max())
+    return float(max(errors))
+
+
+def test_batches_have_keys_of_one_to_four_ranks_and_repeated_ones() -> None:
+    seen, repeated, untouched = set(), 0, 0
+    for step in range(batches.STEPS):
+        per_rank = [batches.batch(step, rank).ids for rank in range(batches.RANKS)]
+        for t in range(3):
+            _, counts = np.unique(np.concatenate([np.unique(ids[t]) for ids in per_rank]), return_counts=True)
+            seen |= set(counts.tolist())
+            untouched += len(counts) == 0
+            repeated += sum(len(ids[t]) - len(np.unique(ids[t])) for ids in per_rank)
+    assert seen == {1, 2, 3, 4}
+    assert repeated > 1000
+    assert untouched >= batches.STEPS // 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduction", "steps"),
+    [
+        ("sgd", "frequency", batches.STEPS),
+        ("adagrad", "frequency", batches.STEPS),
+        ("adam", "frequency", batches.STEPS),
+        ("sgd", "average", 30),
+        ("adagrad", "sum", 30),
+    ],
+)
+def test_training_equals_the_reference(results: Results, kind: str, reduction: str, steps: int) -> None:
+    ranks = results[f"{kind}-{reduction}"]
+    job = simulate(kind, reduction, steps, ranks[0])
+    error = largest_error(job, ranks[0])
+    print(f"{kind} {reduction}: {error:.2e} of the largest weight after {steps} steps")
+    assert error <= TOLERANCE[kind]
+
+
+@pytest.mark.parametrize("name", ["sgd-frequency", "adagrad-frequency", "adam-frequency", "sgd-average", "adagrad-sum"])
+def test_nodes_and_ranks_are_bit_identical(results: Results, name: str) -> None:
+    first, *others = results[name]
+    for other in others:
+        for key, values in first.items():
+            assert values.tobytes() == other[key].tobytes(), key
+
+
+def test_without_the_exchange_the_reference_is_missed(results: Results) -> None:
+    ranks = results["control"]
+    job = simulate("sgd", "frequency", 30, ranks[0])
+    assert largest_error(job, ranks[0]) > 1e-2
+    assert ranks[0]["last0"].tobytes() != ranks[2]["last0"].tobytes(), "nodes must drift apart without it"
+
+
+def test_published_example(results: Results) -> None:
+    expected = [(0 + 12) / 2, 1, (10 + 21) / 2, 20, np.float32(np.float32(2 + 11 + 22) / np.float32(3))]
+    for rank in results["example"]:
+        np.testing.assert_array_equal(-rank["rows"][:, 0], np.array(expected, np.float32))
+
+
+def test_fit_keeps_ranks_together(results: Results) -> None:
+    first, *others = results["fit"]
+    for other in others:
+        for name in ("losses", "kernel", "rows", "step"):
+            assert first[name].tobytes() == other[name].tobytes(), name
+    assert first["losses"][-1] < first["losses"][0]

@@ -1,0 +1,128 @@
+"""A plain NumPy simulation of mode A on N nodes x R ranks, in float32, with our order of operations.
+
+Nothing is shared with the package: what is here is what the documentation says. Tables are dicts from key to row; every
+rank brings its dense gradients and, per table, the gradients of the ids of its batch, in the batch's order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+F = np.float32
+
+
+@dataclasses.dataclass
+class SparseBatch:
+    """What one rank has for one table in one step.
+
+    Attributes:
+      ids: int64[n], repeated at will.
+      grads: float32[n, dim], the gradient of the row of each id.
+    """
+
+    ids: np.ndarray
+    grads: np.ndarray
+
+
+def local_sums(batch: SparseBatch) -> dict[int, np.ndarray]:
+    """One gradient per key of one rank, added in the batch's order."""
+    sums: dict[int, np.ndarray] = {}
+    for key, grad in zip(batch.ids.tolist(), batch.grads, strict=True):
+        sums[key] = sums[key] + grad if key in sums else grad.astype(F)
+    return sums
+
+
+def reduce_sparse(ranks: Sequence[dict[int, np.ndarray]], reduction: str) -> dict[int, np.ndarray]:
+    """One gradient per key of the job, added in rank order."""
+    sums: dict[int, np.ndarray] = {}
+    counts: dict[int, int] = {}
+    for own in ranks:
+        for key, grad in own.items():
+            sums[key] = sums[key] + grad if key in sums else grad
+            counts[key] = counts.get(key, 0) + 1
+    divisor: dict[str, Callable[[int], float]] = {
+        "frequency": lambda key: counts[key],
+        "average": lambda key: len(ranks),
+        "sum": lambda key: 1,
+    }
+    return {key: (total / F(divisor[reduction](key))).astype(F) for key, total in sums.items()}
+
+
+def reduce_dense(ranks: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean over ranks, added in rank order."""
+    total = ranks[0].astype(F)
+    for own in ranks[1:]:
+        total = total + own
+    return (total / F(len(ranks))).astype(F)
+
+
+class Rule:
+    """An update rule with its slots, for one array or for a dict of rows."""
+
+    def __init__(self, kind: str, **options: float) -> None:
+        """`kind`: "sgd", "adagrad", "adam"; options as in Keras."""
+        self.kind, self.options = kind, options
+        self.slots: dict[object, list[np.ndarray]] = {}
+
+    def update(self, name: object, weight: np.ndarray, grad: np.ndarray, rate: float, step: int) -> np.ndarray:
+        """The new value of `weight`. `step` counts from 1."""
+        rate32 = F(rate)
+        if self.kind == "sgd":
+            return weight - rate32 * grad
+        if self.kind == "adagrad":
+            start = np.full_like(weight, F(self.options.get("initial_accumulator_value", 0.1)))
+            (total,) = self.slots.get(name, [start])
+            total = total + grad * grad
+            self.slots[name] = [total]
+            return weight - rate32 * grad / np.sqrt(total + F(self.options.get("epsilon", 1e-7)))
+        if self.kind == "adam":
+            beta_1, beta_2 = F(self.options.get("beta_1", 0.9)), F(self.options.get("beta_2", 0.999))
+            m, v = self.slots.get(name, [np.zeros_like(weight), np.zeros_like(weight)])
+            # The correction in double: 1 - beta^t cancels badly in float.
+            alpha = F(rate * np.sqrt(1 - float(beta_2) ** step) / (1 - float(beta_1) ** step))
+            m = m + (grad - m) * F(1 - float(beta_1))
+            v = v + (grad * grad - v) * F(1 - float(beta_2))
+            self.slots[name] = [m, v]
+            return weight - m * alpha / (np.sqrt(v) + F(self.options.get("epsilon", 1e-7)))
+        raise ValueError(self.kind)
+
+
+class Simulation:
+    """The state of a job: replicated dense weights, and tables of which every node has an equal copy."""
+
+    def __init__(
+        self,
+        dense: Sequence[np.ndarray],
+        tables: Sequence[dict[int, np.ndarray]],
+        kind: str,
+        reduction: str,
+        rate: float,
+    ) -> None:
+        """Starts from dense weights and from tables that hold every key that will be used."""
+        self.dense = [weight.astype(F) for weight in dense]
+        self.tables = [{key: row.astype(F) for key, row in table.items()} for table in tables]
+        self.reduction, self.rate, self.step = reduction, rate, 0
+        self.dense_rule, self.table_rules = Rule(kind), [Rule(kind) for _ in tables]
+
+    def rows(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """float32[n, dim]: rows of ids."""
+        return np.stack([self.tables[table][key] for key in ids.tolist()])
+
+    def train(self, dense: Sequence[Sequence[np.ndarray]], sparse: Sequence[Sequence[SparseBatch | None]]) -> None:
+        """One step.
+
+        Args:
+          dense: `dense[rank][weight]`, gradients.
+          sparse: `sparse[rank][table]`; None where the rank did not touch the table.
+        """
+        self.step += 1
+        for i, weight in enumerate(self.dense):
+            grad = reduce_dense([own[i] for own in dense])
+            self.dense[i] = self.dense_rule.update(i, weight, grad, self.rate, self.step)
+        for t, rows in enumerate(self.tables):
+            per_rank = [{} if own[t] is None else local_sums(own[t]) for own in sparse]
+            for key, grad in reduce_sparse(per_rank, self.reduction).items():
+                rows[key] = self.table_rules[t].update(key, rows[key], grad, self.rate, self.step)

@@ -1,0 +1,66 @@
+"""The reference itself, against numbers worked out by hand and against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mode_a import Rule, Simulation, SparseBatch, local_sums, reduce_sparse
+
+
+def published_example() -> list[SparseBatch]:
+    """Keys e f g h i on three ranks, with frequencies 2 1 2 1 3; rank r's gradient of its n-th key is 10 r + n."""
+    e, f, g, h, i = range(5)
+    ranks = []
+    for rank, keys in enumerate([[e, f, i], [g, i, e], [h, g, i]]):
+        grads = np.array([[10 * rank + n] for n in range(len(keys))], np.float32)
+        ranks.append(SparseBatch(np.array(keys), grads))
+    return ranks
+
+
+def test_published_example_divides_by_the_ranks_that_had_the_key() -> None:
+    reduced = reduce_sparse([local_sums(batch) for batch in published_example()], "frequency")
+    assert {key: grad[0] for key, grad in reduced.items()} == {
+        0: (0 + 12) / 2,
+        1: 1,
+        2: (10 + 21) / 2,
+        3: 20,
+        4: np.float32(np.float32(2 + 11 + 22) / np.float32(3)),
+    }
+
+
+def test_a_key_counts_once_per_rank() -> None:
+    twice = SparseBatch(np.array([7, 7]), np.array([[1.0], [2.0]], np.float32))
+    once = SparseBatch(np.array([7]), np.array([[5.0]], np.float32))
+    sums = [local_sums(twice), local_sums(once)]
+    assert reduce_sparse(sums, "frequency")[7] == 4
+    assert reduce_sparse(sums, "average")[7] == 4
+    assert reduce_sparse([*sums, {}], "average")[7] == np.float32(8) / np.float32(3)
+    assert reduce_sparse(sums, "sum")[7] == 8
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("sgd", 2e-6), ("adagrad", 2e-6), ("adam", 2e-5)])
+def test_float32_stays_near_float64(kind: str, tolerance: float) -> None:
+    random = np.random.default_rng(1)
+    rule, weight = Rule(kind), np.zeros(64, np.float32)
+    exact, slots = np.zeros(64), [np.full(64, 0.1), np.zeros(64), np.zeros(64)]
+    for step in range(1, 201):
+        grad = random.normal(size=64).astype(np.float32)
+        weight = rule.update("w", weight, grad, 0.05, step)
+        g = grad.astype(np.float64)
+        if kind == "sgd":
+            exact -= 0.05 * g
+        elif kind == "adagrad":
+            slots[0] += g * g
+            exact -= 0.05 * g / np.sqrt(slots[0] + 1e-7)
+        else:
+            slots[1] += (g - slots[1]) * 0.1
+            slots[2] += (g * g - slots[2]) * 0.001
+            exact -= 0.05 * slots[1] / (1 - 0.9**step) / (np.sqrt(slots[2] / (1 - 0.999**step)) + 1e-7)
+    assert np.abs(weight - exact).max() <= tolerance * np.abs(exact).max()
+
+
+def test_ranks_without_a_table_leave_it_alone() -> None:
+    job = Simulation([np.zeros(1)], [{1: np.ones(2)}], "sgd", "frequency", 0.5)
+    job.train([[np.ones(1)], [np.zeros(1)]], [[None], [None]])
+    assert job.tables[0][1].tolist() == [1, 1]
+    assert job.dense[0].tolist() == [-0.25]

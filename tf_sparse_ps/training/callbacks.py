@@ -1,0 +1,98 @@
+"""Callbacks for `fit` on several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_sparse_ps import _keras
+from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps.layers import anchor
+
+
+class BroadcastVariables(_keras.keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives all ranks rank `root`'s dense weights and optimizer variables before training.
+
+    They are sent when training begins, or, for a model that is built by its first batch only, after that batch. Tables
+    need none of it: there is one per node, and nodes get equal ones when the optimizer binds them.
+    """
+
+    def __init__(self, root: int = 0, *, collectives: str = "auto") -> None:
+        """Sends from rank `root`."""
+        super().__init__()
+        self._root, self._collectives = root, collectives_lib.resolve(collectives)
+        self._done = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Sends, if the model is built."""
+        self._done = False
+        # All ranks must do the same. A model that one rank has built and another has not is sent later.
+        built = self._collectives.allgather_object(bool(self.model.built), "tsps.built")
+        if all(built):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sends, if it has not been done."""
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        self._done = True
+        optimizer = self.model.optimizer
+        extra = optimizer.variables if optimizer is not None else []
+        broadcast_variables(
+            [*self.model.weights, *(extra() if callable(extra) else extra)], self._root, self._collectives
+        )
+
+
+def broadcast_variables(variables: list[Any], root: int, collectives: collectives_lib.Collectives) -> None:
+    """Sets variables to their values on rank `root`. Anchors of tables are left out. Eager, on all ranks.
+
+    Raises:
+      ValueError: Ranks have different variables.
+    """
+    if collectives.size == 1:
+        return
+    dense = [_keras.tf_variable(one) for one in variables if anchor.binding_of(one) is None]
+    # Seed generators and the like are each rank's own business; numbers of all types travel.
+    dense = [one for one in dense if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool]
+    signature = [(one.dtype.name, tuple(one.shape)) for one in dense]
+    for rank, theirs in enumerate(collectives.allgather_object(signature, "tsps.broadcast.signature")):
+        if theirs != signature:
+            raise ValueError(
+                f"rank {rank} has {len(theirs)} variables, rank {collectives.rank} has {len(signature)}, or of other "
+                f"shapes: {[pair for pair in zip(theirs, signature, strict=False) if pair[0] != pair[1]][:3]}"
+            )
+    for dtype in sorted({one.dtype.name for one in dense}):
+        same = [one for one in dense if one.dtype.name == dtype]
+        values = tf.concat([tf.reshape(tf.convert_to_tensor(one), [-1]) for one in same], axis=0)
+        # The collectives' own types: bool is not one of them.
+        wire = tf.cast(values, tf.int32) if values.dtype.is_bool else values
+        received = tf.cast(collectives.broadcast(wire, root, f"tsps.broadcast.{dtype}"), values.dtype)
+        sizes = [one.shape.num_elements() for one in same]
+        for one, value in zip(same, tf.split(received, sizes), strict=True):
+            one.assign(tf.reshape(value, one.shape))
+
+
+class MetricAverage(_keras.keras.callbacks.Callback):  # type: ignore[misc]
+    """Replaces the metrics at the end of an epoch by their means over the ranks.
+
+    Put it before callbacks that act on metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint): they then act
+    alike on all ranks. A metric that only some ranks have, because only they evaluate, is averaged over those.
+    """
+
+    def __init__(self, *, collectives: str = "auto") -> None:
+        """Averages over all ranks."""
+        super().__init__()
+        self._collectives = collectives_lib.resolve(collectives)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Averages `logs` in place."""
+        if logs is None:
+            return
+        own = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
+        everyone = self._collectives.allgather_object(own, "tsps.metrics")
+        for name in own:
+            logs[name] = float(np.mean([theirs[name] for theirs in everyone if name in theirs]))
