@@ -95,7 +95,7 @@ class AssignKernel {
 
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
-    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2, 1, "keys"));
+    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(2));
     const std::vector<int64_t> shape = {keys.dim(0), table.config().dim};
     std::vector<Tensor> values;  // the rows, then the slots
     std::vector<const float*> slots;
@@ -132,7 +132,7 @@ class AssignKernel {
 
 Status Erase(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
-  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2, 1, "keys"));
+  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(2));
   size_t erased = 0;
   TSPS_RETURN_IF_ERROR(table.owner->Write([&](GroupWriter& writer) -> Status {
     TSPS_ASSIGN_OR_RETURN(erased, writer.Erase(table.table, keys.data<int64_t>(), keys.size()));
@@ -161,11 +161,10 @@ Status DescribeGroup(const KernelContext& context) {
     return static_cast<int64_t>(counter.load(std::memory_order_relaxed));
   };
   return context.OutputVector<int64_t>(
-      2,
-      {value(counters.read_retries), value(counters.read_blocked_ns_max),
-       value(counters.steps_applied), value(counters.rows_written), value(counters.growth_splits),
-       value(counters.growth_ns_max), value(counters.publish_ns_max),
-       value(counters.growth_blocked_ns_max)});
+      2, {value(counters.read_retries), value(counters.read_blocked_ns_max),
+          value(counters.steps_applied), value(counters.rows_written),
+          value(counters.growth_splits), value(counters.growth_ns_max),
+          value(counters.publish_ns_max), value(counters.growth_blocked_ns_max)});
 }
 
 Status CloseGroup(const KernelContext& context) {

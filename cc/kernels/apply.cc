@@ -25,7 +25,7 @@ class ApplyKernel {
     std::vector<TableUpdate> updates;
     for (int t = 0; t < tables_; ++t) {
       const TableHandle& table = (*tables)[static_cast<size_t>(t)];
-      TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Input(1 + 2 * tables_ + t, 1, "keys"));
+      TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(1 + 2 * tables_ + t));
       TSPS_ASSIGN_OR_RETURN(Tensor grads, context.Input(1 + 3 * tables_ + t, 2, "grads"));
       TSPS_ASSIGN_OR_RETURN(Tensor hyper, context.Input(1 + 4 * tables_ + t, 1, "hyper"));
       if (grads.dim(0) != keys.dim(0) || grads.dim(1) != table.config().dim) {

@@ -79,7 +79,7 @@ struct PooledGradients {
       bags.push_back(std::move(one));
     }
     for (int t = 0; t < features.tables; ++t) {
-      TSPS_ASSIGN_OR_RETURN(Tensor key, context.Input(4 * n + t, 1, "keys"));
+      TSPS_ASSIGN_OR_RETURN(Tensor key, context.Keys(4 * n + t));
       keys.push_back(std::move(key));
     }
     return Status();

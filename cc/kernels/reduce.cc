@@ -42,7 +42,7 @@ class SegmentSumKernel {
         if (features_.table_of[f] != t) continue;
         spans.push_back({grads[f].data<float>(), inverses[f].data<int32_t>(), inverses[f].size()});
       }
-      TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2 * n + t, 1, "keys"));
+      TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(2 * n + t));
       TSPS_ASSIGN_OR_RETURN(const Tensor sums,
                             context.Output<float>(t, {static_cast<int64_t>(keys.size()), dim}));
       TSPS_RETURN_IF_ERROR(
@@ -81,7 +81,7 @@ class MergeKernel {
  private:
   Status MergeOne(const KernelContext& context, int t, int32_t world_size,
                   Executor& executor) const {
-    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(t, 1, "keys"));
+    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(t));
     TSPS_ASSIGN_OR_RETURN(const Tensor grads, context.Input(tables_ + t, 2, "grads"));
     TSPS_ASSIGN_OR_RETURN(const Tensor counts, context.Input(2 * tables_ + t, 1, "counts"));
     const size_t n = keys.size();

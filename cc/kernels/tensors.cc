@@ -2,6 +2,7 @@
 
 #include <tensorflow/c/tf_tstring.h>
 
+#include <limits>
 #include <utility>
 
 namespace tsps {
@@ -91,6 +92,15 @@ Result<Tensor> KernelContext::Input(int index, int rank, const char* name) const
                  ShapeString(tensor.shape()));
   }
   return tensor;
+}
+
+Result<Tensor> KernelContext::Keys(int index) const {
+  TSPS_ASSIGN_OR_RETURN(Tensor keys, Input(index, 1, "keys"));
+  if (keys.dim(0) > std::numeric_limits<int32_t>::max()) {
+    return Error(Code::kInvalidArgument,
+                 "at most 2147483647 keys per call. Received: ", keys.dim(0));
+  }
+  return keys;
 }
 
 Result<std::string> KernelContext::String(int index, const char* name) const {

@@ -64,6 +64,8 @@ class KernelContext {
   Result<Tensor> Input(int index) const;
   // The same, refusing any other rank; `name` is for the message.
   Result<Tensor> Input(int index, int rank, const char* name) const;
+  // A vector of keys, no more of them than an int32 position can tell apart.
+  Result<Tensor> Keys(int index) const;
   template <typename T>
   Result<T> Scalar(int index, const char* name) const {
     TSPS_ASSIGN_OR_RETURN(const Tensor tensor, Input(index, 0, name));

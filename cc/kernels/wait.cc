@@ -1,5 +1,6 @@
 // TspsWaitStep: asynchronous, because a wait that holds one of TensorFlow's threads can starve the
 // op that would end it (always, with one inter-op thread).
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -80,9 +81,12 @@ class WaitStepKernel {
       done(Status());
       return Status();
     }
-    Waiters::Get().Run([owner, step, timeout_s, finish, done] {
-      done(finish(owner->group().WaitForStep(static_cast<uint64_t>(step),
-                                             static_cast<double>(timeout_s), &owner->closed())));
+    // Infinity is a fine way to say "as long as the leader lives"; nanoseconds of it would
+    // overflow.
+    const double timeout = std::min(static_cast<double>(timeout_s), 1e9);
+    Waiters::Get().Run([owner, step, timeout, finish, done] {
+      done(finish(
+          owner->group().WaitForStep(static_cast<uint64_t>(step), timeout, &owner->closed())));
     });
     return Status();
   }
