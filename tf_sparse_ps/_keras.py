@@ -176,6 +176,14 @@ def saving_a_saved_model() -> bool:
     return bool(save_context.in_save_context())
 
 
+def traced_with_jit_compile() -> bool:
+    """Whether a tf.function(jit_compile=True) is being traced."""
+    from tensorflow.python.ops import control_flow_util
+
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
 Layer: Any = keras.layers.Layer
 
 

@@ -151,7 +151,9 @@ def test_embeddings_attribute(pair):
     np.testing.assert_array_equal(ours.embeddings.numpy(), np.asarray(theirs.embeddings))
     np.testing.assert_array_equal(np.asarray(ours.embeddings), np.asarray(theirs.embeddings))
     np.testing.assert_array_equal(ours.embeddings[2:4], theirs.embeddings[2:4])
-    np.testing.assert_allclose(tf.norm(ours.embeddings, axis=1), tf.norm(tf.convert_to_tensor(theirs.embeddings), axis=1))
+    np.testing.assert_allclose(
+        tf.norm(ours.embeddings, axis=1), tf.norm(tf.convert_to_tensor(theirs.embeddings), axis=1)
+    )
     matrix = np.arange(40, dtype=np.float32).reshape(10, 4)
     ours.embeddings.assign(matrix)
     np.testing.assert_array_equal(ours(IDS), matrix[IDS])

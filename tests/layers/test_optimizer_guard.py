@@ -8,6 +8,7 @@ import tensorflow as tf
 from conftest import IDS, TARGETS, functional, keras, keras2_only, keras3_only
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import _keras
 
 MATCH = "tsps.DistributedOptimizer"
 
@@ -26,7 +27,7 @@ def optimizers():
     ]
     if hasattr(keras.optimizers, "Lion"):
         made.append(keras.optimizers.Lion(0.1))
-    if not tf.__version__.startswith("2.15"):
+    if _keras.IS_KERAS_3:
         made.append(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
         made.append(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)))
     else:

@@ -117,7 +117,12 @@ FEATURES = {
     "item": tsps.FeatureConfig(tsps.TableConfig("item", 3, key_limit=10)),
     "tags": tsps.FeatureConfig(tsps.TableConfig("tag", 2), combiner="sum"),
 }
-INPUTS = {"user": tf.constant([7, -5, 2**60]), "history": RAGGED[:3], "item": tf.constant([1, 2, 9]), "tags": RAGGED[:3]}
+INPUTS = {
+    "user": tf.constant([7, -5, 2**60]),
+    "history": RAGGED[:3],
+    "item": tf.constant([1, 2, 9]),
+    "tags": RAGGED[:3],
+}
 
 
 def test_collection_shares_tables_and_looks_up_like_single_layers():

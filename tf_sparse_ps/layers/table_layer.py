@@ -70,6 +70,8 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     # --- what the ops are called with ---
 
     def _paths(self) -> list[tf.Tensor]:
+        if _keras.traced_with_jit_compile():
+            raise ValueError(f"layer {self.name!r} has no XLA kernel. Use jit_compile=False, in compile() too")
         return [anchor.asset_of(weight).asset_path for weight in self._ties.anchors]
 
     def _uuids(self) -> list[str]:
