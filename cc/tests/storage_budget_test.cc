@@ -59,9 +59,9 @@ TEST_F(CgroupTest, AFullCgroupHasNoHeadroom) {
 
 TEST(StorageBudget, MoreThanTheFileSystemHasIsRefusedBeforeAnythingIsTouched) {
   TempDir dir;
-  auto file = MappedFile::Create(dir / "f", 4096, size_t{1} << 46);
+  auto file = MappedFile::Create(dir / "f", 4096, size_t{1} << 40);
   ASSERT_TRUE(file.ok()) << file.status().message();
-  const Status status = (*file)->Reserve(size_t{1} << 45);
+  const Status status = (*file)->Reserve(size_t{1} << 39);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_NE(status.message().find("the file system has"), std::string::npos) << status.message();
   EXPECT_EQ((*file)->size(), 4096u);

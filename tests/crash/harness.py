@@ -109,8 +109,13 @@ def _kill_a_writer(path: Path, rng: random.Random) -> int:
         raise AssertionError(f"the writer failed: {writer.communicate(timeout=_CHILD_TIMEOUT_S)[1]}")
     time.sleep(rng.uniform(0, 0.15 if slowed else 0.05))
     os.kill(writer.pid, signal.SIGKILL)
-    rest, _ = writer.communicate(timeout=_CHILD_TIMEOUT_S)
-    lines = [first.strip(), *rest.split("\n")[:-1]]
+    # Not communicate(): it would miss what readline() has buffered.
+    lines = [first, *writer.stdout.read().splitlines(keepends=True)]
+    writer.wait(timeout=_CHILD_TIMEOUT_S)
+    for stream in (writer.stdin, writer.stdout, writer.stderr):
+        if stream is not None:
+            stream.close()
+    lines = [line for line in lines if line.endswith("\n")]  # the last may have been cut
     return int(lines[-1])
 
 
