@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -14,3 +15,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.multirank)
+            if importlib.util.find_spec("horovod") is None:
+                item.add_marker(pytest.mark.skip(reason="Horovod is not installed here: make horovod-tf215"))

@@ -1,0 +1,120 @@
+"""One rank of a job whose ranks are configured differently, in several ways one after another.
+
+Every rank writes down what each way ended in. Argument: the folder for results.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.training import callbacks
+
+keras = tf.keras
+
+
+def step(layers: list[Any], optimizer: Any, dense: list[tf.Variable], scale: float = 1.0) -> None:
+    """One eager step."""
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(layer(tf.constant([1, 2, 3], tf.int64))) for layer in layers])
+        loss = scale * loss + tf.add_n([tf.reduce_sum(weight**2) for weight in dense])
+    variables = [*(layer.trainable_variables[0] for layer in layers), *dense]
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def built(*arguments: Any, **options: Any) -> Any:
+    """A layer with its table."""
+    layer = tsps.Embedding(*arguments, **options)
+    layer.build(None)
+    return layer
+
+
+def other(usual: Any, on_rank_2: Any) -> Any:
+    """One value on rank 2, another on the others."""
+    return on_rank_2 if hvd.rank() == 2 else usual
+
+
+def reduction() -> None:
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd", sparse_reduction=other("frequency", "sum")), [weight()])
+
+
+def rule() -> None:
+    chosen = other(tsps.optimizers.Adagrad(), tsps.optimizers.Adagrad(initial_accumulator_value=0.2))
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd", sparse_optimizer=chosen), [weight()])
+
+
+def bound() -> None:
+    step([built(other(10, 11), 4)], tsps.DistributedOptimizer("sgd"), [weight()])
+
+
+def dense_shape() -> None:
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd"), [tf.Variable(tf.ones([other(2, 3)]))])
+
+
+def clipping() -> None:
+    step([built(None, 4)], tsps.DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=other(1.0, 2.0))), [weight()])
+
+
+def leader_fails() -> None:
+    # Only the leaders write: what they find wrong must end the other ranks too.
+    layer = built(None, 4)
+    step([layer], tsps.DistributedOptimizer("sgd", sparse_optimizer="adagrad"), [weight()])
+    if hvd.local_rank() == 0:
+        layer.bindings[0].optimizer = None  # as in a process that attaches to the table
+    step([layer], tsps.DistributedOptimizer("sgd", sparse_optimizer="adam"), [weight()])
+
+
+def broadcast_shapes() -> None:
+    variables = [tf.Variable(tf.ones([other(2, 3)]))]
+    callbacks.broadcast_variables(variables, 0, tsps.collectives.current())
+
+
+def weight() -> tf.Variable:
+    """A dense weight."""
+    return tf.Variable([1.0, 2.0])
+
+
+def not_finite() -> None:
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd"), [weight()], scale=float("nan"))
+
+
+WAYS: list[Callable[[], None]] = [
+    reduction,
+    rule,
+    bound,
+    dense_shape,
+    clipping,
+    leader_fails,
+    broadcast_shapes,
+]
+
+
+def main() -> None:
+    """Tries every way, then trains to show that nothing is left hanging."""
+    hvd.init()
+    outcomes: dict[str, Any] = {}
+    for way in WAYS:
+        try:
+            way()
+            outcomes[way.__name__] = "no error"
+        except Exception as error:
+            outcomes[way.__name__] = f"{type(error).__name__}: {error}"
+    explicit = built(6, 3, embeddings_initializer=lambda shape, dtype=None: np.full(shape, hvd.rank(), np.float32))
+    outcomes["explicit before"] = np.asarray(explicit(tf.range(6))).tolist()
+    step([explicit], tsps.DistributedOptimizer("sgd"), [weight()])
+    outcomes["explicit"] = np.asarray(explicit(tf.range(6))).tolist()
+    (Path(sys.argv[1]) / f"outcomes-{hvd.rank()}.json").write_text(json.dumps(outcomes))
+    tsps.collectives.current().barrier("test.written")
+    not_finite()  # the leaders refuse the step; nobody may wait for it
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Ranks that are configured differently end with an error on every rank, which says what differs, and on whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from launch import launched
+
+Outcomes = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[Outcomes]:
+    with launched("mismatch_program.py") as job:
+        status = job.wait(150)
+        assert status != 0, "a gradient that is not finite went through"
+        assert "not finite" in job.output, job.output[-20000:]
+        assert (job.folder / "outcomes-0.json").exists(), job.output[-20000:]
+        yield [json.loads((job.folder / f"outcomes-{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("reduction", ["sparse_reduction", "rank 0 has frequency", "rank 2 has sum"]),
+        ("rule", ["update rule of table", "rank 0 has adagrad(0.1,)", "rank 2 has adagrad(0.2,)"]),
+        ("bound", ["configuration hash of table", "rank 2 has"]),
+        ("dense_shape", ["dense gradients", "rank 2 has ['dense[3]']"]),
+        ("clipping", ["clipping", "norm=1.0", "rank 2 has", "norm=2.0"]),
+        ("leader_fails", ["adagrad", "adam", "TFSPS_JOB"]),
+        ("broadcast_shapes", ["shapes"]),
+    ],
+)
+def test_every_rank_says_what_differs(outcomes: Outcomes, way: str, words: list[str]) -> None:
+    for rank, found in enumerate(outcomes):
+        assert found[way].startswith("ValueError"), f"rank {rank}: {found[way]}"
+        for word in words:
+            assert word in found[way], f"rank {rank}: {found[way]}"
+
+
+def test_explicit_values_are_those_of_rank_0_on_all_nodes(outcomes: Outcomes) -> None:
+    assert [found["explicit before"][0][0] for found in outcomes] == [0, 0, 2, 2], "each node's leader wrote its own"
+    untouched, trained = 0.0, pytest.approx(-0.01)  # keys 1, 2 and 3 have gradient 1 on all ranks
+    for found in outcomes:
+        assert found["explicit"] == [
+            [value] * 3 for value in (untouched, trained, trained, trained, untouched, untouched)
+        ]

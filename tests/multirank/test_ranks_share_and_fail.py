@@ -1,0 +1,75 @@
+"""Four ranks of one node share one copy of the tables, and end when its leader dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from launch import ONE_NODE, launched
+
+RANKS = 4
+KILLED_WITHIN_S = 10.0
+EMBEDDING_BYTES = 100_000 * 32 * 4
+
+
+def reports(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def check_sharing(found: list[dict[str, Any]]) -> None:
+    group = Path(found[0]["group"])
+    files = [path for path in group.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    blocks = sum(path.stat().st_blocks * 512 for path in files)
+    pss = sum(one["mapped"]["Pss"] for one in found) * 1024
+    rss = [one["mapped"]["Rss"] * 1024 for one in found]
+    print(
+        f"group {size} bytes in files, {blocks} in blocks; summed PSS {pss} = {pss / blocks:.3f} x blocks; "
+        f"mapped by each rank {rss}"
+    )
+    assert blocks == pytest.approx(size, rel=0.02), "files with holes, or blocks beyond the files"
+    assert pss <= 1.02 * blocks
+    assert min(rss) >= EMBEDDING_BYTES, "every rank has all rows in its own map, or the sum says nothing"
+
+
+def check_writes(found: list[dict[str, Any]]) -> None:
+    steps = found[0]["step"]
+    for one in found:
+        assert one["step"] == steps
+        assert one["rows_first"] == found[0]["rows_first"]
+        assert one["counters"]["steps_applied"] == (steps if one["leader"] else 0)
+        # All ranks brought all rows: each is written once per step, not once per rank.
+        assert one["counters"]["rows_written"] == (100_000 if one["leader"] else 0)
+    assert [one["leader"] for one in found] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("mode", ["plain", "fork"])
+def test_a_killed_leader_ends_the_others_with_its_pid_and_step(mode: str) -> None:
+    with launched("sharing_program.py", mode, hosts=ONE_NODE) as job:
+        job.wait_for("READY", 150, count=RANKS)
+        found = reports(job.folder)
+        if mode == "plain":
+            check_sharing(found)
+            check_writes(found)
+        time.sleep(1.0)  # well into training
+        leader, others = found[0]["pid"], [psutil.Process(one["pid"]) for one in found[1:]]
+        before = int((job.folder / "step-0").read_text() or 0)
+        killed_at = time.monotonic()
+        os.kill(leader, signal.SIGKILL)
+        _, alive = psutil.wait_procs(others, timeout=KILLED_WITHIN_S)
+        took = time.monotonic() - killed_at
+        assert not alive, f"{len(alive)} ranks still run {took:.1f} s after the leader's death:\n{job.output[-20000:]}"
+        if mode == "plain":  # the forked child keeps the launcher's pipes open
+            assert job.wait(60) != 0
+        print(f"{mode}: the others ended {took:.1f} s after the leader was killed")
+        for rank in (1, 2, 3):
+            said = re.search(rf"rank {rank}: the leader of node 0 \(pid {leader}\) died after step (\d+)", job.output)
+            assert said, f"rank {rank} did not name the leader's pid and step:\n{job.output[-20000:]}"
+            assert before <= int(said.group(1)) <= before + 1000
