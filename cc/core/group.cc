@@ -213,9 +213,14 @@ GroupInfo Group::Info() const {
 int Group::table_count() const { return impl_->n_tables.load(std::memory_order_acquire); }
 
 Result<int> Group::FindTable(const std::string& name) {
-  // Maps tables that were created since we last looked.
-  TSPS_RETURN_IF_ERROR(Read([](const Snapshot&) { return Status(); }));
-  for (int t = 0; t < table_count(); ++t) {
+  // The committed tables only: the writer of this process lists a table before it commits it. Reading
+  // also maps those that another process has made since we last looked.
+  int committed = 0;
+  TSPS_RETURN_IF_ERROR(Read([&](const Snapshot& snapshot) {
+    committed = snapshot.table_count();
+    return Status();
+  }));
+  for (int t = 0; t < committed; ++t) {
     if (config(t).name == name) return t;
   }
   return Error(Code::kNotFound, "no table '", name, "' in ", path_);

@@ -85,6 +85,7 @@ constexpr uint32_t kAbsentRow = 0xFFFFFFFFu;
 class Snapshot {
  public:
   uint64_t step() const;
+  int table_count() const;
   // rows[i] = address of the row of keys[i], or nullptr when the key is absent. Prefetches in
   // batches.
   void Find(int table, const int64_t* keys, size_t n, const float** rows) const;

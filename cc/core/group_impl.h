@@ -2,6 +2,7 @@
 #ifndef TFSPS_CORE_GROUP_IMPL_H_
 #define TFSPS_CORE_GROUP_IMPL_H_
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -54,6 +55,27 @@ struct RowPlan {
   std::vector<uint32_t> fresh;     // positions in keys
 };
 
+// Where a table's rows (plane 0) and slots (planes 1 ..) lie, for loops over many of them.
+struct RowPlanes {
+  // Rows fetched ahead of the one at work: they are scattered, and the table is larger than any
+  // cache.
+  static constexpr size_t kAhead = 16;
+
+  float* base[1 + kMaxSlots] = {};
+  int n = 0;
+  size_t dim = 0;
+
+  float* at(int plane, uint32_t row) const { return base[plane] + row * dim; }
+  size_t bytes() const { return dim * sizeof(float); }
+  void Prefetch(int plane, uint32_t row) const {
+    const char* address = reinterpret_cast<const char*>(at(plane, row));
+    // Beyond 512 bytes the hardware follows by itself.
+    for (size_t offset = 0; offset < std::min<size_t>(bytes(), 512); offset += 64) {
+      __builtin_prefetch(address + offset);
+    }
+  }
+};
+
 struct GroupWriter::Impl {
   std::unique_ptr<WriterLock> lock;
   State state;  // the committed state
@@ -91,8 +113,7 @@ class RowMutation {
   std::vector<RowPlan>& plans() { return plans_; }
   State& next() { return next_; }
 
-  // Address of row (slot -1) or slot of the i-th key of a plan.
-  float* Address(const RowPlan& plan, size_t i, int slot) const;
+  RowPlanes Planes(const RowPlan& plan) const;
   // Writes initial row and slots of the fresh keys. Before Begin: nobody sees them yet.
   void InitializeFresh(const RowPlan& plan);
 

@@ -103,12 +103,14 @@ Status RowMutation::WriteUndo() {
       record->slots = static_cast<uint32_t>(slots);
       char* payload = UndoPayload(record);
       auto* rows = reinterpret_cast<uint32_t*>(payload);
+      const RowPlanes planes = Planes(plan);
       executor_.ParallelFor(n, kRowGrain, [&](size_t begin, size_t end) {
-        for (size_t i = begin; i < end; ++i) {
-          rows[i] = plan.rows[plan.existing[i]];
-          for (int slot = -1; slot < static_cast<int>(slots); ++slot) {
-            std::memcpy(payload + UndoRowImageOffset(*record, i, slot),
-                        Address(plan, plan.existing[i], slot), files.row_bytes());
+        for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
+        for (int plane = 0; plane < planes.n; ++plane) {
+          char* to = payload + UndoRowImageOffset(*record, begin, plane - 1);
+          for (size_t i = begin; i < end; ++i, to += planes.bytes()) {
+            if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
+            std::memcpy(to, planes.at(plane, rows[i]), planes.bytes());
           }
         }
       });
@@ -125,24 +127,32 @@ Status RowMutation::WriteUndo() {
   return Status();
 }
 
-float* RowMutation::Address(const RowPlan& plan, size_t i, int slot) const {
+RowPlanes RowMutation::Planes(const RowPlan& plan) const {
   TableFiles& files = *group_.files(plan.table);
-  if (slot < 0) return files.row(plan.rows[i]);
-  const SlotFiles* slots = files.Slots(next_.tables[static_cast<size_t>(plan.table)]);
-  return files.slot_row(*slots, slot, plan.rows[i]);
+  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  RowPlanes planes;
+  planes.dim = static_cast<size_t>(files.config().dim);
+  planes.base[planes.n++] = files.row(0);
+  if (SlotsOf(state) > 0) {
+    const SlotFiles& slots =
+        *files.Slots(state);  // ReserveRows has mapped them, or rows were there
+    for (size_t k = 0; k < slots.files.size(); ++k) {
+      planes.base[planes.n++] = files.slot_row(slots, static_cast<int>(k), 0);
+    }
+  }
+  return planes;
 }
 
 void RowMutation::InitializeFresh(const RowPlan& plan) {
   const TableConfig& config = group_.files(plan.table)->config();
   const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
-  const auto slots = static_cast<int>(SlotsOf(state));
-  const size_t dim = static_cast<size_t>(config.dim);
+  const RowPlanes planes = Planes(plan);
   executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
       const uint32_t i = plan.fresh[k];
-      InitialRow(config.initializer, plan.keys[i], dim, Address(plan, i, -1));
-      for (int slot = 0; slot < slots; ++slot) {
-        std::fill_n(Address(plan, i, slot), dim, state.slot_init[slot]);
+      InitialRow(config.initializer, plan.keys[i], planes.dim, planes.at(0, plan.rows[i]));
+      for (int plane = 1; plane < planes.n; ++plane) {
+        std::fill_n(planes.at(plane, plan.rows[i]), planes.dim, state.slot_init[plane - 1]);
       }
     }
   });

@@ -13,13 +13,6 @@ namespace tsps {
 namespace {
 
 constexpr size_t kUpdateGrain = 256;
-constexpr size_t kPrefetchAhead = 4;
-
-void PrefetchRow(const float* row, size_t bytes) {
-  const char* at = reinterpret_cast<const char*>(row);
-  for (size_t offset = 0; offset < std::min<size_t>(bytes, 512); offset += 64)
-    __builtin_prefetch(at + offset, 1);
-}
 
 }  // namespace
 
@@ -32,6 +25,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
   }
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
   std::vector<bool> seen(static_cast<size_t>(group_.table_count()));
+  std::vector<OptimizerKind> kinds;
   uint64_t rows_written = 0;
   for (const TableUpdate& update : updates) {
     const auto table = static_cast<size_t>(update.table);
@@ -54,6 +48,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
                    update.keys[bad], " is not finite; step ", step, " was not applied");
     }
     TSPS_RETURN_IF_ERROR(mutation.Plan(update.table, update.keys, update.n));
+    kinds.push_back(kind);
     rows_written += update.n;
   }
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
@@ -61,23 +56,20 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
   const auto update_rows = [&](size_t u, const std::vector<uint32_t>& positions) {
     const TableUpdate& update = updates[u];
     const RowPlan& plan = mutation.plans()[u];
-    const size_t dim = static_cast<size_t>(group_.config(update.table).dim);
-    const auto kind = static_cast<OptimizerKind>(
-        impl_->state.tables[static_cast<size_t>(update.table)].optimizer);
-    const RowUpdater updater(kind, dim, update.hyper);
-    const int slots = SlotCount(kind);
+    const RowPlanes planes = mutation.Planes(plan);
+    const RowUpdater updater(kinds[u], planes.dim, update.hyper);
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
       float* slot_rows[kMaxSlots] = {};
       for (size_t k = begin; k < end; ++k) {
-        if (k + kPrefetchAhead < end) {
-          for (int slot = -1; slot < slots; ++slot) {
-            PrefetchRow(mutation.Address(plan, positions[k + kPrefetchAhead], slot),
-                        dim * sizeof(float));
-          }
+        if (k + RowPlanes::kAhead < end) {
+          const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
+          for (int plane = 0; plane < planes.n; ++plane) planes.Prefetch(plane, next);
         }
         const uint32_t i = positions[k];
-        for (int slot = 0; slot < slots; ++slot) slot_rows[slot] = mutation.Address(plan, i, slot);
-        updater.Update(update.gradients + i * dim, mutation.Address(plan, i, -1), slot_rows);
+        for (int plane = 1; plane < planes.n; ++plane) {
+          slot_rows[plane - 1] = planes.at(plane, plan.rows[i]);
+        }
+        updater.Update(update.gradients + i * planes.dim, planes.at(0, plan.rows[i]), slot_rows);
         TSPS_FAULT_POINT("apply.row");
       }
     });
@@ -108,19 +100,15 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   TSPS_RETURN_IF_ERROR(mutation.Plan(table, unique.data(), unique.size()));
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
   const RowPlan& plan = mutation.plans()[0];
-  const size_t dim = static_cast<size_t>(group_.config(table).dim);
-  const int n_slots = slots == nullptr
-                          ? 0
-                          : SlotCount(static_cast<OptimizerKind>(
-                                impl_->state.tables[static_cast<size_t>(table)].optimizer));
+  const RowPlanes planes = mutation.Planes(plan);
+  const int n_planes = slots == nullptr ? 1 : planes.n;
   const auto write_rows = [&](const std::vector<uint32_t>& positions) {
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         const uint32_t i = positions[k];
-        std::memcpy(mutation.Address(plan, i, -1), rows + last[i] * dim, dim * sizeof(float));
-        for (int slot = 0; slot < n_slots; ++slot) {
-          std::memcpy(mutation.Address(plan, i, slot), slots[slot] + last[i] * dim,
-                      dim * sizeof(float));
+        for (int plane = 0; plane < n_planes; ++plane) {
+          const float* from = plane == 0 ? rows : slots[plane - 1];
+          std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * planes.dim, planes.bytes());
         }
         TSPS_FAULT_POINT("assign.row");
       }

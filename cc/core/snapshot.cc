@@ -72,6 +72,7 @@ uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int tab
 }  // namespace
 
 uint64_t Snapshot::step() const { return state_.step; }
+int Snapshot::table_count() const { return static_cast<int>(state_.tables.size()); }
 
 void Snapshot::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
   const TableFiles& files = *group_.impl_->files(table);

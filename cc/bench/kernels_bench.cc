@@ -1,17 +1,9 @@
 // Times of the core's batch kernels: dedupe, segment sum, merge, row updates, initial rows.
-//
-//   core_bench [threads=2] [ids=213000] [rows=1000000] [dim=64]
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
+#include "bench/bench.h"
 #include "core/crc32c.h"
 #include "core/dedupe.h"
 #include "core/initializer.h"
@@ -20,58 +12,10 @@
 #include "core/segment_sum.h"
 #include "executor/eigen_executor.h"
 
-namespace {
+namespace tsps {
 
-// Zipf by rejection (Devroye 1986, X.6.1), as numpy.random.zipf, bounded by redrawing.
-std::vector<int64_t> ZipfIds(size_t n, double exponent, int64_t bound) {
-  std::mt19937_64 random(1);
-  std::uniform_real_distribution<double> unit(0, 1);
-  const double b = std::pow(2.0, exponent - 1);
-  std::vector<int64_t> ids;
-  while (ids.size() < n) {
-    const double u = 1 - unit(random), v = unit(random);
-    const double x = std::floor(std::pow(u, -1 / (exponent - 1)));
-    if (!(x >= 1) || x > static_cast<double>(bound)) continue;
-    const double t = std::pow(1 + 1 / x, exponent - 1);
-    // Spread over the key space: ids of real data are hashes or at least not sorted by frequency.
-    if (v * x * (t - 1) / (b - 1) <= t / b) {
-      ids.push_back(static_cast<int64_t>(static_cast<uint64_t>(x) * 0x9E3779B97F4A7C15u >> 1));
-    }
-  }
-  return ids;
-}
-
-void Report(const std::string& what, const std::function<void()>& run) {
-  std::vector<double> times;
-  for (int i = 0; i < 21; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    run();
-    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-    if (i > 0) times.push_back(time.count());
-  }
-  std::sort(times.begin(), times.end());
-  std::printf("%-44s %8.3f ms median %8.3f best\n", what.c_str(), times[times.size() / 2],
-              times[0]);
-}
-
-void Check(const tsps::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.message().c_str());
-  std::exit(1);
-}
-
-int Argument(int argc, char** argv, int index, int otherwise) {
-  return argc > index ? std::atoi(argv[index]) : otherwise;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  using namespace tsps;  // NOLINT: a program, not a header
-  const int threads = Argument(argc, argv, 1, 2);
-  const size_t n = Argument(argc, argv, 2, 213000);
-  const int64_t rows = Argument(argc, argv, 3, 1000000);
-  const size_t dim = Argument(argc, argv, 4, 64);
+void BenchKernels(const BenchOptions& options) {
+  const auto [threads, n, rows, dim] = options;
   EigenExecutor executor(threads);
 
   const std::vector<int64_t> ids = ZipfIds(n, 1.05, rows);
@@ -151,3 +95,5 @@ int main(int argc, char** argv) {
     if (Crc32c(0, gradients.data(), gradients.size() * sizeof(float)) == 1) std::abort();
   });
 }
+
+}  // namespace tsps
