@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -74,6 +75,10 @@ def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def _shared(rows: int) -> tuple[int, int, Callable[..., Any], Callable[[int], list[int]]]:
     import tf_sparse_ps as tsps
 
+    if "HOROVOD_RANK" in os.environ:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
     ranks = tsps.collectives.current()
     model = _model(tsps.Embedding(None, DIM))
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE))

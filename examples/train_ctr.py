@@ -30,7 +30,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--data", choices=("generator", "criteo", "avazu"), default="generator", help="default: generator")
     add("--path", type=Path, help="criteo, avazu: a folder with train.* and test.*, or the training file")
     add("--test-path", type=Path, help="criteo, avazu: the held-out file (default: the last tenth of --path)")
-    add("--samples", type=count, default=3_000_000, help="generator: training samples of all ranks (default: 3000000)")
+    add("--samples", type=count, default=6_000_000, help="generator: training samples of all ranks (default: 6000000)")
     add("--test-samples", type=count, default=100_000, help="generator: held-out samples (default: 100000)")
     add("--epochs", type=count, default=1, help="passes over the training data (default: 1)")
     add("--batch", type=count, help="samples per rank and step (default: 8192 / ranks for the generator, else 256)")

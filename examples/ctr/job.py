@@ -24,7 +24,7 @@ _TEST_BATCH = 4096
 
 def run(options: argparse.Namespace) -> int:
     """Trains, evaluates and reports; returns the exit status."""
-    launch.share_cores()
+    launch.begin_rank()
     keras.utils.set_random_seed(options.seed)
     ranks = tsps.collectives.current()
     leader = ranks.rank == 0
@@ -36,8 +36,11 @@ def run(options: argparse.Namespace) -> int:
         return 2
 
     model = MODELS[options.model](data.features, options.dim)
-    optimizer = tsps.DistributedOptimizer(make_optimizer(options))
-    model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    # Built now, so that the broadcast finds its weights before the first step.
+    model({"dense": tf.zeros([1, data.dense_width]), "ids": tf.zeros([1, len(data.features)], tf.int64)})
+    model.compile(
+        tsps.DistributedOptimizer(make_optimizer(options)), loss=keras.losses.BinaryCrossentropy(from_logits=True)
+    )
 
     total_steps = steps * options.epochs
     evaluations = min(options.evaluations, total_steps)
@@ -54,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         verbose=0,
         shuffle=False,
     )
-    usage = report.measure(ranks, model.embeddings, optimizer)
+    usage = report.measure(ranks, model, dataset)
     if curve is not None:
         planted = data.planted_auc() if isinstance(data, PlantedModel) else None
         report.write(options, data.name, ranks.size, curve, planted, progress, usage)

@@ -30,12 +30,16 @@ class Dlrm(keras.Model):
         dim: width of an embedding.
         bottom: widths of the hidden layers below the interaction.
         top: widths of the hidden layers above it.
+
+    Attributes:
+        widths: of the rows that each id is looked up for.
     """
 
     def __init__(
         self, features: Sequence[str], dim: int, bottom: Sequence[int] = (64,), top: Sequence[int] = (128, 64)
     ) -> None:
         super().__init__(name="dlrm")
+        self.widths = (dim,)
         self._features = tuple(features)
         self.embeddings = tsps.EmbeddingCollection(
             {name: tsps.FeatureConfig(tsps.TableConfig(name, dim)) for name in features}
@@ -61,10 +65,14 @@ class WideAndDeep(keras.Model):
         features: names of the columns of `ids`; each has a wide table of width 1 and a deep one of width `dim`.
         dim: width of a deep embedding.
         hidden: widths of the hidden layers.
+
+    Attributes:
+        widths: of the rows that each id is looked up for.
     """
 
     def __init__(self, features: Sequence[str], dim: int, hidden: Sequence[int] = (128, 64)) -> None:
         super().__init__(name="wide_deep")
+        self.widths = (1, dim)
         self._wide = tuple(f"wide_{name}" for name in features)
         self._deep = tuple(f"deep_{name}" for name in features)
         self.embeddings = tsps.EmbeddingCollection(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from support import memory
@@ -16,10 +20,18 @@ from support.progress import Progress
 if TYPE_CHECKING:
     from ctr.job import Evaluation
 
+_COUNTED_BATCHES = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What the job used, all ranks of this node."""
+    """What the job used, all ranks together; memory that of this machine.
+
+    Attributes:
+        dense_ring_bytes: gradients that the ranks hand to the all-reduce in a step; 0 for one rank.
+        sparse_ring_bytes: keys and rows that the ranks hand to the all-gather in a step, mean of some batches.
+        table_writes: steps that the writer of this machine's tables has published.
+    """
 
     tables: int
     rows: int
@@ -32,25 +44,46 @@ class Usage:
     table_writes: int
 
 
-def measure(ranks: Any, embeddings: tsps.EmbeddingCollection, optimizer: Any) -> Usage:
-    """Collects the figures of all ranks while all of them have the tables mapped. Call it on every rank."""
+def measure(ranks: Any, model: Any, dataset: tf.data.Dataset) -> Usage:
+    """Collects the figures of all ranks while all of them have the tables mapped. Call it on every rank.
+
+    Args:
+        ranks: the collectives.
+        model: trained.
+        dataset: training batches of this rank.
+    """
     folder = tsps.job.current().group_path
     ranks.barrier("report.measure")
-    statistics = optimizer.statistics()
-    mine = (memory.process_pss(), memory.mappings_pss(folder), statistics)
+    dense, sparse = _ring_bytes(model, dataset) if ranks.size > 1 else (0, 0)
+    mine = (memory.process_pss(), memory.mappings_pss(folder), dense, sparse)
     every = ranks.allgather_object(mine, "report.usage")
-    tables = [tsps.Table.open(binding.path) for binding in embeddings.bindings]
+    tables = [tsps.Table.open(binding.path) for binding in model.embeddings.bindings]
     return Usage(
         tables=len(tables),
         rows=sum(len(table) for table in tables),
         disk_bytes=memory.disk_bytes(folder),
-        process_pss=[process for process, _, _ in every],
-        table_pss=[table for _, table, _ in every],
-        steps=statistics["steps"],
-        dense_ring_bytes=sum(figures["dense_ring_bytes"] for *_, figures in every),
-        sparse_ring_bytes=sum(figures["sparse_ring_bytes"] for *_, figures in every),
-        table_writes=sum(figures["table_writes"] for *_, figures in every),
+        process_pss=[process for process, *_ in every],
+        table_pss=[table for _, table, *_ in every],
+        steps=int(model.optimizer.iterations),
+        dense_ring_bytes=sum(dense for *_, dense, _ in every),
+        sparse_ring_bytes=sum(sparse for *_, sparse in every),
+        table_writes=tables[0].step,
     )
+
+
+def _ring_bytes(model: Any, dataset: tf.data.Dataset) -> tuple[int, int]:
+    """What this rank hands to the two rings in a step.
+
+    Sparse gradients travel as a 64-bit key and a row of floats for each unique id of each table.
+    """
+    anchors = {id(weight) for weight in model.embeddings.trainable_weights}
+    dense = sum(math.prod(weight.shape) * 4 for weight in model.trainable_weights if id(weight) not in anchors)
+    row_bytes = sum(8 + 4 * width for width in model.widths)
+    counts = [
+        sum(np.unique(column).size for column in inputs["ids"].numpy().T)
+        for inputs, _ in dataset.take(_COUNTED_BATCHES)
+    ]
+    return dense, round(float(np.mean(counts)) * row_bytes)
 
 
 def write(
@@ -74,8 +107,8 @@ def write(
         "tables in memory": f"{readable(sum(usage.table_pss))} summed PSS of {of_ranks}; "
         f"{ranks} copies would take {readable(ranks * usage.disk_bytes)}",
         "processes in memory": f"{readable(sum(usage.process_pss))} summed PSS",
-        "dense ring": f"{readable(usage.dense_ring_bytes / usage.steps)} per step, all ranks",
-        "sparse ring": f"{readable(usage.sparse_ring_bytes / usage.steps)} per step, all ranks",
+        "dense ring": f"{readable(usage.dense_ring_bytes)} of gradients per step, all ranks",
+        "sparse ring": f"{readable(usage.sparse_ring_bytes)} of keys and gradient rows per step, all ranks",
         "table writes": f"{usage.table_writes / usage.steps:g} per step",
         "curves": str(options.out / "curves.png"),
     }

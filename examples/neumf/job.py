@@ -25,7 +25,7 @@ _CUTOFF = 10
 
 def run(options: argparse.Namespace) -> int:
     """Trains, evaluates and reports; returns the exit status."""
-    launch.share_cores()
+    launch.begin_rank()
     keras.utils.set_random_seed(options.seed)
     ranks = tsps.collectives.current()
     leader = ranks.rank == 0
@@ -40,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
         return 2
 
     model = NeuMF(data.user_count, data.item_count, options.factors)
+    # Built now, so that the broadcast finds its weights before the first step.
+    model({"user": tf.zeros([1], tf.int64), "item": tf.zeros([1], tf.int64)})
     model.compile(
         tsps.DistributedOptimizer(keras.optimizers.Adam(options.learning_rate)),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),

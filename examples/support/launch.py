@@ -45,10 +45,14 @@ def start_ranks(ranks: int, arguments: list[str] | None = None) -> int:
             continue
 
 
-def share_cores() -> None:
-    """Divides the machine's cores among its ranks; call it before TensorFlow's first op."""
+def begin_rank() -> None:
+    """Divides the machine's cores among its ranks and joins the job; call it before TensorFlow's first op."""
     import tensorflow as tf  # not above: a script that only starts ranks, or prints its help, needs none
 
     ranks_here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
     tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
     tf.config.threading.set_inter_op_parallelism_threads(2)
+    if is_rank():
+        import horovod.tensorflow as hvd
+
+        hvd.init()

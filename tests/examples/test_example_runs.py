@@ -1,0 +1,142 @@
+"""The example programs from end to end, with small data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(tmp_path: Path, program: str, *arguments: object) -> dict[str, Any]:
+    """Runs a program; returns what it reported."""
+    out = tmp_path / "out"
+    command = [sys.executable, str(EXAMPLES / program), "--out", str(out), *map(str, arguments)]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (out / "report.txt").read_text() in done.stdout
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return report
+
+
+def criteo_files(folder: Path) -> Path:
+    """600 lines; the label follows the second category; a third of all fields is empty."""
+    random = np.random.default_rng(0)
+    lines = []
+    for _ in range(600):
+        label = int(random.random() < 0.5)
+        fields = [str(random.integers(-2, 100)) for _ in range(13)] + [f"{random.integers(9):08x}" for _ in range(26)]
+        fields = ["" if random.random() < 1 / 3 else field for field in fields]
+        fields[14] = f"{label:08x}"
+        lines.append("\t".join([str(label), *fields]))
+    (folder / "train.txt").write_text("\n".join(lines[:500]) + "\n")
+    (folder / "test.txt").write_text("\n".join(lines[500:]) + "\n")
+    return folder
+
+
+def ncf_files(folder: Path) -> Path:
+    """Two groups of 40 users; each likes its own 20 of 60 items."""
+    random = np.random.default_rng(0)
+    train, test, negative = [], [], []
+    for user in range(80):
+        liked = random.permutation(20) + 20 * (user % 2)
+        train += [f"{user}\t{item}\t5\t0" for item in liked[1:15]]
+        test.append(f"{user}\t{liked[0]}\t5\t0")
+        others = random.permutation(np.concatenate([np.arange(20) + 20 * (1 - user % 2), np.arange(40, 60)]))
+        negative.append("\t".join([f"({user},{liked[0]})", *map(str, others[:30])]))
+    for name, lines in (("train.rating", train), ("test.rating", test), ("test.negative", negative)):
+        (folder / f"tiny.{name}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_dlrm_on_the_generator_reports_everything(tmp_path: Path) -> None:
+    report = run(
+        tmp_path, "train_ctr.py", "--samples", 60_000, "--test-samples", 6_000, "--batch", 1_000, "--dim", 4,
+        "--evaluations", 2, "--learning-rate", 0.02,
+    )  # fmt: skip
+    assert report["planted_auc"] > 0.75
+    assert 0.7 < report["auc"] < report["planted_auc"] + 0.01
+    assert report["steps"] == 60
+    assert [step for step, *_ in report["curve"]] == [30, 60]
+    assert report["tables"] == 26
+    assert report["rows"] > 20_000
+    assert report["disk_bytes"] > report["rows"] * 4 * 4
+    assert 0 < report["table_pss"][0] <= report["disk_bytes"] * 1.02
+    assert report["process_pss"][0] > report["table_pss"][0]
+    assert report["table_writes"] == report["steps"]
+    assert report["dense_ring_bytes"] == report["sparse_ring_bytes"] == 0
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("model", ["dlrm", "wide_deep"])
+def test_criteo_lines_with_empty_fields_are_learnt(tmp_path: Path, model: str) -> None:
+    report = run(
+        tmp_path, "train_ctr.py", "--data", "criteo", "--path", criteo_files(tmp_path), "--model", model,
+        "--batch", 50, "--epochs", 6, "--dim", 4, "--learning-rate", 0.02, "--optimizer", "adam",
+    )  # fmt: skip
+    assert report["auc"] > 0.95
+    assert report["planted_auc"] is None
+
+
+def test_adagrad_on_avazu(tmp_path: Path) -> None:
+    lines = [f"{i},{i % 2},141021{i % 24:02d},{','.join([f'v{i % 2}', *['x'] * 20])}" for i in range(400)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    report = run(
+        tmp_path, "train_ctr.py", "--data", "avazu", "--path", tmp_path / "log.csv", "--batch", 40, "--epochs", 4,
+        "--dim", 4, "--optimizer", "adagrad",
+    )  # fmt: skip
+    assert report["auc"] > 0.95
+
+
+def test_bad_data_ends_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_ctr.py"), "--data", "criteo", "--path", str(tmp_path / "none")]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 2
+    assert f"train_ctr: criteo: no such file: {tmp_path / 'none'}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_neumf_finds_the_groups(tmp_path: Path) -> None:
+    report = run(
+        tmp_path, "ncf.py", "--path", ncf_files(tmp_path), "--stem", "tiny", "--factors", 4, "--batch", 64,
+        "--epochs", 12, "--learning-rate", 0.01,
+    )  # fmt: skip
+    assert len(report["epochs"]) == 12
+    best = report["epochs"][report["best_epoch"] - 1]
+    assert best["ndcg"] == max(epoch["ndcg"] for epoch in report["epochs"])
+    assert best["hr"] > 0.9  # by chance 10 of 31
+
+
+@pytest.mark.multirank
+def test_two_ranks_share_tables_and_one_writes(tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    report = run(
+        tmp_path, "train_ctr.py", "--ranks", 2, "--samples", 40_000, "--test-samples", 4_000, "--batch", 500,
+        "--dim", 4, "--evaluations", 1, "--learning-rate", 0.02,
+    )  # fmt: skip
+    assert report["ranks"] == len(report["table_pss"]) == 2
+    assert sum(report["table_pss"]) <= report["disk_bytes"] * 1.02
+    assert report["table_writes"] == report["steps"] == 40
+    assert report["dense_ring_bytes"] > 0
+    assert report["sparse_ring_bytes"] > 0
+    assert report["auc"] > 0.65
+
+
+@pytest.mark.multirank
+def test_neumf_on_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    report = run(
+        tmp_path, "ncf.py", "--path", ncf_files(tmp_path), "--stem", "tiny", "--factors", 4, "--batch", 64,
+        "--epochs", 12, "--learning-rate", 0.01, "--ranks", 2,
+    )  # fmt: skip
+    assert report["ranks"] == 2
+    assert report["epochs"][report["best_epoch"] - 1]["hr"] > 0.9
