@@ -1,32 +1,14 @@
-"""Layers under test, and the Keras layers they are compared with. Runs under Keras 3 and Keras 2."""
+"""Fixtures of the layers' tests."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# One folder per run, so that a test may look at all of it.
-FOLDER = tempfile.mkdtemp(prefix="tf_sparse_ps-layers-", dir="/dev/shm")
-os.environ["TFSPS_DIR"] = FOLDER
-
-import numpy as np
 import pytest
-import tensorflow as tf
+from layer_support import FOLDER, keras
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
-
-keras = _keras.keras
-PACKAGE_PARENT = Path(tsps.__file__).parent.parent
-
-keras3_only = pytest.mark.skipif(not _keras.IS_KERAS_3, reason="Keras 3 only")
-keras2_only = pytest.mark.skipif(_keras.IS_KERAS_3, reason="Keras 2 only")
 
 
 def pytest_sessionfinish() -> None:
@@ -39,7 +21,7 @@ def seed() -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[Callable[..., tuple[tsps.Embedding, keras.layers.Embedding]]]:
+def pair() -> Callable[..., tuple[tsps.Embedding, keras.layers.Embedding]]:
     """Makes our layer and Keras's with the same arguments and the same values."""
 
     def make(*args: object, **kwargs: object) -> tuple[tsps.Embedding, keras.layers.Embedding]:
@@ -50,37 +32,4 @@ def pair() -> Iterator[Callable[..., tuple[tsps.Embedding, keras.layers.Embeddin
         ours.set_weights(theirs.get_weights())
         return ours, theirs
 
-    yield make
-
-
-def assign(layer: tsps.Embedding, keys: list[int], value: float, table: int = 0) -> None:
-    """Gives keys of an unbounded layer a row of equal values."""
-    dim = layer.bindings[table].config.dim
-    layer.bindings[table].assign(np.array(keys, np.int64), np.full((len(keys), dim), value, np.float32))
-
-
-def functional(layer: object, n: int = 3, dtype: str = "int64") -> keras.Model:
-    """ids[batch, n] -> layer -> mean -> one output."""
-    inputs = keras.Input((n,), dtype=dtype)
-    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs))))
-
-
-def compiled(layer: object, **kwargs: object) -> keras.Model:
-    model = functional(layer)
-    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.5), **kwargs), "mse")
-    return model
-
-
-IDS = np.array([[1, 2, 3], [3, 0, 9]], np.int64)
-TARGETS = np.array([[1.0], [-1.0]], np.float32)
-
-
-def run_child(code: str, **environment: str) -> str:
-    """Standard output of another Python process, which must succeed."""
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd="/", timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-__all__ = ["FOLDER", "IDS", "TARGETS", "assign", "compiled", "functional", "run_child", "tf"]
+    return make

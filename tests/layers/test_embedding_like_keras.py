@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import IDS, functional, keras, keras2_only, keras3_only
+from layer_support import IDS, functional, keras, keras2_only, keras3_only
 
 import tf_sparse_ps as tsps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import IDS, keras
+from layer_support import IDS, keras
 
 import tf_sparse_ps as tsps
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import FOLDER, IDS, TARGETS, assign, compiled, functional, keras, keras2_only, run_child
+from layer_support import FOLDER, IDS, TARGETS, assign, compiled, functional, keras, keras2_only, run_child
 
 import tf_sparse_ps as tsps
 

@@ -10,8 +10,8 @@ train a table. Keras optimizers of all kinds ask a variable for its key in `buil
 before they do anything else, and legacy ones for its constraint; assignments are the last line, for code that does not
 ask.
 
-Private TensorFlow used here: `_distributed_container`, `_track_trackable`, the class of a variable. Checked with Keras 3.15 on TensorFlow 2.21
-and Keras 2.15 on TensorFlow 2.15.
+Private TensorFlow used here: `_distributed_container`, `_track_trackable`, the class of a variable. Checked with Keras
+3.15 on TensorFlow 2.21, tf_keras 2.21 on the same, and Keras 2.15 on TensorFlow 2.15.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _GuardedVariable(_keras.ResourceVariable):
 
     @property
     def constraint(self) -> NoReturn:
-        """Refused: optimizers of TensorFlow 1 and Keras 2's legacy ones ask before they update; SGD asks nothing else."""
+        """Refused: optimizers of TensorFlow 1, and legacy ones of Keras 2, ask before they update."""
         refuse(self.tsps_binding)
 
 

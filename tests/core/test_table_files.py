@@ -1,0 +1,146 @@
+"""Sparse-parameter files, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_support import ones
+
+from tf_sparse_ps import errors, optimizers
+from tf_sparse_ps.table import Table
+
+
+@pytest.fixture
+def filled(create):
+    user = create(optimizer=optimizers.Adagrad(learning_rate=0.5))
+    rng = np.random.default_rng(1)
+    user.apply_gradients(rng.integers(-(2**62), 2**62, 10_000), rng.normal(size=(10_000, 4)).astype(np.float32))
+    return user
+
+
+def content(table):
+    keys = np.sort(table.keys())
+    return keys, *table.entries(keys)
+
+
+def assert_equal(a, b):
+    for x, y in zip(content(a), content(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_export_and_load(filled, create, folder):
+    assert filled.export_parameter_file(f"{folder}/file") == 10_000
+    other = create("other", optimizer=None)
+    assert other.load_parameter_file(f"{folder}/file") == 10_000
+    assert_equal(filled, other)
+    assert filled.stats()["optimizer"] == other.stats()["optimizer"]
+    bare = create("bare", optimizer=optimizers.SGD(learning_rate=1.0))
+    with pytest.raises(errors.StateError, match="slots=False"):
+        bare.load_parameter_file(f"{folder}/file")
+    bare.load_parameter_file(f"{folder}/file", slots=False)
+    np.testing.assert_array_equal(bare.lookup(filled.keys()), filled.lookup(filled.keys()))
+    with pytest.raises(errors.InvalidArgumentError, match="rows of 4 floats"):
+        create("wide", 5).load_parameter_file(f"{folder}/file")
+    with Table.open(filled.path) as reader, pytest.raises(errors.StateError, match="mode"):
+        reader.load_parameter_file(f"{folder}/file")
+
+
+def test_save_and_restore(filled, folder):
+    before = content(filled)
+    filled.save(f"{folder}/saved")
+    filled.erase(before[0][:10])
+    filled.apply_gradients(before[0][20:40], ones(20))
+    filled.apply_gradients([1, 2, 3], ones(3))
+    step = filled.step
+    assert filled.restore(f"{folder}/saved") == 10_000
+    for x, y in zip(before, content(filled), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert filled.step == step
+
+
+def test_an_empty_table(create, folder):
+    user = create()
+    assert user.export_parameter_file(f"{folder}/file") == 0
+    assert create("other").load_parameter_file(f"{folder}/file") == 0
+
+
+def test_a_progress_bar_appears_after_two_seconds_only(filled, folder, capsys):
+    filled.export_parameter_file(f"{folder}/file")
+    assert "export" not in capsys.readouterr().err
+
+
+def broken(kind: str, path: Path) -> type[Exception]:
+    data = bytearray(path.read_bytes())
+    if kind == "missing":
+        path.unlink()
+        return errors.NotFoundError
+    if kind == "truncated":
+        path.write_bytes(data[:-100])
+    elif kind == "header only":
+        path.write_bytes(data[:50])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "foreign":
+        path.write_bytes(b"\x89HDF" + bytes(data[4:]))
+    elif kind == "damaged header":
+        data[30] ^= 1
+        path.write_bytes(data)
+    elif kind == "damaged block":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif kind == "too long":
+        path.write_bytes(data + b"x")
+    elif kind == "a folder":
+        path.unlink()
+        path.mkdir()
+        return errors.TableError
+    return errors.DamagedFileError
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing",
+        "truncated",
+        "header only",
+        "empty",
+        "foreign",
+        "damaged header",
+        "damaged block",
+        "too long",
+        "a folder",
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be(filled, create, folder, kind):
+    path = Path(folder, "saved", "user.tfsps")
+    filled.save(path.parent)
+    error = broken(kind, path)
+    before = content(filled)
+    with pytest.raises(error) as caught:
+        filled.restore(path.parent)
+    assert os.fspath(path) in str(caught.value)
+    for x, y in zip(before, content(filled), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_group_that_is_not_what_it_should_be(create, folder):
+    user = create()
+    path = user.path
+    user.close()
+    control = Path(folder, "group", "group")
+    data = control.read_bytes()
+    control.write_bytes(b"foreign " + data[8:])
+    with pytest.raises(errors.DamagedFileError, match="group"):
+        Table.open(path)
+    control.write_bytes(data[:100])
+    with pytest.raises(errors.DamagedFileError, match="group"):
+        Table.open(path)
+    control.write_bytes(data)
+    Table.open(path).close()
+    os.rename(f"{folder}/group", f"{folder}/real")
+    os.symlink(f"{folder}/real", f"{folder}/group")
+    with pytest.raises(errors.AccessError, match=r"symbolic link|symlink"):
+        Table.open(path)

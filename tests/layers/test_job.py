@@ -1,0 +1,231 @@
+"""Jobs: where their groups lie, who may have them, and what is left of dead ones. Each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from layer_support import PACKAGE_PARENT, run_child
+
+from tf_sparse_ps import errors, job_folder
+
+# A job of ranks that only need to agree on who they are.
+RANK = """
+import json, os, sys
+import numpy as np
+from tf_sparse_ps import collectives, job
+from tf_sparse_ps.collectives.local import LocalCollectives
+from tf_sparse_ps.config import TableConfig
+
+class Ranks(LocalCollectives):
+    rank = local_rank = int(os.environ.get("TEST_RANK", "0"))
+    size = local_size = 2
+    def broadcast_object(self, obj, root, name):
+        path = os.environ["TEST_BROADCAST"]
+        if self.rank == root:
+            with open(path + ".tmp", "w") as file:
+                json.dump(obj, file)
+            os.rename(path + ".tmp", path)
+        while not os.path.exists(path):
+            pass
+        return json.load(open(path))
+
+collectives.protocol._instances["local"] = Ranks()
+me = job.current()
+"""
+ONE = "from tf_sparse_ps import job\nfrom tf_sparse_ps.config import TableConfig\nme = job.current()\n"
+TABLE = "binding = me.create_table(TableConfig('user', 4))\n"
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tf_sparse_ps-jobs-", dir="/dev/shm") as path:
+        yield Path(path)
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.fspath(PACKAGE_PARENT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
+
+
+def groups(root: Path) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+
+
+def test_an_unnamed_job_leaves_nothing(root):
+    out = run_child(ONE + TABLE + "print(me.group_path)", TFSPS_DIR=os.fspath(root))
+    assert out.strip().startswith(f"{root}/")
+    assert groups(root) == []
+
+
+def test_leftovers_of_a_killed_job_are_removed_and_a_running_one_is_left_alone(root):
+    code = ONE + TABLE + "print(me.group_path, flush=True); input()"
+    running, killed = (start(code, TFSPS_DIR=os.fspath(root)) for _ in range(2))
+    paths = [process.stdout.readline().strip() for process in (running, killed)]
+    assert sorted(map(os.path.basename, paths)) == groups(root)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    (root / ("ab" * 16 + "-n0")).mkdir()  # of a job that was killed while it made its group
+    (root / "mine").mkdir()
+    run_child(ONE, TFSPS_DIR=os.fspath(root))
+    assert groups(root) == sorted([os.path.basename(paths[0]), "mine"])
+    running.communicate("\n")
+    assert running.returncode == 0
+    assert groups(root) == ["mine"]
+
+
+def test_a_named_job_goes_on_with_its_tables(root):
+    environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
+    write = "import numpy as np\nbinding.assign(np.array([7]), np.ones((1, 4), np.float32))\n"
+    read = "print(json.dumps([binding.path, binding.uuid, binding.reader().lookup([7, 8]).tolist()]))"
+    first = json.loads(run_child("import json\n" + ONE + TABLE + write + read, **environment))
+    assert first[2][0] == [1, 1, 1, 1]
+    assert groups(root) == ["ctr-n0"]
+    assert json.loads(run_child("import json\n" + ONE + TABLE + read, **environment)) == first
+    for table, words in (
+        ("TableConfig('user', 5)", "'dim': 4"),
+        ("TableConfig('user', 4, key_limit=9)", "'key_limit': 0"),
+        ("TableConfig('user', 4, initializer='normal')", "initializer"),
+        ("TableConfig('item', 4)", "t0000-user"),
+    ):
+        failed = start(ONE + f"me.create_table({table})", **environment)
+        _, error = failed.communicate(timeout=120)
+        assert "StateError" in error, error
+        assert words in error
+
+
+def test_a_named_job_runs_once_at_a_time(root):
+    environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
+    running = start(ONE + "print('ready', flush=True); input()", **environment)
+    assert running.stdout.readline() == "ready\n"
+    second = start(ONE, **environment)
+    _, error = second.communicate(timeout=120)
+    assert "WriterLockedError" in error
+    assert str(running.pid) in error
+    running.communicate("\n")
+    assert start(ONE, **{**environment, "TFSPS_JOB": "a/b"}).communicate(timeout=120)[1].count("TFSPS_JOB must be") == 1
+
+
+def two_ranks(root: Path, tmp_path: Path, leader: str, follower: str, **environment: str):
+    environment |= {"TFSPS_DIR": os.fspath(root), "TEST_BROADCAST": os.fspath(tmp_path / "broadcast")}
+    processes = [start(RANK + code, TEST_RANK=str(rank), **environment) for rank, code in enumerate((leader, follower))]
+    outputs = [process.communicate(timeout=200) for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def test_ranks_wait_until_the_leader_has_written(root, tmp_path):
+    values = (
+        "import time; time.sleep(0.3)\nvalues = np.arange(400000, dtype=np.float32).reshape(-1, 4)\n"
+        "binding = me.create_table(TableConfig('user', 4, key_limit=100000), values=values)\n"
+    )
+    more = "binding.assign(np.array([5]), np.ones((1, 4), np.float32))\n"
+    read = "print(binding.path, binding.config_hash, binding.reader().lookup([5, 99999]).tolist())\n"
+    wait = "import pathlib\npathlib.Path(os.environ['TEST_BROADCAST'] + str(me.rank)).touch()\n"
+    wait += "while not os.path.exists(os.environ['TEST_BROADCAST'] + str(1 - me.rank)): pass\n"
+    program = values + read + more + read + wait
+    leader, follower = two_ranks(root, tmp_path, program, program.replace("time.sleep(0.3)", "0"))
+    assert (leader[0], follower[0]) == (0, 0), (leader, follower)
+    assert leader[1] == follower[1]
+    assert leader[1].count("[399996.0, 399997.0, 399998.0, 399999.0]") == 2
+
+
+def test_ranks_that_build_other_layers_are_told(root, tmp_path):
+    table = "me.create_table(TableConfig({!r}, 4))\nimport time; time.sleep(2)\n"
+    leader, follower = two_ranks(root, tmp_path, table.format("user"), table.format("item"))
+    assert leader[0] == 0
+    assert "StateError" in follower[2]
+    assert "same layers in the same order" in follower[2]
+
+
+def test_a_dead_leader_is_named(root, tmp_path):
+    die = "print(os.getpid(), flush=True); os.kill(os.getpid(), 9)"
+    leader, follower = two_ranks(root, tmp_path, die, "me.create_table(TableConfig('user', 4))")
+    assert leader[0] == -signal.SIGKILL
+    assert "UnavailableError" in follower[2]
+    assert leader[1].strip() in follower[2]
+
+
+@pytest.fixture
+def tfsps_dir(root, monkeypatch):
+    def use(path: Path) -> Path:
+        monkeypatch.setenv("TFSPS_DIR", os.fspath(path))
+        return path
+
+    return use
+
+
+def test_the_folder_is_made_private(root, tfsps_dir):
+    path = tfsps_dir(root / "new" / "tables")
+    assert job_folder.prepare() == os.fspath(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_symbolic_link_in_the_way(root, tfsps_dir):
+    (root / "real").mkdir()
+    tfsps_dir(root / "link").symlink_to(root / "real")
+    with pytest.raises(errors.AccessError, match=r"link.*symbolic link.*real"):
+        job_folder.prepare()
+
+
+def test_a_file_in_the_way(root, tfsps_dir):
+    tfsps_dir(root / "file").touch()
+    with pytest.raises(errors.AccessError, match="no directory"):
+        job_folder.prepare()
+
+
+def test_another_users_folder(root, tfsps_dir):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give a folder away")
+    path = tfsps_dir(root / "theirs")
+    path.mkdir()
+    os.chown(path, 12345, 12345)
+    with pytest.raises(errors.AccessError, match="user 12345"):
+        job_folder.prepare()
+
+
+def test_a_folder_that_others_can_write(root, tfsps_dir):
+    path = tfsps_dir(root / "open")
+    path.mkdir()
+    path.chmod(0o777)
+    with pytest.raises(errors.AccessError, match="chmod go-w"):
+        job_folder.prepare()
+
+
+def test_a_folder_that_cannot_be_written(root):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    root.chmod(0o755)
+    code = "import os\nfrom tf_sparse_ps import job_folder\nos.setuid(12345)\njob_folder.prepare()"
+    failed = start(code, TFSPS_DIR=os.fspath(root / "new"))
+    _, error = failed.communicate(timeout=120)
+    assert "AccessError" in error, error
+    assert "TFSPS_DIR" in error
+
+
+def test_a_forked_child_does_not_remove_the_group(root):
+    code = (
+        ONE
+        + TABLE
+        + "import os\nif os.fork() == 0: raise SystemExit\nos.wait()\n"
+        + "print(os.path.exists(binding.path))"
+    )
+    assert run_child(code, TFSPS_DIR=os.fspath(root)).splitlines()[-1] == "True"
+
+
+def test_seeds_differ_between_jobs_and_tables_and_are_kept_by_name(root):
+    code = ONE + TABLE + "b = me.create_table(TableConfig('user', 4))\n"
+    code += "print([x.reader().lookup([1]).tolist() for x in (binding, b)])"
+    first, second = (run_child(code, TFSPS_DIR=os.fspath(root)) for _ in range(2))
+    named = [run_child(code, TFSPS_DIR=os.fspath(root), TFSPS_JOB="a") for _ in range(2)]
+    assert first != second
+    assert named[0] == named[1]
+    one, other = json.loads(first)
+    assert one != other
