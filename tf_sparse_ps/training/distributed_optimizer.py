@@ -173,8 +173,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the wrapped optimizer's `loss_scale_factor`, if it has one."""
-        factor = self.loss_scale_factor
-        return loss if factor is None else loss * factor
+        return loss if self.loss_scale_factor == 1.0 else loss * self.loss_scale_factor
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Nothing to do: only EMA needs it, which is refused."""
@@ -204,10 +203,9 @@ class DistributedOptimizer(_keras.Optimizer):
     # Keras's LossScaleOptimizers set these on the optimizer that they wrap.
 
     @property
-    def loss_scale_factor(self) -> float | None:
-        """The wrapped optimizer's."""
-        inner = self.__dict__.get("inner_optimizer")
-        return getattr(inner, "loss_scale_factor", None)
+    def loss_scale_factor(self) -> float:
+        """The wrapped optimizer's, 1 when it has none: setting None, as Keras 3 does, must not look like no change."""
+        return getattr(self.__dict__.get("inner_optimizer"), "loss_scale_factor", None) or 1.0
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: Any) -> None:
@@ -309,7 +307,7 @@ class DistributedOptimizer(_keras.Optimizer):
         if rows is not None and clip.value is not None:
             rows = [tf.clip_by_value(one, -clip.value, clip.value) for one in rows]
         if clip.needs_norms:
-            others = [_unscale_any(one.result, factor) for one in dense if one.result is not None]
+            others = [_unscale(one.result, factor) for one in dense if one.result is not None]
             factors = clipping.table_factors(clip, rows, others, len(tables), world, f"tsps.{self._run.ordinal}.clip")
             if rows is not None:
                 rows = [one * factors[t] for t, one in enumerate(rows)]
@@ -495,9 +493,5 @@ def _take_back(
         one.result = tf.IndexedSlices(rows, merged.keys, tf.constant(list(one.variable.shape), tf.int64))
 
 
-def _unscale(rows: tf.Tensor, factor: float | None) -> tf.Tensor:
-    return rows if factor is None else rows / factor
-
-
-def _unscale_any(gradient: Any, factor: float | None) -> Any:
-    return gradient if factor is None else clipping.scale(gradient, tf.constant(1.0 / factor, tf.float32))
+def _unscale(gradient: Any, factor: float) -> Any:
+    return gradient if factor == 1.0 else clipping.scale(gradient, tf.constant(1.0 / factor, tf.float32))

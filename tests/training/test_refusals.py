@@ -1,0 +1,208 @@
+"""What cannot work is refused when it is made, or compiled, with the reason and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import DIM, KERAS_3, ROWS, fit, keras, model, optimizer
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.collectives import protocol
+
+
+def wrapped(*args: Any, **options: Any) -> Any:
+    return tsps.DistributedOptimizer(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: wrapped(wrapped("sgd")), "reduce twice"),
+        (lambda: wrapped(object()), "Keras optimizer"),
+        (lambda: wrapped("sgd", sparse_reduction="mean"), "frequency"),
+        (lambda: wrapped("sgd", topology="hierarchical"), "flat"),
+        (lambda: wrapped("sgd", schedule="synchronous"), "Synchronous"),
+        (lambda: wrapped("sgd", collectives="mpi"), "horovod"),
+        (lambda: wrapped("sgd", sparse_optimizer="rmsprop"), "adagrad"),
+        (lambda: wrapped(optimizer("SGD", 0.1, use_ema=True)), "average the dense weights"),
+    ],
+)
+def test_at_construction(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.skipif(not KERAS_3, reason="gradient_accumulation_steps is Keras 3's")
+def test_gradient_accumulation() -> None:
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
+        wrapped(optimizer("SGD", 0.1, gradient_accumulation_steps=2))
+
+
+def test_loss_scaling_inside_and_around() -> None:
+    scale = keras.optimizers.LossScaleOptimizer if KERAS_3 else keras.mixed_precision.LossScaleOptimizer
+    with pytest.raises(ValueError, match="mixed_bfloat16"):
+        wrapped(scale(optimizer("SGD", 0.1)))
+    with pytest.raises(ValueError, match="mixed_bfloat16"):
+        scale(wrapped(optimizer("SGD", 0.1)))
+
+
+def test_mixed_float16_at_compile() -> None:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        ours = model(tsps.Embedding(ROWS, DIM))
+        with pytest.raises(ValueError, match="mixed_bfloat16"):
+            ours.compile(wrapped(optimizer("SGD", 0.1)), "mse")
+        if KERAS_3:
+            ours.compile(wrapped(optimizer("SGD", 0.1, loss_scale_factor=8.0)), "mse", auto_scale_loss=False)
+            fit(ours, 1)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+def test_mixed_bfloat16_works() -> None:
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        ours = model(tsps.Embedding(ROWS, DIM))
+        ours.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
+        losses = fit(ours, 4).history["loss"]
+        assert losses[-1] < losses[0]
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+def test_distribution_strategies() -> None:
+    early, weight = wrapped("sgd"), tf.Variable(1.0)
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        with pytest.raises(ValueError, match="horovodrun"):
+            wrapped("sgd")
+        with pytest.raises(ValueError, match="horovodrun"):
+            early.apply_gradients([(tf.constant(1.0), weight)])
+
+
+def test_xla() -> None:
+    ours = model(tsps.Embedding(ROWS, DIM))
+    if KERAS_3:  # the layer says that it does not support it
+        with pytest.warns(UserWarning, match="jit_compile"):
+            ours.compile(wrapped("sgd"), "mse", jit_compile=True)
+    else:
+        ours.compile(wrapped("sgd"), "mse", jit_compile=True)
+        with pytest.raises(ValueError, match="XLA"):
+            fit(ours, 1)
+    ours.compile(wrapped("sgd"), "mse")
+    fit(ours, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optimizer("SGD", 0.1, momentum=0.9),
+        lambda: optimizer("SGD", 0.1, momentum=0.9, nesterov=True),
+        lambda: optimizer("Adam", 0.1, amsgrad=True),
+        lambda: optimizer("Adam", 0.1, weight_decay=0.01),
+        lambda: optimizer("AdamW", 0.1),
+        lambda: optimizer("RMSprop", 0.1),
+        lambda: optimizer("Ftrl", 0.1),
+    ],
+)
+def test_optimizers_without_a_rule_for_tables(make: Any) -> None:
+    ours = model(tsps.Embedding(ROWS, DIM))
+    ours.compile(wrapped(make()), "mse")
+    with pytest.raises(ValueError, match="sparse_optimizer="):
+        fit(ours, 1)
+    ours.compile(wrapped(make(), sparse_optimizer="adagrad"), "mse")
+    fit(ours, 1)
+
+
+def test_gradients_that_something_made_dense() -> None:
+    layer = tsps.Embedding(ROWS, DIM)
+    layer.build(None)
+    (anchor,) = layer.trainable_variables
+    with pytest.raises(ValueError, match="IndexedSlices"):
+        wrapped("sgd").apply_gradients([(tf.zeros([0, DIM]), anchor)])
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 2's argument")
+def test_skipping_aggregation() -> None:
+    with pytest.raises(ValueError, match="aggregates"):
+        wrapped("sgd").apply_gradients([(tf.constant(1.0), tf.Variable(1.0))], skip_gradients_aggregation=True)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_step_unmade() -> None:
+    layer = tsps.Embedding(ROWS, DIM)
+    layer.build(None)
+    one, job = wrapped("sgd"), tsps.job.current()
+    step, before = int(job.step.numpy()), layer(tf.range(ROWS)).numpy()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([3, 4])) * float("nan"))
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+        one.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+    assert int(job.step.numpy()) == step
+    np.testing.assert_array_equal(layer(tf.range(ROWS)).numpy(), before)
+
+
+def test_local_collectives_ask_for_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    monkeypatch.setattr(protocol, "_horovod_initialised", lambda: False)
+    for kind in ("auto", "horovod", "local"):
+        with pytest.raises(RuntimeError, match=r"hvd\.init\(\)"):
+            protocol.resolve(kind)
+
+
+class TestHorovodsWrappers:
+    """Horovod's own wrappers, where they can be seen."""
+
+    @pytest.fixture
+    def hvd(self) -> Any:
+        pytest.importorskip("horovod")
+        import horovod.tensorflow as base
+
+        base.init()
+        import horovod.tensorflow.keras as hvd
+
+        return hvd
+
+    def test_wrapped_by_ours(self, hvd: Any) -> None:
+        with pytest.raises(ValueError, match="takes the place"):
+            wrapped(hvd.DistributedOptimizer(optimizer("SGD", 0.1)))
+
+    def test_around_ours(self, hvd: Any) -> None:
+        with pytest.raises(ValueError, match="takes the place"):
+            hvd.DistributedOptimizer(wrapped(optimizer("SGD", 0.1)))
+
+    def test_around_the_plain_optimizer_of_a_table(self, hvd: Any) -> None:
+        ours = model(tsps.Embedding(ROWS, DIM))
+        ours.compile(hvd.DistributedOptimizer(optimizer("SGD", 0.1)), "mse")
+        with pytest.raises(ValueError, match=r"tsps\.DistributedOptimizer"):
+            fit(ours, 1)
+
+    def test_tape_around_and_inside_ours(self, hvd: Any) -> None:
+        import horovod.tensorflow as base
+
+        with pytest.raises(ValueError, match="plain"):
+            tsps.DistributedGradientTape(base.DistributedGradientTape(tf.GradientTape()))
+
+    def test_tape_that_has_gathered_a_table(self, hvd: Any) -> None:
+        from tf_sparse_ps.training import distributed_optimizer
+
+        layer = tsps.Embedding(ROWS, DIM)
+        layer.build(None)
+
+        @tf.function
+        def step() -> None:
+            import horovod.tensorflow as base
+
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(tf.constant([3, 4])))
+            (own,) = tape.gradient(loss, layer.trainable_variables)
+            # What Horovod's tape makes of it on several ranks; on one it leaves it alone.
+            gathered = tf.IndexedSlices(base.allgather(own.values), base.allgather(own.indices))
+            distributed_optimizer._refuse_reduced(own, layer.bindings[0])
+            distributed_optimizer._refuse_reduced(gathered, layer.bindings[0])
+
+        with pytest.raises(ValueError, match="DistributedGradientTape"):
+            step()

@@ -1,0 +1,99 @@
+"""A compiled model with `DistributedOptimizer` is saved and loaded, and trains on as if it had not been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import DIM, KERAS_3, ROWS, difference, fit, keras, model, optimizer, twins
+
+import tf_sparse_ps as tsps
+
+LEGACY = [] if KERAS_3 else ["legacy.Adam"]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", *LEGACY])
+def test_options_and_state_survive_a_keras_file(name: str, tmp_path: Path) -> None:
+    rule = tsps.optimizers.Adagrad(learning_rate=0.1)
+    ours, _ = twins(lambda: optimizer(name, 0.05), wrap={"sparse_reduction": "sum", "sparse_optimizer": rule})
+    fit(ours)
+    ours.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is tsps.DistributedOptimizer
+    assert loaded.optimizer.get_config() == ours.optimizer.get_config()
+    assert loaded.optimizer.sparse_optimizer == rule
+    assert int(loaded.optimizer.iterations) == int(ours.optimizer.iterations) == 18
+    saved = [np.asarray(one) for one in ours.optimizer.variables]
+    for before, after in zip(saved, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(before, np.asarray(after))
+    dense = slice(1, None)  # the table's slots are in the table
+    fit(ours, 1), fit(loaded, 1)
+    for before, after in zip(ours.get_weights()[dense], loaded.get_weights()[dense], strict=True):
+        assert np.abs(before - after).max() < 1e-3
+
+
+def test_schedules_survive_a_keras_file(tmp_path: Path) -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
+    ours, theirs = twins(lambda: optimizer("SGD", schedule))
+    fit(ours), fit(theirs)
+    ours.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    fit(loaded, 2), fit(theirs, 2)
+    assert difference(loaded, theirs) < 1e-5
+
+
+def test_clone_from_config() -> None:
+    one = tsps.DistributedOptimizer(optimizer("Adam", 0.05), sparse_reduction="average", name="mine")
+    again = tsps.DistributedOptimizer.from_config(one.get_config())
+    assert again.get_config() == one.get_config()
+    assert again.name == "mine"
+    assert again.inner_optimizer is not one.inner_optimizer
+
+
+def test_checkpoints_hold_the_wrapped_optimizer(tmp_path: Path) -> None:
+    one = tsps.DistributedOptimizer(optimizer("Adam", 0.05))
+    weight = tf.Variable([1.0, 2.0])
+    for _ in range(3):
+        one.apply_gradients([(tf.constant([0.1, 0.2]), weight)])
+    path = tf.train.Checkpoint(optimizer=one, weight=weight).save(str(tmp_path / "c"))
+    other, copy = tsps.DistributedOptimizer(optimizer("Adam", 0.05)), tf.Variable([0.0, 0.0])
+    other.build([copy])
+    tf.train.Checkpoint(optimizer=other, weight=copy).restore(path).expect_partial()
+    assert int(other.iterations) == 3
+    for step in range(2):
+        one.apply_gradients([(tf.constant([0.1 * step, 0.2]), weight)])
+        other.apply_gradients([(tf.constant([0.1 * step, 0.2]), copy)])
+    np.testing.assert_array_equal(weight.numpy(), copy.numpy())
+
+
+def test_callbacks_of_one_rank_change_nothing() -> None:
+    ours, theirs = twins(lambda: optimizer("Adagrad", 0.05))
+    callbacks: list[Any] = [tsps.callbacks.BroadcastVariables(), tsps.callbacks.MetricAverage()]
+    history = fit(ours, 3, callbacks).history["loss"]
+    np.testing.assert_allclose(history, fit(theirs).history["loss"], rtol=1e-4)
+    assert difference(ours, theirs) < 2e-5
+
+
+def test_a_model_built_by_its_first_batch() -> None:
+    class Late(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = tsps.Embedding(ROWS, DIM), keras.layers.Dense(1)
+
+        def call(self, ids: Any) -> Any:
+            return self.out(tf.reshape(self.table(ids), [-1, 3 * DIM]))
+
+    late = Late()
+    late.compile(tsps.DistributedOptimizer(optimizer("Adam", 0.05)), "mse")
+    losses = fit(late, 5, [tsps.callbacks.BroadcastVariables()]).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+def test_evaluation_needs_no_binding() -> None:
+    ours = model(tsps.Embedding(ROWS, DIM))
+    ours.compile(tsps.DistributedOptimizer(optimizer("Adam", 0.05)), "mse")
+    ours.evaluate(np.zeros([4, 3], np.int64), np.zeros([4, 1]), verbose=0)
+    assert ours.layers[1].bindings[0].optimizer is None
