@@ -52,36 +52,55 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
     )
 
 
-class Separate(keras.layers.Layer):
-    """One layer of ours per feature, behind the interface of a collection."""
+class Features(keras.layers.Layer):
+    """One matrix of ids to one matrix of rows, column by column: by a collection, or by a layer per column."""
 
-    def __init__(self, names: list[str], dim: int) -> None:
+    def __init__(self, count: int, dim: int, *, together: bool) -> None:
         super().__init__()
-        self.parts = {name: tsps.Embedding(None, dim) for name in names}
+        names = [f"f{number}" for number in range(count)]
+        if together:
+            tables = {name: tsps.FeatureConfig(tsps.TableConfig(name, dim)) for name in names}
+            self.collection = tsps.EmbeddingCollection(tables)
+        self.separate = None if together else [tsps.Embedding(None, dim, name=name) for name in names]
+        self._names = names
 
-    def call(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """A lookup for each feature."""
-        return {name: self.parts[name](ids) for name, ids in inputs.items()}
+    def build(self, shape: tuple[int, ...]) -> None:
+        """Makes the tables."""
+        for layer in self.separate or ():
+            layer.build(shape[:1])
+        if self.separate is None:
+            self.collection.build(dict.fromkeys(self._names, shape[:1]))
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        """int64[batch, features] to float32[batch, features * dim]."""
+        columns = tf.unstack(ids, axis=1)
+        if self.separate is None:
+            found = self.collection(dict(zip(self._names, columns, strict=True)))
+            rows = [found[name] for name in self._names]
+        else:
+            rows = [layer(column) for layer, column in zip(self.separate, columns, strict=True)]
+        return tf.concat(rows, axis=1)
 
 
 def _collection(options: harness.Options) -> list[harness.Result]:
     features, count, dim, rows = 26, 512, 16, 100_000
-    names = [f"f{number}" for number in range(features)]
     columns = [harness.zipf_ids(rows, count, batches=8, seed=number) for number in range(features)]
-    batches = [{name: tf.constant(column[k]) for name, column in zip(names, columns, strict=True)} for k in range(8)]
+    batches = [tf.constant(np.stack([column[k] for column in columns], axis=1)) for k in range(8)]
     draw = np.random.default_rng(1)
-    gradients = [{name: tf.constant(draw.random((count, dim), np.float32)) for name in names} for _ in range(3)]
+    gradients = [tf.constant(draw.random((count, features * dim), np.float32) * 1e-3) for _ in range(3)]
     next_batch, next_gradients = harness.Cycle(batches), harness.Cycle(gradients)
 
-    together = tsps.EmbeddingCollection({name: tsps.FeatureConfig(tsps.TableConfig(name, dim)) for name in names})
-    layers = {"26 separate layers of ours": Separate(names, dim), "collection": together}
+    peer = f"{features} separate layers of ours"
+    layers = {
+        peer: Features(features, dim, together=False),
+        "collection": Features(features, dim, together=True),
+    }
     for layer in layers.values():
-        layer(batches[0])
+        layer.build((count, features))
     lookups = {name: steps.lookup(layer) for name, layer in layers.items()}
     trains = {name: steps.train_step(layer, steps.ours()) for name, layer in layers.items()}
     sizes = f"{features} features x {count} ids x {dim}"
-    peer = "26 separate layers of ours"
-    calls = 3 if options.quick else 20
+    calls = 3 if options.quick else 50
     for train in trains.values():  # all batches' keys are there before the clock runs
         for batch in batches:
             train(batch, gradients[0])

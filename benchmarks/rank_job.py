@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _model(embedding: Any) -> keras.Model:
-    return keras.Sequential(
+    model = keras.Sequential(
         [
             embedding,
             keras.layers.Lambda(lambda rows: tf.reduce_mean(rows, axis=1)),
@@ -66,6 +66,8 @@ def _model(embedding: Any) -> keras.Model:
             keras.layers.Dense(1),
         ]
     )
+    model(tf.zeros([1, FIELDS], tf.int64))
+    return model
 
 
 def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
