@@ -129,6 +129,7 @@ class TableBinding:
           slots: float32[n, dim] each; empty: rows that are there keep theirs.
           erase_others: Also remove every other key.
         """
+        self.explicit = True
         self.write(lambda: self._assign(keys, rows, slots, erase_others))
 
     def _assign(self, keys: Any, rows: Any, slots: Any, erase_others: bool) -> None:

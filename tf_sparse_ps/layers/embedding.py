@@ -1,4 +1,4 @@
-"""`Embedding`: keras.layers.Embedding over a shared table. docs/keras.md lists every difference."""
+"""`Embedding`: keras.layers.Embedding over a shared table. docs/keras-differences.md lists every difference."""
 
 from __future__ import annotations
 

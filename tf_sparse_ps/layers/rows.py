@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def read(binding: TableBinding) -> dict[str, npt.NDArray[Any]]:
         "dim": binding.config.dim,
         "key_limit": binding.config.key_limit,
         "optimizer": stats["optimizer"]["kind"],
-        "slot_init": list(stats["optimizer"]["slot_init"]),
+        "slot_init": [_shortest(value) for value in stats["optimizer"]["slot_init"]],
         "initializer": _initializer(binding),
     }
     state: dict[str, npt.NDArray[Any]] = {"keys": keys, "rows": values}
@@ -109,9 +109,9 @@ def write(binding: TableBinding, state: Mapping[str, Any]) -> None:
     n_slots = sum(name.startswith("slot_") for name in state)
     slots = tuple(np.asarray(state[f"slot_{index}"], np.float32) for index in range(n_slots))
     if slots:
-        stored = (meta["optimizer"], tuple(meta["slot_init"]))
+        stored = (meta["optimizer"], tuple(map(np.float32, meta["slot_init"])))
         if binding.optimizer is None:
-            binding.bind_optimizer(_rule(*stored))
+            binding.bind_optimizer(_rule(meta["optimizer"], meta["slot_init"]))
         elif (binding.optimizer.kind, tuple(map(np.float32, binding.optimizer.slot_init))) != stored:
             warnings.warn(
                 f"layer {config.name!r}: the saved slots are of {stored}, the table is trained by "
@@ -120,7 +120,7 @@ def write(binding: TableBinding, state: Mapping[str, Any]) -> None:
             )
             slots = tuple(np.full_like(values, start) for start in binding.optimizer.slot_init)
     mine = _initializer(binding)
-    if meta["initializer"] != mine and mine["kind"] not in ("zeros", "constant"):
+    if not _same_values(meta["initializer"], mine):
         if config.key_limit is None:
             warnings.warn(
                 f"layer {config.name!r}: keys that were never trained read initial values of this table, not of the "
@@ -147,7 +147,18 @@ def _initializer(binding: TableBinding) -> dict[str, Any]:
     return dict(binding.reader().core_initializer())
 
 
-def _rule(kind: str, slot_init: tuple[float, ...]) -> optimizers.RowOptimizer:
+def _same_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two initializers give every key the same row."""
+    relevant = ["kind", "a", "b"] + ([] if a["kind"] in ("zeros", "constant") else ["seed", "salt"])
+    return all(a[name] == b[name] for name in relevant)
+
+
+def _shortest(value: float) -> float:
+    """The number a float32 was written as: 0.1, not 0.10000000149011612."""
+    return float(str(np.float32(value)))
+
+
+def _rule(kind: str, slot_init: Sequence[float]) -> optimizers.RowOptimizer:
     """A rule of this kind with these slots; its other hyperparameters come with whoever trains."""
     if kind == "adagrad":
         return optimizers.Adagrad(initial_accumulator_value=slot_init[0])

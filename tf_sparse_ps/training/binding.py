@@ -66,8 +66,10 @@ def bind(
     _on_all(collectives, make_slots, "tsps.slots")
     job.step.assign(_ops.group_info(job.group_path).step)
     if collectives.cross_size > 1:
-        for table in tables:
-            if table.explicit:
+        # Rank 0 says which: it may have loaded weights alone.
+        written = collectives.broadcast_object([table.explicit for table in tables], 0, "tsps.written")
+        for table, explicit in zip(tables, written, strict=True):
+            if explicit:
                 _copy_to_other_nodes(collectives, job, table)
     collectives.barrier("tsps.bound")
     return ordinal
@@ -118,16 +120,20 @@ def _bind_one(table: Any, rule: optimizers.RowOptimizer) -> None:
 
 
 def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any) -> None:
-    """Gives the other nodes the values that node 0's leader wrote: `weights=`, a custom initializer, `assign`."""
-    dim, limit = table.config.dim, table.config.key_limit
-    carrier = tf.zeros([0, dim], tf.float32)
+    """Gives the other nodes what node 0's leader wrote: `weights=`, a custom initializer, `assign`, a loaded file."""
+    rank_0 = collectives.rank == 0
+    dim, n_slots = table.config.dim, len(table.optimizer.slots)
+    stored = table.reader().keys() if rank_0 else None
+    n = collectives.broadcast_object(None if stored is None else len(stored), 0, "tsps.values.count")
     rows_per_chunk = max(1, _CHUNK_BYTES // (4 * dim))
-    for start in range(0, limit, rows_per_chunk):
-        keys = tf.range(start, min(start + rows_per_chunk, limit), dtype=tf.int64)
-        if collectives.rank == 0:
-            rows = _ops.lookup([keys], [table.path], [table.uuid], [carrier], [0]).rows[0]
-        else:
-            rows = tf.zeros([len(keys), dim], tf.float32)
-        rows = collectives.broadcast(rows, 0, "tsps.values")
-        if job.is_leader and collectives.rank != 0:
-            _ops.assign(table.path, table.uuid, keys, rows)
+    for start in range(0, n, rows_per_chunk):
+        size = min(rows_per_chunk, n - start)
+        keys, values = tf.zeros([size], tf.int64), [tf.zeros([size, dim])] * (1 + n_slots)
+        if stored is not None:
+            part = stored[start : start + size]
+            _, rows, slots = table.reader().entries(part)
+            keys, values = tf.constant(part), [tf.constant(rows), *map(tf.constant, slots)]
+        keys = collectives.broadcast(keys, 0, "tsps.values.keys")
+        values = [collectives.broadcast(value, 0, f"tsps.values.{k}") for k, value in enumerate(values)]
+        if job.is_leader and not rank_0:
+            _ops.assign(table.path, table.uuid, keys, values[0], values[1:])
