@@ -43,6 +43,7 @@ def numbers(layer: Any, keys: np.ndarray) -> np.ndarray:
 
 def train(kind: str, reduction: str, steps: int, *, tape: str = "plain", control: bool = False) -> dict[str, Any]:
     """Trains three tables and three dense weights; returns first and last values."""
+    print(f"rank {hvd.rank()}: {kind} {reduction}, {steps} steps", flush=True)  # shown when the test times out
     tables = layers()
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
