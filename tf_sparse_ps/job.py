@@ -11,7 +11,6 @@ Layers are numbered in the order in which they are built, which must be the same
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
@@ -20,7 +19,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,112 +33,15 @@ from tf_sparse_ps.errors import (
     TableError,
     UnavailableError,
     WaitTimeoutError,
-    from_tensorflow,
 )
+from tf_sparse_ps.table_binding import TableBinding, eager_ops
 
 if TYPE_CHECKING:
-    from tf_sparse_ps import optimizers
     from tf_sparse_ps.collectives.protocol import Collectives
 
 WAIT_S = 300.0
 _POLL_S = 0.002
 _MAX_TABLES = 1024
-_CHUNK_BYTES = 16 << 20
-
-
-@dataclasses.dataclass(eq=False)
-class TableBinding:
-    """A layer's table in this process.
-
-    Attributes:
-      job: The job it belongs to.
-      path: `<group>/<table folder>`.
-      uuid: 32 hexadecimal digits, the same on all ranks and nodes.
-      config: What it is; `config.seed` is filled in.
-      ordinal: Its number in the job, also the salt of its initial values.
-      salt: Tells its initial values from those of other tables with the same seed.
-      optimizer: The update rule bound to it, or None.
-      explicit: The leader wrote values, so that a node whose leader did not must be given them.
-      config_hash: Equal on all ranks, or their layers are not the same.
-    """
-
-    job: Job
-    path: str
-    uuid: str
-    config: TableConfig
-    ordinal: int
-    salt: int
-    config_hash: str
-    optimizer: optimizers.RowOptimizer | None = None
-    explicit: bool = False
-    _writes: int = 0  # calls of `write` so far, the same on all ranks
-    _reader: Any = None
-
-    def reader(self) -> Any:
-        """The table as a `tsps.Table`, open for reading."""
-        from tf_sparse_ps.table import Table
-
-        if self._reader is None:
-            self._reader = Table.open(self.path, "r")
-        return self._reader
-
-    def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
-        """Gives the table its update rule and slots. Every rank calls it; the leader acts.
-
-        Raises:
-          StateError: Another rule is bound and `replace` is False.
-        """
-        if self.job.is_leader:
-            with _eager_ops(f"binding {optimizer.kind} to table {self.path}") as _ops:
-                _ops.bind_optimizer(self.path, self.uuid, optimizer.kind, optimizer.slot_init, replace=replace)
-        self.optimizer = optimizer
-
-    def write(self, action: Callable[[], None]) -> None:
-        """Runs `action` on the leader; the node's other ranks return when the leader has done so.
-
-        All ranks of a node call this the same number of times. A call on the leader alone does not wait for anyone, so
-        that rank 0 may load weights by itself.
-
-        Raises:
-          UnavailableError, WaitTimeoutError: The leader did not get there.
-        """
-        self._writes += 1
-        if self.job.is_leader:
-            action()
-            self.job._published[self.ordinal] = self._writes
-        else:
-            self.job._wait(
-                lambda: self.job._published[self.ordinal] >= self._writes,
-                f"the leader to write table {self.path} (its write {self._writes})",
-            )
-
-    def assign(
-        self,
-        keys: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.float32],
-        slots: tuple[npt.NDArray[np.float32], ...] = (),
-        *,
-        erase_others: bool = False,
-    ) -> None:
-        """Sets rows (and slots) on this node, in chunks. Every rank calls it; the leader acts.
-
-        Args:
-          keys: int64[n].
-          rows: float32[n, dim].
-          slots: float32[n, dim] each; empty: rows that are there keep theirs.
-          erase_others: Also remove every other key.
-        """
-        self.explicit = True
-        self.write(lambda: self._assign(keys, rows, slots, erase_others))
-
-    def _assign(self, keys: Any, rows: Any, slots: Any, erase_others: bool) -> None:
-        with _eager_ops(f"writing table {self.path}") as _ops:
-            size = max(1, _CHUNK_BYTES // (4 * self.config.dim))
-            for start in range(0, len(keys), size):
-                part = slice(start, start + size)
-                _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
-            if erase_others:
-                _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), keys))
 
 
 class Job:
@@ -246,10 +148,25 @@ class Job:
             binding.bind_optimizer(config.optimizer)
         return binding
 
+    def publish_write(self, binding: TableBinding) -> None:
+        """The leader: tells the node's other ranks that the binding's latest write is done."""
+        self._published[binding.ordinal] = binding.writes
+
+    def wait_for_write(self, binding: TableBinding) -> None:
+        """Other ranks: return when the leader has done as many writes of the table as this rank has asked for.
+
+        Raises:
+          UnavailableError, WaitTimeoutError: The leader did not get there.
+        """
+        self._wait(
+            lambda: self._published[binding.ordinal] >= binding.writes,
+            f"the leader to write table {binding.path} (its write {binding.writes})",
+        )
+
     # --- making the group ---
 
     def _start_group(self) -> None:
-        with job_folder.locked(self.folder), _eager_ops(f"making the group {self.group_path}") as _ops:
+        with job_folder.locked(self.folder), eager_ops(f"making the group {self.group_path}") as _ops:
             job_folder.remove_leftovers(self.folder, keep=self.group_path)
             if os.path.lexists(self.group_path):
                 _ops.open_writer(self.group_path)
@@ -278,7 +195,7 @@ class Job:
         if os.path.lexists(binding.path):
             self._check_attached(binding, resolved)
             return
-        with _eager_ops(f"making table {binding.path}") as _ops:
+        with eager_ops(f"making table {binding.path}") as _ops:
             _ops.create_table(
                 binding.path,
                 binding.uuid,
@@ -293,7 +210,7 @@ class Job:
         if values is None and resolved.values is not None:
             values = resolved.values()
         if values is not None:
-            binding._assign(np.arange(len(values), dtype=np.int64), values, (), False)
+            binding.assign_here(np.arange(len(values), dtype=np.int64), values)
 
     def _table_folders(self, ordinal: int) -> list[str]:
         return sorted(name for name in os.listdir(self.group_path) if name.startswith(f"t{ordinal:04d}-"))
@@ -321,14 +238,14 @@ class Job:
         binding.salt = info["initializer"]["salt"]
 
     def _committed_step(self) -> int:
-        with _eager_ops(f"reading the group {self.group_path}") as _ops:
+        with eager_ops(f"reading the group {self.group_path}") as _ops:
             return int(_ops.group_info(self.group_path).step)
 
     def _set_threads(self) -> None:
         import tensorflow as tf
 
         threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
-        with _eager_ops("setting the number of threads") as _ops:
+        with eager_ops("setting the number of threads") as _ops:
             _ops.set_threads(max(1, threads // self.collectives.local_size))
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
@@ -383,19 +300,6 @@ def current() -> Job:
         return _current
 
 
-@contextlib.contextmanager
-def _eager_ops(what: str) -> Iterator[Any]:
-    """The op library, to be called eagerly even while a graph is traced; its errors become `TableError`s."""
-    import tensorflow as tf
-
-    from tf_sparse_ps import _ops
-
-    with from_tensorflow(what), tf.init_scope():
-        if not tf.executing_eagerly():
-            raise StateError(f"{what}: tf_sparse_ps needs eager execution (no tf.compat.v1 graphs)")
-        yield _ops
-
-
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(("tf_sparse_ps", *parts)).encode()).hexdigest()[:32]
 
@@ -404,6 +308,6 @@ def _remove_group(path: str, pid: int) -> None:
     """At the leader's exit: gives up the writer lock and removes the directory. Not in a forked child."""
     if os.getpid() != pid:
         return
-    with _eager_ops(f"closing {path}") as _ops:
+    with eager_ops(f"closing {path}") as _ops:
         _ops.close_group(path)
     shutil.rmtree(path, ignore_errors=True)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps import _table, optimizers, parameter_files
+from tf_sparse_ps import groups, optimizers, parameter_files
 from tf_sparse_ps.arrays import Keys, Rows, as_keys, as_rows, chunks, integers
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
@@ -51,26 +49,6 @@ class Report:
     problems: tuple[str, ...]
     rows: int
     step: int
-
-
-# The groups this process has open by path; a group stays as long as one of its tables does.
-_groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_groups_lock = threading.Lock()
-
-
-def _group(path: str, *, create: bool = False) -> Any:
-    real = os.path.abspath(path)
-    with _groups_lock:
-        group = _groups.get(real)
-        if group is not None and not os.path.exists(os.path.join(real, "group")):
-            group = None  # removed behind our back; a new one may be made in its place
-        if group is None:
-            if create and not os.path.lexists(real):
-                group = _table.Group.create(real, secrets.token_hex(16))
-            else:
-                group = _table.Group.open(real)
-            _groups[real] = group
-        return group
 
 
 class Table:
@@ -113,7 +91,7 @@ class Table:
         if name != config.name:
             raise InvalidArgumentError(f"the path must end with the table's name, {config.name!r}. Received: {path}")
         resolved = config.resolved_initializer()
-        group = _group(folder, create=True)
+        group = groups.open_group(folder, create=True)
         group.open_writer()
         seeds = (config.seed, resolved.seed, secrets.randbits(63))
         index = group.create_table(
@@ -158,21 +136,21 @@ class Table:
         if mode not in ("r", "r+"):
             raise InvalidArgumentError(f'mode must be "r" or "r+". Received: {mode!r}')
         folder, name = os.path.split(os.path.abspath(path))
-        group = _group(folder)
+        group = groups.open_group(folder)
         index = group.find_table(name)
         if mode == "r+":
             group.open_writer()
         info = group.table_info(index)
         stored = group.stats(index)["optimizer"]
         if config is not None:
-            _check_same(str(path), info, stored, config)
+            groups.check_same(str(path), info, stored, config)
         seen = TableConfig(
             name,
             info["dim"],
             max_rows=info["max_rows"] or None,
             key_limit=info["key_limit"] or None,
             seed=info["initializer"]["seed"] & (2**63 - 1),
-            initializer=_keras_form(info["initializer"]),
+            initializer=groups.keras_form(info["initializer"]),
             optimizer=None if config is None else config.optimizer,
         )
         return cls(group, index, seen, mode)
@@ -490,32 +468,6 @@ def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
     ids = [as_keys(keys) for keys in reads.values()]
     step, rows = group.lookup_tables([(t._index, k.reshape(-1)) for t, k in zip(reads, ids, strict=True)])
     return int(step), {t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)}
-
-
-def _check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: TableConfig) -> None:
-    for name, expected in (("dim", config.dim), ("key_limit", config.key_limit or 0)):
-        if info[name] != expected:
-            raise StateError(f"table {path} has {name}={info[name]}, expected {expected}")
-    rule = config.optimizer
-    if rule is not None and stored["kind"] != "none":
-        bound = (stored["kind"], tuple(stored["slot_init"]))
-        wanted = (rule.kind, tuple(float(np.float32(value)) for value in rule.slot_init))
-        if bound != wanted:
-            raise StateError(
-                f"table {path} is trained by {bound[0]} with slots starting at {bound[1]}, "
-                f"expected {wanted[0]} with {wanted[1]}"
-            )
-
-
-def _keras_form(initializer: dict[str, Any]) -> Any:
-    a, b = initializer["a"], initializer["b"]
-    return {
-        "zeros": "zeros",
-        "constant": {"class_name": "Constant", "config": {"value": a}},
-        "uniform": {"class_name": "RandomUniform", "config": {"minval": a, "maxval": b}},
-        "normal": {"class_name": "RandomNormal", "config": {"mean": a, "stddev": b}},
-        "truncated_normal": {"class_name": "TruncatedNormal", "config": {"mean": a, "stddev": b}},
-    }[initializer["kind"]]
 
 
 __all__ = ["NotFoundError", "Report", "Table", "TableExistsError", "as_keys", "step"]

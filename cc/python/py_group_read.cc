@@ -106,7 +106,8 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
     ThrowIfError(group_->CheckKeys(table, keys.data(), n));
     const TableConfig& config = group_->config(table);
     rows.push_back(NewRows(n, config.dim));
-    work.push_back({&config, keys.data(), rows.back().mutable_data(), std::vector<const float*>(n)});
+    work.push_back(
+        {&config, keys.data(), rows.back().mutable_data(), std::vector<const float*>(n)});
   }
   uint64_t step = 0;
   ThrowIfError(Read([&](const Snapshot& snapshot) {
@@ -116,7 +117,8 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
       const auto dim = static_cast<size_t>(part.config->dim);
       snapshot.Find(parts[p].first, part.keys, part.found.size(), part.found.data());
       for (size_t i = 0; i < part.found.size(); ++i) {
-        if (part.found[i] != nullptr) RacyRead(part.out + i * dim, part.found[i], dim * sizeof(float));
+        if (part.found[i] != nullptr)
+          RacyRead(part.out + i * dim, part.found[i], dim * sizeof(float));
       }
     }
     return Status();
@@ -124,7 +126,8 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
   for (const Part& part : work) {
     const auto dim = static_cast<size_t>(part.config->dim);
     for (size_t i = 0; i < part.found.size(); ++i) {
-      if (part.found[i] == nullptr) InitialRow(part.config->initializer, part.keys[i], dim, part.out + i * dim);
+      if (part.found[i] == nullptr)
+        InitialRow(part.config->initializer, part.keys[i], dim, part.out + i * dim);
     }
   }
   return py::make_tuple(step, rows);

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tf_sparse_ps import optimizers, table
+from tf_sparse_ps import _table, optimizers, table
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
 
@@ -61,7 +61,7 @@ class Tables(RuleBasedStateMachine):
             model[key] = (row - RATE * gradient / np.sqrt(accumulator + EPSILON), accumulator)
 
     def initial(self, which: int, key: int) -> np.ndarray:
-        return table._table.initial_rows(self.tables[which].core_initializer(), np.array([key]), DIM)[0]
+        return _table.initial_rows(self.tables[which].core_initializer(), np.array([key]), DIM)[0]
 
     @rule(which=st.integers(0, 1), keys=KEY_LISTS, counted=st.booleans())
     def apply_gradients(self, which: int, keys: list[int], counted: bool) -> None:

@@ -26,7 +26,7 @@ from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_asset import TableAsset
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.job import TableBinding
+    from tf_sparse_ps.table_binding import TableBinding
 
 # What optimizers call on a tf.Variable.
 _ASSIGNMENTS = (

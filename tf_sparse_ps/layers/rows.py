@@ -20,7 +20,7 @@ from tf_sparse_ps import _keras, _table, optimizers
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.job import TableBinding
+    from tf_sparse_ps.table_binding import TableBinding
 
 _VERSION = 1
 _CHUNK_ROWS = 1 << 18

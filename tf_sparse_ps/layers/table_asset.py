@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.job import TableBinding
+    from tf_sparse_ps.table_binding import TableBinding
 
 
 class TableAsset(tf.saved_model.Asset):

@@ -15,13 +15,14 @@ from tf_sparse_ps import _keras, job
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import anchor, rows
+from tf_sparse_ps.table_binding import TableBinding
 
 
 class _Ties:
     """A layer's tables and their anchors; its own class, so that Keras does not track what is in it."""
 
     def __init__(self) -> None:
-        self.bindings: list[job.TableBinding] = []
+        self.bindings: list[TableBinding] = []
         self.anchors: list[Any] = []
 
 
@@ -45,7 +46,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             )
 
     @property
-    def bindings(self) -> list[job.TableBinding]:
+    def bindings(self) -> list[TableBinding]:
         """The layer's tables in this process."""
         return list(self._ties.bindings)
 

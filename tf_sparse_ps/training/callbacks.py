@@ -12,7 +12,7 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
 
 
-class BroadcastVariables(_keras.keras.callbacks.Callback):  # type: ignore[misc]
+class BroadcastVariables(_keras.keras.callbacks.Callback):
     """Gives all ranks rank `root`'s dense weights and optimizer variables before training.
 
     They are sent when training begins, or, for a model that is built by its first batch only, after that batch. Tables
@@ -76,7 +76,7 @@ def broadcast_variables(variables: list[Any], root: int, collectives: collective
             one.assign(tf.reshape(value, one.shape))
 
 
-class MetricAverage(_keras.keras.callbacks.Callback):  # type: ignore[misc]
+class MetricAverage(_keras.keras.callbacks.Callback):
     """Replaces the metrics at the end of an epoch by their means over the ranks.
 
     Put it before callbacks that act on metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint): they then act
