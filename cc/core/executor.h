@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <vector>
 
 namespace tsps {
 
@@ -29,6 +30,27 @@ class SerialExecutor final : public Executor {
     if (n > 0) body(0, n);
   }
 };
+
+// Calls body(i) for every item, sizes[i] being its share of the work. An item of more than a
+// thread's fair share comes alone, so that its own ParallelFor has all threads; the others run side
+// by side. For the tables of one call, which may be one huge one, or many small ones, or both.
+inline void ForEachItem(const std::vector<size_t>& sizes, Executor& executor,
+                        const std::function<void(size_t item)>& body) {
+  constexpr size_t kWorthSharing = 1024;  // waking a thread costs as much as some hundred keys
+  size_t total = 0;
+  for (const size_t size : sizes) total += size;
+  std::vector<size_t> small;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (total < kWorthSharing || sizes[i] * static_cast<size_t>(executor.threads()) > total) {
+      body(i);
+    } else {
+      small.push_back(i);
+    }
+  }
+  executor.ParallelFor(small.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) body(small[i]);
+  });
+}
 
 }  // namespace tsps
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -105,8 +106,10 @@ class RowMutation {
         executor_(executor),
         next_(writer.state) {}
 
-  // Plans the rows of `n` unique keys. `table` must be new to this mutation.
-  Status Plan(int table, const int64_t* keys, size_t n);
+  // Announces changes to the rows of `n` unique keys. `table` must be new to this mutation.
+  void Add(int table, const int64_t* keys, size_t n);
+  // Finds out which of the keys are there.
+  void Plan();
   // Storage for new rows; before-images of existing rows and the list of new keys into the undo
   // log.
   Status Prepare();
@@ -114,6 +117,8 @@ class RowMutation {
   State& next() { return next_; }
 
   RowPlanes Planes(const RowPlan& plan) const;
+  // Calls body(p) for every plan p, plans of many rows one by one and small ones side by side.
+  void ForEachPlan(const std::function<void(size_t p)>& body);
   // Writes initial row and slots of the fresh keys. Before Begin: nobody sees them yet.
   void InitializeFresh(const RowPlan& plan);
 
@@ -124,6 +129,7 @@ class RowMutation {
  private:
   Status ReserveRows(RowPlan& plan);
   Status WriteUndo();
+  void CopyImages(const RowPlan& plan, UndoRecordHeader* record);
 
   Group::Impl& group_;
   GroupWriter::Impl& writer_;

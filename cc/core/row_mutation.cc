@@ -17,23 +17,35 @@ size_t SlotsOf(const TableState& state) {
 
 }  // namespace
 
-Status RowMutation::Plan(int table, const int64_t* keys, size_t n) {
+void RowMutation::Add(int table, const int64_t* keys, size_t n) {
   RowPlan plan;
   plan.table = table;
   plan.keys = keys;
   plan.n = n;
-  plan.rows.resize(n);
-  const TableFiles& files = *group_.files(table);
-  const uint32_t depth = next_.tables[static_cast<size_t>(table)].depth;
-  executor_.ParallelFor(n, kProbeGrain, [&](size_t begin, size_t end) {
-    ProbeRows(files, depth, keys + begin, end - begin, plan.rows.data() + begin);
-  });
-  plan.existing.reserve(n);
-  for (size_t i = 0; i < n; ++i) {
-    (plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing).push_back(static_cast<uint32_t>(i));
-  }
   plans_.push_back(std::move(plan));
-  return Status();
+}
+
+void RowMutation::ForEachPlan(const std::function<void(size_t p)>& body) {
+  std::vector<size_t> sizes;
+  for (const RowPlan& plan : plans_) sizes.push_back(plan.n);
+  ForEachItem(sizes, executor_, body);
+}
+
+void RowMutation::Plan() {
+  ForEachPlan([&](size_t p) {
+    RowPlan& plan = plans_[p];
+    plan.rows.resize(plan.n);
+    const TableFiles& files = *group_.files(plan.table);
+    const uint32_t depth = next_.tables[static_cast<size_t>(plan.table)].depth;
+    executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
+      ProbeRows(files, depth, plan.keys + begin, end - begin, plan.rows.data() + begin);
+    });
+    plan.existing.reserve(plan.n);
+    for (size_t i = 0; i < plan.n; ++i) {
+      auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;
+      positions.push_back(static_cast<uint32_t>(i));
+    }
+  });
 }
 
 // Gives the fresh keys row numbers: returned ones first, then new ones.
@@ -91,29 +103,16 @@ Status RowMutation::WriteUndo() {
   }
   TSPS_RETURN_IF_ERROR(group_.undo->Start(bytes));
   TSPS_FAULT_POINT("undo.reserved");
-  for (const RowPlan& plan : plans_) {
-    const TableFiles& files = *group_.files(plan.table);
-    const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
+  std::vector<UndoRecordHeader*> images(plans_.size());
+  for (size_t p = 0; p < plans_.size(); ++p) {
+    const RowPlan& plan = plans_[p];
     if (!plan.existing.empty()) {
       const size_t n = plan.existing.size();
-      const size_t dim = static_cast<size_t>(files.config().dim);
-      UndoRecordHeader* record =
-          group_.undo->Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
-      record->dim = static_cast<uint32_t>(dim);
-      record->slots = static_cast<uint32_t>(slots);
-      char* payload = UndoPayload(record);
-      auto* rows = reinterpret_cast<uint32_t*>(payload);
-      const RowPlanes planes = Planes(plan);
-      executor_.ParallelFor(n, kRowGrain, [&](size_t begin, size_t end) {
-        for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
-        for (int plane = 0; plane < planes.n; ++plane) {
-          char* to = payload + UndoRowImageOffset(*record, begin, plane - 1);
-          for (size_t i = begin; i < end; ++i, to += planes.bytes()) {
-            if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
-            std::memcpy(to, planes.at(plane, rows[i]), planes.bytes());
-          }
-        }
-      });
+      const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
+      const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
+      images[p] = group_.undo->Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
+      images[p]->dim = static_cast<uint32_t>(dim);
+      images[p]->slots = static_cast<uint32_t>(slots);
     }
     if (!plan.fresh.empty()) {
       UndoRecordHeader* record = group_.undo->Append(
@@ -123,8 +122,27 @@ Status RowMutation::WriteUndo() {
     }
     TSPS_FAULT_POINT("undo.record");
   }
+  ForEachPlan([&](size_t p) {
+    if (images[p] != nullptr) CopyImages(plans_[p], images[p]);
+  });
   group_.undo->Seal(next_.epoch + 1);
   return Status();
+}
+
+void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
+  char* payload = UndoPayload(record);
+  auto* rows = reinterpret_cast<uint32_t*>(payload);
+  const RowPlanes planes = Planes(plan);
+  executor_.ParallelFor(plan.existing.size(), kRowGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
+    for (int plane = 0; plane < planes.n; ++plane) {
+      char* to = payload + UndoRowImageOffset(*record, begin, plane - 1);
+      for (size_t i = begin; i < end; ++i, to += planes.bytes()) {
+        if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
+        std::memcpy(to, planes.at(plane, rows[i]), planes.bytes());
+      }
+    }
+  });
 }
 
 RowPlanes RowMutation::Planes(const RowPlan& plan) const {

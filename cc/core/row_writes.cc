@@ -41,16 +41,22 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
     const Status hyper = ValidateHyper(kind, update.hyper, update.n_hyper);
     if (!hyper.ok()) return Error(hyper.code(), "table ", config.name, ": ", hyper.message());
     TSPS_RETURN_IF_ERROR(group_.CheckKeys(update.table, update.keys, update.n));
-    const int64_t bad =
-        FirstNonFiniteRow(update.gradients, update.n, static_cast<size_t>(config.dim), executor);
-    if (bad >= 0) {
-      return Error(Code::kInvalidArgument, "table ", config.name, ": the gradient of key ",
-                   update.keys[bad], " is not finite; step ", step, " was not applied");
-    }
-    TSPS_RETURN_IF_ERROR(mutation.Plan(update.table, update.keys, update.n));
+    mutation.Add(update.table, update.keys, update.n);
     kinds.push_back(kind);
     rows_written += update.n;
   }
+  std::vector<int64_t> not_finite(updates.size());
+  mutation.ForEachPlan([&](size_t u) {
+    const size_t dim = static_cast<size_t>(group_.config(updates[u].table).dim);
+    not_finite[u] = FirstNonFiniteRow(updates[u].gradients, updates[u].n, dim, executor);
+  });
+  for (size_t u = 0; u < updates.size(); ++u) {
+    if (not_finite[u] < 0) continue;
+    return Error(Code::kInvalidArgument, "table ", group_.config(updates[u].table).name,
+                 ": the gradient of key ", updates[u].keys[not_finite[u]], " is not finite; step ",
+                 step, " was not applied");
+  }
+  mutation.Plan();
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
 
   const auto update_rows = [&](size_t u, const std::vector<uint32_t>& positions) {
@@ -74,12 +80,12 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
       }
     });
   };
-  for (size_t u = 0; u < updates.size(); ++u) {
+  mutation.ForEachPlan([&](size_t u) {
     mutation.InitializeFresh(mutation.plans()[u]);
     update_rows(u, mutation.plans()[u].fresh);  // nobody can see these rows yet
-  }
+  });
   mutation.Begin();
-  for (size_t u = 0; u < updates.size(); ++u) update_rows(u, mutation.plans()[u].existing);
+  mutation.ForEachPlan([&](size_t u) { update_rows(u, mutation.plans()[u].existing); });
   mutation.next().step = step;
   mutation.Commit();
   group_.counters_.steps_applied.fetch_add(1, std::memory_order_relaxed);
@@ -97,7 +103,8 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   for (size_t i = 0; i < n; ++i) last[static_cast<size_t>(inverse[i])] = i;
 
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
-  TSPS_RETURN_IF_ERROR(mutation.Plan(table, unique.data(), unique.size()));
+  mutation.Add(table, unique.data(), unique.size());
+  mutation.Plan();
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
   const RowPlan& plan = mutation.plans()[0];
   const RowPlanes planes = mutation.Planes(plan);

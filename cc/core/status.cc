@@ -49,6 +49,13 @@ Code CodeOfErrno(int error) {
 
 }  // namespace
 
+Status FirstError(const std::vector<Status>& statuses) {
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
 Status ErrnoError(const std::string& what, const std::string& path) {
   const int error = errno;  // before anything here can change it
   // generic_category().message() is strerror without its static buffer.

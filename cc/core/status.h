@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace tsps {
 
@@ -69,6 +70,9 @@ Status Error(Code code, const Args&... args) {
   (message << ... << args);
   return Status(code, message.str());
 }
+
+// The first error of parallel work, or OK.
+Status FirstError(const std::vector<Status>& statuses);
 
 // Error of a failed system call; reads errno, which is turned into the closest Code.
 Status ErrnoError(const std::string& what, const std::string& path);

@@ -71,8 +71,9 @@ Status UniqueKeys::Init(const KernelContext& context, const Features& features,
         {ids(f).data<int64_t>(), ids(f).size(), inverse.data<int32_t>()});
     inverses_.push_back(std::move(inverse));
   }
+  keys_.resize(tables.size());
+  ForEachItem(counts, executor, [&](size_t t) { keys_[t] = Dedupe(spans[t], executor); });
   for (size_t t = 0; t < tables.size(); ++t) {
-    keys_.push_back(Dedupe(spans[t], executor));
     const Group& group = tables[t].group();
     const Status bounds = group.CheckKeys(tables[t].table, keys_[t].data(), keys_[t].size());
     if (!bounds.ok()) return WithPosition(bounds, features, static_cast<int>(t), tables[t]);
@@ -147,8 +148,10 @@ Result<Bags> Bags::Read(const KernelContext& context, const Features& features, 
 
 Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
                 Executor& executor, const std::function<void()>& read) {
+  std::vector<size_t> sizes;
+  for (const RowGather& gather : gathers) sizes.push_back(gather.n());
   return tables.front().group().Read([&](const Snapshot& snapshot) {
-    for (RowGather& gather : gathers) gather.Find(snapshot, executor);
+    ForEachItem(sizes, executor, [&](size_t t) { gathers[t].Find(snapshot, executor); });
     read();
     return Status();
   });

@@ -29,13 +29,15 @@ class LookupKernel {
       rows.push_back(std::move(output));
     }
     std::vector<RowGather> gathers = unique.Gathers(*tables);
+    std::vector<size_t> sizes;
+    for (int f = 0; f < n; ++f) sizes.push_back(unique.ids(f).size());
     return ReadRows(*tables, gathers, *executor, [&] {
-      for (int f = 0; f < n; ++f) {
-        const size_t i = static_cast<size_t>(f);
+      ForEachItem(sizes, *executor, [&](size_t i) {
+        const int f = static_cast<int>(i);
         CopyRows(features_.In(gathers, f).rows(), unique.inverse(f), unique.ids(f).size(),
                  static_cast<size_t>(features_.In(*tables, f).config().dim), rows[i].data<float>(),
                  *executor);
-      }
+      });
     });
   }
 

@@ -1,6 +1,7 @@
 // TspsSegmentSum, the gradient of TspsLookup, and TspsMerge, which makes one gradient of many
 // ranks'.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/merge.h"
@@ -34,21 +35,30 @@ class SegmentSumKernel {
       grads.push_back(std::move(grad));
       inverses.push_back(std::move(inverse));
     }
-    const std::shared_ptr<Executor> executor = SharedExecutor();
+    const size_t tables = static_cast<size_t>(features_.tables);
+    std::vector<std::vector<GradientSpan>> spans(tables);
+    std::vector<size_t> sizes(tables);
+    for (size_t f = 0; f < grads.size(); ++f) {
+      const auto t = static_cast<size_t>(features_.table_of[f]);
+      spans[t].push_back({grads[f].data<float>(), inverses[f].data<int32_t>(), inverses[f].size()});
+      sizes[t] += inverses[f].size();
+    }
+    std::vector<Tensor> keys, sums;
     for (int t = 0; t < features_.tables; ++t) {
       TSPS_ASSIGN_OR_RETURN(const int64_t dim, features_.CommonWidth(t, grads));
-      std::vector<GradientSpan> spans;
-      for (size_t f = 0; f < grads.size(); ++f) {
-        if (features_.table_of[f] != t) continue;
-        spans.push_back({grads[f].data<float>(), inverses[f].data<int32_t>(), inverses[f].size()});
-      }
-      TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(2 * n + t));
-      TSPS_ASSIGN_OR_RETURN(const Tensor sums,
-                            context.Output<float>(t, {static_cast<int64_t>(keys.size()), dim}));
-      TSPS_RETURN_IF_ERROR(
-          SegmentSum(spans, keys.size(), static_cast<size_t>(dim), sums.data<float>(), *executor));
+      TSPS_ASSIGN_OR_RETURN(Tensor own, context.Keys(2 * n + t));
+      TSPS_ASSIGN_OR_RETURN(Tensor sum,
+                            context.Output<float>(t, {static_cast<int64_t>(own.size()), dim}));
+      keys.push_back(std::move(own));
+      sums.push_back(std::move(sum));
     }
-    return Status();
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    std::vector<Status> statuses(tables);
+    ForEachItem(sizes, *executor, [&](size_t t) {
+      statuses[t] = SegmentSum(spans[t], keys[t].size(), static_cast<size_t>(sums[t].dim(1)),
+                               sums[t].data<float>(), *executor);
+    });
+    return FirstError(statuses);
   }
 
  private:
