@@ -86,6 +86,45 @@ def not_finite() -> None:
     step([built(None, 4)], tsps.DistributedOptimizer("sgd"), [weight()], scale=float("nan"))
 
 
+def collectives_work() -> dict[str, Any]:
+    """Every operation, on inputs that invite grappler to fold, merge or drop it; what came out, as lists."""
+    world, rank = tsps.collectives.current(), hvd.rank()
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def step() -> tf.Tensor:
+        (constant,) = world.allreduce([tf.constant(2.0)], "t.constant", average=False)
+        (same,) = world.allreduce([tf.constant(2.0)], "t.same", average=False)
+        world.allgather([tf.ones([rank, 2])], "t.unused")  # needed by nobody
+        if rank == 1:
+            total.assign_add(constant + same)  # needed on rank 1 only
+        return total.read_value()
+
+    @tf.function
+    def steps() -> tf.Tensor:
+        for _ in range(3):  # unrolled: one name three times in a graph
+            result = step()
+        for _ in tf.range(2):
+            result = step()
+        return result
+
+    last = steps()
+    before = {name: count for name, count in world.enqueued().items() if name.startswith("t.")}
+    rows, counts = world.alltoall(tf.range(world.size * 2) + 100 * rank, tf.fill([world.size], 2), "t.alltoall")
+    ragged = world.allgather([tf.fill([rank], rank), tf.fill([rank, 1], float(rank)), tf.zeros([0, 3])], "t.ragged")
+    means = world.allreduce([tf.constant([float(rank)]), tf.constant([1.0, rank], tf.float64)], "t.means")
+    return {
+        "last": float(last),
+        "enqueued": before,
+        "alltoall": [rows.numpy().tolist(), counts.numpy().tolist()],
+        "ragged": [one.numpy().tolist() for one in ragged],
+        "means": [one.numpy().tolist() for one in means],
+        "broadcast": world.broadcast(tf.constant([rank, -rank]), 3, "t.broadcast").numpy().tolist(),
+        "objects": world.allgather_object({"rank": rank, "text": "x" * rank}, "t.objects"),
+        "object": world.broadcast_object(("from", rank), 1, "t.object"),
+    }
+
+
 WAYS: list[Callable[[], None]] = [
     reduction,
     rule,
@@ -100,7 +139,7 @@ WAYS: list[Callable[[], None]] = [
 def main() -> None:
     """Tries every way, then trains to show that nothing is left hanging."""
     hvd.init()
-    outcomes: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {"collectives": collectives_work()}
     for way in WAYS:
         try:
             way()

@@ -48,3 +48,16 @@ def test_explicit_values_are_those_of_rank_0_on_all_nodes(outcomes: Outcomes) ->
         assert found["explicit"] == [
             [value] * 3 for value in (untouched, trained, trained, trained, untouched, untouched)
         ]
+
+
+def test_collectives_give_every_rank_what_they_promise(outcomes: Outcomes) -> None:
+    for rank, found in enumerate(outcomes):
+        got = found["collectives"]
+        assert got["last"] == (5 * 16 if rank == 1 else 0)
+        assert got["enqueued"] == {"t.constant.float32": 5, "t.same.float32": 5, "t.unused.float32": 5}
+        assert got["alltoall"] == [[100 * sender + 2 * rank + i for sender in range(4) for i in (0, 1)], [2, 2, 2, 2]]
+        assert got["ragged"] == [[1, 2, 2, 3, 3, 3], [[1.0], [2.0], [2.0], [3.0], [3.0], [3.0]], []]
+        assert got["means"] == [[1.5], [1.0, 1.5]]
+        assert got["broadcast"] == [3, -3]
+        assert got["objects"] == [{"rank": one, "text": "x" * one} for one in range(4)]
+        assert got["object"] == ["from", 1]

@@ -2,13 +2,17 @@
 
 How an operation keeps its name, runs once per call, and waits for nothing it need not wait for:
 
-- It is built inside a `tf.function` marked noinline: no caller's name scope reaches it (`ignore_name_scope` sees to
-  the rest), and grappler, to which Horovod's ops look pure, cannot fold it when its input is a constant.
-- Every name has a counter variable, read before and advanced after the operation. Automatic control dependencies
-  order by variable, so a name is never twice in flight, also in unrolled steps; operations of different names stay
-  free of each other. The counters say how many operations were enqueued.
-- What the counter is advanced by is computed from the operation's output. A rank that does not need the output (not
-  the leader) must take part all the same, and grappler turns operations with control outputs only into nothing.
+- In a graph the op is built in place, under its fixed name; Horovod is told to ignore the name scopes around it.
+  Eagerly it is built in a `tf.function`, because eager Horovod ops ignore their name.
+- It is not put into a function of its own that is not inlined: TensorFlow runs such a function synchronously, holding
+  an inter-op thread until all ranks are there, and with three operations in flight on two threads every
+  rank may start another two (tried: ranks waited for each other for ever).
+- Horovod's ops look pure to grappler, which would fold one on a constant, merge two on equal inputs, and drop one whose
+  output nobody on this rank needs. Hence inputs go through placeholders with a default, which are never
+  folded; and every name has a counter variable, read before the operation (which makes its inputs its own) and advanced
+  after it by a number that is computed from its output.
+- Automatic control dependencies order by variable, so the counter also keeps a name from being twice in flight, in
+  unrolled steps too, and leaves operations of different names free of each other.
 
 When any rank exits, Horovod shuts down on all of them. So a process that ends cleanly first meets the others at a
 barrier, for a bounded time; one that ends with an error does not, and the others fail at once.
@@ -176,43 +180,48 @@ class HorovodCollectives(Collectives):
     def _call(
         self, verb: str, label: str, tensors: Sequence[tf.Tensor], body: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        function, counter = self._function(verb, label, tensors, body)
-        ready = counter.read_value()
+        counter = self._counter(label)
+        if not tf.executing_eagerly():
+            with tf.control_dependencies([counter.read_value()]), tf.device("/CPU:0"):
+                opaque = [tf.raw_ops.PlaceholderWithDefault(input=one, shape=one.shape) for one in tensors]
+            with tf.device("/CPU:0"):
+                outputs = list(body(*opaque))
+            counter.assign_add(_one(outputs[0]))
+            return outputs
         try:
-            outputs = list(function(ready, *tensors))
+            outputs = list(self._function(verb, label, tensors, body)(*tensors))
         except (*_FAILURES, HorovodInternalError) as error:
             self.failed = True
             raise CollectivesError(f"collective '{label}' failed on rank {self.rank}: {error}") from error
-        counter.assign_add(_one(outputs[0]))
+        counter.assign_add(1)
         return outputs
+
+    def _counter(self, label: str) -> tf.Variable:
+        with self._lock:
+            if label not in self._counters:
+                with tf.init_scope(), tf.device("/CPU:0"):
+                    self._counters[label] = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"enqueued.{label}")
+            return self._counters[label]
 
     def _function(
         self, verb: str, label: str, tensors: Sequence[tf.Tensor], body: Callable[..., list[tf.Tensor]]
-    ) -> tuple[Callable[..., Any], tf.Variable]:
+    ) -> Callable[..., Any]:
         # Ragged rows: one trace for all row counts.
         ragged = verb in ("gather", "alltoall")
         specs = tuple(
             tf.TensorSpec([None, *t.shape[1:]] if ragged and t.shape.rank else t.shape, t.dtype) for t in tensors
         )
-        key = (verb, label, specs)
         with self._lock:
-            if label not in self._counters:
-                with tf.init_scope(), tf.device("/CPU:0"):
-                    self._counters[label] = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"enqueued.{label}")
-            if key not in self._functions:
+            if (verb, label, specs) not in self._functions:
 
-                def traced(ready: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
+                def traced(*values: tf.Tensor) -> list[tf.Tensor]:
                     with tf.device("/CPU:0"):
                         return body(*values)
 
-                self._functions[key] = tf.function(
-                    # Not the function itself: TensorFlow counts traces by code object and would warn of retracing.
-                    functools.partial(traced),
-                    input_signature=(tf.TensorSpec([], tf.int64), *specs),
-                    autograph=False,
-                    experimental_attributes={"_noinline": True},
-                )
-            return self._functions[key], self._counters[label]
+                # Not the function itself: TensorFlow counts traces by code object and would warn of retracing.
+                wrapped = tf.function(functools.partial(traced), input_signature=specs, autograph=False)
+                self._functions[verb, label, specs] = wrapped
+            return self._functions[verb, label, specs]
 
     @staticmethod
     def _must_be_eager(name: str) -> None:
@@ -248,8 +257,6 @@ class HorovodCollectives(Collectives):
 
 
 def _one(tensor: tf.Tensor) -> tf.Tensor:
-    """The number 1, as int64, in a way that needs the tensor and that no optimizer sees through."""
-    if tf.executing_eagerly():
-        return tf.constant(1, tf.int64)
+    """The number 1, as int64, in a way that needs the tensor and that grappler does not see through."""
     first = tf.cast(tf.cast(tf.reshape(tensor, [-1])[:1], tf.bool), tf.int64)
     return tf.maximum(tf.reduce_max(first), 1)
