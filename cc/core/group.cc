@@ -213,8 +213,8 @@ GroupInfo Group::Info() const {
 int Group::table_count() const { return impl_->n_tables.load(std::memory_order_acquire); }
 
 Result<int> Group::FindTable(const std::string& name) {
-  // The committed tables only: the writer of this process lists a table before it commits it. Reading
-  // also maps those that another process has made since we last looked.
+  // The committed tables only: the writer of this process lists a table before it commits it.
+  // Reading also maps those that another process has made since we last looked.
   int committed = 0;
   TSPS_RETURN_IF_ERROR(Read([&](const Snapshot& snapshot) {
     committed = snapshot.table_count();
