@@ -139,6 +139,8 @@ def launched(
         known.update((one.pid, one) for one in _family(process.pid))
         for one in known.values():
             with contextlib.suppress(psutil.NoSuchProcess):
+                if any("resource_tracker" in word for word in one.cmdline()):
+                    continue  # removes the launcher's semaphores once the launcher is gone, and ends
                 one.send_signal(signal.SIGKILL)  # psutil refuses when the id belongs to another process by now
         process.wait(10)
         shutil.rmtree(tables, ignore_errors=True)
