@@ -106,6 +106,11 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def is_deferred(variable: Any) -> bool:
+    """Whether a Keras 3 variable has no value yet: it was made while Keras only works out shapes."""
+    return not isinstance(variable, tf.Variable) and variable._value is None
+
+
 # --- layers (layers/) ---
 
 # Arguments of keras.layers.Embedding in its order, which Keras 2 and Keras 3 do not share, with their defaults.

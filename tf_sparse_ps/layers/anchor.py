@@ -51,10 +51,19 @@ def binding_of(variable: Any) -> TableBinding | None:
     return getattr(variable, "tsps_binding", None)
 
 
-def asset_of(variable: Any) -> TableAsset:
-    """What names the anchor's table in a graph, and travels with a SavedModel."""
+def path_of(variable: Any) -> tf.Tensor:
+    """What names the anchor's table in a graph, a string scalar that travels with a SavedModel."""
+    if _keras.is_deferred(variable):
+        return tf.constant(variable.tsps_binding.path)
     asset: TableAsset = _keras.tf_variable(variable).tsps_asset
-    return asset
+    return asset.asset_path
+
+
+def carrier_of(variable: Any) -> tf.Tensor:
+    """The anchor's value, float32[0, dim]."""
+    if _keras.is_deferred(variable):
+        return tf.zeros([0, variable.tsps_binding.config.dim])
+    return tf.convert_to_tensor(_keras.tf_variable(variable))
 
 
 def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:

@@ -73,13 +73,13 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def _paths(self) -> list[tf.Tensor]:
         if _keras.traced_with_jit_compile():
             raise ValueError(f"layer {self.name!r} has no XLA kernel. Use jit_compile=False, in compile() too")
-        return [anchor.asset_of(weight).asset_path for weight in self._ties.anchors]
+        return [anchor.path_of(weight) for weight in self._ties.anchors]
 
     def _uuids(self) -> list[str]:
         return [binding.uuid for binding in self._ties.bindings]
 
     def _carriers(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(_keras.tf_variable(weight)) for weight in self._ties.anchors]
+        return [anchor.carrier_of(weight) for weight in self._ties.anchors]
 
     def _cast_outputs(self, outputs: Any) -> Any:
         _, compute_dtype = _keras.policy_dtypes(self)

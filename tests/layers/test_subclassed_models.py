@@ -1,0 +1,45 @@
+"""Models written as classes: Keras 3 first runs them symbolically, in a scope where variables have no values yet."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+
+
+class Model(keras.Model):
+    """Every layer of ours, made in __init__ and first built by a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        single = tsps.FeatureConfig(tsps.TableConfig("single", 4))
+        bags = tsps.FeatureConfig(tsps.TableConfig("bags", 4), combiner="mean")
+        self.collection = tsps.EmbeddingCollection({"single": single, "bags": bags})
+        self.embedding = tsps.Embedding(100, 4)
+        self.reduce = tsps.EmbeddingReduce(None, 4)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs: dict[str, Any]) -> Any:
+        """int64[batch] and int64[batch, 3] to float32[batch, 1]."""
+        found = self.collection(inputs)
+        parts = [found["single"], found["bags"], self.embedding(inputs["single"]), self.reduce(inputs["bags"])]
+        return self.dense(tf.concat(parts, axis=-1))
+
+
+def test_a_subclassed_model_is_built_by_fit_or_by_a_call_without_a_warning() -> None:
+    data = {"single": np.arange(64) % 10, "bags": np.arange(64 * 3).reshape(64, 3) % 7}
+    for called_first in (True, False):
+        model = Model()
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), loss="mse")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            if called_first:
+                model({name: tf.constant(ids[:2]) for name, ids in data.items()})
+            losses = model.fit(data, np.ones(64), epochs=3, verbose=0).history["loss"]
+        assert losses[-1] < losses[0]
+        assert len(model.embedding.bindings[0].reader()) == 10
