@@ -19,7 +19,7 @@ enum class OptimizerKind : uint32_t {
   kNone = 0,     // no optimizer bound: rows can be read and assigned, not trained
   kSgd = 1,      // slots: none           hyper: [learning_rate]
   kAdagrad = 2,  // slots: accumulator    hyper: [learning_rate, epsilon]
-  // t = 1, 2, ... counts the job's steps, not the row's updates, as Keras's does.
+  // t = 1, 2, ... counts the optimizer's steps (Keras's iterations + 1), not the row's updates.
   kAdam = 3,  // slots: m, v           hyper: [learning_rate, beta_1, beta_2, epsilon, t]
 };
 
