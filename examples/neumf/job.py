@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"ncf: {error}", file=sys.stderr)
         return 2
 
-    model = NeuMF(data.user_count, data.item_count, options.factors)
+    model = NeuMF(data.user_count, data.item_count, options.factors, options.dropout)
     # Built now, so that the broadcast finds its weights before the first step.
     model({"user": tf.zeros([1], tf.int64), "item": tf.zeros([1], tf.int64)})
     model.compile(
@@ -109,17 +109,22 @@ def report(
     options: argparse.Namespace, ranks: int, batch: int, ranking: Ranking, progress: Progress, seconds: float
 ) -> None:
     """Writes report.txt and report.json, and prints the report unless a launcher will."""
-    best = max(range(len(ranking.epochs)), key=lambda epoch: ranking.epochs[epoch][1])
+    best = max(range(len(ranking.epochs)), key=lambda epoch: ranking.epochs[epoch][:2])
+
+    def figures_of(epoch: int) -> str:
+        hit_rate, ndcg, _ = ranking.epochs[epoch]
+        return f"HR@10 {hit_rate:.4f}, NDCG@10 {ndcg:.4f}"
+
     text = [
         f"NeuMF-{options.factors} on {options.stem}, {ranks} rank{'s' * (ranks > 1)} x {batch} samples, "
-        f"Adam {options.learning_rate:g}",
+        f"Adam {options.learning_rate:g}, dropout {options.dropout:g}",
         "  epoch   HR@10  NDCG@10    loss",
         *(
             f"  {epoch + 1:5d}  {hit_rate:.4f}   {ndcg:.4f}  {loss:.4f}"
             for epoch, (hit_rate, ndcg, loss) in enumerate(ranking.epochs)
         ),
-        f"  best epoch by NDCG, {best + 1}: HR@10 {ranking.epochs[best][0]:.4f}, NDCG@10 {ranking.epochs[best][1]:.4f}",
-        f"  last epoch, {len(ranking.epochs)}: HR@10 {ranking.epochs[-1][0]:.4f}, NDCG@10 {ranking.epochs[-1][1]:.4f}",
+        f"  best epoch by HR@10, {best + 1}: {figures_of(best)}",
+        f"  last epoch, {len(ranking.epochs)}: {figures_of(-1)}",
         f"  {progress.samples_per_second:,.0f} samples/s, {seconds:.0f} s with the evaluations",
     ]
     options.out.mkdir(parents=True, exist_ok=True)

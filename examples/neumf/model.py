@@ -21,10 +21,12 @@ class NeuMF(keras.Model):
         user_count: users are 0 to user_count - 1.
         item_count: items are 0 to item_count - 1.
         factors: predictive factors.
+        dropout: of the tower's and the last layer's inputs; the paper has none.
     """
 
-    def __init__(self, user_count: int, item_count: int, factors: int = 32) -> None:
+    def __init__(self, user_count: int, item_count: int, factors: int = 32, dropout: float = 0.0) -> None:
         super().__init__(name="neumf")
+        self._dropout = keras.layers.Dropout(dropout)
 
         def feature(name: str, count: int, dim: int) -> tsps.FeatureConfig:
             normal = keras.initializers.RandomNormal(stddev=0.01)
@@ -44,10 +46,11 @@ class NeuMF(keras.Model):
         )
         self._last = keras.layers.Dense(1, kernel_initializer="lecun_uniform", name="prediction")
 
-    def call(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> tf.Tensor:
         """`user` and `item` int64[batch] to logits float32[batch, 1]."""
         user, item = inputs["user"], inputs["item"]
         rows = self.embeddings({"user_product": user, "item_product": item, "user_mlp": user, "item_mlp": item})
         product = rows["user_product"] * rows["item_product"]
-        tower = self._tower(tf.concat([rows["user_mlp"], rows["item_mlp"]], axis=1))
-        return self._last(tf.concat([product, tower], axis=1))
+        pair = tf.concat([rows["user_mlp"], rows["item_mlp"]], axis=1)
+        tower = self._tower(self._dropout(pair, training=training))
+        return self._last(self._dropout(tf.concat([product, tower], axis=1), training=training))

@@ -19,3 +19,11 @@ def positive_float(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0. Received: {text}")
     return value
+
+
+def fraction(text: str) -> float:
+    """A number of at least 0 and below 1."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1. Received: {text}")
+    return value
