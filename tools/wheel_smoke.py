@@ -20,6 +20,7 @@ def main() -> None:
 
 def smoke(checkout: Path) -> None:
     import numpy as np
+
     import tf_sparse_ps.table
 
     assert "tensorflow" not in sys.modules, "tf_sparse_ps.table imports TensorFlow"
