@@ -62,7 +62,8 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         if index < len(self._identities):  # a saved layer's initial values
             salt = self._identities[index]["salt"]
             config = dataclasses.replace(config, seed=self._identities[index]["seed"])
-        binding = job.current().create_table(config, salt=salt, values=values)
+        with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
+            binding = job.current().create_table(config, salt=salt, values=values)
         weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
         self._ties.bindings.append(binding)
         self._ties.anchors.append(weight)
