@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
@@ -43,3 +44,11 @@ def test_a_subclassed_model_is_built_by_fit_or_by_a_call_without_a_warning() -> 
             losses = model.fit(data, np.ones(64), epochs=3, verbose=0).history["loss"]
         assert losses[-1] < losses[0]
         assert len(model.embedding.bindings[0].reader()) == 10
+
+
+@pytest.mark.skipif(keras.__version__.startswith("2"), reason="Keras 2 wants the input's shape first")
+def test_a_sequential_model_without_an_input_layer_is_built_by_fit() -> None:
+    model = keras.Sequential([tsps.Embedding(None, 16), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), loss="mse")
+    losses = model.fit(np.arange(640).reshape(64, 10), np.ones(64), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]

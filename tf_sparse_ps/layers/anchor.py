@@ -138,7 +138,9 @@ if _keras.IS_KERAS_3:
             )
 
         def _initialize(self, value: Any) -> None:
-            super()._initialize(value)
+            # Eagerly: in fit's trace Keras would lift the first assignment out of it, into the guard.
+            with tf.init_scope():
+                super()._initialize(value() if callable(value) else value)
             _guard(self._value, self.tsps_binding)
             if hasattr(self, "_track_trackable"):
                 self._track_trackable(self._value.tsps_asset, "tsps_asset", overwrite=True)
