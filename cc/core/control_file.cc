@@ -33,6 +33,12 @@ uint32_t LayoutHash() {
   return Crc32c(0, sizes, sizeof(sizes));
 }
 
+Status CheckFormat(uint32_t version, uint32_t layout_hash, const std::string& path) {
+  if (version == kFormatVersion && layout_hash == LayoutHash()) return Status();
+  return Error(Code::kDataLoss, path, " has format version ", version, " (layout ", layout_hash,
+               "), this build reads version ", kFormatVersion, " (layout ", LayoutHash(), ")");
+}
+
 Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path,
                                                          const std::string& uuid) {
   if (uuid.size() != sizeof(GroupFileHeader::uuid)) {
@@ -63,11 +69,7 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Open(const std::string& path) 
     return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes,
                  " expected");
   }
-  if (header.version != kFormatVersion || header.layout_hash != LayoutHash()) {
-    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ",
-                 header.layout_hash, "), this build reads version ", kFormatVersion, " (layout ",
-                 LayoutHash(), ")");
-  }
+  TSPS_RETURN_IF_ERROR(CheckFormat(header.version, header.layout_hash, path));
   if (header.crc != HeaderCrc(header))
     return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
   if (file->size() < kControlBytes) {

@@ -13,6 +13,9 @@
 
 namespace tsps {
 
+// DataLoss naming both formats, unless a header's version and layout are this build's.
+Status CheckFormat(uint32_t version, uint32_t layout_hash, const std::string& path);
+
 // A commit record's content, copied out.
 struct State {
   uint64_t epoch = 0;

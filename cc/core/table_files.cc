@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/control_file.h"
 #include "core/crc32c.h"
 #include "core/index.h"
 #include "core/storage_budget.h"
@@ -44,11 +45,7 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
                                const std::string& name) {
   if (header.magic != kTableMagic)
     return Error(Code::kDataLoss, path, " is not a table's config file");
-  if (header.version != kFormatVersion || header.layout_hash != LayoutHash()) {
-    return Error(Code::kDataLoss, path, " has format version ", header.version, " (layout ",
-                 header.layout_hash, "), this build reads version ", kFormatVersion, " (layout ",
-                 LayoutHash(), ")");
-  }
+  TSPS_RETURN_IF_ERROR(CheckFormat(header.version, header.layout_hash, path));
   if (header.crc != HeaderCrc(header))
     return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
   TableConfig config;
