@@ -9,8 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from layer_support import keras2_only
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import _keras
 
 
 class Model(keras.Model):
@@ -46,9 +48,20 @@ def test_a_subclassed_model_is_built_by_fit_or_by_a_call_without_a_warning() -> 
         assert len(model.embedding.bindings[0].reader()) == 10
 
 
-@pytest.mark.skipif(keras.__version__.startswith("2"), reason="Keras 2 wants the input's shape first")
+def sequential(layer: Any) -> keras.Sequential:
+    return keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
 def test_a_sequential_model_without_an_input_layer_is_built_by_fit() -> None:
-    model = keras.Sequential([tsps.Embedding(None, 16), keras.layers.Flatten(), keras.layers.Dense(1)])
+    length = {} if _keras.IS_KERAS_3 else {"input_length": 10}
+    model = sequential(tsps.Embedding(None, 16, **length))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), loss="mse")
     losses = model.fit(np.arange(640).reshape(64, 10), np.ones(64), epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
+
+
+@keras2_only
+def test_a_sequential_model_needs_the_length_of_its_inputs_as_with_keras_layer() -> None:
+    for layer in (keras.layers.Embedding(640, 16), tsps.Embedding(640, 16), tsps.Embedding(None, 16)):
+        with pytest.raises(ValueError, match="last dimension of the inputs to a Dense layer should be defined"):
+            sequential(layer)
