@@ -19,10 +19,7 @@ from support import arguments, launch
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options of the command line, checked."""
-    summary, _, details = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__ or "")
     count = arguments.positive
     add = parser.add_argument
     add("--ranks", type=count, default=1, help="processes on this machine, started with horovodrun (default: 1)")
@@ -52,18 +49,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    """Runs the command line; returns the exit status."""
-    options = parse()
-    if options.ranks > 1 and not launch.is_rank():
-        status = launch.start_ranks(options.ranks)
-        if status == 0:
-            print((options.out / "report.txt").read_text(), end="")
-        return status
+def train(options: argparse.Namespace) -> int:
+    """One rank's part of the training; returns the exit status."""
     from ctr import job  # imports TensorFlow
 
     return job.run(options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(launch.run(train, parse()))

@@ -24,9 +24,7 @@ _TEST_BATCH = 4096
 
 def run(options: argparse.Namespace) -> int:
     """Trains, evaluates and reports; returns the exit status."""
-    launch.begin_rank()
-    keras.utils.set_random_seed(options.seed)
-    ranks = tsps.collectives.current()
+    ranks = launch.begin_rank(options.seed)
     leader = ranks.rank == 0
     try:
         data = open_data(options)

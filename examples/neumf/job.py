@@ -25,9 +25,7 @@ _CUTOFF = 10
 
 def run(options: argparse.Namespace) -> int:
     """Trains, evaluates and reports; returns the exit status."""
-    launch.begin_rank()
-    keras.utils.set_random_seed(options.seed)
-    ranks = tsps.collectives.current()
+    ranks = launch.begin_rank(options.seed)
     leader = ranks.rank == 0
     batch = options.batch // ranks.size
     try:

@@ -1,8 +1,16 @@
-"""Types of command-line arguments."""
+"""Command lines: the parser, and types of arguments."""
 
 from __future__ import annotations
 
 import argparse
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    """A parser whose help shows a program's docstring, its first paragraph above the options."""
+    summary, _, details = doc.partition("\n\n")
+    return argparse.ArgumentParser(
+        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def positive(text: str) -> int:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.collectives import Collectives
+
+
+def run(train: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Calls `train(options)` on each of `options.ranks` ranks; returns the exit status.
+
+    What ranks print has their number before it; so the process that started them prints `options.out`/report.txt.
+    """
+    if options.ranks == 1 or is_rank():
+        return train(options)
+    status = start_ranks(options.ranks)
+    if status == 0:
+        print((options.out / "report.txt").read_text(), end="")
+    return status
 
 
 def is_rank() -> bool:
@@ -45,9 +64,16 @@ def start_ranks(ranks: int, arguments: list[str] | None = None) -> int:
             continue
 
 
-def begin_rank() -> None:
-    """Divides the machine's cores among its ranks and joins the job; call it before TensorFlow's first op."""
-    import tensorflow as tf  # not above: a script that only starts ranks, or prints its help, needs none
+def begin_rank(seed: int) -> Collectives:
+    """Divides the machine's cores among its ranks, joins the job and seeds Keras; call it before TensorFlow's first op.
+
+    Returns:
+        this rank, and how many there are.
+    """
+    import keras  # not above: a script that only starts ranks, or prints its help, needs no TensorFlow
+    import tensorflow as tf
+
+    import tf_sparse_ps as tsps
 
     ranks_here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
     tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
@@ -56,3 +82,5 @@ def begin_rank() -> None:
         import horovod.tensorflow as hvd
 
         hvd.init()
+    keras.utils.set_random_seed(seed)
+    return tsps.collectives.current()
