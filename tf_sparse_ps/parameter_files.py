@@ -1,4 +1,4 @@
-"""Tables to and from sparse-parameter files (docs/parameter_file.md). `Table` has these as methods."""
+"""Tables to and from sparse-parameter files (docs/format.md). `Table` has these as methods."""
 
 from __future__ import annotations
 

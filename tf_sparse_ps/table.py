@@ -337,7 +337,7 @@ class Table:
     # --- files (parameter_files.py) ---
 
     def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
-        """Writes rows, and slots, to a sparse-parameter file (docs/parameter_file.md), whole or not at all.
+        """Writes rows, and slots, to a sparse-parameter file (docs/format.md), whole or not at all.
 
         Args:
           path: The file; replaced if there.

@@ -1,4 +1,5 @@
 // The layout of a group's shared memory. All fields little-endian, fixed width.
+// docs/format.md has the same in words.
 //
 //  group (control file)
 //  0          4096          8192               + kRecordBytes     + 2 kRecordBytes

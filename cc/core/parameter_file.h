@@ -8,7 +8,7 @@
 //   record   int64 key, float32 row[dim], float32 slots[n_slots * dim], zeros up to a multiple of 8
 //
 // No two records have the same key. The file ends with the last block: a shorter or longer one is
-// refused. docs/parameter_file.md is the format's public description.
+// refused. docs/format.md is the format's public description.
 #ifndef TFSPS_CORE_PARAMETER_FILE_H_
 #define TFSPS_CORE_PARAMETER_FILE_H_
 

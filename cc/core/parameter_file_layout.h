@@ -1,4 +1,4 @@
-// The bytes of the sparse-parameter file. Internal to parameter_file_*.cc; docs/parameter_file.md
+// The bytes of the sparse-parameter file. Internal to parameter_file_*.cc; docs/format.md
 // describes the same for other implementations.
 //
 //   +--------------------+ 0
