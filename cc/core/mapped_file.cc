@@ -143,6 +143,7 @@ Status MappedFile::Reserve(size_t bytes) {
     TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));
     const int error =
         posix_fallocate(fd.get(), static_cast<off_t>(size()), static_cast<off_t>(chunk));
+    if (error == ENOSPC) return RoomTaken(path_, chunk);
     if (error != 0) {
       errno = error;
       return ErrnoError("cannot reserve storage for", path_);

@@ -55,6 +55,22 @@ uint64_t HeadroomUpwards(const std::string& root, std::string path, const char* 
   }
 }
 
+uint64_t FreeBytes(const struct statfs& fs) {
+  return static_cast<uint64_t>(fs.f_bavail) * static_cast<uint64_t>(fs.f_bsize);
+}
+
+Status Full(const std::string& path, uint64_t bytes, const struct statfs& fs) {
+  return Error(Code::kResourceExhausted, "no room for ", path, ": ", bytes,
+               " more bytes wanted, the file system has ", FreeBytes(fs),
+               " (containers give /dev/shm 64 MiB by default; enlarge it, or set TFSPS_DIR)");
+}
+
+Result<struct statfs> FileSystemOf(const std::string& path) {
+  struct statfs fs;
+  if (statfs(path.c_str(), &fs) != 0) return ErrnoError("cannot find out the free space of", path);
+  return fs;
+}
+
 }  // namespace
 
 uint64_t CgroupHeadroom(const std::string& proc_cgroup, const std::string& cgroup_root) {
@@ -79,15 +95,8 @@ uint64_t CgroupHeadroom(const std::string& proc_cgroup, const std::string& cgrou
 }
 
 Status CheckRoom(const std::string& path, uint64_t bytes) {
-  struct statfs fs;
-  if (statfs(path.c_str(), &fs) != 0) return ErrnoError("cannot find out the free space of", path);
-  const uint64_t free_bytes =
-      static_cast<uint64_t>(fs.f_bavail) * static_cast<uint64_t>(fs.f_bsize);
-  if (bytes > free_bytes) {
-    return Error(Code::kResourceExhausted, "no room for ", path, ": ", bytes,
-                 " more bytes wanted, the file system has ", free_bytes,
-                 " (containers give /dev/shm 64 MiB by default; enlarge it, or set TFSPS_DIR)");
-  }
+  TSPS_ASSIGN_OR_RETURN(const struct statfs fs, FileSystemOf(path));
+  if (bytes > FreeBytes(fs)) return Full(path, bytes, fs);
   if (fs.f_type == TMPFS_MAGIC) {
     const uint64_t headroom = CgroupHeadroom();
     if (headroom != kUnlimited && bytes + kCgroupMargin > headroom) {
@@ -97,6 +106,11 @@ Status CheckRoom(const std::string& path, uint64_t bytes) {
     }
   }
   return Status();
+}
+
+Status RoomTaken(const std::string& path, uint64_t bytes) {
+  TSPS_ASSIGN_OR_RETURN(const struct statfs fs, FileSystemOf(path));
+  return Full(path, bytes, fs);
 }
 
 uint64_t AddressRangeFor(const std::string& path) {

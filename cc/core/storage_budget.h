@@ -20,6 +20,10 @@ uint64_t CgroupHeadroom(const std::string& proc_cgroup = "/proc/self/cgroup",
 // for tmpfs, the memory cgroup have room for `bytes` more.
 Status CheckRoom(const std::string& path, uint64_t bytes);
 
+// CheckRoom's error for a file system without room, for the allocation that met ENOSPC after
+// CheckRoom had found room: another thread or process was faster.
+Status RoomTaken(const std::string& path, uint64_t bytes);
+
 // Address range to reserve for one file of the file system that holds `path`: it cannot outgrow
 // that.
 uint64_t AddressRangeFor(const std::string& path);

@@ -4,7 +4,16 @@
 
 #include <algorithm>
 
+#include "core/storage_budget.h"
+
 namespace tsps {
+namespace {
+
+// The helper reserves ahead only where so many times as much is free. What it takes cannot be given
+// back (files never shrink), and must not be what the next step needs for another file.
+constexpr size_t kFreeFactor = 8;
+
+}  // namespace
 
 StorageReserver::StorageReserver() : pid_(getpid()) {}
 
@@ -42,7 +51,8 @@ void StorageReserver::Run() {
     const size_t bytes = next->second;
     wanted_.erase(next);
     lock.unlock();
-    static_cast<void>(file->Reserve(bytes));
+    const size_t more = bytes - std::min(bytes, file->size());
+    if (CheckRoom(file->path(), kFreeFactor * more).ok()) static_cast<void>(file->Reserve(bytes));
     lock.lock();
   }
 }

@@ -20,8 +20,8 @@ class StorageReserver {
   ~StorageReserver();
 
   // Makes sure that `file` has `used` bytes, now, and asks the helper for a quarter more (64 KiB to
-  // 64 MiB) when little is left. The helper's failures are silent: the next Ensure that needs the
-  // room reports them.
+  // 64 MiB) when little is left. The helper stops where room gets scarce, and its failures are
+  // silent: the next Ensure that needs the room reports them.
   Status Ensure(MappedFile& file, size_t used);
 
  private:

@@ -1,12 +1,25 @@
 #include "core/storage_budget.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
 #include "core/mapped_file.h"
 #include "tests/temp_dir.h"
+
+namespace {
+std::atomic<int> fallocate_error{0};
+}
+
+// Takes the place of libc's, so that a test can make a reservation fail.
+extern "C" int posix_fallocate(int fd, off_t offset, off_t size) {
+  if (fallocate_error != 0) return fallocate_error;
+  return fallocate(fd, 0, offset, size) == 0 ? 0 : errno;
+}
 
 namespace tsps {
 namespace {
@@ -65,6 +78,21 @@ TEST(StorageBudget, MoreThanTheFileSystemHasIsRefusedBeforeAnythingIsTouched) {
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_NE(status.message().find("the file system has"), std::string::npos) << status.message();
   EXPECT_EQ((*file)->size(), 4096u);
+}
+
+TEST(StorageBudget, RoomThatSomebodyElseTookAfterTheCheckIsTheSameError) {
+  TempDir dir;
+  auto file = MappedFile::Create(dir / "f", 4096, size_t{1} << 30);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  fallocate_error = ENOSPC;
+  const Status status = (*file)->Reserve(12288);
+  fallocate_error = 0;
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  const std::string expected =
+      "no room for " + (dir / "f") + ": 8192 more bytes wanted, the file system has ";
+  EXPECT_EQ(status.message().substr(0, expected.size()), expected);
+  EXPECT_EQ((*file)->size(), 4096u);
+  EXPECT_TRUE((*file)->Reserve(12288).ok());
 }
 
 }  // namespace
