@@ -108,8 +108,10 @@ class RowMutation {
 
   // Announces changes to the rows of `n` unique keys. `table` must be new to this mutation.
   void Add(int table, const int64_t* keys, size_t n);
-  // Finds out which of the keys are there.
-  void Plan();
+  // Finds out which of the keys are there; calls also(p) for every plan p on the way.
+  void Plan(const std::function<void(size_t p)>& also = nullptr);
+  // Whether some key is not there.
+  bool HasFresh() const;
   // Storage for new rows; before-images of existing rows and the list of new keys into the undo
   // log.
   Status Prepare();

@@ -31,8 +31,9 @@ void RowMutation::ForEachPlan(const std::function<void(size_t p)>& body) {
   ForEachItem(sizes, executor_, body);
 }
 
-void RowMutation::Plan() {
+void RowMutation::Plan(const std::function<void(size_t p)>& also) {
   ForEachPlan([&](size_t p) {
+    if (also) also(p);
     RowPlan& plan = plans_[p];
     plan.rows.resize(plan.n);
     const TableFiles& files = *group_.files(plan.table);
@@ -46,6 +47,11 @@ void RowMutation::Plan() {
       positions.push_back(static_cast<uint32_t>(i));
     }
   });
+}
+
+bool RowMutation::HasFresh() const {
+  return std::any_of(plans_.begin(), plans_.end(),
+                     [](const RowPlan& plan) { return !plan.fresh.empty(); });
 }
 
 // Gives the fresh keys row numbers: returned ones first, then new ones.

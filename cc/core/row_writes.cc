@@ -46,7 +46,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
     rows_written += update.n;
   }
   std::vector<int64_t> not_finite(updates.size());
-  mutation.ForEachPlan([&](size_t u) {
+  mutation.Plan([&](size_t u) {
     const size_t dim = static_cast<size_t>(group_.config(updates[u].table).dim);
     not_finite[u] = FirstNonFiniteRow(updates[u].gradients, updates[u].n, dim, executor);
   });
@@ -56,7 +56,6 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
                  ": the gradient of key ", updates[u].keys[not_finite[u]], " is not finite; step ",
                  step, " was not applied");
   }
-  mutation.Plan();
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
 
   const auto update_rows = [&](size_t u, const std::vector<uint32_t>& positions) {
@@ -80,10 +79,12 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
       }
     });
   };
-  mutation.ForEachPlan([&](size_t u) {
-    mutation.InitializeFresh(mutation.plans()[u]);
-    update_rows(u, mutation.plans()[u].fresh);  // nobody can see these rows yet
-  });
+  if (mutation.HasFresh()) {
+    mutation.ForEachPlan([&](size_t u) {
+      mutation.InitializeFresh(mutation.plans()[u]);
+      update_rows(u, mutation.plans()[u].fresh);  // nobody can see these rows yet
+    });
+  }
   mutation.Begin();
   mutation.ForEachPlan([&](size_t u) { update_rows(u, mutation.plans()[u].existing); });
   mutation.next().step = step;

@@ -11,9 +11,20 @@
 namespace tsps {
 namespace {
 
-// Ranges per thread: enough to even out ranges of unequal work, few enough that taking one costs
-// nothing.
-constexpr size_t kRangesPerThread = 4;
+// Ranges per thread: enough to even out ranges of unequal work and a helper that starts late, few
+// enough that taking one costs nothing.
+constexpr size_t kRangesPerThread = 16;
+// Looks at a range that another thread is still working on before the caller sleeps: some 10 us,
+// less than a wake-up costs.
+constexpr int kLooks = 256;
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 int UsableProcessors() {
   cpu_set_t set;
@@ -49,7 +60,10 @@ class Loop {
 
   // Waits for ranges that other threads have taken; none waits for a range that nobody has.
   void Wait() {
-    if (unfinished_.load(std::memory_order_acquire) == 0) return;
+    for (int look = 0; look < kLooks; ++look) {
+      if (unfinished_.load(std::memory_order_acquire) == 0) return;
+      Pause();
+    }
     std::unique_lock<std::mutex> lock(mutex_);
     all_done_.wait(lock, [this] { return done_; });
   }

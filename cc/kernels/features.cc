@@ -34,6 +34,14 @@ Status Features::Init(const Attributes& attributes, bool pooled) {
   return Status();
 }
 
+std::vector<std::vector<int>> Features::ByTable() const {
+  std::vector<std::vector<int>> by_table(static_cast<size_t>(tables));
+  for (int f = 0; f < n; ++f) {
+    by_table[static_cast<size_t>(table_of[static_cast<size_t>(f)])].push_back(f);
+  }
+  return by_table;
+}
+
 Result<int64_t> Features::CommonWidth(int table, const std::vector<Tensor>& grads) const {
   int64_t width = -1;
   for (size_t f = 0; f < grads.size(); ++f) {
@@ -146,13 +154,17 @@ Result<Bags> Bags::Read(const KernelContext& context, const Features& features, 
   return bags;
 }
 
-Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
-                Executor& executor, const std::function<void()>& read) {
+Status ReadRows(const Features& features, const std::vector<TableHandle>& tables,
+                std::vector<RowGather>& gathers, Executor& executor,
+                const std::function<void(int feature)>& read) {
   std::vector<size_t> sizes;
   for (const RowGather& gather : gathers) sizes.push_back(gather.n());
+  const std::vector<std::vector<int>> features_of = features.ByTable();
   return tables.front().group().Read([&](const Snapshot& snapshot) {
-    ForEachItem(sizes, executor, [&](size_t t) { gathers[t].Find(snapshot, executor); });
-    read();
+    ForEachItem(sizes, executor, [&](size_t t) {
+      gathers[t].Find(snapshot, executor);
+      for (const int f : features_of[t]) read(f);
+    });
     return Status();
   });
 }

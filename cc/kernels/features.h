@@ -29,6 +29,8 @@ struct Features {
   const Item& In(const std::vector<Item>& per_table, int feature) const {
     return per_table[static_cast<size_t>(table_of[static_cast<size_t>(feature)])];
   }
+  // The features of each table.
+  std::vector<std::vector<int>> ByTable() const;
   // Last dimension of the gradients (one per feature) of a table's features; 0 if it has no
   // feature.
   Result<int64_t> CommonWidth(int table, const std::vector<Tensor>& grads) const;
@@ -72,10 +74,12 @@ struct Bags {
                            int splits, int weights, size_t n_items);
 };
 
-// Calls `read` when the rows of all gathers are found, as of one committed state; again when the
-// writer came between. All tables are of one group.
-Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
-                Executor& executor, const std::function<void()>& read);
+// Calls read(f) for every feature when the rows of its table are found, all as of one committed
+// state; again when the writer came between. Small tables are read side by side. All tables are of
+// one group.
+Status ReadRows(const Features& features, const std::vector<TableHandle>& tables,
+                std::vector<RowGather>& gathers, Executor& executor,
+                const std::function<void(int feature)>& read);
 
 }  // namespace tsps
 

@@ -29,15 +29,10 @@ class LookupKernel {
       rows.push_back(std::move(output));
     }
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    std::vector<size_t> sizes;
-    for (int f = 0; f < n; ++f) sizes.push_back(unique.ids(f).size());
-    return ReadRows(*tables, gathers, *executor, [&] {
-      ForEachItem(sizes, *executor, [&](size_t i) {
-        const int f = static_cast<int>(i);
-        CopyRows(features_.In(gathers, f).rows(), unique.inverse(f), unique.ids(f).size(),
-                 static_cast<size_t>(features_.In(*tables, f).config().dim), rows[i].data<float>(),
-                 *executor);
-      });
+    return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
+      CopyRows(features_.In(gathers, f).rows(), unique.inverse(f), unique.ids(f).size(),
+               static_cast<size_t>(features_.In(*tables, f).config().dim),
+               rows[static_cast<size_t>(f)].data<float>(), *executor);
     });
   }
 

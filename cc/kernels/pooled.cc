@@ -41,13 +41,11 @@ class PooledLookupKernel {
       pooled.push_back(std::move(output));
     }
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    return ReadRows(*tables, gathers, *executor, [&] {
-      for (int f = 0; f < n; ++f) {
-        const size_t i = static_cast<size_t>(f);
-        PoolBags(bags[i].span, features_.In(gathers, f).rows(),
-                 static_cast<size_t>(features_.In(*tables, f).config().dim),
-                 pooled[i].data<float>(), *executor);
-      }
+    return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
+      const size_t i = static_cast<size_t>(f);
+      PoolBags(bags[i].span, features_.In(gathers, f).rows(),
+               static_cast<size_t>(features_.In(*tables, f).config().dim), pooled[i].data<float>(),
+               *executor);
     });
   }
 
@@ -95,21 +93,31 @@ class PooledSumKernel {
     PooledGradients call;
     TSPS_RETURN_IF_ERROR(call.Init(context, features_));
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    for (int t = 0; t < features_.tables; ++t) {
-      TSPS_ASSIGN_OR_RETURN(const int64_t dim, features_.CommonWidth(t, call.grads));
-      std::vector<PooledGradientSpan> spans;
-      for (int f = 0; f < features_.n; ++f) {
+    const size_t tables = call.keys.size();
+    const std::vector<std::vector<int>> features_of = features_.ByTable();
+    std::vector<std::vector<PooledGradientSpan>> spans(tables);
+    std::vector<size_t> sizes(tables);
+    std::vector<Tensor> sums;
+    for (size_t t = 0; t < tables; ++t) {
+      for (const int f : features_of[t]) {
         const size_t i = static_cast<size_t>(f);
-        if (features_.table_of[i] != t) continue;
-        spans.push_back({call.bags[i].span, call.grads[i].data<float>()});
+        spans[t].push_back({call.bags[i].span, call.grads[i].data<float>()});
+        sizes[t] += call.inverses[i].size();
       }
-      const size_t n_keys = call.keys[static_cast<size_t>(t)].size();
-      TSPS_ASSIGN_OR_RETURN(const Tensor sums,
-                            context.Output<float>(t, {static_cast<int64_t>(n_keys), dim}));
-      TSPS_RETURN_IF_ERROR(
-          PooledSegmentSum(spans, n_keys, static_cast<size_t>(dim), sums.data<float>(), *executor));
+      const int number = static_cast<int>(t);
+      TSPS_ASSIGN_OR_RETURN(const int64_t dim, features_.CommonWidth(number, call.grads));
+      TSPS_ASSIGN_OR_RETURN(
+          Tensor sum,
+          context.Output<float>(number, {static_cast<int64_t>(call.keys[t].size()), dim}));
+      sums.push_back(std::move(sum));
     }
-    return Status();
+    std::vector<Status> statuses(tables);
+    ForEachItem(sizes, *executor, [&](size_t t) {
+      statuses[t] =
+          PooledSegmentSum(spans[t], call.keys[t].size(), static_cast<size_t>(sums[t].dim(1)),
+                           sums[t].data<float>(), *executor);
+    });
+    return FirstError(statuses);
   }
 
  private:
@@ -148,14 +156,12 @@ class PooledWeightGradKernel {
       TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, call.bags[i].weights.shape()));
       outputs.push_back(std::move(output));
     }
-    return ReadRows(*tables, gathers, *executor, [&] {
-      for (int f = 0; f < n; ++f) {
-        const size_t i = static_cast<size_t>(f);
-        if (call.bags[i].span.weights == nullptr) continue;
-        PooledWeightGradient(call.bags[i].span, features_.In(gathers, f).rows(),
-                             static_cast<size_t>(call.grads[i].dim(1)), call.grads[i].data<float>(),
-                             outputs[i].data<float>(), *executor);
-      }
+    return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
+      const size_t i = static_cast<size_t>(f);
+      if (call.bags[i].span.weights == nullptr) return;
+      PooledWeightGradient(call.bags[i].span, features_.In(gathers, f).rows(),
+                           static_cast<size_t>(call.grads[i].dim(1)), call.grads[i].data<float>(),
+                           outputs[i].data<float>(), *executor);
     });
   }
 
