@@ -9,13 +9,15 @@ Grappler folds constants, also through Horovod's ops, and caches flatter a batch
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -100,15 +102,27 @@ def compare(
             work()
     blocks: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
-    for turn in range(options.blocks):
-        for name in order if turn % 2 == 0 else reversed(order):
-            times = []
-            for _ in range(calls):
-                began = time.perf_counter()
-                variants[name]()
-                times.append((time.perf_counter() - began) * 1e3)
-            blocks[name].append(statistics.median(times))
+    with _no_garbage_collection():
+        for turn in range(options.blocks):
+            for name in order if turn % 2 == 0 else reversed(order):
+                times = []
+                for _ in range(calls):
+                    began = time.perf_counter()
+                    variants[name]()
+                    times.append((time.perf_counter() - began) * 1e3)
+                blocks[name].append(statistics.median(times))
     return summarize(suite, case, blocks, peer=peer, unit="ms")
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """As timeit does it: a collection walks whatever else the process holds, in the middle of somebody's call."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def summarize(

@@ -53,7 +53,11 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
 
 
 class Features(keras.layers.Layer):
-    """One matrix of ids to one matrix of rows, column by column: by a collection, or by a layer per column."""
+    """A matrix of ids to rows, feature by feature: by a collection, or by a layer for each.
+
+    Features are the first dimension on both sides, so that taking them apart and together copies nothing: what is timed
+    is layers, not their surroundings.
+    """
 
     def __init__(self, count: int, dim: int, *, together: bool) -> None:
         super().__init__()
@@ -67,27 +71,25 @@ class Features(keras.layers.Layer):
     def build(self, shape: tuple[int, ...]) -> None:
         """Makes the tables."""
         for layer in self.separate or ():
-            layer.build(shape[:1])
+            layer.build(shape[1:])
         if self.separate is None:
-            self.collection.build(dict.fromkeys(self._names, shape[:1]))
+            self.collection.build(dict.fromkeys(self._names, shape[1:]))
 
-    def call(self, ids: tf.Tensor) -> tf.Tensor:
-        """int64[batch, features] to float32[batch, features * dim]."""
-        columns = tf.unstack(ids, axis=1)
+    def call(self, ids: tf.Tensor) -> list[tf.Tensor]:
+        """int64[features, batch] to one float32[batch, dim] for each feature."""
+        of_each = tf.unstack(ids)
         if self.separate is None:
-            found = self.collection(dict(zip(self._names, columns, strict=True)))
-            rows = [found[name] for name in self._names]
-        else:
-            rows = [layer(column) for layer, column in zip(self.separate, columns, strict=True)]
-        return tf.concat(rows, axis=1)
+            found = self.collection(dict(zip(self._names, of_each, strict=True)))
+            return [found[name] for name in self._names]
+        return [layer(one) for layer, one in zip(self.separate, of_each, strict=True)]
 
 
 def _collection(options: harness.Options) -> list[harness.Result]:
     features, count, dim, rows = 26, 512, 16, 100_000
     columns = [harness.zipf_ids(rows, count, batches=8, seed=number) for number in range(features)]
-    batches = [tf.constant(np.stack([column[k] for column in columns], axis=1)) for k in range(8)]
+    batches = [tf.constant(np.stack([column[k] for column in columns])) for k in range(8)]
     draw = np.random.default_rng(1)
-    gradients = [tf.constant(draw.random((count, features * dim), np.float32) * 1e-3) for _ in range(3)]
+    gradients = [tf.constant(draw.random((features, count, dim), np.float32) * 1e-3) for _ in range(3)]
     next_batch, next_gradients = harness.Cycle(batches), harness.Cycle(gradients)
 
     peer = f"{features} separate layers of ours"
@@ -96,7 +98,7 @@ def _collection(options: harness.Options) -> list[harness.Result]:
         "collection": Features(features, dim, together=True),
     }
     for layer in layers.values():
-        layer.build((count, features))
+        layer.build((features, count))
     lookups = {name: steps.lookup(layer) for name, layer in layers.items()}
     trains = {name: steps.train_step(layer, steps.ours()) for name, layer in layers.items()}
     sizes = f"{features} features x {count} ids x {dim}"

@@ -24,7 +24,7 @@ def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
     """Lookup, backward with given output gradients, update. Nothing else: no loss, no dense part.
 
     Args:
-        layer: any layer of ids, or dict of ids; built.
+        layer: any layer of ids; built. Of a layer with a list of outputs, the step's gradients are stacked.
         optimizer: ours or Keras's.
     """
 
@@ -32,6 +32,8 @@ def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
         with tf.GradientTape() as tape:
             rows = layer(ids)
         variables = layer.trainable_variables
+        if isinstance(rows, list):
+            gradients = tf.unstack(gradients)
         found = tape.gradient(rows, variables, output_gradients=gradients)
         optimizer.apply_gradients(list(zip(found, variables, strict=True)))
 
