@@ -52,10 +52,15 @@ class SparseGradient:
         if not slices:
             return cls.nothing(dim)
         keys = [tf.cast(one.indices, tf.int64) for one in slices]
-        rows = [tf.reshape(tf.cast(one.values, tf.float32), [-1, dim]) for one in slices]
+        rows = [_matrix(tf.cast(one.values, tf.float32), dim) for one in slices]
         if len(slices) > 1:
             return cls(tf.concat(keys, axis=0), tf.concat(rows, axis=0), ranks=0)
         return cls(keys[0], rows[0], ranks=1 if _comes_from_one_lookup(slices[0].indices) else 0)
+
+
+def _matrix(rows: tf.Tensor, dim: int) -> tf.Tensor:
+    # As a lookup's gradient arrives it is one already: no op in the step for that.
+    return rows if rows.shape.rank == 2 and rows.shape[1] == dim else tf.reshape(rows, [-1, dim])
 
 
 def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
