@@ -143,7 +143,11 @@ Status Group::Read(const std::function<Status(const Snapshot&)>& read, double ti
     control.LoadState(sequence / 2, &state);
     if (control.Validate(sequence)) {
       Status status = impl_->MapTables(path_, state);
-      if (status.ok()) status = read(Snapshot(*this, state, overlay.get()));
+      if (status.ok()) {
+        const Snapshot snapshot(*this, state, overlay.get());
+        status = read(snapshot);
+        if (!snapshot.outgrown_.ok()) status = snapshot.outgrown_;
+      }
       if (control.Validate(sequence)) {
         RaiseMax(counters_.read_blocked_ns_max, blocked);
         RaiseMax(counters_.growth_blocked_ns_max, blocked_by_growth);

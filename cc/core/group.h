@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -102,9 +103,13 @@ class Snapshot {
   friend class GroupWriter;
   Snapshot(const Group& group, const State& state, const Overlay* overlay)
       : group_(group), state_(state), overlay_(overlay) {}
+  // False if the table has outgrown what this process has mapped of it. Read() then fails.
+  bool Mapped(int table) const;
   const Group& group_;
   const State& state_;
   const Overlay* overlay_;  // null unless the writer died in a mutation
+  mutable std::mutex mutex_;
+  mutable Status outgrown_;  // error of a table that was asked for and is not Mapped()
 };
 
 class Group {
@@ -125,7 +130,8 @@ class Group {
 
   // --- Reading. Thread-safe. ---
   // Runs `read` on one committed state, again if a mutation came between. Unavailable after
-  // `timeout_s`.
+  // `timeout_s`. ResourceExhausted when `read` looks at a table that has outgrown the address range
+  // of this process (address_range.h); the other tables can still be read.
   Status Read(const std::function<Status(const Snapshot&)>& read, double timeout_s = 30.0);
   // Blocks until `step` is committed. Unavailable, naming pid and step, when the writer dies first.
   // `cancelled` may be null; it is looked at about ten times a second.

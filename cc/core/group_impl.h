@@ -129,6 +129,7 @@ class RowMutation {
   void Commit();
 
  private:
+  Status CheckMaxRows(const RowPlan& plan) const;
   Status ReserveRows(RowPlan& plan);
   Status WriteUndo();
   void CopyImages(const RowPlan& plan, UndoRecordHeader* record);

@@ -83,6 +83,9 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   State& state = writer->impl_->state;
   impl_->control->LoadState(impl_->control->sequence() / 2, &state);
   TSPS_RETURN_IF_ERROR(impl_->MapTables(path_, state));
+  for (size_t t = 0; t < state.tables.size(); ++t) {
+    TSPS_RETURN_IF_ERROR(impl_->files(static_cast<int>(t))->CheckRanges(state.tables[t]));
+  }
   for (int t = 0; t < table_count(); ++t) TSPS_RETURN_IF_ERROR(impl_->files(t)->MakeWritable());
   impl_->control->live().writer_pid.store(getpid());
   impl_->control->live().writer_start.store(ProcessStart());

@@ -12,9 +12,6 @@
 namespace tsps {
 namespace {
 
-// More than 2^24 segments hold 50 billion keys: deeper means that keys were chosen to collide.
-constexpr uint32_t kMaxDepth = 26;
-
 class Grower {
  public:
   Grower(Group::Impl& group, GroupWriter::Impl& writer, int table)

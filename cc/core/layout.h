@@ -104,6 +104,9 @@ constexpr uint32_t kSegmentEntries = (kSegmentBytes - 64) / sizeof(Entry);  // 4
 constexpr uint32_t kSegmentLimit = kSegmentEntries * 4 / 5;  // never more used entries than this
 constexpr uint32_t kSegmentSpread = kSegmentEntries / 4;  // SplitLimit() is that much less at most
 
+// More than 2^24 segments hold 50 billion keys: deeper means that keys were chosen to collide.
+constexpr uint32_t kMaxDepth = 26;
+
 struct Segment {
   uint32_t used;         // entries that are not 0, tombstones included
   uint32_t local_depth;  // leading hash bits that all its keys share

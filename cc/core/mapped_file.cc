@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "core/address_range.h"
 #include "core/fault_point.h"
 #include "core/storage_budget.h"
 
@@ -61,17 +62,18 @@ Status CheckPrivateDirectory(const std::string& path) {
 }
 
 Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, size_t bytes,
-                                                       size_t range) {
+                                                       size_t bound) {
   FileDescriptor fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (fd.get() < 0) return ErrnoError("cannot create", path);
-  std::unique_ptr<MappedFile> file(new MappedFile(path, std::max(range, bytes)));
+  std::unique_ptr<MappedFile> file(
+      new MappedFile(path, static_cast<size_t>(AddressRangeFor(fd.get(), bound, bytes))));
   TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ | PROT_WRITE, false));
   TSPS_RETURN_IF_ERROR(file->Reserve(bytes));
   return file;
 }
 
 Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, size_t min_bytes,
-                                                     size_t range) {
+                                                     size_t bound) {
   FileDescriptor fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) {
     if (errno == ELOOP) {
@@ -85,7 +87,8 @@ Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, si
     return Error(Code::kDataLoss, path, " is truncated: ", size, " bytes, at least ", min_bytes,
                  " expected");
   }
-  std::unique_ptr<MappedFile> file(new MappedFile(path, std::max(range, size)));
+  std::unique_ptr<MappedFile> file(
+      new MappedFile(path, static_cast<size_t>(AddressRangeFor(fd.get(), bound, size))));
   TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ, false));
   return file;
 }
@@ -101,8 +104,12 @@ Status MappedFile::Map(int fd, int protection, bool replace) {
   if (address == MAP_FAILED) return ErrnoError("cannot map", path_);
   data_ = static_cast<char*>(address);
   inode_ = info.st_ino;
-  size_.store(static_cast<size_t>(info.st_size), std::memory_order_release);
+  size_.store(InRange(info), std::memory_order_release);
   return Status();
+}
+
+size_t MappedFile::InRange(const struct stat& info) const {
+  return std::min(static_cast<size_t>(info.st_size), range_);
 }
 
 MappedFile::~MappedFile() {
@@ -118,7 +125,7 @@ Status MappedFile::MakeWritable() {
 size_t MappedFile::RefreshSize() {
   struct stat info;
   if (stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) {
-    const size_t now = static_cast<size_t>(info.st_size);
+    const size_t now = InRange(info);
     size_t known = size_.load(std::memory_order_relaxed);
     while (now > known && !size_.compare_exchange_weak(known, now, std::memory_order_release)) {
     }
@@ -126,18 +133,24 @@ size_t MappedFile::RefreshSize() {
   return size();
 }
 
+Status MappedFile::CheckRange(size_t bytes) const {
+  if (bytes <= range_) return Status();
+  return Error(Code::kResourceExhausted, path_, " needs ", bytes,
+               " bytes, this process has mapped it over an address range of ", range_,
+               ": close all tables of the group in this process and open them again, or start the "
+               "process again, and the range is twice what the file has by then");
+}
+
 Status MappedFile::Reserve(size_t bytes) {
   if (bytes <= size()) return Status();
   std::lock_guard<std::mutex> lock(grow_mutex_);
   bytes = (bytes + kPage - 1) / kPage * kPage;
   if (bytes <= size()) return Status();
-  if (bytes > range_) {
-    return Error(Code::kResourceExhausted, path_, " cannot grow to ", bytes,
-                 " bytes: the reserved address range has ", range_);
-  }
   FileDescriptor fd(open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError("cannot open for growing", path_);
+  // Room first: more range would not help who has none.
   TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - size()));
+  TSPS_RETURN_IF_ERROR(CheckRange(bytes));
   while (size() < bytes) {
     const size_t chunk = std::min(bytes - size(), kReserveChunk);
     TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));

@@ -2,10 +2,12 @@
 //
 // Pages beyond the file's end are address space only. The writer reserves storage (allocated
 // blocks, never a hole) before anyone touches it; the file never shrinks, so addresses that were
-// valid stay valid.
+// valid stay valid. A file may outgrow the range of one process (address_range.h): that is an error
+// there, of Reserve or CheckRange, until the process opens the file again.
 #ifndef TFSPS_CORE_MAPPED_FILE_H_
 #define TFSPS_CORE_MAPPED_FILE_H_
 
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -20,24 +22,27 @@ namespace tsps {
 
 class MappedFile {
  public:
-  // Creates the file (0600; must not exist) with `bytes` reserved and maps it writable. `range`:
-  // bytes of address space.
+  // Creates the file (0600; must not exist) with `bytes` reserved and maps it writable. `bound`:
+  // what the file can never outgrow, SIZE_MAX if that is the file system alone.
   static Result<std::unique_ptr<MappedFile>> Create(const std::string& path, size_t bytes,
-                                                    size_t range);
+                                                    size_t bound);
   // Maps an existing file read-only. DataLoss when it is shorter than `min_bytes`; PermissionDenied
   // for symlinks and other users' files.
   static Result<std::unique_ptr<MappedFile>> Open(const std::string& path, size_t min_bytes,
-                                                  size_t range);
+                                                  size_t bound);
   ~MappedFile();
 
   // Replaces the read-only mapping by a writable one at the same addresses.
   Status MakeWritable();
 
   char* data() const { return data_; }
-  // Bytes known to be in the file. RefreshSize asks the file system: another process may have grown
-  // the file.
+  // Bytes known to be in the file, of those that the range reaches. RefreshSize asks the file
+  // system: another process may have grown the file.
   size_t size() const { return size_.load(std::memory_order_acquire); }
   size_t RefreshSize();
+  size_t range() const { return range_; }
+  // ResourceExhausted, saying what to do, if the range does not reach `bytes`.
+  Status CheckRange(size_t bytes) const;
   const std::string& path() const { return path_; }
 
   // Makes size() >= bytes: checks room, then allocates blocks, at most 64 MiB at a time.
@@ -47,6 +52,7 @@ class MappedFile {
  private:
   MappedFile(std::string path, size_t range) : path_(std::move(path)), range_(range) {}
   Status Map(int fd, int protection, bool replace);
+  size_t InRange(const struct stat& info) const;
 
   const std::string path_;
   const size_t range_;

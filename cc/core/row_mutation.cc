@@ -54,17 +54,21 @@ bool RowMutation::HasFresh() const {
                      [](const RowPlan& plan) { return !plan.fresh.empty(); });
 }
 
+Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
+  const TableFiles& files = *group_.files(plan.table);
+  const uint64_t live = next_.tables[static_cast<size_t>(plan.table)].live + plan.fresh.size();
+  const int64_t max_rows = files.config().max_rows;
+  if (max_rows == 0 || plan.fresh.empty() || live <= static_cast<uint64_t>(max_rows))
+    return Status();
+  return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", live,
+               " rows, max_rows is ", max_rows);
+}
+
 // Gives the fresh keys row numbers: returned ones first, then new ones.
 Status RowMutation::ReserveRows(RowPlan& plan) {
   if (plan.fresh.empty()) return Status();
   TableFiles& files = *group_.files(plan.table);
   TableState& state = next_.tables[static_cast<size_t>(plan.table)];
-  const uint64_t live = state.live + plan.fresh.size();
-  const TableConfig& config = files.config();
-  if (config.max_rows > 0 && live > static_cast<uint64_t>(config.max_rows)) {
-    return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", live,
-                 " rows, max_rows is ", config.max_rows);
-  }
   const uint64_t reused = std::min<uint64_t>(state.free_rows, plan.fresh.size());
   const uint64_t rows = state.rows + plan.fresh.size() - reused;
   if (rows > kMaxRowNumber) {
@@ -84,11 +88,13 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
     plan.rows[i] = state.free_rows > 0 ? files.free_stack()[--state.free_rows]
                                        : static_cast<uint32_t>(state.rows++);
   }
-  state.live = live;
+  state.live += plan.fresh.size();
   return Status();
 }
 
 Status RowMutation::Prepare() {
+  // First: the index must not grow for rows that are refused.
+  for (const RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(CheckMaxRows(plan));
   for (RowPlan& plan : plans_) {
     if (plan.fresh.empty()) continue;
     TSPS_RETURN_IF_ERROR(GrowIndex(group_, writer_, counters_, plan.table, plan.keys, plan.fresh));

@@ -74,7 +74,20 @@ uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int tab
 uint64_t Snapshot::step() const { return state_.step; }
 int Snapshot::table_count() const { return static_cast<int>(state_.tables.size()); }
 
+bool Snapshot::Mapped(int table) const {
+  Status status =
+      group_.impl_->files(table)->CheckRanges(state_.tables[static_cast<size_t>(table)]);
+  if (status.ok()) return true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  outgrown_ = std::move(status);
+  return false;
+}
+
 void Snapshot::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
+  if (!Mapped(table)) {
+    std::fill_n(rows, n, kAbsentRow);
+    return;
+  }
   const TableFiles& files = *group_.impl_->files(table);
   const uint32_t depth = state_.tables[static_cast<size_t>(table)].depth;
   if (overlay_ == nullptr) {
@@ -118,6 +131,7 @@ const float* Snapshot::Slot(int table, int slot, uint32_t row) const {
 
 void Snapshot::ForEach(int table,
                        const std::function<void(int64_t key, uint32_t row)>& visit) const {
+  if (!Mapped(table)) return;
   const TableFiles& files = *group_.impl_->files(table);
   const TableState& state = state_.tables[static_cast<size_t>(table)];
   for (uint32_t number = 0; number < state.segments; ++number) {

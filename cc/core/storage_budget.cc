@@ -113,14 +113,4 @@ Status RoomTaken(const std::string& path, uint64_t bytes) {
   return Full(path, bytes, fs);
 }
 
-uint64_t AddressRangeFor(const std::string& path) {
-  constexpr uint64_t kSmallest = 1ull << 30;
-  constexpr uint64_t kLargest = 4ull << 40;
-  struct statfs fs;
-  if (statfs(path.c_str(), &fs) != 0) return kSmallest;
-  // Twice: a tmpfs can be remounted larger while we run.
-  const uint64_t total = static_cast<uint64_t>(fs.f_blocks) * static_cast<uint64_t>(fs.f_bsize);
-  return std::clamp(2 * total, kSmallest, kLargest) & ~0xFFFull;
-}
-
 }  // namespace tsps

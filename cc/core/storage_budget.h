@@ -24,10 +24,6 @@ Status CheckRoom(const std::string& path, uint64_t bytes);
 // CheckRoom had found room: another thread or process was faster.
 Status RoomTaken(const std::string& path, uint64_t bytes);
 
-// Address range to reserve for one file of the file system that holds `path`: it cannot outgrow
-// that.
-uint64_t AddressRangeFor(const std::string& path);
-
 }  // namespace tsps
 
 #endif  // TFSPS_CORE_STORAGE_BUDGET_H_

@@ -35,7 +35,7 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   const size_t ahead = std::clamp<size_t>(used / 4, 64u << 10, 64u << 20);
   if (file.size() - used >= ahead / 2) return Status();
   std::lock_guard<std::mutex> lock(mutex_);
-  wanted_[&file] = used + ahead;
+  wanted_[&file] = std::min(used + ahead, file.range());
   if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   changed_.notify_all();
   return Status();

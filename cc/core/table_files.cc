@@ -12,12 +12,17 @@
 #include "core/control_file.h"
 #include "core/crc32c.h"
 #include "core/index.h"
-#include "core/storage_budget.h"
 
 namespace tsps {
 namespace {
 
 constexpr size_t kFirstDirectoryBytes = kPageBytes;
+constexpr size_t kMaxDirectoryBytes = (size_t{2} << kMaxDepth) * sizeof(uint32_t);
+
+// What the index of `rows` keys cannot outgrow: four times what hashing ever takes (20 to 57 bytes
+// a row), because keys may be chosen to collide, or come and go.
+size_t MaxSegmentBytes(size_t rows) { return std::max<size_t>(64u << 20, 256 * rows); }
+size_t MaxFreeBytes(size_t rows) { return rows * sizeof(uint32_t); }
 
 uint32_t HeaderCrc(const TableFileHeader& header) {
   return Crc32c(0, &header, offsetof(TableFileHeader, crc));
@@ -77,12 +82,12 @@ void RemoveFolder(const std::string& folder) {
 
 }  // namespace
 
-size_t TableFiles::RowRange() const {
-  uint64_t rows = kMaxRowNumber;
-  if (config_.max_rows > 0)
-    rows = std::min<uint64_t>(rows, static_cast<uint64_t>(config_.max_rows));
-  const uint64_t needed = rows * row_bytes() + kPageBytes;
-  return static_cast<size_t>(std::min(needed, AddressRangeFor(folder_)));
+size_t TableFiles::MaxRows() const {
+  size_t rows = kMaxRowNumber;
+  for (const int64_t limit : {config_.max_rows, config_.key_limit}) {
+    if (limit > 0) rows = std::min(rows, static_cast<size_t>(limit));
+  }
+  return rows;
 }
 
 Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder,
@@ -96,14 +101,16 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder
                           MappedFile::Create(folder + "/config", kPageBytes, kPageBytes));
     std::memcpy(file->data(), &header, sizeof(header));
   }
-  const size_t range = static_cast<size_t>(AddressRangeFor(folder));
-  TSPS_ASSIGN_OR_RETURN(files->directory_,
-                        MappedFile::Create(folder + "/directory", kFirstDirectoryBytes, range));
-  TSPS_ASSIGN_OR_RETURN(files->segments_,
-                        MappedFile::Create(folder + "/segments", kSegmentBytes, range));
+  const size_t max_rows = files->MaxRows();
+  TSPS_ASSIGN_OR_RETURN(
+      files->directory_,
+      MappedFile::Create(folder + "/directory", kFirstDirectoryBytes, kMaxDirectoryBytes));
+  TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Create(folder + "/segments", kSegmentBytes,
+                                                             MaxSegmentBytes(max_rows)));
   TSPS_ASSIGN_OR_RETURN(files->rows_,
-                        MappedFile::Create(folder + "/rows", kPageBytes, files->RowRange()));
-  TSPS_ASSIGN_OR_RETURN(files->free_, MappedFile::Create(folder + "/free", kPageBytes, range));
+                        MappedFile::Create(folder + "/rows", kPageBytes, files->MaxRowBytes()));
+  TSPS_ASSIGN_OR_RETURN(files->free_,
+                        MappedFile::Create(folder + "/free", kPageBytes, MaxFreeBytes(max_rows)));
   files->directory_entries()[DirectorySlot(0, 0)] = 0;
   files->writable_ = true;
   return files;
@@ -118,14 +125,16 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) 
   TSPS_ASSIGN_OR_RETURN(TableConfig config, ConfigFrom(header, config_file->path(),
                                                        folder.substr(folder.rfind('/') + 1)));
   std::unique_ptr<TableFiles> files(new TableFiles(folder, std::move(config)));
-  const size_t range = static_cast<size_t>(AddressRangeFor(folder));
-  TSPS_ASSIGN_OR_RETURN(files->directory_,
-                        MappedFile::Open(folder + "/directory", kFirstDirectoryBytes, range));
-  TSPS_ASSIGN_OR_RETURN(files->segments_,
-                        MappedFile::Open(folder + "/segments", kSegmentBytes, range));
+  const size_t max_rows = files->MaxRows();
+  TSPS_ASSIGN_OR_RETURN(
+      files->directory_,
+      MappedFile::Open(folder + "/directory", kFirstDirectoryBytes, kMaxDirectoryBytes));
+  TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Open(folder + "/segments", kSegmentBytes,
+                                                           MaxSegmentBytes(max_rows)));
   TSPS_ASSIGN_OR_RETURN(files->rows_,
-                        MappedFile::Open(folder + "/rows", kPageBytes, files->RowRange()));
-  TSPS_ASSIGN_OR_RETURN(files->free_, MappedFile::Open(folder + "/free", kPageBytes, range));
+                        MappedFile::Open(folder + "/rows", kPageBytes, files->MaxRowBytes()));
+  TSPS_ASSIGN_OR_RETURN(files->free_,
+                        MappedFile::Open(folder + "/free", kPageBytes, MaxFreeBytes(max_rows)));
   return files;
 }
 
@@ -144,28 +153,41 @@ Status TableFiles::MakeWritable() {
   return Status();
 }
 
-Status TableFiles::CheckSizes(const TableState& state) {
-  const auto check = [&](MappedFile& file, uint64_t needed) {
-    if (file.RefreshSize() >= needed) return Status();
-    return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", needed,
-                 " expected");
-  };
-  if (state.depth > 31)
-    return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
-  TSPS_RETURN_IF_ERROR(check(*directory_, (uint64_t{2} << state.depth) * sizeof(uint32_t)));
-  TSPS_RETURN_IF_ERROR(check(*segments_, uint64_t{state.segments} * kSegmentBytes));
+template <typename Check>
+Status TableFiles::CheckEach(const TableState& state, const SlotFiles* slots, Check check) const {
+  const uint32_t depth = std::min(state.depth, kMaxDepth);
+  TSPS_RETURN_IF_ERROR(check(*directory_, (size_t{2} << depth) * sizeof(uint32_t)));
+  TSPS_RETURN_IF_ERROR(check(*segments_, size_t{state.segments} * kSegmentBytes));
   TSPS_RETURN_IF_ERROR(check(*rows_, state.rows * row_bytes()));
   TSPS_RETURN_IF_ERROR(check(*free_, state.free_rows * sizeof(uint32_t)));
-  const auto kind = static_cast<OptimizerKind>(state.optimizer);
-  if (SlotCount(kind) == 0) return Status();
-  const SlotFiles* slots = Slots(state);
-  if (slots == nullptr) {
-    return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ",
-                 OptimizerKindName(kind), " are missing or cannot be mapped");
-  }
+  if (slots == nullptr) return Status();
   for (const auto& file : slots->files)
     TSPS_RETURN_IF_ERROR(check(*file, state.rows * row_bytes()));
   return Status();
+}
+
+Status TableFiles::CheckSizes(const TableState& state) {
+  if (state.depth > kMaxDepth)
+    return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
+  const auto kind = static_cast<OptimizerKind>(state.optimizer);
+  const SlotFiles* slots = SlotCount(kind) == 0 ? nullptr : Slots(state);
+  if (SlotCount(kind) > 0 && slots == nullptr) {
+    return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ",
+                 OptimizerKindName(kind), " are missing or cannot be mapped");
+  }
+  TSPS_RETURN_IF_ERROR(CheckRanges(state));
+  return CheckEach(state, slots, [](MappedFile& file, size_t needed) {
+    if (file.RefreshSize() >= needed) return Status();
+    return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", needed,
+                 " expected");
+  });
+}
+
+Status TableFiles::CheckRanges(const TableState& state) const {
+  const SlotFiles* slots = latest_slots_.load(std::memory_order_acquire);
+  if (slots != nullptr && slots->generation != state.generation) slots = nullptr;
+  return CheckEach(state, slots,
+                   [](const MappedFile& file, size_t needed) { return file.CheckRange(needed); });
 }
 
 const Segment* TableFiles::SegmentOf(uint64_t hash, uint32_t depth) const {
@@ -200,7 +222,7 @@ const SlotFiles* TableFiles::Slots(const TableState& state) {
   auto slots = std::make_unique<SlotFiles>();
   slots->generation = state.generation;
   for (int k = 0; k < SlotCount(kind); ++k) {
-    auto file = MappedFile::Open(SlotPath(state.generation, kind, k), 0, RowRange());
+    auto file = MappedFile::Open(SlotPath(state.generation, kind, k), 0, MaxRowBytes());
     if (!file.ok()) return nullptr;
     if (writable_ && !(*file)->MakeWritable().ok()) return nullptr;
     slots->files.push_back(std::move(*file));
@@ -218,7 +240,7 @@ Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optim
     const std::string path = SlotPath(generation, optimizer.kind, k);
     unlink(path.c_str());  // of a killed binding
     const size_t bytes = std::max<size_t>(kPageBytes, rows * row_bytes());
-    TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, bytes, RowRange()));
+    TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, bytes, MaxRowBytes()));
     const size_t floats = rows * static_cast<size_t>(config_.dim);
     std::fill_n(reinterpret_cast<float*>(file->data()), floats, optimizer.slot_init[k]);
     slots->files.push_back(std::move(file));

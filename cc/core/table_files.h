@@ -34,6 +34,9 @@ class TableFiles {
   Status MakeWritable();
   // Checks that the files are as long as a committed state needs.
   Status CheckSizes(const TableState& state);
+  // ResourceExhausted if a committed state is more than this process has mapped: since it opened
+  // the table, another process has made it outgrow its address range.
+  Status CheckRanges(const TableState& state) const;
 
   const TableConfig& config() const { return config_; }
   const std::string& folder() const { return folder_; }
@@ -80,7 +83,11 @@ class TableFiles {
   TableFiles(std::string folder, TableConfig config)
       : folder_(std::move(folder)), config_(std::move(config)) {}
   std::string SlotPath(uint32_t generation, OptimizerKind kind, int slot) const;
-  size_t RowRange() const;
+  size_t MaxRows() const;
+  size_t MaxRowBytes() const { return MaxRows() * row_bytes(); }
+  // Calls check(file, bytes) for every file and the bytes of it that `state` needs.
+  template <typename Check>
+  Status CheckEach(const TableState& state, const SlotFiles* slots, Check check) const;
 
   const std::string folder_;
   const TableConfig config_;

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "core/crc32c.h"
-#include "core/storage_budget.h"
 
 namespace tsps {
 namespace {
@@ -31,13 +30,12 @@ size_t UndoRowImageOffset(const UndoRecordHeader& record, size_t i, int slot) {
 }
 
 Result<std::unique_ptr<UndoLog>> UndoLog::Create(const std::string& path) {
-  const std::string parent = path.substr(0, path.rfind('/'));
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, kPageBytes, AddressRangeFor(parent)));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, kPageBytes, SIZE_MAX));
   return std::unique_ptr<UndoLog>(new UndoLog(std::move(file)));
 }
 
 Result<std::unique_ptr<UndoLog>> UndoLog::Open(const std::string& path) {
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, kPageBytes, AddressRangeFor(path)));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, kPageBytes, SIZE_MAX));
   return std::unique_ptr<UndoLog>(new UndoLog(std::move(file)));
 }
 
@@ -75,8 +73,9 @@ Status UndoLog::ForEach(uint64_t epoch,
   UndoHeader header;
   std::memcpy(&header, file_->data(), sizeof(header));
   const size_t size = file_->RefreshSize();
-  if (header.magic != kUndoMagic || header.crc != HeaderCrc(header) || header.epoch != epoch ||
-      header.record_bytes > size - kPageBytes) {
+  const bool sealed = header.magic == kUndoMagic && header.crc == HeaderCrc(header);
+  if (sealed) TSPS_RETURN_IF_ERROR(file_->CheckRange(kPageBytes + header.record_bytes));
+  if (!sealed || header.epoch != epoch || header.record_bytes > size - kPageBytes) {
     return Error(Code::kDataLoss, file_->path(), " is damaged: it is not the undo log of mutation ",
                  epoch);
   }

@@ -38,20 +38,57 @@ _FILL = """
         print(error)
 """
 
+# Makes and trains 200 tables, and opens their group once more, as a process does that trains with the op library and
+# looks with `Table.open`.
+_MANY = """
+    import sys
+    import numpy as np
+    from tf_sparse_ps import _table, optimizers, table
+    from tf_sparse_ps.config import TableConfig
+
+    group = sys.argv[1] + "/group"
+    tables = []
+    for i in range(200):
+        config = TableConfig(f"t{i}", 64, initializer="zeros", optimizer=optimizers.Adam(learning_rate=1.0))
+        tables.append(table.Table.create(f"{group}/{config.name}", config))
+    again = _table.Group.open(group)
+    assert table.step({each: ([i], np.ones((1, 64), np.float32), None) for i, each in enumerate(tables)}) == 1
+    for i, each in enumerate(tables):
+        assert np.allclose(each.lookup([i]), -1, atol=1e-3)
+        assert (again.lookup(again.find_table(f"t{i}"), np.array([i])) == each.lookup([i])).all()
+"""
+
+
+def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120)
+
 
 def _fill(folder: Path, prepare: str = "") -> subprocess.CompletedProcess[str]:
-    program = prepare + textwrap.dedent(_FILL)
-    return subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120)
+    return _run(prepare + textwrap.dedent(_FILL), folder)
+
+
+@contextlib.contextmanager
+def _tmpfs(folder: Path, size: str) -> Iterator[Path]:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture
 def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 16 MiB."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", tmp_path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
+    with _tmpfs(tmp_path, "16m") as folder:
+        yield folder
+
+
+@pytest.fixture(params=["this disk", "1t", "4t"])
+def large_file_system(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder on the disk, or on a tmpfs that says it has so many bytes."""
+    on_disk = request.param == "this disk"
+    with contextlib.nullcontext(tmp_path) if on_disk else _tmpfs(tmp_path, request.param) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -87,3 +124,8 @@ def test_a_cgroup_too_small_for_the_table_is_an_error_not_a_kill(memory_cgroup: 
         done = _fill(shared, f"import os; open({str(memory_cgroup)!r}, 'w').write(str(os.getpid()))\n")
     assert done.returncode == 0, (done.returncode, done.stderr)
     assert "the memory cgroup allows" in done.stdout
+
+
+def test_two_hundred_tables_with_adam_find_address_space_twice_in_a_process(large_file_system: Path) -> None:
+    done = _run(textwrap.dedent(_MANY), large_file_system)
+    assert done.returncode == 0, done.stderr
