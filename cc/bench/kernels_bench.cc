@@ -43,14 +43,11 @@ void BenchKernels(const BenchOptions& options) {
   });
 
   MergedGradients merged;
-  std::vector<int32_t> merged_inverse(n);
-  Report("merge keys, as from two ranks", [&] {
-    Check(MergeKeys(ids.data(), nullptr, n, Reduction::kFrequency, merged_inverse.data(), &merged,
-                    executor));
-  });
+  const std::vector<GradientSet> sets = {{ids.data(), nullptr, gradients.data(), n}};
+  Report("merge keys, as from two ranks",
+         [&] { Check(MergeKeys(sets, Reduction::kFrequency, &merged, executor)); });
   Report("merge rows", [&] {
-    Check(MergeRows(gradients.data(), merged_inverse.data(), n, dim, merged, Reduction::kFrequency,
-                    2, sums.data(), executor));
+    Check(MergeRows(sets, dim, merged, Reduction::kFrequency, 2, sums.data(), executor));
   });
   Report("find non-finite rows", [&] {
     if (FirstNonFiniteRow(gradients.data(), n, dim, executor) >= 0) std::abort();

@@ -44,31 +44,41 @@ Result<Reduction> ReductionFromName(const std::string& name) {
                "'");
 }
 
-Status MergeKeys(const int64_t* keys, const int32_t* counts, size_t n, Reduction reduction,
-                 int32_t* inverse, MergedGradients* merged, Executor& executor) {
+Status MergeKeys(const std::vector<GradientSet>& sets, Reduction reduction, MergedGradients* merged,
+                 Executor& executor) {
+  size_t n = 0;
+  for (const GradientSet& set : sets) n += set.n;
   if (n > static_cast<size_t>(INT32_MAX)) {
     return Error(Code::kInvalidArgument, "cannot merge more than 2^31 - 1 rows. Received: ", n);
   }
-  merged->keys = Dedupe({{keys, n, inverse}}, executor);
+  merged->inverse.resize(n);
+  std::vector<IdSpan> spans;
+  int32_t* positions = merged->inverse.data();
+  for (const GradientSet& set : sets) {
+    spans.push_back({set.keys, set.n, positions});
+    positions += set.n;
+  }
+  merged->keys = Dedupe(spans, executor);
   const bool local = reduction == Reduction::kLocal;
   merged->counts.assign(merged->keys.size(), local ? 1 : 0);
   if (local) return Status();
-  for (size_t i = 0; i < n; ++i) {
-    const int32_t count = counts == nullptr ? 1 : counts[i];
-    int32_t& sum = merged->counts[inverse[i]];
-    if (count < 1 || count > INT32_MAX - sum) {
-      return Error(
-          Code::kInvalidArgument, "counts[", i, "] of key ", keys[i],
-          " must be a number of ranks, 1 or more and below 2^31 in sum. Received: ", count);
+  for (size_t s = 0; s < sets.size(); ++s) {
+    for (size_t i = 0; i < sets[s].n; ++i) {
+      const int32_t count = sets[s].counts == nullptr ? 1 : sets[s].counts[i];
+      int32_t& sum = merged->counts[static_cast<size_t>(spans[s].inverse[i])];
+      if (count < 1 || count > INT32_MAX - sum) {
+        return Error(
+            Code::kInvalidArgument, "counts[", i, "] of key ", sets[s].keys[i],
+            " must be a number of ranks, 1 or more and below 2^31 in sum. Received: ", count);
+      }
+      sum += count;
     }
-    sum += count;
   }
   return Status();
 }
 
-Status MergeRows(const float* gradients, const int32_t* inverse, size_t n, size_t dim,
-                 const MergedGradients& merged, Reduction reduction, int64_t world_size,
-                 float* reduced, Executor& executor) {
+Status MergeRows(const std::vector<GradientSet>& sets, size_t dim, const MergedGradients& merged,
+                 Reduction reduction, int64_t world_size, float* reduced, Executor& executor) {
   const size_t n_keys = merged.keys.size();
   if (reduction == Reduction::kAverage && world_size < 1) {
     return Error(Code::kInvalidArgument, "world_size must be at least 1. Received: ", world_size);
@@ -78,9 +88,13 @@ Status MergeRows(const float* gradients, const int32_t* inverse, size_t n, size_
                  " keys. Received: ", merged.counts.size());
   }
   RowsByKey by_key(n_keys, /*weighted=*/false);
-  TSPS_RETURN_IF_ERROR(by_key.Count(inverse, n));
+  TSPS_RETURN_IF_ERROR(by_key.Count(merged.inverse.data(), merged.inverse.size()));
   by_key.Allocate();
-  for (size_t i = 0; i < n; ++i) by_key.Add(inverse[i], gradients + i * dim, 1);
+  const int32_t* positions = merged.inverse.data();
+  for (const GradientSet& set : sets) {
+    for (size_t i = 0; i < set.n; ++i) by_key.Add(positions[i], set.rows + i * dim, 1);
+    positions += set.n;
+  }
 
   const bool by_count = reduction == Reduction::kFrequency;
   const float world = reduction == Reduction::kAverage ? static_cast<float>(world_size) : 1.0f;

@@ -102,15 +102,15 @@ class MergeKernel {
                    ShapeString(grads.shape()), ", counts of shape ", ShapeString(counts.shape()));
     }
     MergedGradients merged;
-    std::vector<int32_t> inverse(n);
-    TSPS_RETURN_IF_ERROR(MergeKeys(keys.data<int64_t>(), counts.data<int32_t>(), n, reduction_,
-                                   inverse.data(), &merged, executor));
+    const std::vector<GradientSet> sets = {
+        {keys.data<int64_t>(), counts.data<int32_t>(), grads.data<float>(), n}};
+    TSPS_RETURN_IF_ERROR(MergeKeys(sets, reduction_, &merged, executor));
     TSPS_ASSIGN_OR_RETURN(
         const Tensor reduced,
         context.Output<float>(
             tables_ + t, {static_cast<int64_t>(merged.keys.size()), static_cast<int64_t>(dim)}));
-    TSPS_RETURN_IF_ERROR(MergeRows(grads.data<float>(), inverse.data(), n, dim, merged, reduction_,
-                                   world_size, reduced.data<float>(), executor));
+    TSPS_RETURN_IF_ERROR(
+        MergeRows(sets, dim, merged, reduction_, world_size, reduced.data<float>(), executor));
     TSPS_RETURN_IF_ERROR(context.OutputVector(t, merged.keys));
     return context.OutputVector(2 * tables_ + t, merged.counts);
   }

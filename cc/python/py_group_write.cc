@@ -34,12 +34,10 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
     return Error(Code::kInvalidArgument, "gradient row ", bad, ", of key ", view.keys[bad],
                  ", is not finite; no part of the step is applied");
   }
-  std::vector<int32_t> inverse(view.n);
-  TSPS_RETURN_IF_ERROR(MergeKeys(view.keys, view.counts, view.n, reduction, inverse.data(),
-                                 &merged->merged, executor));
+  const std::vector<GradientSet> sets = {{view.keys, view.counts, view.gradients, view.n}};
+  TSPS_RETURN_IF_ERROR(MergeKeys(sets, reduction, &merged->merged, executor));
   merged->gradients.resize(merged->merged.keys.size() * static_cast<size_t>(view.dim));
-  TSPS_RETURN_IF_ERROR(MergeRows(view.gradients, inverse.data(), view.n,
-                                 static_cast<size_t>(view.dim), merged->merged, reduction, 1,
+  TSPS_RETURN_IF_ERROR(MergeRows(sets, static_cast<size_t>(view.dim), merged->merged, reduction, 1,
                                  merged->gradients.data(), executor));
   update->table = view.table;
   update->keys = merged->merged.keys.data();

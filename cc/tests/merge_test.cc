@@ -25,14 +25,17 @@ Merged Merge(const std::vector<int64_t>& keys, const std::vector<int32_t>& count
              const std::vector<float>& gradients, size_t dim, Reduction reduction,
              int64_t world_size, Executor& executor) {
   Merged merged;
-  std::vector<int32_t> inverse(keys.size());
-  EXPECT_TRUE(MergeKeys(keys.data(), counts.empty() ? nullptr : counts.data(), keys.size(),
-                        reduction, inverse.data(), &merged.keys, executor)
-                  .ok());
+  // Cut in two: sets are as good as one after another.
+  const size_t cut = keys.size() / 3;
+  const int32_t* const count = counts.empty() ? nullptr : counts.data();
+  const std::vector<GradientSet> sets = {
+      {keys.data(), count, gradients.data(), cut},
+      {keys.data() + cut, count == nullptr ? nullptr : count + cut, gradients.data() + cut * dim,
+       keys.size() - cut}};
+  EXPECT_TRUE(MergeKeys(sets, reduction, &merged.keys, executor).ok());
   merged.rows.assign(merged.keys.keys.size() * dim, 99.0f);
-  EXPECT_TRUE(MergeRows(gradients.data(), inverse.data(), keys.size(), dim, merged.keys, reduction,
-                        world_size, merged.rows.data(), executor)
-                  .ok());
+  EXPECT_TRUE(
+      MergeRows(sets, dim, merged.keys, reduction, world_size, merged.rows.data(), executor).ok());
   return merged;
 }
 
@@ -163,24 +166,22 @@ TEST(Merge, RefusesWhatCannotBeRightAndNamesIt) {
   SerialExecutor executor;
   MergedGradients merged;
   const int64_t keys[] = {5, 6, 5};
-  int32_t inverse[3];
+  const float gradients[3] = {};
   for (const std::vector<int32_t>& counts :
        {std::vector<int32_t>{1, 1, 0}, {1, 1, -2}, {1, 1, INT32_MAX}}) {
     const Status status =
-        MergeKeys(keys, counts.data(), 3, Reduction::kFrequency, inverse, &merged, executor);
+        MergeKeys({{keys, counts.data(), gradients, 3}}, Reduction::kFrequency, &merged, executor);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_NE(status.message().find("counts[2] of key 5"), std::string::npos) << status.message();
   }
-  ASSERT_TRUE(MergeKeys(keys, nullptr, 3, Reduction::kAverage, inverse, &merged, executor).ok());
-  const float gradients[3] = {};
+  const std::vector<GradientSet> sets = {{keys, nullptr, gradients, 3}};
+  ASSERT_TRUE(MergeKeys(sets, Reduction::kAverage, &merged, executor).ok());
   float reduced[2];
-  EXPECT_EQ(
-      MergeRows(gradients, inverse, 3, 1, merged, Reduction::kAverage, 0, reduced, executor).code(),
-      Code::kInvalidArgument);
-  inverse[1] = 9;
-  EXPECT_EQ(
-      MergeRows(gradients, inverse, 3, 1, merged, Reduction::kSum, 1, reduced, executor).code(),
-      Code::kInvalidArgument);
+  EXPECT_EQ(MergeRows(sets, 1, merged, Reduction::kAverage, 0, reduced, executor).code(),
+            Code::kInvalidArgument);
+  merged.inverse[1] = 9;
+  EXPECT_EQ(MergeRows(sets, 1, merged, Reduction::kSum, 1, reduced, executor).code(),
+            Code::kInvalidArgument);
 }
 
 TEST(FirstNonFiniteRow, FindsTheFirstOfSeveralAnywhere) {
