@@ -1,16 +1,11 @@
 #include "core/control_file.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 #include <cstring>
 
 #include "core/crc32c.h"
 #include "core/fault_point.h"
+#include "core/futex.h"
 #include "core/racy_copy.h"
 
 namespace tsps {
@@ -19,9 +14,6 @@ namespace {
 uint32_t HeaderCrc(const GroupFileHeader& header) {
   return Crc32c(0, &header, offsetof(GroupFileHeader, crc));
 }
-
-// Futexes are 32-bit: the low half of the sequence word, which changes with every mutation.
-uint32_t* FutexWord(LiveState& live) { return reinterpret_cast<uint32_t*>(&live.sequence); }
 
 }  // namespace
 
@@ -113,9 +105,7 @@ uint64_t ControlFile::CommittedStep() const {
 }
 
 void ControlFile::AwaitChange(uint64_t sequence, int ms) const {
-  timespec timeout = {ms / 1000, (ms % 1000) * 1000000L};
-  syscall(SYS_futex, FutexWord(live()), FUTEX_WAIT, static_cast<uint32_t>(sequence), &timeout,
-          nullptr, 0);
+  FutexWait(live().sequence, sequence, ms);
 }
 
 void ControlFile::Begin(uint64_t epoch) {
@@ -139,7 +129,7 @@ void ControlFile::Publish(const State& state) {
   TSPS_FAULT_POINT("publish.record");
   live().sequence.store(2 * state.epoch, std::memory_order_release);
   TSPS_FAULT_POINT("publish.even");
-  syscall(SYS_futex, FutexWord(live()), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  FutexWakeAll(live().sequence);
 }
 
 }  // namespace tsps

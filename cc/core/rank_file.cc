@@ -1,0 +1,65 @@
+#include "core/rank_file.h"
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+
+#include "core/control_file.h"
+
+namespace tsps {
+namespace {
+
+std::string PathOf(const std::string& folder, int local_rank) {
+  char name[16];
+  std::snprintf(name, sizeof(name), "/rank-%04d", local_rank);
+  return folder + name;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankFile>> RankFile::Create(const std::string& folder, int local_rank,
+                                                   int local_size, int64_t rank) {
+  const std::string path = PathOf(folder, local_rank);
+  auto file = std::make_unique<RankFile>();
+  TSPS_ASSIGN_OR_RETURN(file->lock_, WriterLock::Acquire(path + ".lock"));
+  TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Create(path + ".merged", kPageBytes, 1ull << 33));
+  TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Create(path, kContributionOffset, 1ull << 33));
+  file->live().pid.store(getpid());
+  file->live().rank.store(static_cast<uint64_t>(rank));
+  auto& header = *reinterpret_cast<ExchangeHeader*>(file->main_->data());
+  header.version = kFormatVersion;
+  header.layout_hash = LayoutHash();
+  header.local_rank = static_cast<uint32_t>(local_rank);
+  header.local_size = static_cast<uint32_t>(local_size);
+  header.magic = kExchangeMagic;
+  return file;
+}
+
+Result<std::unique_ptr<RankFile>> RankFile::Open(const std::string& folder, int local_rank,
+                                                 int local_size) {
+  const std::string path = PathOf(folder, local_rank);
+  auto file = std::make_unique<RankFile>();
+  TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Open(path, kContributionOffset, 1ull << 33));
+  TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Open(path + ".merged", kPageBytes, 1ull << 33));
+  TSPS_ASSIGN_OR_RETURN(file->probe_, WriterProbe::Open(path + ".lock"));
+  const auto& header = *reinterpret_cast<const ExchangeHeader*>(file->main_->data());
+  if (header.magic != kExchangeMagic) {
+    return Error(Code::kDataLoss, path, " is not a rank's file of a tf_sparse_ps exchange");
+  }
+  TSPS_RETURN_IF_ERROR(CheckFormat(header.version, header.layout_hash, path));
+  if (header.local_size != static_cast<uint32_t>(local_size)) {
+    return Error(Code::kDataLoss, path, " is of a node with ", header.local_size,
+                 " ranks; this one has ", local_size);
+  }
+  return file;
+}
+
+Status RankFile::Check(MappedFile& file, size_t bytes) {
+  if (bytes <= file.size() || bytes <= file.RefreshSize()) return Status();
+  // CHECKRANGE
+  return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", bytes,
+               " expected");
+}
+
+}  // namespace tsps

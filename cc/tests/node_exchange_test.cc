@@ -1,0 +1,374 @@
+#include "core/node_exchange.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "executor/eigen_executor.h"
+
+namespace tsps {
+namespace {
+
+// A rank's gradients of some tables, of widths 3, 4, ...
+struct RankGradients {
+  std::vector<std::vector<int64_t>> keys;
+  std::vector<std::vector<float>> rows;
+
+  std::vector<Contribution> Tables() const {
+    std::vector<Contribution> tables;
+    for (size_t t = 0; t < keys.size(); ++t) {
+      tables.push_back({keys[t].data(), rows[t].data(), keys[t].size(), t + 3});
+    }
+    return tables;
+  }
+};
+
+// What the leader read: [table].
+struct Read {
+  std::vector<std::vector<int64_t>> keys;
+  std::vector<std::vector<int32_t>> counts;
+  std::vector<std::vector<float>> rows;
+  int rounds = 0;
+  bool last = false;
+
+  NodeExchange::Reader Reader() {
+    return [this](const NodeExchange::Merged& merged, bool is_last) {
+      keys.resize(merged.size());
+      counts.resize(merged.size());
+      rows.resize(merged.size());
+      for (size_t t = 0; t < merged.size(); ++t) {
+        for (const GradientSet& set : merged[t]) {
+          keys[t].insert(keys[t].end(), set.keys, set.keys + set.n);
+          counts[t].insert(counts[t].end(), set.counts, set.counts + set.n);
+          rows[t].insert(rows[t].end(), set.rows, set.rows + set.n * (t + 3));
+        }
+      }
+      ++rounds;
+      EXPECT_FALSE(last);
+      last = is_last;
+      return Status();
+    };
+  }
+};
+
+class NodeExchangeTest : public ::testing::Test {
+ protected:
+  NodeExchangeTest() {
+    char name[] = "/tmp/tsps-exchange-XXXXXX";
+    folder_ = mkdtemp(name);
+  }
+  ~NodeExchangeTest() override { std::filesystem::remove_all(folder_); }
+
+  std::unique_ptr<NodeExchange> Join(int rank, int ranks, size_t window = 1 << 20) {
+    auto joined = NodeExchange::Create(folder_, rank, ranks, 100 + rank, window);
+    EXPECT_TRUE(joined.ok()) << joined.status().message();
+    return std::move(*joined);
+  }
+  std::vector<std::unique_ptr<NodeExchange>> JoinAll(int ranks, size_t window = 1 << 20) {
+    std::vector<std::unique_ptr<NodeExchange>> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(Join(r, ranks, window));
+    return all;
+  }
+
+  static MergeCall Call(const std::string& operation = "merge", double timeout_s = 20) {
+    MergeCall call;
+    call.operation = operation;
+    call.step = 7;
+    call.reduction = Reduction::kFrequency;
+    call.timeout_s = timeout_s;
+    return call;
+  }
+
+  // One call on every rank, each on its own thread.
+  static std::vector<Status> Merge(std::vector<std::unique_ptr<NodeExchange>>& ranks,
+                                   const std::vector<RankGradients>& gradients,
+                                   const std::vector<MergeCall>& calls, Read* read) {
+    std::vector<Status> statuses(ranks.size());
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      threads.emplace_back([&, r] {
+        EigenExecutor executor(r % 2 == 0 ? 1 : 3);
+        statuses[r] = ranks[r]->Merge(calls[r], gradients[r].Tables(), executor,
+                                      r == 0 ? read->Reader() : nullptr);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return statuses;
+  }
+
+  std::string folder_;
+};
+
+RankGradients Draw(uint64_t seed, const std::vector<size_t>& sizes) {
+  std::mt19937_64 random(seed);
+  RankGradients gradients;
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    std::vector<int64_t> keys;
+    for (size_t i = 0; i < sizes[t]; ++i) {
+      keys.push_back(static_cast<int64_t>(random() % (2 * sizes[t] + 1)) - 5);
+    }
+    if (!keys.empty()) keys.push_back(INT64_MIN);
+    if (sizes[t] > 10) keys.push_back(INT64_MAX);
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    std::shuffle(keys.begin(), keys.end(), random);
+    std::vector<float> rows(keys.size() * (t + 3));
+    for (float& x : rows) x = static_cast<float>(random() % 20001) / 1000 - 10;
+    gradients.keys.push_back(keys);
+    gradients.rows.push_back(rows);
+  }
+  return gradients;
+}
+
+// The same merge without ranks, by key.
+void ExpectMergedLikeOneList(const std::vector<RankGradients>& ranks, const Read& read) {
+  SerialExecutor serial;
+  for (size_t t = 0; t < read.keys.size(); ++t) {
+    std::vector<GradientSet> sets;
+    for (const RankGradients& rank : ranks) {
+      sets.push_back({rank.keys[t].data(), nullptr, rank.rows[t].data(), rank.keys[t].size()});
+    }
+    MergedGradients expected;
+    ASSERT_TRUE(MergeKeys(sets, Reduction::kFrequency, &expected, serial).ok());
+    std::vector<float> rows(expected.keys.size() * (t + 3));
+    ASSERT_TRUE(
+        MergeRows(sets, t + 3, expected, Reduction::kFrequency, 1, rows.data(), serial).ok());
+    ASSERT_EQ(read.keys[t].size(), expected.keys.size()) << "table " << t;
+    std::map<int64_t, size_t> at;
+    for (size_t i = 0; i < expected.keys.size(); ++i) at[expected.keys[i]] = i;
+    ASSERT_EQ(at.size(), expected.keys.size());
+    for (size_t i = 0; i < read.keys[t].size(); ++i) {
+      ASSERT_TRUE(at.count(read.keys[t][i])) << "key " << read.keys[t][i];
+      const size_t k = at[read.keys[t][i]];
+      EXPECT_EQ(read.counts[t][i], expected.counts[k]);
+      for (size_t d = 0; d < t + 3; ++d) {  // bit for bit: ranks are added in order
+        EXPECT_EQ(read.rows[t][i * (t + 3) + d], rows[k * (t + 3) + d]);
+      }
+    }
+  }
+}
+
+TEST_F(NodeExchangeTest, MergesAllRanksGradientsInRankOrder) {
+  auto ranks = JoinAll(3);
+  for (uint64_t step = 0; step < 20; ++step) {
+    std::vector<RankGradients> gradients;
+    // Of different sizes, none at all included.
+    for (uint64_t r = 0; r < 3; ++r) {
+      gradients.push_back(Draw(step * 10 + r, {step % 4 == r ? 0 : 50 * (r + 1), 7, 0, 3000}));
+    }
+    Read read;
+    for (const Status& status : Merge(ranks, gradients, {3, Call()}, &read)) {
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    EXPECT_EQ(read.rounds, 1);
+    EXPECT_TRUE(read.last);
+    ExpectMergedLikeOneList(gradients, read);
+  }
+  EXPECT_EQ(ranks[1]->counters().calls.load(), 20u);
+}
+
+TEST_F(NodeExchangeTest, WhatIsLargerThanTheWindowGoesInRounds) {
+  auto ranks = JoinAll(4, 1 << 16);
+  const std::vector<size_t> sizes[] = {{4000, 100}, {10, 0}, {0, 0}, {20000, 2}};
+  for (uint64_t step = 0; step < 5; ++step) {  // calls of one round and of many, in turns
+    std::vector<RankGradients> gradients;
+    for (uint64_t r = 0; r < 4; ++r) {
+      gradients.push_back(Draw(step * 10 + r, step % 2 == 0 ? sizes[r] : sizes[1]));
+    }
+    Read read;
+    for (const Status& status : Merge(ranks, gradients, {4, Call()}, &read)) {
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    EXPECT_EQ(read.rounds > 10, step % 2 == 0) << read.rounds;
+    ExpectMergedLikeOneList(gradients, read);
+  }
+  // The files hold a window, not the gradients.
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    EXPECT_LT(entry.file_size(), size_t{128} << 10) << entry.path();
+  }
+}
+
+TEST_F(NodeExchangeTest, TheOrderOfKeysIsAFunctionOfTheContributions) {
+  std::vector<std::vector<int64_t>> first;
+  for (int run = 0; run < 2; ++run) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
+    auto ranks = JoinAll(3);
+    const std::vector<RankGradients> gradients = {Draw(1, {900}), Draw(2, {700}), Draw(3, {800})};
+    Read read;
+    Merge(ranks, gradients, {3, Call()}, &read);
+    if (run == 0) first = read.keys;
+    EXPECT_EQ(read.keys, first);
+  }
+}
+
+TEST_F(NodeExchangeTest, RanksThatDoDifferentThingsAllGetAnError) {
+  auto ranks = JoinAll(2);
+  Read read;
+  const std::vector<RankGradients> same = {Draw(1, {10}), Draw(2, {10})};
+  const auto statuses = Merge(ranks, same, {Call("tsps.0"), Call("tsps.1")}, &read);
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("'tsps.0'"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("'tsps.1'"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("rank 100"), std::string::npos) << status.message();
+  }
+  // For good.
+  EXPECT_FALSE(Merge(ranks, same, {2, Call()}, &read)[0].ok());
+}
+
+TEST_F(NodeExchangeTest, AnErrorOfOneRankIsTheOthersToo) {
+  auto ranks = JoinAll(3);
+  std::vector<RankGradients> gradients = {Draw(1, {10}), Draw(2, {10}), Draw(3, {10})};
+  Read read;
+  std::vector<MergeCall> calls(3, Call());
+  calls[1].operation = std::string(300, 'x');  // refused before it is announced
+  const auto statuses = Merge(ranks, gradients, calls, &read);
+  EXPECT_EQ(statuses[1].code(), Code::kInvalidArgument);
+  for (const int r : {0, 2}) {
+    EXPECT_EQ(statuses[static_cast<size_t>(r)].code(), Code::kAborted);
+    const std::string& message = statuses[static_cast<size_t>(r)].message();
+    EXPECT_NE(message.find("rank 101"), std::string::npos) << message;
+    EXPECT_NE(message.find("127 characters"), std::string::npos) << message;
+  }
+}
+
+// Joins as rank 1 of 2 (rank 0 has joined), makes one call, and then does `then`. Returns its pid when the call is
+// made.
+class OtherRank {
+ public:
+  OtherRank(const std::string& folder, void (*then)()) {
+    int ready[2];
+    EXPECT_EQ(pipe(ready), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      auto joined = NodeExchange::Create(folder, 1, 2, 101, 1 << 20);
+      if (!joined.ok()) _exit(3);
+      if (write(ready[1], "j", 1) != 1) _exit(4);
+      SerialExecutor serial;
+      MergeCall call;
+      call.operation = "merge";
+      call.step = 6;
+      call.timeout_s = 20;
+      const RankGradients gradients = Draw(9, {10});
+      if (!(*joined)->Merge(call, gradients.Tables(), serial, nullptr).ok()) _exit(5);
+      if (write(ready[1], "m", 1) != 1) _exit(6);
+      then();
+      _exit(0);
+    }
+    ready_ = ready[0];
+    close(ready[1]);
+    Await('j');
+  }
+  ~OtherRank() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    close(ready_);
+  }
+  void Await(char what) {
+    char got = 0;
+    EXPECT_EQ(read(ready_, &got, 1), 1);
+    EXPECT_EQ(got, what);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_;
+  int ready_;
+};
+
+Status SecondCall(NodeExchange& leader, OtherRank& other, double timeout_s) {
+  SerialExecutor serial;
+  MergeCall call;
+  call.operation = "merge";
+  call.step = 6;
+  call.timeout_s = 20;
+  const RankGradients gradients = Draw(1, {10});
+  Read read;
+  EXPECT_TRUE(leader.Merge(call, gradients.Tables(), serial, read.Reader()).ok());
+  other.Await('m');
+  call.step = 7;
+  call.timeout_s = timeout_s;
+  Read again;
+  return leader.Merge(call, gradients.Tables(), serial, again.Reader());
+}
+
+TEST_F(NodeExchangeTest, ADeadRankIsNamed) {
+  const auto leader = Join(0, 2);
+  OtherRank other(folder_, [] { raise(SIGKILL); });
+  const Status status = SecondCall(*leader, other, 20);
+  EXPECT_EQ(status.code(), Code::kUnavailable) << status.message();
+  const std::string expected = "rank 101 (pid " + std::to_string(other.pid()) +
+                               ") died in step 6; rank 100 was waiting for it in operation "
+                               "'merge' of step 7";
+  EXPECT_EQ(status.message(), expected);
+}
+
+TEST_F(NodeExchangeTest, AStoppedRankAndASlowOneAreToldApart) {
+  {
+    const auto leader = Join(0, 2);
+    OtherRank other(folder_, [] { raise(SIGSTOP); });
+    const Status status = SecondCall(*leader, other, 0.5);
+    EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.message();
+    EXPECT_NE(status.message().find("waited 0.5 s for rank 101"), std::string::npos);
+    EXPECT_NE(status.message().find("is stopped by a signal, and step 6 is the last"),
+              std::string::npos)
+        << status.message();
+  }
+  std::filesystem::remove_all(folder_);
+  std::filesystem::create_directory(folder_);
+  const auto leader = Join(0, 2);
+  OtherRank other(folder_, [] { sleep(30); });
+  const Status status = SecondCall(*leader, other, 0.5);
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.message();
+  EXPECT_NE(status.message().find("is alive and waiting for something"), std::string::npos)
+      << status.message();
+}
+
+TEST_F(NodeExchangeTest, ARankThatIsLateByLessThanTheTimeoutIsNoFailure) {
+  auto ranks = JoinAll(2);
+  const std::vector<RankGradients> gradients = {Draw(1, {10}), Draw(2, {10})};
+  Read read;
+  SerialExecutor serial;
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    EXPECT_TRUE(ranks[1]->Merge(Call(), gradients[1].Tables(), serial, nullptr).ok());
+  });
+  EXPECT_TRUE(ranks[0]->Merge(Call(), gradients[0].Tables(), serial, read.Reader()).ok());
+  late.join();
+  EXPECT_GT(ranks[0]->counters().waited_ns.load(), 200'000'000u);
+}
+
+TEST_F(NodeExchangeTest, ACancelledWaitEnds) {
+  auto ranks = JoinAll(2);
+  std::atomic<bool> cancelled{true};
+  MergeCall call = Call();
+  call.cancelled = &cancelled;
+  SerialExecutor serial;
+  const Status status = ranks[0]->Merge(call, Draw(1, {10}).Tables(), serial, nullptr);
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_NE(status.message().find("cancelled"), std::string::npos);
+}
+
+TEST_F(NodeExchangeTest, FilesOfAnotherRunOrNodeAreRefused) {
+  const auto leader = Join(0, 2);
+  EXPECT_EQ(NodeExchange::Create(folder_, 0, 2, 100, 1 << 20).status().code(), Code::kAborted);
+  const auto other = Join(1, 3);
+  SerialExecutor serial;
+  const Status status = leader->Merge(Call(), Draw(1, {10}).Tables(), serial, nullptr);
+  EXPECT_EQ(status.code(), Code::kDataLoss);
+  EXPECT_NE(status.message().find("of a node with 3 ranks; this one has 2"), std::string::npos)
+      << status.message();
+  EXPECT_EQ(NodeExchange::Create(folder_, 5, 2, 0).status().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace tsps
