@@ -71,6 +71,8 @@ class NodeExchange {
                                                       size_t window = kWindowBytes);
   ~NodeExchange();
 
+  bool IsLeader() const { return local_rank_ == 0; }
+
   // One round's merged gradients: [table][range], ranges in order. Valid inside the call.
   using Merged = std::vector<std::vector<GradientSet>>;
   using Reader = std::function<Status(const Merged& merged, bool last)>;

@@ -69,8 +69,32 @@ Status OpenGroup::Write(const std::function<Status(GroupWriter&)>& write) {
   return write(*writer_);
 }
 
+Status OpenGroup::JoinExchange(const std::string& folder, int local_rank, int local_size,
+                               int64_t rank) {
+  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  if (exchange_ != nullptr) {
+    return Error(Code::kFailedPrecondition, "this process has joined the exchange of group ",
+                 group_->path(), " already");
+  }
+  TSPS_ASSIGN_OR_RETURN(exchange_, NodeExchange::Create(folder, local_rank, local_size, rank));
+  return Status();
+}
+
+Status OpenGroup::WithExchange(const std::function<Status(NodeExchange&)>& use) {
+  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  if (exchange_ == nullptr) {
+    return Error(Code::kFailedPrecondition, "this process has not joined the exchange of group ",
+                 group_->path(), ". Expected: TspsJoinExchange before");
+  }
+  return use(*exchange_);
+}
+
 void OpenGroup::Close() {
   closed_.store(true, std::memory_order_release);
+  {
+    std::lock_guard<std::mutex> lock(exchange_mutex_);
+    exchange_.reset();
+  }
   std::lock_guard<std::mutex> lock(writer_mutex_);
   writer_.reset();
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/group.h"
+#include "core/node_exchange.h"
 #include "core/status.h"
 #include "kernels/tensors.h"
 
@@ -36,6 +37,10 @@ class OpenGroup {
   Status BecomeWriter();
   // Runs `write` with the writer, one caller at a time. FailedPrecondition in any other process.
   Status Write(const std::function<Status(GroupWriter&)>& write);
+  // Makes this process a rank of the node's exchange (NodeExchange::Create), once.
+  Status JoinExchange(const std::string& folder, int local_rank, int local_size, int64_t rank);
+  // Runs `use` with the exchange, one caller at a time. FailedPrecondition before JoinExchange.
+  Status WithExchange(const std::function<Status(NodeExchange&)>& use);
   // Gives up the writer lock and ends waits. Handles that ops still hold can go on reading.
   void Close();
   // Set by Close(); what waits looks at it.
@@ -47,6 +52,8 @@ class OpenGroup {
   std::atomic<bool> closed_{false};
   std::mutex writer_mutex_;
   std::unique_ptr<GroupWriter> writer_;  // after group_: destroyed first
+  std::mutex exchange_mutex_;
+  std::unique_ptr<NodeExchange> exchange_;
 };
 
 struct TableHandle {

@@ -63,6 +63,7 @@ void RegisterKernel(const char* op) {
 void RegisterLookupKernels();
 void RegisterPooledKernels();
 void RegisterReduceKernels();
+void RegisterExchangeKernels();
 void RegisterApplyKernels();
 void RegisterWaitKernels();
 void RegisterAdminKernels();

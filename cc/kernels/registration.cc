@@ -68,6 +68,19 @@ std::vector<Op> Ops() {
        {tables, "reduction: {'frequency', 'average', 'sum', 'local'}"},
        {"keys: T * int64", "grads: T * float", "counts: T * int32", "world_size: int32"},
        {"merged_keys: T * int64", "merged_grads: T * float", "merged_counts: T * int32"}},
+      {"TspsJoinExchange",
+       true,
+       NoOutputs,
+       {},
+       {"path: string", "folder: string", "local_rank: int64", "local_size: int64", "rank: int64"},
+       {}},
+      {"TspsNodeMerge",
+       true,
+       MergeShapes,
+       {tables, "reduction: {'frequency', 'average', 'sum'}", "operation: string"},
+       {"keys: T * int64", "grads: T * float", "world_size: int32", "path: string", "step: int64",
+        "timeout_s: float"},
+       {"merged_keys: T * int64", "merged_grads: T * float", "merged_counts: T * int32"}},
       {"TspsApply",
        true,
        ScalarOutputs,
@@ -142,6 +155,7 @@ bool RegisterAll() {
   RegisterLookupKernels();
   RegisterPooledKernels();
   RegisterReduceKernels();
+  RegisterExchangeKernels();
   RegisterApplyKernels();
   RegisterWaitKernels();
   RegisterAdminKernels();

@@ -187,7 +187,8 @@ void PooledWeightGradShapes(TF_ShapeInferenceContext* context, TF_Status* status
   }
 }
 
-// Inputs: keys T, grads T, counts T, world_size. Outputs: keys T, grads T, counts T.
+// Of TspsMerge and TspsNodeMerge. Inputs: keys T, grads T, others. Outputs: keys T, grads T, counts
+// T.
 void MergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   const int tables = inference.outputs() / 3;

@@ -1,57 +1,13 @@
 // TspsWaitStep: asynchronous, because a wait that holds one of TensorFlow's threads can starve the
 // op that would end it (always, with one inter-op thread).
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <functional>
-#include <mutex>
-#include <thread>
-#include <utility>
 
 #include "kernels/async_kernel.h"
 #include "kernels/group_registry.h"
+#include "kernels/waiters.h"
 
 namespace tsps {
 namespace {
-
-// Threads that wait in place of TensorFlow's: as many as waits are pending at once, one per group
-// and step in practice. They stay for the next wait.
-class Waiters {
- public:
-  // Never destroyed: CloseAll ends the waits at exit, the threads end with the process.
-  static Waiters& Get() {
-    static Waiters* const waiters = new Waiters;
-    return *waiters;
-  }
-
-  void Run(std::function<void()> wait) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    // A new thread first: when there can be none, the wait is not left behind.
-    if (idle_ <= pending_.size()) std::thread([this] { Work(); }).detach();
-    pending_.push_back(std::move(wait));
-    wake_.notify_one();
-  }
-
- private:
-  [[noreturn]] void Work() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (true) {
-      ++idle_;
-      wake_.wait(lock, [this] { return !pending_.empty(); });
-      --idle_;
-      const std::function<void()> wait = std::move(pending_.front());
-      pending_.pop_front();
-      lock.unlock();
-      wait();
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> pending_;
-  size_t idle_ = 0;
-};
 
 class WaitStepKernel {
  public:

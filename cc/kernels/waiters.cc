@@ -1,0 +1,35 @@
+#include "kernels/waiters.h"
+
+#include <thread>
+#include <utility>
+
+namespace tsps {
+
+Waiters& Waiters::Get() {
+  static Waiters* const waiters = new Waiters;
+  return *waiters;
+}
+
+void Waiters::Run(std::function<void()> wait) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // A new thread first: when there can be none, the wait is not left behind.
+  if (idle_ <= pending_.size()) std::thread([this] { Work(); }).detach();
+  pending_.push_back(std::move(wait));
+  wake_.notify_one();
+}
+
+void Waiters::Work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    ++idle_;
+    wake_.wait(lock, [this] { return !pending_.empty(); });
+    --idle_;
+    const std::function<void()> wait = std::move(pending_.front());
+    pending_.pop_front();
+    lock.unlock();
+    wait();
+    lock.lock();
+  }
+}
+
+}  // namespace tsps

@@ -1,0 +1,33 @@
+// Waiters: threads for asynchronous kernels that block.
+#ifndef TFSPS_KERNELS_WAITERS_H_
+#define TFSPS_KERNELS_WAITERS_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+
+namespace tsps {
+
+// Threads that wait in place of TensorFlow's: as many as waits are pending at once, a few in
+// practice. They stay for the next wait.
+class Waiters {
+ public:
+  // Never destroyed: CloseAll ends the waits at exit, the threads end with the process.
+  static Waiters& Get();
+
+  void Run(std::function<void()> wait);
+
+ private:
+  [[noreturn]] void Work();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> pending_;
+  size_t idle_ = 0;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_KERNELS_WAITERS_H_
