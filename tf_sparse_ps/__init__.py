@@ -8,9 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tf_sparse_ps.collectives import protocol as _protocol
+
 __version__ = "0.1.0"
 
+_protocol.prepare()
+
 _HOME = {
+    "init": "collectives.protocol",
     "Embedding": "layers.embedding",
     "EmbeddingReduce": "layers.embedding_reduce",
     "EmbeddingCollection": "layers.embedding_collection",

@@ -284,6 +284,58 @@ def merge(
     return Merged(*_lib.tsps_merge(keys, grads, counts, world_size, reduction=reduction))
 
 
+def join_exchange(path: str, folder: str, local_rank: int, local_size: int, rank: int) -> None:
+    """Makes this process one of the ranks that merge their gradients in shared memory, once per group and process.
+
+    Args:
+        path: of the group.
+        folder: exists, private, for this run of the job alone.
+        local_rank: 0 is the leader.
+        local_size: ranks on this node.
+        rank: among all ranks, for messages.
+    """
+    _lib.tsps_join_exchange(path, folder, local_rank, local_size, rank)
+
+
+def node_merge(
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    world_size: tf.Tensor | int,
+    path: str,
+    step: tf.Tensor,
+    timeout_s: float,
+    *,
+    reduction: str,
+    operation: str,
+) -> Merged:
+    """Merges the gradients of the node's ranks, in rank order, through shared memory. Every rank of the node calls it.
+
+    Holds none of TensorFlow's threads while it waits for the others.
+
+    Args:
+        keys: T of int64[u_t], unique.
+        grads: T of float32[u_t, dim].
+        world_size: int32, the divisor of "average".
+        path: of the group.
+        step: int64, the step being made; for messages.
+        timeout_s: how long to wait for one rank.
+        reduction: "frequency", "average" or "sum".
+        operation: a name, the same on all ranks, of at most 127 characters.
+
+    Returns:
+        On the leader the merged gradients; a function of the inputs, order of keys included. On other ranks no rows.
+
+    Raises:
+        UnavailableError: a rank died.
+        DeadlineExceededError: a rank did not come; the text says what is known of it.
+        AbortedError: a rank failed.
+        InvalidArgumentError: ranks called with other operations, tables or widths.
+    """
+    return Merged(
+        *_lib.tsps_node_merge(keys, grads, world_size, path, step, timeout_s, reduction=reduction, operation=operation)
+    )
+
+
 def apply(
     step: tf.Tensor | int,
     paths: Sequence[tf.Tensor],

@@ -11,6 +11,7 @@ Layers are numbered in the order in which they are built, which must be the same
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
 import os
@@ -50,8 +51,10 @@ class Job:
     Attributes:
       uuid: 32 hexadecimal digits, the same on all ranks.
       rank, size: This process among all of the job's.
-      node: This machine among the job's, counted by Horovod's cross rank.
+      node: This machine among the job's, in the order of their ranks.
+      leaders: The rank of each node's leader.
       is_leader: This process writes the node's tables.
+      timeout_s: How long to wait for another rank before that is an error: TFSPS_TIMEOUT_S, 600 by default.
       group_path: The group's directory.
       seed: Of tables that were given none; 63 bits.
       collectives: How the ranks talk to each other.
@@ -60,8 +63,8 @@ class Job:
     def __init__(self, collectives: Collectives) -> None:
         self.collectives = collectives
         self.rank, self.size = collectives.rank, collectives.size
-        self.node = collectives.cross_rank
         self.is_leader = collectives.local_rank == 0
+        self.timeout_s = _timeout()
         self.name = os.environ.get("TFSPS_JOB") or None
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.name):
             raise ValueError(
@@ -75,11 +78,16 @@ class Job:
         )
         if name != self.name:
             raise ValueError(f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {self.name!r} on rank {self.rank}")
+        self.leaders = _leaders(collectives.allgather_object(collectives.local_rank, "tfsps_places"))
+        self.node = bisect.bisect_right(self.leaders, self.rank) - 1
         self.uuid: str = uuid
         self.seed = int(_digest("seed", uuid), 16) >> 65
         self.folder = job_folder.prepare()
         self.group_path = os.path.join(self.folder, f"{self.name or self.uuid}-n{self.node}")
         self._ready_path = f"{self.group_path}/.session-{session}"
+        self._exchange_path = f"{self.group_path}/.exchange-{session}"
+        self._joined = False
+        self._leaders_collectives: tuple[Collectives | None] | None = None
         self._lock = threading.Lock()
         self._ordinal = 0
         self._step: Any = None
@@ -102,6 +110,33 @@ class Job:
             with tf.init_scope():
                 self._step = tf.Variable(self._committed_step(), dtype=tf.int64, trainable=False, name="tfsps_step")
         return self._step
+
+    def join_exchange(self) -> None:
+        """Makes this process one of those that merge their gradients in shared memory. Every rank of the node calls it.
+
+        A barrier must follow before the first merge.
+        """
+        if self._joined or self.collectives.local_size == 1:
+            return
+        with eager_ops(f"joining the exchange of {self.group_path}") as _ops:
+            _ops.join_exchange(
+                self.group_path,
+                self._exchange_path,
+                self.collectives.local_rank,
+                self.collectives.local_size,
+                self.rank,
+            )
+        self._joined = True
+
+    def leaders_collectives(self) -> Collectives | None:
+        """The collectives among the leaders; None on other ranks. Every rank calls it; made once.
+
+        Raises:
+          RuntimeError: See `Collectives.subset`.
+        """
+        if self._leaders_collectives is None:
+            self._leaders_collectives = (self.collectives.subset(self.leaders),)
+        return self._leaders_collectives[0]
 
     def create_table(
         self, config: TableConfig, *, salt: int | None = None, values: npt.NDArray[np.float32] | None = None
@@ -173,8 +208,11 @@ class Job:
                 for entry in os.scandir(self.group_path):
                     if entry.name.startswith(".session-"):
                         os.unlink(entry.path)
+                    elif entry.name.startswith(".exchange-"):
+                        shutil.rmtree(entry.path)
             else:
                 _ops.create_group(self.group_path, self.uuid)
+            os.mkdir(self._exchange_path, 0o700)
         if self.name is None:
             path, pid = self.group_path, os.getpid()
             self.collectives.at_exit(lambda: _remove_group(path, pid))
@@ -298,6 +336,33 @@ def current() -> Job:
 
             _current = Job(protocol.current())
         return _current
+
+
+def _timeout() -> float:
+    text = os.environ.get("TFSPS_TIMEOUT_S", "600")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"TFSPS_TIMEOUT_S must be a number of seconds greater than 0. Received: {text!r}")
+    return seconds
+
+
+def _leaders(local_ranks: list[int]) -> list[int]:
+    """The rank of each node's leader, from the local rank of every rank.
+
+    Raises:
+      ValueError: The ranks of a node do not follow each other.
+    """
+    leaders = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == 0]
+    expected = [rank - leaders[bisect.bisect_right(leaders, rank) - 1] for rank in range(len(local_ranks))]
+    if not leaders or expected != local_ranks:
+        raise ValueError(
+            "the ranks of a node must follow each other, so that local ranks are like 0 1 2 0 1. Received: "
+            + " ".join(map(str, local_ranks))
+        )
+    return leaders
 
 
 def _digest(*parts: str) -> str:

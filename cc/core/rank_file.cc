@@ -23,8 +23,8 @@ Result<std::unique_ptr<RankFile>> RankFile::Create(const std::string& folder, in
   const std::string path = PathOf(folder, local_rank);
   auto file = std::make_unique<RankFile>();
   TSPS_ASSIGN_OR_RETURN(file->lock_, WriterLock::Acquire(path + ".lock"));
-  TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Create(path + ".merged", kPageBytes, 1ull << 33));
-  TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Create(path, kContributionOffset, 1ull << 33));
+  TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Create(path + ".merged", kPageBytes, SIZE_MAX));
+  TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Create(path, kContributionOffset, SIZE_MAX));
   file->live().pid.store(getpid());
   file->live().rank.store(static_cast<uint64_t>(rank));
   auto& header = *reinterpret_cast<ExchangeHeader*>(file->main_->data());
@@ -40,8 +40,8 @@ Result<std::unique_ptr<RankFile>> RankFile::Open(const std::string& folder, int 
                                                  int local_size) {
   const std::string path = PathOf(folder, local_rank);
   auto file = std::make_unique<RankFile>();
-  TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Open(path, kContributionOffset, 1ull << 33));
-  TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Open(path + ".merged", kPageBytes, 1ull << 33));
+  TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Open(path, kContributionOffset, SIZE_MAX));
+  TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Open(path + ".merged", kPageBytes, SIZE_MAX));
   TSPS_ASSIGN_OR_RETURN(file->probe_, WriterProbe::Open(path + ".lock"));
   const auto& header = *reinterpret_cast<const ExchangeHeader*>(file->main_->data());
   if (header.magic != kExchangeMagic) {
@@ -57,7 +57,7 @@ Result<std::unique_ptr<RankFile>> RankFile::Open(const std::string& folder, int 
 
 Status RankFile::Check(MappedFile& file, size_t bytes) {
   if (bytes <= file.size() || bytes <= file.RefreshSize()) return Status();
-  // CHECKRANGE
+  TSPS_RETURN_IF_ERROR(file.CheckRange(bytes));
   return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", bytes,
                " expected");
 }

@@ -41,13 +41,21 @@ def numbers(layer: Any, keys: np.ndarray) -> np.ndarray:
     return np.asarray(layer(tf.constant(keys)))
 
 
-def train(kind: str, reduction: str, steps: int, *, tape: str = "plain", control: bool = False) -> dict[str, Any]:
+def train(
+    kind: str,
+    reduction: str,
+    steps: int,
+    *,
+    topology: str = "hierarchical",
+    tape: str = "plain",
+    control: bool = False,
+) -> dict[str, Any]:
     """Trains three tables and three dense weights; returns first and last values."""
-    print(f"rank {hvd.rank()}: {kind} {reduction}, {steps} steps", flush=True)  # shown when the test times out
+    print(f"rank {hvd.rank()}: {kind} {reduction} {topology}, {steps} steps", flush=True)  # shown when the test times out
     tables = layers()
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
-        OPTIMIZERS[kind](batches.RATES[kind]), sparse_reduction=reduction, collectives="auto"
+        OPTIMIZERS[kind](batches.RATES[kind]), sparse_reduction=reduction, topology=topology, collectives="auto"
     )
     first = [numbers(layer, batches.all_keys(t)) for t, layer in enumerate(tables)]
     anchors = [layer.trainable_variables[0] for layer in tables]
@@ -146,7 +154,10 @@ def main() -> None:
         "adam-frequency": train("adam", "frequency", batches.STEPS),
         "sgd-average": train("sgd", "average", 30),
         "adagrad-sum": train("adagrad", "sum", 30, tape="distributed"),
-        "control": train("sgd", "frequency", 30, control=True),
+        "adagrad-frequency-flat": train("adagrad", "frequency", 60, topology="flat"),
+        "sgd-average-flat": train("sgd", "average", 30, topology="flat"),
+        "adagrad-sum-flat": train("adagrad", "sum", 30, topology="flat"),
+        "control": train("sgd", "frequency", 30, topology="flat", control=True),
         "example": {"rows": published_example()},
         "fit": fit_example(),
     }

@@ -23,7 +23,7 @@ def wrapped(*args: Any, **options: Any) -> Any:
         (lambda: wrapped(wrapped("sgd")), "reduce twice"),
         (lambda: wrapped(object()), "Keras optimizer"),
         (lambda: wrapped("sgd", sparse_reduction="mean"), "frequency"),
-        (lambda: wrapped("sgd", topology="hierarchical"), "flat"),
+        (lambda: wrapped("sgd", topology="ring"), "hierarchical"),
         (lambda: wrapped("sgd", schedule="synchronous"), "Synchronous"),
         (lambda: wrapped("sgd", collectives="mpi"), "horovod"),
         (lambda: wrapped("sgd", sparse_optimizer="rmsprop"), "adagrad"),

@@ -36,7 +36,7 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
-from tf_sparse_ps.collectives.protocol import Collectives, CollectivesError
+from tf_sparse_ps.collectives.protocol import PROCESS_SETS, Collectives, CollectivesError
 
 _EXIT_BARRIER_SECONDS = 30.0
 # Horovod raises tf.errors of these types from a graph, and its own type from an eager call.
@@ -48,9 +48,14 @@ class HorovodCollectives(Collectives):
 
     kind = "horovod"
 
-    def __init__(self) -> None:
-        """Reads the ranks from Horovod and registers the barrier at exit."""
-        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+    def __init__(self, process_set: Any = None) -> None:
+        """Reads the ranks from Horovod and registers the barrier at exit.
+
+        Args:
+          process_set: For `subset`: Horovod's set of some of the ranks, this one among them; None: all ranks.
+        """
+        self._process_set = process_set or hvd.global_process_set
+        self.rank, self.size = int(self._process_set.rank()), int(self._process_set.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         self.cross_rank, self.cross_size = int(hvd.cross_rank()), int(hvd.cross_size())
         self.failed = False
@@ -58,8 +63,9 @@ class HorovodCollectives(Collectives):
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._counters: dict[str, tf.Variable] = {}
         self._at_exit: list[Callable[[], None]] = []
-        # After Horovod's own handler was registered, hence run before it.
-        atexit.register(self._end)
+        if process_set is None:
+            # After Horovod's own handler was registered, hence run before it.
+            atexit.register(self._end)
 
     # --- graph operations ---
 
@@ -67,7 +73,7 @@ class HorovodCollectives(Collectives):
         """See `Collectives.allreduce`. Tensors of one type are one Horovod group."""
 
         def reduce(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
-            sums = mpi_ops._grouped_allreduce(group, name=label, ignore_name_scope=True)
+            sums = mpi_ops._grouped_allreduce(group, name=label, ignore_name_scope=True, process_set=self._process_set)
             return [total / tf.cast(self.size, total.dtype) for total in sums] if average else list(sums)
 
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -83,7 +89,9 @@ class HorovodCollectives(Collectives):
         """See `Collectives.allgather`. Tensors of one type are one Horovod group."""
 
         def gather(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
-            return list(mpi_ops.grouped_allgather(group, name=label, ignore_name_scope=True))
+            return list(
+                mpi_ops.grouped_allgather(group, name=label, ignore_name_scope=True, process_set=self._process_set)
+            )
 
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if self.size == 1:
@@ -101,7 +109,9 @@ class HorovodCollectives(Collectives):
             return tensor, splits
 
         def exchange(rows: tf.Tensor, counts: tf.Tensor) -> list[tf.Tensor]:
-            return list(mpi_ops.alltoall(rows, splits=counts, name=name, ignore_name_scope=True))
+            return list(
+                mpi_ops.alltoall(rows, splits=counts, name=name, ignore_name_scope=True, process_set=self._process_set)
+            )
 
         received, counts = self._call("alltoall", name, [tensor, splits], exchange)
         received.set_shape([None, *tensor.shape[1:]])
@@ -116,7 +126,9 @@ class HorovodCollectives(Collectives):
             return tensor
 
         def send(value: tf.Tensor) -> list[tf.Tensor]:
-            return [mpi_ops.broadcast(value, root, name=name, ignore_name_scope=True)]
+            ranks = self._process_set.ranks  # None: all
+            source = root if ranks is None else ranks[root]
+            return [mpi_ops.broadcast(value, source, name=name, ignore_name_scope=True, process_set=self._process_set)]
 
         (received,) = self._call(f"broadcast{root}", name, [tensor], send)
         received.set_shape(tensor.shape)
@@ -147,6 +159,21 @@ class HorovodCollectives(Collectives):
         (data,) = self.allgather([tf.constant(np.frombuffer(pickle.dumps(obj), np.uint8))], name)
         stream = io.BytesIO(data.numpy().tobytes())
         return [pickle.load(stream) for _ in range(self.size)]
+
+    def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
+        """See `Collectives.subset`: a process set."""
+        ranks = list(ranks)
+        if ranks == list(range(self.size)):
+            return self
+        try:
+            process_set = hvd.add_process_set(ranks)
+        except (ValueError, RuntimeError) as error:
+            raise RuntimeError(
+                f"Horovod makes no set of the ranks {ranks}, which topology='hierarchical' needs on several nodes "
+                f"({error}). Import tf_sparse_ps before hvd.init(), or call tsps.init() in its place, or set "
+                f"{PROCESS_SETS}=1; or use topology='flat'."
+            ) from error
+        return HorovodCollectives(process_set) if self.rank in ranks else None
 
     def at_exit(self, action: Callable[[], None]) -> None:
         """See `Collectives.at_exit`."""

@@ -34,6 +34,10 @@ class LocalCollectives(Collectives):
         """See `Collectives.broadcast`."""
         return tensor
 
+    def subset(self, ranks: Sequence[int]) -> LocalCollectives | None:
+        """See `Collectives.subset`."""
+        return self if list(ranks) == [0] else None
+
     def barrier(self, name: str) -> None:
         """See `Collectives.barrier`."""
 

@@ -99,6 +99,21 @@ class Collectives(abc.ABC):
         """Gives every rank the picklable object of rank `root`; `obj` is ignored on the others. Eager only."""
 
     @abc.abstractmethod
+    def subset(self, ranks: Sequence[int]) -> Collectives | None:
+        """The collectives among some of the ranks. Every rank calls this, with the same ranks. Eager only.
+
+        Args:
+          ranks: Ascending.
+
+        Returns:
+          Their graph operations, where `rank` and `size` count among `ranks`; None on a rank that is none of them.
+          Names must differ from those of all other operations.
+
+        Raises:
+          RuntimeError: The library was initialised in a way that makes this impossible, with the remedy.
+        """
+
+    @abc.abstractmethod
     def at_exit(self, action: Callable[[], None]) -> None:
         """Registers what to do at the end of this process when no other rank needs it any more.
 
@@ -112,6 +127,8 @@ class Collectives(abc.ABC):
         """Gives every rank the picklable objects of all ranks, in rank order. Eager only."""
 
 
+# Horovod reads it in hvd.init(); without it there are no collectives among some of the ranks.
+PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _lock = threading.Lock()
 _instances: dict[str, Collectives] = {}
 
@@ -130,6 +147,25 @@ def _horovod_initialised() -> bool:
         if loaded is not None and hasattr(loaded, "is_initialized") and loaded.is_initialized():
             return True
     return False
+
+
+def prepare() -> None:
+    """Sets what Horovod must find when it is initialised. Importing tf_sparse_ps does this."""
+    if launched_by_horovodrun() and not _horovod_initialised():
+        os.environ.setdefault(PROCESS_SETS, "1")
+
+
+def init() -> Collectives:
+    """Initialises Horovod in a process that its launcher started, and returns the process's collectives.
+
+    In place of `hvd.init()`, which does as well when tf_sparse_ps was imported before it.
+    """
+    prepare()
+    if launched_by_horovodrun():
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+    return current()
 
 
 def current() -> Collectives:

@@ -24,9 +24,6 @@ from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import binding, clipping, dense_ring, failures, gradient_tape, sparse_ring
 from tf_sparse_ps.training.sparse_ring import SparseGradient
 
-# A step that is not published this long after this rank was done with its part is an error. A dead leader is found
-# out at once and does not wait for this.
-STEP_TIMEOUT_S = 600.0
 # Gradients of other layers that arrive as IndexedSlices travel dense when the variable is at most this big, and in the
 # sparse ring otherwise.
 _DENSIFY_UP_TO = 1 << 20
@@ -50,7 +47,7 @@ class DistributedOptimizer(_keras.Optimizer):
         *,
         sparse_optimizer: optimizers.RowOptimizer | str | None = None,
         sparse_reduction: str = "frequency",
-        topology: str = "flat",
+        topology: str = "hierarchical",
         schedule: Any = None,
         collectives: str = "auto",
         name: str | None = None,
@@ -65,7 +62,8 @@ class DistributedOptimizer(_keras.Optimizer):
             first.
           sparse_reduction: What a key's summed gradient is divided by: "frequency" (the number of ranks in which the
             key occurred), "average" (the number of ranks), "sum" (nothing).
-          topology: "flat": every rank takes part in the sparse ring.
+          topology: "hierarchical": ranks of a node merge their sparse gradients in shared memory, only the leaders of
+            nodes send any. "flat": every rank sends its own to all.
           schedule: `tsps.schedules.Synchronous()`, the default.
           collectives: "auto", "horovod" or "local".
           name: For Keras.
@@ -79,11 +77,8 @@ class DistributedOptimizer(_keras.Optimizer):
             raise ValueError(
                 f"`sparse_reduction` must be one of {sparse_ring.REDUCTIONS}. Received: {sparse_reduction!r}"
             )
-        if topology != "flat":
-            raise ValueError(
-                "`topology` must be 'flat' in this version: ranks of a node do not merge their gradients in shared "
-                f"memory yet. Received: {topology!r}"
-            )
+        if topology not in sparse_ring.TOPOLOGIES:
+            raise ValueError(f"`topology` must be one of {sparse_ring.TOPOLOGIES}. Received: {topology!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule
         if not isinstance(schedule, schedules.Synchronous):
             raise ValueError(f"`schedule` must be tsps.schedules.Synchronous() in this version. Received: {schedule!r}")
@@ -243,17 +238,19 @@ class DistributedOptimizer(_keras.Optimizer):
         world, name = run.collectives, f"tsps.{run.ordinal}"
 
         # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
-        exchanged = sparse_ring.exchange(
-            [*(one.gradient for one in tables), *(one.gradient for one in dense if one.big)], world, f"{name}.sparse"
-        )
+        step, reduced = None, None
+        if job is not None and run.ring is not None:
+            step = tf.identity(job.step) + 1
+            reduced = run.ring.reduce([one.gradient for one in tables], f"{name}.sparse", step)
+        big = sparse_ring.exchange([one.gradient for one in dense if one.big], world, f"{name}.big")
         averaged = dense_ring.average([one.value for one in dense if one.to_average], world, f"{name}.dense")
-        _take_back(dense, averaged, exchanged[len(tables) :], world.size)
+        _take_back(dense, averaged, big, world.size)
 
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
         rate, made = _keras.current_learning_rate(self.inner_optimizer), tf.convert_to_tensor(self.iterations)
         published: list[tf.Tensor] = []
         if job is not None:
-            published = [self._update_tables(job, tables, dense, exchanged[: len(tables)], rate, made)]
+            published = [self._update_tables(tables, dense, reduced, step, rate, made)]
         present = [one for one in dense if one.result is not None]
         if present:
             _keras.apply_optimizer(self.inner_optimizer, [one.result for one in dense], [one.variable for one in dense])
@@ -261,7 +258,7 @@ class DistributedOptimizer(_keras.Optimizer):
             self.iterations.assign_add(1)
         if job is not None:
             with tf.control_dependencies(published):
-                job.step.assign(_ops.wait_step(job.group_path, published[0], STEP_TIMEOUT_S))
+                job.step.assign(_ops.wait_step(job.group_path, published[0], job.timeout_s))
 
     def _bind(self, job: Any, tables: list[_TableGradient], dense: list[_DenseGradient]) -> None:
         run = self._run
@@ -285,22 +282,22 @@ class DistributedOptimizer(_keras.Optimizer):
             },
         )
         run.bound.update(table.path for table in new)
+        if new and run.ring is None:
+            run.ring = sparse_ring.make(self.topology, job, self.sparse_reduction)
         if new and run.collectives.size > 1:
             failures.watch(job)
 
     def _update_tables(
         self,
-        job: Any,
         tables: list[_TableGradient],
         dense: list[_DenseGradient],
-        exchanged: list[SparseGradient],
+        reduced: list[SparseGradient] | None,
+        step: tf.Tensor,
         rate: tf.Tensor,
         made: tf.Tensor,
     ) -> tf.Tensor:
-        """Returns the step that these gradients make, once this process has done its part of it."""
+        """Returns `step`, once this process has done its part of it; `reduced` is None on ranks that do not write."""
         world = self._run.collectives
-        step = tf.identity(job.step) + 1
-        reduced = sparse_ring.reduce(exchanged, self.sparse_reduction, world.size) if job.is_leader else None
         factor = self.loss_scale_factor
         rows = None if reduced is None else [_unscale(one.rows, factor) for one in reduced]
         clip = clipping.Clipping.of(self.inner_optimizer)
@@ -348,6 +345,7 @@ class _Run:
         self.collectives = collectives
         self.rule = rule  # of tables without their own; or why there is none, which matters when there is a table
         self.ordinal: int | None = None
+        self.ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
         self.bound: set[str] = set()
         self.variables: list[Any] = []
 

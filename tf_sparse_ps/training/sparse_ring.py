@@ -1,4 +1,4 @@
-"""The sparse ring: every rank's (key, gradient) sets travel to all ranks, and become one gradient per key.
+"""The sparse ring: all ranks' (key, gradient) sets become one gradient per key.
 
 A key's final gradient is the sum over ranks divided by the number of ranks in which the key occurred ("frequency"), by
 the number of ranks ("average"), or not at all ("sum"). "Occurred" is per rank and step: a rank that met a key in
@@ -9,15 +9,21 @@ Sums are made in rank order in float32, so that whoever merges the same sets get
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 
+if TYPE_CHECKING:
+    from tf_sparse_ps.job import Job
+
 REDUCTIONS = ("frequency", "average", "sum")
+TOPOLOGIES = ("hierarchical", "flat")
 # Ops whose int64 outputs are sets of unique keys.
 _UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup")
 
@@ -73,6 +79,107 @@ def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
     return producer.type in _UNIQUE_KEYS
 
 
+class SparseRing(abc.ABC):
+    """Makes one gradient per key and table of all ranks' gradients."""
+
+    @abc.abstractmethod
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
+        """Every rank calls it, in a step.
+
+        Args:
+          gradients: This rank's, in an order of tables that is the same on all ranks.
+          name: Of the operation.
+          step: int64, the step being made.
+
+        Returns:
+          The reduced gradients on the leader of every node, the same bits on all of them; None on other ranks.
+        """
+
+
+class FlatRing(SparseRing):
+    """Every rank's gradients travel to every rank."""
+
+    def __init__(self, collectives: Collectives, reduction: str, *, is_leader: bool) -> None:
+        """`reduction`: one of `REDUCTIONS`."""
+        self._collectives, self._reduction, self._is_leader = collectives, reduction, is_leader
+
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
+        """See `SparseRing.reduce`."""
+        exchanged = exchange(gradients, self._collectives, name)
+        return reduce(exchanged, self._reduction, self._collectives.size) if self._is_leader else None
+
+
+class HierarchicalRing(SparseRing):
+    """The ranks of a node merge their gradients in shared memory; only the leaders' travel, with counts."""
+
+    def __init__(self, job: Job, reduction: str) -> None:
+        """Every rank of the job calls it: sets up the exchange of this node and the collectives of the leaders.
+
+        Args:
+          job: Of this process.
+          reduction: One of `REDUCTIONS`.
+        """
+        self._job, self._reduction = job, reduction
+        job.join_exchange()
+        self._leaders = job.leaders_collectives()
+        job.collectives.barrier("tsps.exchange")
+
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
+        """See `SparseRing.reduce`."""
+        job, world_size = self._job, self._job.size
+        own = _unique(gradients)
+        one_node = len(job.leaders) == 1
+        if job.collectives.local_size > 1:
+            merged = _ops.node_merge(
+                [one.keys for one in own],
+                [one.rows for one in own],
+                world_size,
+                job.group_path,
+                step,
+                job.timeout_s,
+                reduction=self._reduction if one_node else "sum",
+                operation=name,
+            )
+        else:
+            merged = _ops.Merged(
+                [one.keys for one in own],
+                [one.rows for one in own],
+                [tf.ones_like(one.keys, dtype=tf.int32) for one in own],
+            )
+        if self._leaders is None:
+            return None
+        if not one_node:
+            n = len(own)
+            gathered = self._leaders.allgather([*merged.keys, *merged.grads, *merged.counts], f"{name}.leaders")
+            merged = _ops.merge(gathered[:n], gathered[n : 2 * n], gathered[2 * n :], world_size, self._reduction)
+        for rows, gradient in zip(merged.grads, own, strict=True):
+            rows.set_shape([None, gradient.rows.shape[1]])
+        return [SparseGradient(keys, rows, ranks=1) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
+
+
+def make(topology: str, job: Job, reduction: str) -> SparseRing:
+    """The ring of a job. Every rank calls it, with the same arguments.
+
+    Args:
+      topology: One of `TOPOLOGIES`.
+      job: Of this process.
+      reduction: One of `REDUCTIONS`.
+    """
+    if topology == "flat" or job.size == 1:
+        return FlatRing(job.collectives, reduction, is_leader=job.is_leader)
+    return HierarchicalRing(job, reduction)
+
+
+def _unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
+    """The same with unique keys: a rank counts once for each of its keys."""
+    own = list(gradients)
+    repeated = [i for i, gradient in enumerate(own) if gradient.ranks == 0]
+    if repeated:
+        for i, merged in zip(repeated, _merge([own[i] for i in repeated], "local", 1), strict=True):
+            own[i] = merged
+    return own
+
+
 def exchange(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
     """Gives every rank the sets of all ranks, in rank order. Merges repeated keys of this rank first.
 
@@ -81,11 +188,7 @@ def exchange(gradients: Sequence[SparseGradient], collectives: Collectives, name
       collectives: Of this process.
       name: Of the operation.
     """
-    own = list(gradients)
-    repeated = [i for i, gradient in enumerate(own) if gradient.ranks == 0]
-    if repeated:
-        for i, merged in zip(repeated, _merge([own[i] for i in repeated], "local", 1), strict=True):
-            own[i] = merged
+    own = _unique(gradients)
     if collectives.size == 1 or not own:
         return own
     # Counts need not travel: every rank's is 1 for each of its keys.
