@@ -336,6 +336,53 @@ def node_merge(
     )
 
 
+def node_apply(
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    world_size: tf.Tensor | int,
+    path: str,
+    step: tf.Tensor,
+    timeout_s: float,
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    hyper: Sequence[tf.Tensor],
+    *,
+    reduction: str,
+    operation: str,
+) -> tf.Tensor:
+    """`node_merge`, then `apply` by the leader, from where the merged gradients lie. Returns the step.
+
+    Args:
+        keys: as in `node_merge`, and so are the next five, and `reduction` and `operation`.
+        grads: "
+        world_size: "
+        path: "
+        step: the committed step + 1.
+        timeout_s: "
+        paths: T scalar strings; used on the leader, as are the next two.
+        uuids: T scalar strings.
+        hyper: as in `apply`.
+        reduction: "
+        operation: "
+
+    Raises:
+        OpError: as `node_merge` and `apply`; an error of the leader's is raised on the other ranks at their next call.
+    """
+    return _lib.tsps_node_apply(
+        keys,
+        grads,
+        world_size,
+        path,
+        step,
+        timeout_s,
+        paths,
+        uuids,
+        hyper,
+        reduction=reduction,
+        operation=operation,
+    )
+
+
 def apply(
     step: tf.Tensor | int,
     paths: Sequence[tf.Tensor],

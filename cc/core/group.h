@@ -171,6 +171,12 @@ struct TableUpdate {
   size_t n = 0;
   const float* hyper = nullptr;  // HyperCount(kind) floats
   size_t n_hyper = 0;
+  // In place of `gradients` where they lie in several places: one after another float[n, dim].
+  struct Piece {
+    const float* rows;
+    size_t n;
+  };
+  std::vector<Piece> pieces;
 };
 
 // The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,

@@ -14,6 +14,33 @@ namespace {
 
 constexpr size_t kUpdateGrain = 256;
 
+// Finds the gradient of a key by its position among an update's keys.
+class GradientRows {
+ public:
+  GradientRows(const TableUpdate& update, size_t dim) : dim_(dim), pieces_(update.pieces) {
+    if (pieces_.empty()) pieces_.push_back({update.gradients, update.n});
+  }
+  const float* at(size_t i) const {
+    size_t p = 0;
+    for (; i >= pieces_[p].n; ++p) i -= pieces_[p].n;
+    return pieces_[p].rows + i * dim_;
+  }
+  // As FirstNonFiniteRow.
+  int64_t FirstNonFinite(Executor& executor) const {
+    size_t before = 0;
+    for (const TableUpdate::Piece& piece : pieces_) {
+      const int64_t row = FirstNonFiniteRow(piece.rows, piece.n, dim_, executor);
+      if (row >= 0) return static_cast<int64_t>(before) + row;
+      before += piece.n;
+    }
+    return -1;
+  }
+
+ private:
+  const size_t dim_;
+  std::vector<TableUpdate::Piece> pieces_;
+};
+
 }  // namespace
 
 Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates,
@@ -26,6 +53,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
   std::vector<bool> seen(static_cast<size_t>(group_.table_count()));
   std::vector<OptimizerKind> kinds;
+  std::vector<GradientRows> gradients;
   uint64_t rows_written = 0;
   for (const TableUpdate& update : updates) {
     const auto table = static_cast<size_t>(update.table);
@@ -43,13 +71,11 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
     TSPS_RETURN_IF_ERROR(group_.CheckKeys(update.table, update.keys, update.n));
     mutation.Add(update.table, update.keys, update.n);
     kinds.push_back(kind);
+    gradients.emplace_back(update, static_cast<size_t>(config.dim));
     rows_written += update.n;
   }
   std::vector<int64_t> not_finite(updates.size());
-  mutation.Plan([&](size_t u) {
-    const size_t dim = static_cast<size_t>(group_.config(updates[u].table).dim);
-    not_finite[u] = FirstNonFiniteRow(updates[u].gradients, updates[u].n, dim, executor);
-  });
+  mutation.Plan([&](size_t u) { not_finite[u] = gradients[u].FirstNonFinite(executor); });
   for (size_t u = 0; u < updates.size(); ++u) {
     if (not_finite[u] < 0) continue;
     return Error(Code::kInvalidArgument, "table ", group_.config(updates[u].table).name,
@@ -74,7 +100,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
         for (int plane = 1; plane < planes.n; ++plane) {
           slot_rows[plane - 1] = planes.at(plane, plan.rows[i]);
         }
-        updater.Update(update.gradients + i * planes.dim, planes.at(0, plan.rows[i]), slot_rows);
+        updater.Update(gradients[u].at(i), planes.at(0, plan.rows[i]), slot_rows);
         TSPS_FAULT_POINT("apply.row");
       }
     });

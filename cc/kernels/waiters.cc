@@ -32,4 +32,12 @@ void Waiters::Work() {
   }
 }
 
+void RunOnWaiter(const Done& done, std::function<Status()> body) {
+  const Status started = NoThrow([&] {
+    Waiters::Get().Run([done, body = std::move(body)] { done(NoThrow(body)); });
+    return Status();
+  });
+  if (!started.ok()) done(started);
+}
+
 }  // namespace tsps

@@ -8,6 +8,8 @@
 #include <functional>
 #include <mutex>
 
+#include "kernels/async_kernel.h"
+
 namespace tsps {
 
 // Threads that wait in place of TensorFlow's: as many as waits are pending at once, a few in
@@ -27,6 +29,9 @@ class Waiters {
   std::deque<std::function<void()>> pending_;
   size_t idle_ = 0;
 };
+
+// Runs `body` on one of them and reports how it ended.
+void RunOnWaiter(const Done& done, std::function<Status()> body);
 
 }  // namespace tsps
 

@@ -51,7 +51,9 @@ def train(
     control: bool = False,
 ) -> dict[str, Any]:
     """Trains three tables and three dense weights; returns first and last values."""
-    print(f"rank {hvd.rank()}: {kind} {reduction} {topology}, {steps} steps", flush=True)  # shown when the test times out
+    print(
+        f"rank {hvd.rank()}: {kind} {reduction} {topology}, {steps} steps", flush=True
+    )  # shown when the test times out
     tables = layers()
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(

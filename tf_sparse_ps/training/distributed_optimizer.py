@@ -238,10 +238,6 @@ class DistributedOptimizer(_keras.Optimizer):
         world, name = run.collectives, f"tsps.{run.ordinal}"
 
         # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
-        step, reduced = None, None
-        if job is not None and run.ring is not None:
-            step = tf.identity(job.step) + 1
-            reduced = run.ring.reduce([one.gradient for one in tables], f"{name}.sparse", step)
         big = sparse_ring.exchange([one.gradient for one in dense if one.big], world, f"{name}.big")
         averaged = dense_ring.average([one.value for one in dense if one.to_average], world, f"{name}.dense")
         _take_back(dense, averaged, big, world.size)
@@ -250,7 +246,7 @@ class DistributedOptimizer(_keras.Optimizer):
         rate, made = _keras.current_learning_rate(self.inner_optimizer), tf.convert_to_tensor(self.iterations)
         published: list[tf.Tensor] = []
         if job is not None:
-            published = [self._update_tables(tables, dense, reduced, step, rate, made)]
+            published = [self._update_tables(job, tables, dense, rate, made)]
         present = [one for one in dense if one.result is not None]
         if present:
             _keras.apply_optimizer(self.inner_optimizer, [one.result for one in dense], [one.variable for one in dense])
@@ -288,24 +284,29 @@ class DistributedOptimizer(_keras.Optimizer):
             failures.watch(job)
 
     def _update_tables(
-        self,
-        tables: list[_TableGradient],
-        dense: list[_DenseGradient],
-        reduced: list[SparseGradient] | None,
-        step: tf.Tensor,
-        rate: tf.Tensor,
-        made: tf.Tensor,
+        self, job: Any, tables: list[_TableGradient], dense: list[_DenseGradient], rate: tf.Tensor, made: tf.Tensor
     ) -> tf.Tensor:
-        """Returns `step`, once this process has done its part of it; `reduced` is None on ranks that do not write."""
-        world = self._run.collectives
-        factor = self.loss_scale_factor
+        """Returns the step that these gradients make, once this process has done its part of it."""
+        run, factor, clip = self._run, self.loss_scale_factor, clipping.Clipping.of(self.inner_optimizer)
+        assert run.ring is not None  # made when the tables were bound
+        step = tf.identity(job.step) + 1
+        gradients, name = [one.gradient for one in tables], f"tsps.{run.ordinal}"
+        rules = [self._rule_of(one.table) for one in tables]
+        update = sparse_ring.Update(
+            [one.table.path for one in tables],
+            [one.table.uuid for one in tables],
+            [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules],
+        )
+        if factor == 1.0 and clip == clipping.Clipping():
+            return run.ring.apply(gradients, f"{name}.sparse", step, update)
+
+        reduced = run.ring.reduce(gradients, f"{name}.sparse", step)
         rows = None if reduced is None else [_unscale(one.rows, factor) for one in reduced]
-        clip = clipping.Clipping.of(self.inner_optimizer)
         if rows is not None and clip.value is not None:
             rows = [tf.clip_by_value(one, -clip.value, clip.value) for one in rows]
         if clip.needs_norms:
             others = [_unscale(one.result, factor) for one in dense if one.result is not None]
-            factors = clipping.table_factors(clip, rows, others, len(tables), world, f"tsps.{self._run.ordinal}.clip")
+            factors = clipping.table_factors(clip, rows, others, len(tables), run.collectives, f"{name}.clip")
             if rows is not None:
                 rows = [one * factors[t] for t, one in enumerate(rows)]
             if clip.global_norm is not None:
@@ -314,16 +315,7 @@ class DistributedOptimizer(_keras.Optimizer):
                     one.result = None if one.result is None else clipping.scale(one.result, factors[0])
         if reduced is None or rows is None:
             return step
-        rules = [self._rule_of(one.table) for one in tables]
-        hyper = [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules]
-        return _ops.apply(
-            step,
-            [one.table.path for one in tables],
-            [one.table.uuid for one in tables],
-            [one.keys for one in reduced],
-            rows,
-            hyper,
-        )
+        return update.apply(step, [one.keys for one in reduced], rows)
 
 
 _LOSS_SCALING = (

@@ -79,6 +79,24 @@ def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
     return producer.type in _UNIQUE_KEYS
 
 
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What makes a step of reduced gradients.
+
+    Attributes:
+      paths, uuids: Of the tables.
+      hyper: Each table's hyperparameters, as `_ops.apply` takes them.
+    """
+
+    paths: list[str]
+    uuids: list[str]
+    hyper: list[tf.Tensor]
+
+    def apply(self, step: tf.Tensor, keys: list[tf.Tensor], rows: list[tf.Tensor]) -> tf.Tensor:
+        """On a leader: writes the tables and publishes `step`, which is returned."""
+        return _ops.apply(step, self.paths, self.uuids, keys, rows, self.hyper)
+
+
 class SparseRing(abc.ABC):
     """Makes one gradient per key and table of all ranks' gradients."""
 
@@ -94,6 +112,17 @@ class SparseRing(abc.ABC):
         Returns:
           The reduced gradients on the leader of every node, the same bits on all of them; None on other ranks.
         """
+
+    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
+        """`reduce`, and the leaders apply what comes out of it.
+
+        Returns:
+          `step`, once this rank has done its part of it.
+        """
+        reduced = self.reduce(gradients, name, step)
+        if reduced is None:
+            return step
+        return update.apply(step, [one.keys for one in reduced], [one.rows for one in reduced])
 
 
 class FlatRing(SparseRing):
@@ -123,6 +152,25 @@ class HierarchicalRing(SparseRing):
         job.join_exchange()
         self._leaders = job.leaders_collectives()
         job.collectives.barrier("tsps.exchange")
+
+    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
+        """See `SparseRing.apply`. On one node the leader applies the merged gradients from where they lie."""
+        if len(self._job.leaders) > 1:
+            return super().apply(gradients, name, step, update)
+        own = _unique(gradients)
+        return _ops.node_apply(
+            [one.keys for one in own],
+            [one.rows for one in own],
+            self._job.size,
+            self._job.group_path,
+            step,
+            self._job.timeout_s,
+            update.paths,
+            update.uuids,
+            update.hyper,
+            reduction=self._reduction,
+            operation=name,
+        )
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
         """See `SparseRing.reduce`."""
