@@ -284,6 +284,37 @@ def merge(
     return Merged(*_lib.tsps_merge(keys, grads, counts, world_size, reduction=reduction))
 
 
+def pack(keys: Sequence[tf.Tensor], grads: Sequence[tf.Tensor], counts: Sequence[tf.Tensor], wire: str) -> tf.Tensor:
+    """Packs gradients for the wire: uint8[n], a size that occurs often (docs/format.md has the format).
+
+    Args:
+        keys: T of int64[u_t], unique within a table.
+        grads: T of float32[u_t, dim].
+        counts: T of int32[u_t]: in how many ranks each key occurred, 1 or more.
+        wire: "float32", "bfloat16" or "float16": what gradients are rounded to, to nearest even.
+    """
+    return _lib.tsps_pack(keys, grads, counts, wire=wire)
+
+
+def unpack_merge(buffers: tf.Tensor, world_size: tf.Tensor | int, reduction: str, dims: Sequence[int]) -> Merged:
+    """Merges what several senders packed, in their order: `merge` of the gradients in `buffers`.
+
+    Args:
+        buffers: uint8[n], the senders' buffers one after another.
+        world_size: int32, number of ranks, the divisor of "average".
+        reduction: as in `merge`.
+        dims: T widths of rows.
+
+    Raises:
+        DataLossError: a buffer is damaged, truncated or of another version.
+        InvalidArgumentError: a sender has other tables.
+    """
+    merged = Merged(*_lib.tsps_unpack_merge(buffers, world_size, T=len(dims), reduction=reduction))
+    for grads, dim in zip(merged.grads, dims, strict=True):
+        grads.set_shape([None, dim])
+    return merged
+
+
 def join_exchange(path: str, folder: str, local_rank: int, local_size: int, rank: int) -> None:
     """Makes this process one of the ranks that merge their gradients in shared memory, once per group and process.
 

@@ -56,6 +56,7 @@ class Job:
       is_leader: This process writes the node's tables.
       timeout_s: How long to wait for another rank before that is an error: TFSPS_TIMEOUT_S, 600 by default.
       group_path: The group's directory.
+      exchange_path: Where the ranks of this node see each other, a folder of this run alone.
       seed: Of tables that were given none; 63 bits.
       collectives: How the ranks talk to each other.
     """
@@ -85,7 +86,7 @@ class Job:
         self.folder = job_folder.prepare()
         self.group_path = os.path.join(self.folder, f"{self.name or self.uuid}-n{self.node}")
         self._ready_path = f"{self.group_path}/.session-{session}"
-        self._exchange_path = f"{self.group_path}/.exchange-{session}"
+        self.exchange_path = f"{self.group_path}/.exchange-{session}"
         self._joined = False
         self._leaders_collectives: tuple[Collectives | None] | None = None
         self._lock = threading.Lock()
@@ -112,20 +113,17 @@ class Job:
         return self._step
 
     def join_exchange(self) -> None:
-        """Makes this process one of those that merge their gradients in shared memory. Every rank of the node calls it.
+        """Makes this process one that the other ranks of its node see, and can merge gradients with. Made once.
 
-        A barrier must follow before the first merge.
+        Every rank of the job calls it; returns when all have.
         """
-        if self._joined or self.collectives.local_size == 1:
+        if self._joined:
             return
-        with eager_ops(f"joining the exchange of {self.group_path}") as _ops:
-            _ops.join_exchange(
-                self.group_path,
-                self._exchange_path,
-                self.collectives.local_rank,
-                self.collectives.local_size,
-                self.rank,
-            )
+        own = self.collectives
+        if own.local_size > 1:
+            with eager_ops(f"joining the exchange of {self.group_path}") as _ops:
+                _ops.join_exchange(self.group_path, self.exchange_path, own.local_rank, own.local_size, self.rank)
+        own.barrier("tsps.exchange")
         self._joined = True
 
     def leaders_collectives(self) -> Collectives | None:
@@ -212,7 +210,7 @@ class Job:
                         shutil.rmtree(entry.path)
             else:
                 _ops.create_group(self.group_path, self.uuid)
-            os.mkdir(self._exchange_path, 0o700)
+            os.mkdir(self.exchange_path, 0o700)
         if self.name is None:
             path, pid = self.group_path, os.getpid()
             self.collectives.at_exit(lambda: _remove_group(path, pid))

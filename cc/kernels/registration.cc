@@ -68,6 +68,18 @@ std::vector<Op> Ops() {
        {tables, "reduction: {'frequency', 'average', 'sum', 'local'}"},
        {"keys: T * int64", "grads: T * float", "counts: T * int32", "world_size: int32"},
        {"merged_keys: T * int64", "merged_grads: T * float", "merged_counts: T * int32"}},
+      {"TspsPack",
+       false,
+       PackShapes,
+       {tables, "wire: {'float32', 'bfloat16', 'float16'}"},
+       {"keys: T * int64", "grads: T * float", "counts: T * int32"},
+       {"buffer: uint8"}},
+      {"TspsUnpackMerge",
+       false,
+       UnpackMergeShapes,
+       {tables, "reduction: {'frequency', 'average', 'sum'}"},
+       {"buffers: uint8", "world_size: int32"},
+       {"merged_keys: T * int64", "merged_grads: T * float", "merged_counts: T * int32"}},
       {"TspsJoinExchange",
        true,
        NoOutputs,
@@ -163,6 +175,7 @@ bool RegisterAll() {
   RegisterPooledKernels();
   RegisterReduceKernels();
   RegisterExchangeKernels();
+  RegisterWireKernels();
   RegisterApplyKernels();
   RegisterWaitKernels();
   RegisterAdminKernels();

@@ -201,4 +201,22 @@ void MergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
+// Inputs: keys T, grads T, counts T. Outputs: buffer.
+void PackShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  inference.SetOutput(0, inference.Vector());
+}
+
+// Inputs: buffers, world_size. Outputs: keys T, grads T, counts T. How wide rows are is in the
+// buffers; the Python wrapper knows it.
+void UnpackMergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int tables = inference.outputs() / 3;
+  for (int t = 0; t < tables; ++t) {
+    inference.SetOutput(t, inference.Vector());
+    inference.SetOutput(tables + t, inference.Concatenate(inference.Vector(), inference.Vector()));
+    inference.SetOutput(2 * tables + t, inference.Vector());
+  }
+}
+
 }  // namespace tsps

@@ -90,6 +90,7 @@ class KernelContext {
 
  private:
   static TF_DataType TypeOf(const float*) { return TF_FLOAT; }
+  static TF_DataType TypeOf(const uint8_t*) { return TF_UINT8; }
   static TF_DataType TypeOf(const int32_t*) { return TF_INT32; }
   static TF_DataType TypeOf(const int64_t*) { return TF_INT64; }
   Result<Tensor> Output(int index, TF_DataType type, size_t item,

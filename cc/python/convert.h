@@ -59,6 +59,7 @@ FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_
 
 // Registers the classes of the other files.
 void BindGroup(py::module_& module);
+void BindNodeRanks(py::module_& module);
 void BindParameterFile(py::module_& module);
 
 }  // namespace tsps

@@ -5,6 +5,7 @@
 PYBIND11_MODULE(_table, module) {
   module.doc() = "Table groups and sparse-parameter files. Private: use tf_sparse_ps.Table.";
   tsps::BindGroup(module);
+  tsps::BindNodeRanks(module);
   tsps::BindParameterFile(module);
   module.def("initial_rows", &tsps::InitialRows, pybind11::arg("initializer"),
              pybind11::arg("keys").noconvert(), pybind11::arg("dim"),

@@ -47,6 +47,7 @@ def train(
     steps: int,
     *,
     topology: str = "hierarchical",
+    wire: str = "float32",
     tape: str = "plain",
     control: bool = False,
 ) -> dict[str, Any]:
@@ -57,7 +58,11 @@ def train(
     tables = layers()
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
-        OPTIMIZERS[kind](batches.RATES[kind]), sparse_reduction=reduction, topology=topology, collectives="auto"
+        OPTIMIZERS[kind](batches.RATES[kind]),
+        sparse_reduction=reduction,
+        topology=topology,
+        wire=wire,
+        collectives="auto",
     )
     first = [numbers(layer, batches.all_keys(t)) for t, layer in enumerate(tables)]
     anchors = [layer.trainable_variables[0] for layer in tables]
@@ -82,10 +87,10 @@ def train(
         [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
     )
     functions = [tf.function(functools.partial(step, out), input_signature=signature) for out in (False, True)]
-    exchange = sparse_ring.exchange
+    reduce_over = sparse_ring.reduce_over
     if control:
         # Nothing travels: every leader sees its own gradients only.
-        sparse_ring.exchange = lambda gradients, collectives, name: exchange(gradients, LocalCollectives(), name)
+        sparse_ring.reduce_over = lambda _, *args, **options: reduce_over(LocalCollectives(), *args, **options)
     try:
         for i in range(steps):
             one = batches.batch(i, hvd.rank())
@@ -96,7 +101,7 @@ def train(
                 [tf.constant(targets) for targets in one.dense_targets],
             )
     finally:
-        sparse_ring.exchange = exchange
+        sparse_ring.reduce_over = reduce_over
     results: dict[str, Any] = {}
     for t, layer in enumerate(tables):
         results[f"first{t}"], results[f"last{t}"] = first[t], numbers(layer, batches.all_keys(t))
@@ -159,6 +164,9 @@ def main() -> None:
         "adagrad-frequency-flat": train("adagrad", "frequency", 60, topology="flat"),
         "sgd-average-flat": train("sgd", "average", 30, topology="flat"),
         "adagrad-sum-flat": train("adagrad", "sum", 30, topology="flat"),
+        "adagrad-frequency-bfloat16": train("adagrad", "frequency", 60, wire="bfloat16"),
+        "sgd-sum-flat-bfloat16": train("sgd", "sum", 30, topology="flat", wire="bfloat16"),
+        "sgd-average-float16": train("sgd", "average", 30, wire="float16"),
         "control": train("sgd", "frequency", 30, topology="flat", control=True),
         "example": {"rows": published_example()},
         "fit": fit_example(),

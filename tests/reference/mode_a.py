@@ -35,13 +35,41 @@ def local_sums(batch: SparseBatch) -> dict[int, np.ndarray]:
     return sums
 
 
-def reduce_sparse(ranks: Sequence[dict[int, np.ndarray]], reduction: str) -> dict[int, np.ndarray]:
-    """One gradient per key of the job, added in rank order."""
+def add_up(parts: Sequence[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
+    """One gradient per key, added in the order of the parts."""
     sums: dict[int, np.ndarray] = {}
-    counts: dict[int, int] = {}
-    for own in ranks:
+    for own in parts:
         for key, grad in own.items():
             sums[key] = sums[key] + grad if key in sums else grad
+    return sums
+
+
+def rounded(values: np.ndarray, wire: str) -> np.ndarray:
+    """float32 values as they come out of a wire of "float32", "bfloat16" or "float16"."""
+    if wire == "float16":
+        return values.astype(np.float16).astype(F)
+    if wire == "bfloat16":  # the upper half of a float32, rounded to nearest even
+        bits = values.astype(F).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(F)
+    return values
+
+
+def reduce_sparse(
+    ranks: Sequence[dict[int, np.ndarray]], reduction: str, senders: Sequence[Sequence[int]], wire: str
+) -> dict[int, np.ndarray]:
+    """One gradient per key of the job.
+
+    Args:
+      ranks: Each rank's gradients.
+      reduction: "frequency", "average" or "sum".
+      senders: The ranks whose sum travels as one, in order: of a node, or of each rank alone.
+      wire: What a sender's gradients are rounded to.
+    """
+    sent = [{key: rounded(row, wire) for key, row in add_up([ranks[r] for r in own]).items()} for own in senders]
+    sums = add_up(sent)
+    counts: dict[int, int] = {}
+    for own in ranks:
+        for key in own:
             counts[key] = counts.get(key, 0) + 1
     divisor: dict[str, Callable[[int], float]] = {
         "frequency": lambda key: counts[key],
@@ -100,8 +128,14 @@ class Simulation:
         kind: str,
         reduction: str,
         rate: float,
+        senders: Sequence[Sequence[int]],
+        wire: str = "float32",
     ) -> None:
-        """Starts from dense weights and from tables that hold every key that will be used."""
+        """Starts from dense weights and from tables that hold every key that will be used.
+
+        `senders` and `wire` as in `reduce_sparse`.
+        """
+        self.senders, self.wire = senders, wire
         self.dense = [weight.astype(F) for weight in dense]
         self.tables = [{key: row.astype(F) for key, row in table.items()} for table in tables]
         self.reduction, self.rate, self.step = reduction, rate, 0
@@ -124,5 +158,5 @@ class Simulation:
             self.dense[i] = self.dense_rule.update(i, weight, grad, self.rate, self.step)
         for t, rows in enumerate(self.tables):
             per_rank = [{} if own[t] is None else local_sums(own[t]) for own in sparse]
-            for key, grad in reduce_sparse(per_rank, self.reduction).items():
+            for key, grad in reduce_sparse(per_rank, self.reduction, self.senders, self.wire).items():
                 rows[key] = self.table_rules[t].update(key, rows[key], grad, self.rate, self.step)

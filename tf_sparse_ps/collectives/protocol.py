@@ -150,8 +150,13 @@ def _horovod_initialised() -> bool:
 
 
 def prepare() -> None:
-    """Sets what Horovod must find when it is initialised. Importing tf_sparse_ps does this."""
-    if launched_by_horovodrun() and not _horovod_initialised():
+    """Sets what Horovod must find when it is initialised. Importing tf_sparse_ps does this.
+
+    Not in jobs of one node, which need no process sets: with them, Horovod ends a process that sees another die by
+    std::terminate, before it can say why.
+    """
+    several_nodes = os.environ.get("HOROVOD_LOCAL_SIZE") != os.environ.get("HOROVOD_SIZE")
+    if launched_by_horovodrun() and several_nodes and not _horovod_initialised():
         os.environ.setdefault(PROCESS_SETS, "1")
 
 

@@ -48,6 +48,7 @@ class DistributedOptimizer(_keras.Optimizer):
         sparse_optimizer: optimizers.RowOptimizer | str | None = None,
         sparse_reduction: str = "frequency",
         topology: str = "hierarchical",
+        wire: str = "float32",
         schedule: Any = None,
         collectives: str = "auto",
         name: str | None = None,
@@ -64,6 +65,8 @@ class DistributedOptimizer(_keras.Optimizer):
             key occurred), "average" (the number of ranks), "sum" (nothing).
           topology: "hierarchical": ranks of a node merge their sparse gradients in shared memory, only the leaders of
             nodes send any. "flat": every rank sends its own to all.
+          wire: What sparse gradients are rounded to where they travel between nodes (or, "flat", between ranks):
+            "float32", "bfloat16" or "float16". Sums are made in float32.
           schedule: `tsps.schedules.Synchronous()`, the default.
           collectives: "auto", "horovod" or "local".
           name: For Keras.
@@ -79,6 +82,8 @@ class DistributedOptimizer(_keras.Optimizer):
             )
         if topology not in sparse_ring.TOPOLOGIES:
             raise ValueError(f"`topology` must be one of {sparse_ring.TOPOLOGIES}. Received: {topology!r}")
+        if wire not in sparse_ring.WIRES:
+            raise ValueError(f"`wire` must be one of {sparse_ring.WIRES}. Received: {wire!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule
         if not isinstance(schedule, schedules.Synchronous):
             raise ValueError(f"`schedule` must be tsps.schedules.Synchronous() in this version. Received: {schedule!r}")
@@ -91,6 +96,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self.sparse_optimizer = rule
         self.sparse_reduction = sparse_reduction
         self.topology = topology
+        self.wire = wire
         self.schedule = schedule
         self.collectives = collectives
         self._run = _Run(collectives_lib.resolve(collectives), rule or _match(optimizer))
@@ -181,6 +187,7 @@ class DistributedOptimizer(_keras.Optimizer):
             "sparse_optimizer": optimizers.serialize(self.sparse_optimizer),
             "sparse_reduction": self.sparse_reduction,
             "topology": self.topology,
+            "wire": self.wire,
             "schedule": {"class_name": type(self.schedule).__name__, "config": self.schedule.get_config()},
             "collectives": self.collectives,
         }
@@ -238,9 +245,9 @@ class DistributedOptimizer(_keras.Optimizer):
         world, name = run.collectives, f"tsps.{run.ordinal}"
 
         # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
-        big = sparse_ring.exchange([one.gradient for one in dense if one.big], world, f"{name}.big")
+        big = sparse_ring.reduce_replicated([one.gradient for one in dense if one.big], world, f"{name}.big")
         averaged = dense_ring.average([one.value for one in dense if one.to_average], world, f"{name}.dense")
-        _take_back(dense, averaged, big, world.size)
+        _take_back(dense, averaged, big)
 
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
         rate, made = _keras.current_learning_rate(self.inner_optimizer), tf.convert_to_tensor(self.iterations)
@@ -269,6 +276,7 @@ class DistributedOptimizer(_keras.Optimizer):
             {
                 "sparse_reduction": self.sparse_reduction,
                 "topology": self.topology,
+                "wire": self.wire,
                 "schedule": self.schedule,
                 "wrapped optimizer": type(self.inner_optimizer).__name__,
                 "updates made before": int(self.iterations),
@@ -278,10 +286,11 @@ class DistributedOptimizer(_keras.Optimizer):
             },
         )
         run.bound.update(table.path for table in new)
-        if new and run.ring is None:
-            run.ring = sparse_ring.make(self.topology, job, self.sparse_reduction)
         if new and run.collectives.size > 1:
+            job.join_exchange()
             failures.watch(job)
+        if new and run.ring is None:
+            run.ring = sparse_ring.make(self.topology, job, self.sparse_reduction, self.wire)
 
     def _update_tables(
         self, job: Any, tables: list[_TableGradient], dense: list[_DenseGradient], rate: tf.Tensor, made: tf.Tensor
@@ -466,9 +475,7 @@ def _refuse_reduced(gradient: tf.IndexedSlices, table: Any) -> None:
             pending.extend(tensor.op for tensor in op.inputs)
 
 
-def _take_back(
-    dense: list[_DenseGradient], averaged: list[tf.Tensor], exchanged: list[SparseGradient], world_size: int
-) -> None:
+def _take_back(dense: list[_DenseGradient], averaged: list[tf.Tensor], reduced: list[SparseGradient]) -> None:
     """Puts the rings' outputs to the gradients that went in."""
     ring = iter(averaged)
     for one in dense:
@@ -477,8 +484,7 @@ def _take_back(
         elif not one.big:
             one.result = one.value  # None, or averaged by a DistributedGradientTape
     big = [one for one in dense if one.big]
-    # On every rank: they are the gradients of replicated weights. Keys come out unique, as Keras's rules need them.
-    for one, merged in zip(big, sparse_ring.reduce(exchanged, "average", world_size), strict=True):
+    for one, merged in zip(big, reduced, strict=True):
         rows = tf.reshape(merged.rows, [-1, *one.variable.shape[1:]])
         one.result = tf.IndexedSlices(rows, merged.keys, tf.constant(list(one.variable.shape), tf.int64))
 

@@ -1,13 +1,19 @@
-"""Says which process died, when a collective or a step fails because one did.
+"""Says which process died or stopped, when a collective or a step fails because one did.
 
-When the leader of a node dies, the other ranks stand in a Horovod operation, and fail with a text of Gloo that names
-nobody; or, when a child of the leader still holds its sockets, they do not fail for as long as Gloo's timeout.
-So every other rank of the node watches the leader's writer lock from a thread:
+When a rank dies, the others stand in a Horovod operation, and fail with a text of Gloo that names nobody; or, when a
+child of the dead rank still holds its sockets, they do not fail for as long as Gloo's timeout. So every rank watches
+the others of its node from a thread, by the locks that they hold (core/rank_file.h):
 
-- when the lock is lost, the rank's process id and the step are printed at once: launchers end the
-  remaining ranks within a second, sometimes before Python can report the error that Horovod raised;
-- an uncaught error is reported as caused by the leader's death;
+- when one is lost, the rank's process id and step are printed at once: launchers end the remaining ranks within a
+  second, sometimes before Python can report the error that Horovod raised;
+- an uncaught error is reported as caused by that death, or by a rank that is found stopped;
 - a rank that is then still inside a TensorFlow call ends with status 1.
+
+The same happens when the merge of gradients has failed in this rank, say because another did not come in time: the
+error itself cannot be raised before Horovod gives up its operations of the same step.
+
+A rank of another node cannot be seen: there Horovod's error stands for itself, and its launcher says which process
+ended.
 """
 
 from __future__ import annotations
@@ -25,26 +31,40 @@ import tensorflow as tf
 from tf_sparse_ps import _table
 from tf_sparse_ps.collectives import CollectivesError
 
-_POLL_S = 0.025  # a look costs 8 us
+_POLL_S = 0.025  # a look costs 5 us per rank
 _GRACE_S = 4.0
 _lock = threading.Lock()
 _watches: dict[str, Watch] = {}
 
 
-class LeaderDied(RuntimeError):
-    """The process that writes this node's tables is gone; the message names its process id and the step."""
+class RankDied(RuntimeError):
+    """A rank of this node is gone; the message names it, its process id and its step."""
+
+
+class LeaderDied(RankDied):
+    """The process that writes this node's tables is gone."""
+
+
+class RankStopped(RuntimeError):
+    """A rank of this node has been stopped (SIGSTOP, a debugger) for longer than the others wait."""
+
+
+class ExchangeFailed(RuntimeError):
+    """The ranks of this node could not merge their gradients; the message names the rank that did not come, or why."""
 
 
 class Watch:
-    """A thread that waits for the death of a group's writer. Started by `watch`."""
+    """A thread that waits for the death of another rank of this node. Started by `watch`."""
 
     def __init__(self, job: Any) -> None:
-        """Watches the writer of `job`'s group."""
-        self.death: str | None = None
-        self._path, self._node, self._rank = job.group_path, job.node, job.rank
+        """Watches the ranks that have joined the exchange of `job`'s node."""
+        self.found: RankDied | ExchangeFailed | None = None
+        self._group, self._node, self._rank = job.group_path, job.node, job.rank
+        self._leader = job.leaders[job.node]
+        self._ranks = _table.NodeRanks.open(job.exchange_path, job.collectives.local_size)
         self._stop = threading.Event()
-        self._dead = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tsps-leader-watch", daemon=True)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tsps-rank-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -52,28 +72,52 @@ class Watch:
         self._stop.set()
         self._thread.join(1.0)
 
-    def wait_for_death(self, timeout_s: float) -> str | None:
-        """The report of the writer's death, which the kernel may show a moment after the sockets are closed."""
-        self._dead.wait(timeout_s)
-        return self.death
+    def wait(self, timeout_s: float) -> RankDied | ExchangeFailed | None:
+        """What to raise for a rank's death, which the kernel may show a moment after the sockets are closed."""
+        self._ready.wait(timeout_s)
+        return self.found
+
+    def stopped(self) -> RankStopped | None:
+        """What to raise for a rank that is stopped, if there is one."""
+        for one in self._ranks.look():
+            state = _table.process_state(one.pid) if one.alive and one.rank != self._rank else ""
+            if state.startswith("stopped"):
+                return RankStopped(
+                    f"rank {self._rank}: rank {one.rank} of node {self._node} (pid {one.pid}) is {state}; step "
+                    f"{one.step} is the last it has come to"
+                )
+        return None
 
     def _run(self) -> None:
         # Through the module that has no TensorFlow in it: a failed op would be logged every time.
-        group = _table.Group.open(self._path)
+        group = _table.Group.open(self._group)
         while not self._stop.wait(_POLL_S):
-            info = group.info()
-            if not info["writer_alive"]:
-                if os.path.exists(self._path):  # else the leader has ended as it should
-                    self._report(info)
+            ranks = self._ranks.look()
+            dead = [one for one in ranks if not one.alive and one.rank != self._rank]
+            if dead:
+                if os.path.exists(self._group):  # else the leader has ended as it should
+                    self._report(self._death_of(dead[0], group.info()["step"]))
+                return
+            own = next(one for one in ranks if one.rank == self._rank)
+            if own.failure:
+                self._report(ExchangeFailed(own.failure))
                 return
 
-    def _report(self, info: dict[str, Any]) -> None:
-        self.death = (
-            f"rank {self._rank}: the leader of node {self._node} (pid {info['writer_pid']}) died after step "
-            f"{info['step']} of {self._path}; step {info['step'] + 1} will not be made"
+    def _death_of(self, dead: Any, step: int) -> RankDied:
+        if dead.rank == self._leader:
+            return LeaderDied(
+                f"rank {self._rank}: the leader of node {self._node} (pid {dead.pid}) died after step {step} of "
+                f"{self._group}; step {step + 1} will not be made"
+            )
+        return RankDied(
+            f"rank {self._rank}: rank {dead.rank} of node {self._node} (pid {dead.pid}) died in step {dead.step}; the "
+            f"tables are as of step {step}"
         )
-        self._dead.set()
-        print(f"tf_sparse_ps: {self.death}", file=sys.stderr, flush=True)
+
+    def _report(self, found: RankDied | ExchangeFailed) -> None:
+        self.found = found
+        self._ready.set()
+        print(f"tf_sparse_ps: {found}", file=sys.stderr, flush=True)
         where = _main_thread_call()
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
@@ -84,7 +128,7 @@ class Watch:
                 # It moves: its next collective or step reports the error. Look again from here.
                 where, deadline = now, time.monotonic() + _GRACE_S
         print(
-            f"tf_sparse_ps: rank {self._rank} ends: it has been inside one TensorFlow call since the leader died",
+            f"tf_sparse_ps: rank {self._rank} ends: it has been inside one TensorFlow call since then",
             file=sys.stderr,
             flush=True,
         )
@@ -100,9 +144,9 @@ def _main_thread_call() -> tuple[int, int] | None:
 
 
 def watch(job: Any) -> None:
-    """Starts to watch the writer of a job's group, unless this process is it or watches already."""
+    """Starts to watch the other ranks of a job's node, unless there are none or this process does already."""
     with _lock:
-        if job.is_leader or job.group_path in _watches:
+        if job.collectives.local_size == 1 or job.group_path in _watches:
             return
         if not _watches:
             previous = sys.excepthook
@@ -127,22 +171,23 @@ def stop() -> None:
 
 
 def explain(error: BaseException, timeout_s: float = 2.0) -> BaseException:
-    """Returns a `LeaderDied` caused by `error` when the leader of this node is dead, else `error`.
+    """Returns what this rank knows to be the cause of an error, or the error itself.
+
+    That is a `RankDied`, a `RankStopped` or an `ExchangeFailed`, with `error` as its cause.
 
     Uncaught errors go through here by themselves. A program that catches errors of a step may call it.
 
     Args:
       error: Raised by a training step.
-      timeout_s: How long the death may take to show.
+      timeout_s: How long a death may take to show.
     """
     if not isinstance(error, (tf.errors.OpError, CollectivesError)):
         return error
     with _lock:
         watches = list(_watches.values())
     for one in watches:
-        death = one.wait_for_death(timeout_s)
-        if death is not None:
-            explained = LeaderDied(death)
+        explained = one.wait(timeout_s) or one.stopped()
+        if explained is not None:
             explained.__cause__ = error
             return explained
     return error

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("frequency", "average", "sum")
 TOPOLOGIES = ("hierarchical", "flat")
+WIRES = ("float32", "bfloat16", "float16")
 # Ops whose int64 outputs are sets of unique keys.
 _UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup")
 
@@ -35,17 +36,17 @@ class SparseGradient:
     Attributes:
       keys: int64[n].
       rows: float32[n, dim].
-      ranks: How many ranks' sets are in it, one after another, keys unique within each; 0: keys may repeat at will.
+      unique: Whether no key repeats.
     """
 
     keys: tf.Tensor
     rows: tf.Tensor
-    ranks: int
+    unique: bool = True
 
     @classmethod
     def nothing(cls, dim: int) -> SparseGradient:
         """The gradient of a table that this rank did not touch."""
-        return cls(tf.zeros([0], tf.int64), tf.zeros([0, dim], tf.float32), ranks=1)
+        return cls(tf.zeros([0], tf.int64), tf.zeros([0, dim], tf.float32))
 
     @classmethod
     def of(cls, slices: Sequence[tf.IndexedSlices], dim: int) -> SparseGradient:
@@ -60,8 +61,8 @@ class SparseGradient:
         keys = [tf.cast(one.indices, tf.int64) for one in slices]
         rows = [_matrix(tf.cast(one.values, tf.float32), dim) for one in slices]
         if len(slices) > 1:
-            return cls(tf.concat(keys, axis=0), tf.concat(rows, axis=0), ranks=0)
-        return cls(keys[0], rows[0], ranks=1 if _comes_from_one_lookup(slices[0].indices) else 0)
+            return cls(tf.concat(keys, axis=0), tf.concat(rows, axis=0), unique=False)
+        return cls(keys[0], rows[0], unique=_comes_from_one_lookup(slices[0].indices))
 
 
 def _matrix(rows: tf.Tensor, dim: int) -> tf.Tensor:
@@ -128,34 +129,44 @@ class SparseRing(abc.ABC):
 class FlatRing(SparseRing):
     """Every rank's gradients travel to every rank."""
 
-    def __init__(self, collectives: Collectives, reduction: str, *, is_leader: bool) -> None:
-        """`reduction`: one of `REDUCTIONS`."""
-        self._collectives, self._reduction, self._is_leader = collectives, reduction, is_leader
+    def __init__(self, job: Job, reduction: str, wire: str) -> None:
+        """`reduction`: one of `REDUCTIONS`; `wire`: one of `WIRES`."""
+        self._job, self._reduction, self._wire = job, reduction, wire
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
         """See `SparseRing.reduce`."""
-        exchanged = exchange(gradients, self._collectives, name)
-        return reduce(exchanged, self._reduction, self._collectives.size) if self._is_leader else None
+        own = _unique(gradients)
+        return reduce_over(
+            self._job.collectives,
+            [one.keys for one in own],
+            [one.rows for one in own],
+            [tf.ones_like(one.keys, dtype=tf.int32) for one in own],
+            name,
+            reduction=self._reduction,
+            wire=self._wire,
+            world_size=self._job.size,
+            wanted=self._job.is_leader,
+        )
 
 
 class HierarchicalRing(SparseRing):
     """The ranks of a node merge their gradients in shared memory; only the leaders' travel, with counts."""
 
-    def __init__(self, job: Job, reduction: str) -> None:
-        """Every rank of the job calls it: sets up the exchange of this node and the collectives of the leaders.
+    def __init__(self, job: Job, reduction: str, wire: str) -> None:
+        """Every rank of the job calls it: sets up the collectives of the leaders.
 
         Args:
-          job: Of this process.
+          job: Of this process, which has joined the exchange of its node.
           reduction: One of `REDUCTIONS`.
+          wire: One of `WIRES`.
         """
-        self._job, self._reduction = job, reduction
-        job.join_exchange()
-        self._leaders = job.leaders_collectives()
-        job.collectives.barrier("tsps.exchange")
+        self._job, self._reduction, self._wire = job, reduction, wire
+        self._one_node = len(job.leaders) == 1
+        self._leaders = None if self._one_node else job.leaders_collectives()
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`. On one node the leader applies the merged gradients from where they lie."""
-        if len(self._job.leaders) > 1:
+        if not self._one_node:
             return super().apply(gradients, name, step, update)
         own = _unique(gradients)
         return _ops.node_apply(
@@ -174,95 +185,128 @@ class HierarchicalRing(SparseRing):
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
         """See `SparseRing.reduce`."""
-        job, world_size = self._job, self._job.size
         own = _unique(gradients)
-        one_node = len(job.leaders) == 1
-        if job.collectives.local_size > 1:
-            merged = _ops.node_merge(
-                [one.keys for one in own],
-                [one.rows for one in own],
-                world_size,
-                job.group_path,
-                step,
-                job.timeout_s,
-                reduction=self._reduction if one_node else "sum",
-                operation=name,
-            )
-        else:
-            merged = _ops.Merged(
-                [one.keys for one in own],
-                [one.rows for one in own],
-                [tf.ones_like(one.keys, dtype=tf.int32) for one in own],
-            )
-        if self._leaders is None:
+        merged = self._merge_on_node(own, name, step)
+        if not self._job.is_leader:
             return None
-        if not one_node:
-            n = len(own)
-            gathered = self._leaders.allgather([*merged.keys, *merged.grads, *merged.counts], f"{name}.leaders")
-            merged = _ops.merge(gathered[:n], gathered[n : 2 * n], gathered[2 * n :], world_size, self._reduction)
-        for rows, gradient in zip(merged.grads, own, strict=True):
-            rows.set_shape([None, gradient.rows.shape[1]])
-        return [SparseGradient(keys, rows, ranks=1) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
+        if self._leaders is None:
+            return _gradients(merged)
+        return reduce_over(
+            self._leaders,
+            merged.keys,
+            merged.grads,
+            merged.counts,
+            f"{name}.leaders",
+            reduction=self._reduction,
+            wire=self._wire,
+            world_size=self._job.size,
+        )
+
+    def _merge_on_node(self, own: list[SparseGradient], name: str, step: tf.Tensor) -> _ops.Merged:
+        keys, rows = [one.keys for one in own], [one.rows for one in own]
+        if self._job.collectives.local_size == 1:
+            return _ops.Merged(keys, rows, [tf.ones_like(one, dtype=tf.int32) for one in keys])
+        merged = _ops.node_merge(
+            keys,
+            rows,
+            self._job.size,
+            self._job.group_path,
+            step,
+            self._job.timeout_s,
+            reduction=self._reduction if self._one_node else "sum",  # else divided once all nodes' sums are in
+            operation=name,
+        )
+        for mine, own_rows in zip(merged.grads, rows, strict=True):
+            mine.set_shape([None, own_rows.shape[1]])
+        return merged
 
 
-def make(topology: str, job: Job, reduction: str) -> SparseRing:
+def make(topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
     """The ring of a job. Every rank calls it, with the same arguments.
 
     Args:
       topology: One of `TOPOLOGIES`.
       job: Of this process.
       reduction: One of `REDUCTIONS`.
+      wire: One of `WIRES`.
     """
     if topology == "flat" or job.size == 1:
-        return FlatRing(job.collectives, reduction, is_leader=job.is_leader)
-    return HierarchicalRing(job, reduction)
+        return FlatRing(job, reduction, wire)
+    return HierarchicalRing(job, reduction, wire)
+
+
+def reduce_over(
+    collectives: Collectives,
+    keys: list[tf.Tensor],
+    rows: list[tf.Tensor],
+    counts: list[tf.Tensor],
+    name: str,
+    *,
+    reduction: str,
+    wire: str,
+    world_size: int,
+    wanted: bool = True,
+) -> list[SparseGradient] | None:
+    """Sends this process's gradients to all of `collectives`, and merges what all have sent, in their order.
+
+    Args:
+      collectives: Of the senders, this process among them.
+      keys: T of int64[n], unique.
+      rows: T of float32[n, dim].
+      counts: T of int32[n]: in how many ranks each key occurred.
+      name: Of the operation.
+      reduction: One of `REDUCTIONS`.
+      wire: One of `WIRES`. This process's own gradients are rounded, too.
+      world_size: What "average" divides by.
+      wanted: Whether this process needs the result. It sends in any case.
+
+    Returns:
+      One gradient per key, bit-identical wherever it is made; None unless `wanted`.
+    """
+    if not keys:
+        return []
+    if collectives.size == 1 and world_size == 1:  # every reduction is the identity
+        return [SparseGradient(*one) for one in zip(keys, rows, strict=True)]
+    (buffers,) = collectives.allgather([_ops.pack(keys, rows, counts, wire)], name)
+    if not wanted:
+        return None
+    dims = [int(one.shape[1]) for one in rows]
+    return _gradients(_ops.unpack_merge(buffers, world_size, reduction, dims))
+
+
+def _gradients(merged: _ops.Merged) -> list[SparseGradient]:
+    return [SparseGradient(keys, rows) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
+
+
+def reduce_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
+    """The mean over all ranks of sparse gradients of replicated weights, on every rank. Keys come out unique."""
+    own = _unique(gradients)
+    reduced = reduce_over(
+        collectives,
+        [one.keys for one in own],
+        [one.rows for one in own],
+        [tf.ones_like(one.keys, dtype=tf.int32) for one in own],
+        name,
+        reduction="average",
+        wire="float32",
+        world_size=collectives.size,
+    )
+    return reduced or []
 
 
 def _unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
-    """The same with unique keys: a rank counts once for each of its keys."""
+    """The same with unique keys: a rank counts once for each of its keys, however often its layers met it."""
     own = list(gradients)
-    repeated = [i for i, gradient in enumerate(own) if gradient.ranks == 0]
+    repeated = [i for i, one in enumerate(own) if not one.unique]
     if repeated:
-        for i, merged in zip(repeated, _merge([own[i] for i in repeated], "local", 1), strict=True):
-            own[i] = merged
+        merged = _ops.merge(
+            [own[i].keys for i in repeated],
+            [own[i].rows for i in repeated],
+            [tf.ones_like(own[i].keys, dtype=tf.int32) for i in repeated],
+            1,
+            "local",
+        )
+        for i, keys, rows in zip(repeated, merged.keys, merged.grads, strict=True):
+            rows.set_shape([None, own[i].rows.shape[1]])
+            own[i] = SparseGradient(keys, rows)
     return own
-
-
-def exchange(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
-    """Gives every rank the sets of all ranks, in rank order. Merges repeated keys of this rank first.
-
-    Args:
-      gradients: This rank's, in an order of tables that is the same on all ranks.
-      collectives: Of this process.
-      name: Of the operation.
-    """
-    own = _unique(gradients)
-    if collectives.size == 1 or not own:
-        return own
-    # Counts need not travel: every rank's is 1 for each of its keys.
-    gathered = collectives.allgather([*(one.keys for one in own), *(one.rows for one in own)], name)
-    return [
-        SparseGradient(keys, rows, ranks=collectives.size)
-        for keys, rows in zip(gathered[: len(own)], gathered[len(own) :], strict=True)
-    ]
-
-
-def reduce(gradients: Sequence[SparseGradient], reduction: str, world_size: int) -> list[SparseGradient]:
-    """Makes one gradient per key from what `exchange` returned. Bit-identical wherever it is done.
-
-    Args:
-      gradients: One per table.
-      reduction: One of `REDUCTIONS`.
-      world_size: Number of ranks.
-    """
-    if world_size == 1 or not gradients:
-        return list(gradients)  # one rank: every reduction is the identity
-    return _merge(gradients, reduction, world_size)
-
-
-def _merge(gradients: Sequence[SparseGradient], reduction: str, world_size: int) -> list[SparseGradient]:
-    counts = [tf.ones_like(one.keys, dtype=tf.int32) for one in gradients]
-    merged = _ops.merge([one.keys for one in gradients], [one.rows for one in gradients], counts, world_size, reduction)
-    for rows, gradient in zip(merged.grads, gradients, strict=True):
-        rows.set_shape([None, gradient.rows.shape[1]])
-    return [SparseGradient(keys, rows, ranks=1) for keys, rows in zip(merged.keys, merged.grads, strict=True)]

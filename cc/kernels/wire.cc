@@ -1,0 +1,154 @@
+// TspsPack and TspsUnpackMerge: sparse gradients to and from the bytes that travel (core/wire.h).
+#include "core/wire.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/merge.h"
+#include "kernels/kernel.h"
+#include "kernels/process.h"
+
+namespace tsps {
+namespace {
+
+class PackKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    TSPS_ASSIGN_OR_RETURN(const std::string wire, attributes.String("wire"));
+    TSPS_ASSIGN_OR_RETURN(type_, WireTypeFromName(wire));
+    return Status();
+  }
+
+  // Inputs: keys T, grads T, counts T. Outputs: buffer.
+  Status Compute(const KernelContext& context) {
+    std::vector<Tensor> held;  // the buffers that `sets` points to
+    std::vector<WireSet> sets;
+    for (int t = 0; t < tables_; ++t) {
+      TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(t));
+      TSPS_ASSIGN_OR_RETURN(Tensor grads, context.Input(tables_ + t, 2, "grads"));
+      TSPS_ASSIGN_OR_RETURN(Tensor counts, context.Input(2 * tables_ + t, 1, "counts"));
+      if (grads.dim(0) != keys.dim(0) || counts.dim(0) != keys.dim(0)) {
+        return Error(Code::kInvalidArgument, "table ", t, " has ", keys.size(),
+                     " keys; expected as many grads and counts. Received: grads of shape ",
+                     ShapeString(grads.shape()), ", counts of shape ", ShapeString(counts.shape()));
+      }
+      sets.push_back({keys.data<int64_t>(), counts.data<int32_t>(), grads.data<float>(),
+                      keys.size(), static_cast<size_t>(grads.dim(1))});
+      held.push_back(std::move(keys));
+      held.push_back(std::move(grads));
+      held.push_back(std::move(counts));
+    }
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    TSPS_ASSIGN_OR_RETURN(const WirePacker packer, WirePacker::Create(sets, type_, *executor));
+    const size_t size = PaddedBytes(packer.bytes());
+    TSPS_ASSIGN_OR_RETURN(const Tensor buffer,
+                          context.Output<uint8_t>(0, {static_cast<int64_t>(size)}));
+    packer.Write(buffer.data<uint8_t>(), size, *executor);
+    return Status();
+  }
+
+ private:
+  int tables_ = 0;
+  WireType type_ = WireType::kFloat32;
+};
+
+class UnpackMergeKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    TSPS_ASSIGN_OR_RETURN(const std::string reduction, attributes.String("reduction"));
+    TSPS_ASSIGN_OR_RETURN(reduction_, ReductionFromName(reduction));
+    return Status();
+  }
+
+  // Inputs: buffers (padded, one after another), world_size. Outputs: keys T, grads T, counts T.
+  Status Compute(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const Tensor buffers, context.Input(0, 1, "buffers"));
+    TSPS_ASSIGN_OR_RETURN(const int32_t world_size, context.Scalar<int32_t>(1, "world_size"));
+    std::vector<WireReader> readers;
+    for (size_t at = 0; at < buffers.size();) {
+      TSPS_ASSIGN_OR_RETURN(WireReader reader, WireReader::Open(buffers.data<const uint8_t>() + at,
+                                                                buffers.size() - at));
+      if (reader.n_tables() != static_cast<size_t>(tables_)) {
+        return Error(Code::kInvalidArgument, "sender ", readers.size(), " sent gradients of ",
+                     reader.n_tables(), " tables. Expected: ", tables_);
+      }
+      at += PaddedBytes(reader.bytes());
+      readers.push_back(std::move(reader));
+    }
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    std::vector<Table> tables(static_cast<size_t>(tables_));
+    std::vector<size_t> sizes(tables.size());
+    for (const WireReader& reader : readers) {
+      for (size_t t = 0; t < sizes.size(); ++t) sizes[t] += reader.n(t);
+    }
+    std::vector<Status> statuses(tables.size());
+    ForEachItem(sizes, *executor,
+                [&](size_t t) { statuses[t] = Unpack(readers, t, &tables[t], *executor); });
+    TSPS_RETURN_IF_ERROR(FirstError(statuses));
+    std::vector<Tensor> reduced;
+    for (int t = 0; t < tables_; ++t) {
+      const Table& table = tables[static_cast<size_t>(t)];
+      TSPS_RETURN_IF_ERROR(context.OutputVector(t, table.merged.keys));
+      TSPS_RETURN_IF_ERROR(context.OutputVector(2 * tables_ + t, table.merged.counts));
+      TSPS_ASSIGN_OR_RETURN(
+          Tensor rows,
+          context.Output<float>(tables_ + t, {static_cast<int64_t>(table.merged.keys.size()),
+                                              static_cast<int64_t>(table.dim)}));
+      reduced.push_back(std::move(rows));
+    }
+    ForEachItem(sizes, *executor, [&](size_t t) {
+      statuses[t] = MergeRows(tables[t].sets, tables[t].dim, tables[t].merged, reduction_,
+                              world_size, reduced[t].data<float>(), *executor);
+    });
+    return FirstError(statuses);
+  }
+
+ private:
+  struct Unpacked {
+    std::vector<int64_t> keys;
+    std::vector<int32_t> counts;
+    std::unique_ptr<float[]> rows;
+  };
+  struct Table {
+    size_t dim = 0;
+    std::vector<Unpacked> unpacked;  // by sender; `sets` point to them
+    std::vector<GradientSet> sets;
+    MergedGradients merged;
+  };
+
+  Status Unpack(const std::vector<WireReader>& readers, size_t t, Table* table,
+                Executor& executor) const {
+    if (!readers.empty()) table->dim = readers.front().dim(t);
+    for (size_t s = 0; s < readers.size(); ++s) {
+      const WireReader& reader = readers[s];
+      if (reader.dim(t) != table->dim) {
+        return Error(Code::kInvalidArgument, "sender ", s, " sent rows of ", reader.dim(t),
+                     " floats for table ", t, ", sender 0 of ", table->dim);
+      }
+      const size_t n = reader.n(t);
+      Unpacked one{std::vector<int64_t>(n), std::vector<int32_t>(n),
+                   std::unique_ptr<float[]>(new float[n * table->dim])};
+      TSPS_RETURN_IF_ERROR(reader.Keys(t, one.keys.data()));
+      TSPS_RETURN_IF_ERROR(reader.Counts(t, one.counts.data()));
+      reader.Rows(t, one.rows.get(), executor);
+      table->sets.push_back({one.keys.data(), one.counts.data(), one.rows.get(), n});
+      table->unpacked.push_back(std::move(one));
+    }
+    return MergeKeys(table->sets, reduction_, &table->merged, executor);
+  }
+
+  int tables_ = 0;
+  Reduction reduction_ = Reduction::kSum;
+};
+
+}  // namespace
+
+void RegisterWireKernels() {
+  RegisterKernel<PackKernel>("TspsPack");
+  RegisterKernel<UnpackMergeKernel>("TspsUnpackMerge");
+}
+
+}  // namespace tsps

@@ -1,0 +1,30 @@
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "core/node_ranks.h"
+#include "core/process_state.h"
+#include "python/convert.h"
+
+namespace tsps {
+
+void BindNodeRanks(py::module_& module) {
+  py::class_<RankState>(module, "RankState")
+      .def_readonly("rank", &RankState::rank)
+      .def_readonly("pid", &RankState::pid)
+      .def_readonly("step", &RankState::step)
+      .def_readonly("alive", &RankState::alive)
+      .def_readonly("failure", &RankState::failure);
+  py::class_<NodeRanks>(module, "NodeRanks")
+      .def_static(
+          "open",
+          [](const std::string& folder, int local_size) {
+            return ValueOrThrow(WithoutGil([&] { return NodeRanks::Open(folder, local_size); }));
+          },
+          py::arg("folder"), py::arg("local_size"))
+      .def("look", &NodeRanks::Look);
+  module.def("process_state", &ProcessState, py::arg("pid"));
+}
+
+}  // namespace tsps

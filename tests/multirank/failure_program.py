@@ -1,0 +1,59 @@
+"""One rank of the failure tests: trains until something happens to rank 2.
+
+Arguments: what happens ("kill", "stop", "slow", "late"), the folder for results.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+
+AT_STEP, LAST_STEP, VICTIM = 20, 40, 2
+
+
+def happen(what: str) -> None:
+    """To this process."""
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        time.sleep(60 if what == "slow" else 2)
+
+
+def main() -> None:
+    """Trains a table and a dense weight."""
+    hvd.init()
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    rank = hvd.rank()
+    layer = tsps.Embedding(None, 8)
+    layer.build(None)
+    dense = tf.Variable(tf.ones([8]))
+    optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def step(ids: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) ** 2) + tf.reduce_sum(dense**2)
+        variables = [*layer.trainable_variables, dense]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    print(f"rank {rank} is pid {os.getpid()}", flush=True)
+    for number in range(1, LAST_STEP + 1):
+        if number == AT_STEP and rank == VICTIM:
+            print(f"rank {rank}: {what}", flush=True)
+            happen(what)
+        step(tf.range(10 * rank, 10 * rank + 20, dtype=tf.int64))
+    (folder / f"done-{rank}").touch()
+
+
+if __name__ == "__main__":
+    main()

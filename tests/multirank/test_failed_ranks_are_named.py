@@ -1,0 +1,42 @@
+"""A rank that is killed, stopped or slow is named by the others of its node, with its step; a late one is no error."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from launch import ONE_NODE, launched
+
+TIMEOUT_S = 4
+VICTIM, OTHERS, AT_STEP = 2, (0, 1, 3), 20
+
+
+@pytest.mark.parametrize("what", ["kill", "stop", "slow"])
+def test_the_others_say_which_rank_and_in_which_step(what: str) -> None:
+    environment = {"TFSPS_TIMEOUT_S": str(TIMEOUT_S)}
+    with launched("failure_program.py", what, hosts=ONE_NODE, env=environment) as job:
+        happened = job.wait_for(f"rank {VICTIM}: {what}", 150)
+        pid = re.search(rf"rank {VICTIM} is pid (\d+)", job.output)
+        assert pid
+        said = {
+            "kill": rf"rank {{}}: rank 2 of node 0 \(pid {pid[1]}\) died in step {AT_STEP - 1};",
+            "stop": rf"rank {{}} waited 4 s for rank 2 \(pid {pid[1]}\) in operation 'tsps\.0\.sparse' of step "
+            rf"{AT_STEP}: that process is stopped by a signal, and step {AT_STEP - 1} is the last",
+            "slow": rf"rank {{}} waited 4 s for rank 2 \(pid {pid[1]}\) in operation 'tsps\.0\.sparse' of step "
+            rf"{AT_STEP}: that process is alive and waiting for something, and step {AT_STEP - 1} is the last",
+        }[what]
+        deadline = happened + TIMEOUT_S + 6
+        missing = set(OTHERS)
+        while missing and time.monotonic() < deadline:
+            time.sleep(0.1)
+            missing -= {rank for rank in missing if re.search(said.format(rank), job.output)}
+        print(f"{what}: named {time.monotonic() - happened:.1f} s later")
+        assert not missing, f"ranks {sorted(missing)} did not say {said!r}:\n{job.output[-20000:]}"
+
+
+def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
+    with launched("failure_program.py", "late", hosts=ONE_NODE, env={"TFSPS_TIMEOUT_S": str(TIMEOUT_S)}) as job:
+        assert job.wait(150) == 0, job.output[-20000:]
+        assert sorted(path.name for path in job.folder.iterdir()) == ["done-0", "done-1", "done-2", "done-3"]
+        assert "waited" not in job.output
