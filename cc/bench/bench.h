@@ -64,6 +64,7 @@ struct BenchOptions {
 
 void BenchKernels(const BenchOptions& options);
 void BenchGroup(const BenchOptions& options);
+void BenchWire(const BenchOptions& options);
 
 }  // namespace tsps
 

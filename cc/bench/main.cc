@@ -1,4 +1,4 @@
-// core_bench kernels|group [threads=2] [ids=213000] [rows=1000000] [dim=64]
+// core_bench kernels|group|wire [threads=2] [ids=213000] [rows=1000000] [dim=64]
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -16,8 +16,10 @@ int main(int argc, char** argv) {
     tsps::BenchKernels(options);
   } else if (suite == "group") {
     tsps::BenchGroup(options);
+  } else if (suite == "wire") {
+    tsps::BenchWire(options);
   } else {
-    std::fprintf(stderr, "usage: core_bench kernels|group [threads] [ids] [rows] [dim]\n");
+    std::fprintf(stderr, "usage: core_bench kernels|group|wire [threads] [ids] [rows] [dim]\n");
     return 2;
   }
   return 0;
