@@ -70,6 +70,8 @@ class WireReader {
   static Result<WireReader> Open(const uint8_t* data, size_t size);
 
   WireType type() const { return type_; }
+  // Length of the buffer without padding.
+  size_t bytes() const { return bytes_; }
   size_t n_tables() const { return tables_.size(); }
   size_t n(size_t table) const { return tables_[table].n; }
   size_t dim(size_t table) const { return tables_[table].dim; }
@@ -91,6 +93,7 @@ class WireReader {
   };
 
   WireType type_ = WireType::kFloat32;
+  size_t bytes_ = 0;
   std::vector<Table> tables_;
 };
 

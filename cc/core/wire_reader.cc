@@ -81,6 +81,7 @@ Result<WireReader> WireReader::Open(const uint8_t* data, size_t size) {
 
   WireReader reader;
   reader.type_ = static_cast<WireType>(header.type);
+  reader.bytes_ = header.bytes;
   reader.tables_.resize(header.n_tables);
   const uint8_t* code = data + sizeof(header) + header.n_tables * sizeof(WireTable);
   const uint8_t* const code_end = data + header.rows_begin;
