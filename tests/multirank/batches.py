@@ -8,10 +8,10 @@ import numpy as np
 
 STEPS = 200
 RANKS = 4
-DIMS = (4, 16, 5)
-KEYS = (30, 12, 60)  # few, so that every key occurs in 1, 2, 3 and 4 ranks and several times within one
-BOUNDED = (False, True, False)
-OFFSET = (-15, 0, 2**62)  # of the first key: negative, bounded, and beyond what a float or an int32 holds
+DIMS = (4, 16, 5, 8)
+KEYS = (30, 12, 60, 20)  # few, so that every key occurs in 1, 2, 3 and 4 ranks and several times within one
+BOUNDED = (False, True, False, False)
+OFFSET = (-15, 0, 2**62, -(2**62))  # of the first key: negative, bounded, and beyond what a float or an int32 holds
 DENSE = ((3, 7), (11,), (150, 120))  # the last one is big enough to travel by itself
 RATES = {"sgd": 0.1, "adagrad": 0.3, "adam": 0.05}
 

@@ -5,15 +5,16 @@ One launch does all the work; the tests look at what it left.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import batches
 import numpy as np
 import pytest
-from launch import launched
+from launch import TWO_NODES, launched
 from mode_a import Simulation, SparseBatch
 
 Results = dict[str, list[dict[str, np.ndarray]]]
@@ -22,30 +23,41 @@ TOLERANCE = {"sgd": 2e-6, "adagrad": 2e-6, "adam": 2e-5}
 NARROW_WIRE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[Results]:
+@contextlib.contextmanager
+def run(which: str, hosts: str, ranks: int) -> Iterator[Results]:
     kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
-    with launched("equality_program.py") as job:
+    with launched("equality_program.py", which, hosts=hosts, ranks=ranks) as job:
         status = job.wait(240)
         assert status == 0, job.output[-20000:]
         assert list(job.tables.glob("*-n*")) == [], "the leaders left their groups behind"
         shutil.copytree(job.folder, kept, dirs_exist_ok=True)
     names = {path.name.rsplit("-", 1)[0] for path in kept.iterdir()}
-    yield {name: [dict(np.load(kept / f"{name}-{rank}.npz")) for rank in range(batches.RANKS)] for name in names}
+    yield {name: [dict(np.load(kept / f"{name}-{rank}.npz")) for rank in range(ranks)] for name in names}
     shutil.rmtree(kept)
 
 
+@pytest.fixture(scope="module")
+def results() -> Iterator[Results]:
+    with run("even", TWO_NODES, batches.RANKS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Iterator[Results]:
+    with run("uneven", "localhost:2,127.0.0.1:1", 3) as found:
+        yield found
+
+
 def simulate(
-    kind: str, reduction: str, steps: int, start: dict[str, np.ndarray], topology: str, wire: str
+    kind: str, reduction: str, steps: int, start: dict[str, np.ndarray], senders: Sequence[Sequence[int]], wire: str
 ) -> Simulation:
     tables = []
-    for t in range(3):
+    for t in range(len(batches.DIMS)):
         tables.append(dict(zip(batches.all_keys(t).tolist(), start[f"first{t}"], strict=True)))
-    senders = [[0, 1], [2, 3]] if topology == "hierarchical" else [[rank] for rank in range(batches.RANKS)]
     job = Simulation(batches.first_dense(), tables, kind, reduction, batches.RATES[kind], senders, wire)
     for step in range(steps):
         dense, sparse = [], []
-        for rank in range(batches.RANKS):
+        for rank in range(sum(map(len, senders))):
             one = batches.batch(step, rank)
             dense.append([w - target for w, target in zip(job.dense, one.dense_targets, strict=True)])
             sparse.append(
@@ -61,7 +73,7 @@ def simulate(
 def largest_error(job: Simulation, found: dict[str, np.ndarray]) -> float:
     """Over tables and dense weights, relative to the largest weight of each."""
     errors = []
-    for t in range(3):
+    for t in range(len(batches.DIMS)):
         expected = job.rows(t, batches.all_keys(t))
         errors.append(np.abs(found[f"last{t}"] - expected).max() / np.abs(expected).max())
     for i, expected in enumerate(job.dense):
@@ -73,7 +85,7 @@ def test_batches_have_keys_of_one_to_four_ranks_and_repeated_ones() -> None:
     seen, repeated, untouched = set(), 0, 0
     for step in range(batches.STEPS):
         per_rank = [batches.batch(step, rank).ids for rank in range(batches.RANKS)]
-        for t in range(3):
+        for t in range(len(batches.DIMS)):
             _, counts = np.unique(np.concatenate([np.unique(ids[t]) for ids in per_rank]), return_counts=True)
             seen |= set(counts.tolist())
             untouched += len(counts) == 0
@@ -83,6 +95,8 @@ def test_batches_have_keys_of_one_to_four_ranks_and_repeated_ones() -> None:
     assert untouched >= batches.STEPS // 4
 
 
+# Whose gradients travel as one.
+NODES, FLAT = [[0, 1], [2, 3]], [[0], [1], [2], [3]]
 # Rule, reduction, topology if not hierarchical, wire if not float32; and steps.
 RUNS = {
     "sgd-frequency": batches.STEPS,
@@ -104,7 +118,7 @@ def test_training_equals_the_reference(results: Results, name: str) -> None:
     kind, reduction, *rest = name.split("-")
     wire = next((one for one in rest if "float" in one), "float32")
     steps, ranks = RUNS[name], results[name]
-    job = simulate(kind, reduction, steps, ranks[0], "flat" if "flat" in rest else "hierarchical", wire)
+    job = simulate(kind, reduction, steps, ranks[0], FLAT if "flat" in rest else NODES, wire)
     error = largest_error(job, ranks[0])
     print(f"{name}: {error:.2e} of the largest weight after {steps} steps")
     assert error <= (TOLERANCE[kind] if wire == "float32" else NARROW_WIRE)
@@ -118,15 +132,25 @@ def test_nodes_and_ranks_are_bit_identical(results: Results, name: str) -> None:
             assert values.tobytes() == other[key].tobytes(), key
 
 
+def test_nodes_may_have_different_numbers_of_ranks(uneven: Results) -> None:
+    for name, wire, steps in (("adagrad-frequency", "float32", 40), ("sgd-average-bfloat16", "bfloat16", 20)):
+        kind, reduction = name.split("-")[:2]
+        first, *others = uneven[name]
+        for other in others:
+            assert all(values.tobytes() == other[key].tobytes() for key, values in first.items()), name
+        job = simulate(kind, reduction, steps, first, [[0, 1], [2]], wire)
+        assert largest_error(job, first) <= (TOLERANCE[kind] if wire == "float32" else NARROW_WIRE)
+
+
 def test_a_narrow_wire_rounds(results: Results) -> None:
     ranks = results["adagrad-frequency-bfloat16"]
-    job = simulate("adagrad", "frequency", 60, ranks[0], "hierarchical", "float32")
+    job = simulate("adagrad", "frequency", 60, ranks[0], NODES, "float32")
     assert largest_error(job, ranks[0]) > 1e-5
 
 
 def test_without_the_exchange_the_reference_is_missed(results: Results) -> None:
     ranks = results["control"]
-    job = simulate("sgd", "frequency", 30, ranks[0], "flat", "float32")
+    job = simulate("sgd", "frequency", 30, ranks[0], FLAT, "float32")
     assert largest_error(job, ranks[0]) > 1e-2
     assert ranks[0]["last0"].tobytes() != ranks[2]["last0"].tobytes(), "nodes must drift apart without it"
 

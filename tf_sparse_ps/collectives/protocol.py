@@ -36,7 +36,8 @@ class Collectives(abc.ABC):
       kind: "horovod" or "local".
       rank, size: this process among all of the job's.
       local_rank, local_size: among the processes of this node. Local rank 0 is the node's leader.
-      cross_rank, cross_size: this node among the nodes.
+      cross_rank, cross_size: this process among those with its local rank, one of each node that has so many. Where
+        nodes have different numbers of ranks that is not the number of nodes: see `Job.leaders`.
     """
 
     kind: str

@@ -65,7 +65,7 @@ def bind(
 
     _on_all(collectives, make_slots, "tsps.slots")
     job.step.assign(_ops.group_info(job.group_path).step)
-    if collectives.cross_size > 1:
+    if len(job.leaders) > 1:
         # Rank 0 says which: it may have loaded weights alone.
         written = collectives.broadcast_object([table.explicit for table in tables], 0, "tsps.written")
         for table, explicit in zip(tables, written, strict=True):
