@@ -176,7 +176,7 @@ struct TableUpdate {
     const float* rows;
     size_t n;
   };
-  std::vector<Piece> pieces;
+  std::vector<Piece> pieces = {};
 };
 
 // The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,
