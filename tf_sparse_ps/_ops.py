@@ -315,7 +315,7 @@ def unpack_merge(buffers: tf.Tensor, world_size: tf.Tensor | int, reduction: str
     return merged
 
 
-def join_exchange(path: str, folder: str, local_rank: int, local_size: int, rank: int) -> None:
+def join_exchange(path: str, folder: str, local_rank: int, local_size: int, rank: int, window: int) -> None:
     """Makes this process one of the ranks that merge their gradients in shared memory, once per group and process.
 
     Args:
@@ -324,8 +324,31 @@ def join_exchange(path: str, folder: str, local_rank: int, local_size: int, rank
         local_rank: 0 is the leader.
         local_size: ranks on this node.
         rank: among all ranks, for messages.
+        window: bytes of shared memory for the contributions of one round, all ranks together; as many again may be
+            used for what is merged from them. The same on all ranks.
     """
-    _lib.tsps_join_exchange(path, folder, local_rank, local_size, rank)
+    _lib.tsps_join_exchange(path, folder, local_rank, local_size, rank, window)
+
+
+def leave_exchange(path: str) -> None:
+    """Tells the other ranks of the node that this process needs them no more: its end is then no death."""
+    _lib.tsps_leave_exchange(path)
+
+
+RING_COUNTERS = (
+    "rows_shared",
+    "bytes_shared",
+    "rows_merged",
+    "rounds",
+    "waited_ns",
+    "bytes_sent",
+    "bytes_received",
+)
+
+
+def ring_info(path: str) -> tf.Tensor:
+    """int64[7], `RING_COUNTERS` of this process: see `DistributedOptimizer.statistics`."""
+    return _lib.tsps_ring_info(path)
 
 
 def node_merge(
@@ -384,17 +407,11 @@ def node_apply(
     """`node_merge`, then `apply` by the leader, from where the merged gradients lie. Returns the step.
 
     Args:
-        keys: as in `node_merge`, and so are the next five, and `reduction` and `operation`.
-        grads: "
-        world_size: "
-        path: "
-        step: the committed step + 1.
-        timeout_s: "
-        paths: T scalar strings; used on the leader, as are the next two.
+        keys, grads, world_size, path, timeout_s, reduction, operation: as in `node_merge`.
+        step: int64, the committed step + 1.
+        paths: T scalar strings.
         uuids: T scalar strings.
         hyper: as in `apply`.
-        reduction: "
-        operation: "
 
     Raises:
         OpError: as `node_merge` and `apply`; an error of the leader's is raised on the other ranks at their next call.

@@ -11,13 +11,13 @@ Layers are numbered in the order in which they are built, which must be the same
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import os
 import re
 import secrets
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 WAIT_S = 300.0
 _POLL_S = 0.002
 _MAX_TABLES = 1024
+# Shared memory of a node for one round of gradients; as much again for what is merged from them.
+EXCHANGE_WINDOW_BYTES = 32 << 20
 
 
 class Job:
@@ -79,8 +81,9 @@ class Job:
         )
         if name != self.name:
             raise ValueError(f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {self.name!r} on rank {self.rank}")
-        self.leaders = _leaders(collectives.allgather_object(collectives.local_rank, "tfsps_places"))
-        self.node = bisect.bisect_right(self.leaders, self.rank) - 1
+        nodes = _nodes(collectives.allgather_object((_host(), collectives.local_rank), "tfsps_places"))
+        self.node = nodes[self.rank]
+        self.leaders = [nodes.index(node) for node in range(max(nodes) + 1)]
         self.uuid: str = uuid
         self.seed = int(_digest("seed", uuid), 16) >> 65
         self.folder = job_folder.prepare()
@@ -113,17 +116,23 @@ class Job:
         return self._step
 
     def join_exchange(self) -> None:
-        """Makes this process one that the other ranks of its node see, and can merge gradients with. Made once.
+        """Makes this process one that the other ranks of its node see, and can merge gradients with, once.
 
-        Every rank of the job calls it; returns when all have.
+        All ranks of a node must have joined before one of them looks at the others.
         """
         if self._joined:
             return
         own = self.collectives
         if own.local_size > 1:
             with eager_ops(f"joining the exchange of {self.group_path}") as _ops:
-                _ops.join_exchange(self.group_path, self.exchange_path, own.local_rank, own.local_size, self.rank)
-        own.barrier("tsps.exchange")
+                _ops.join_exchange(
+                    self.group_path,
+                    self.exchange_path,
+                    own.local_rank,
+                    own.local_size,
+                    self.rank,
+                    EXCHANGE_WINDOW_BYTES,
+                )
         self._joined = True
 
     def leaders_collectives(self) -> Collectives | None:
@@ -207,13 +216,14 @@ class Job:
                     if entry.name.startswith(".session-"):
                         os.unlink(entry.path)
                     elif entry.name.startswith(".exchange-"):
-                        shutil.rmtree(entry.path)
+                        shutil.rmtree(entry.path, ignore_errors=True)
             else:
                 _ops.create_group(self.group_path, self.uuid)
             os.mkdir(self.exchange_path, 0o700)
+        path, pid = self.exchange_path, os.getpid()
         if self.name is None:
-            path, pid = self.group_path, os.getpid()
-            self.collectives.at_exit(lambda: _remove_group(path, pid))
+            path = self.group_path
+        self.collectives.at_exit(lambda: _remove(path, self.group_path, pid))
         fresh = f"{self._ready_path}.tmp"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
@@ -347,30 +357,36 @@ def _timeout() -> float:
     return seconds
 
 
-def _leaders(local_ranks: list[int]) -> list[int]:
-    """The rank of each node's leader, from the local rank of every rank.
+def _host() -> str:
+    """What tells this machine from the job's others: two nodes of one machine have two names with horovodrun."""
+    return os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+
+
+def _nodes(places: list[tuple[str, int]]) -> list[int]:
+    """The node of every rank, counted in the order of their first ranks, from every rank's host and local rank.
 
     Raises:
-      ValueError: The ranks of a node do not follow each other.
+      ValueError: The local ranks of a host are not 0, 1, 2, ...
     """
-    leaders = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == 0]
-    expected = [rank - leaders[bisect.bisect_right(leaders, rank) - 1] for rank in range(len(local_ranks))]
-    if not leaders or expected != local_ranks:
-        raise ValueError(
-            "the ranks of a node must follow each other, so that local ranks are like 0 1 2 0 1. Received: "
-            + " ".join(map(str, local_ranks))
-        )
-    return leaders
+    hosts = list(dict.fromkeys(host for host, _ in places))
+    for host in hosts:
+        local_ranks = [local_rank for name, local_rank in places if name == host]
+        if local_ranks != list(range(len(local_ranks))):
+            raise ValueError(
+                f"the ranks of host {host!r} have the local ranks {local_ranks}. Expected: "
+                f"{list(range(len(local_ranks)))}; each machine must have a name of its own"
+            )
+    return [hosts.index(host) for host, _ in places]
 
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(("tf_sparse_ps", *parts)).encode()).hexdigest()[:32]
 
 
-def _remove_group(path: str, pid: int) -> None:
-    """At the leader's exit: gives up the writer lock and removes the directory. Not in a forked child."""
+def _remove(path: str, group_path: str, pid: int) -> None:
+    """At the leader's exit: gives up the writer lock and removes the directory `path`. Not in a forked child."""
     if os.getpid() != pid:
         return
-    with eager_ops(f"closing {path}") as _ops:
-        _ops.close_group(path)
+    with eager_ops(f"closing {group_path}") as _ops:
+        _ops.close_group(group_path)
     shutil.rmtree(path, ignore_errors=True)

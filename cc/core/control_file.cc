@@ -7,6 +7,7 @@
 #include "core/fault_point.h"
 #include "core/futex.h"
 #include "core/racy_copy.h"
+#include "core/rank_file.h"
 
 namespace tsps {
 namespace {
@@ -19,9 +20,10 @@ uint32_t HeaderCrc(const GroupFileHeader& header) {
 
 uint32_t LayoutHash() {
   const uint64_t sizes[] = {
-      sizeof(GroupFileHeader), sizeof(LiveState), sizeof(TableState), sizeof(CommitRecord),
-      sizeof(Segment),         kSegmentEntries,   sizeof(Entry),      sizeof(TableFileHeader),
-      sizeof(UndoHeader),      kRecordOffset,     kRecordBytes,       uint64_t{kMaxTables}};
+      sizeof(GroupFileHeader), sizeof(LiveState),   sizeof(TableState), sizeof(CommitRecord),
+      sizeof(Segment),         kSegmentEntries,     sizeof(Entry),      sizeof(TableFileHeader),
+      sizeof(UndoHeader),      kRecordOffset,       kRecordBytes,       uint64_t{kMaxTables},
+      sizeof(ExchangeLive),    sizeof(ExchangeCall)};
   return Crc32c(0, sizes, sizeof(sizes));
 }
 

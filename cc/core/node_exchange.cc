@@ -108,8 +108,17 @@ Status NodeExchange::OpenPeers() {
 Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution>& tables,
                            Executor& executor, const Reader& read) {
   TSPS_RETURN_IF_ERROR(broken_);
-  Status status = OpenPeers();
-  if (status.ok()) status = MergeRounds(call, tables, executor, read);
+  if (!own_->OwnedByThisProcess()) {
+    return Error(Code::kFailedPrecondition, "a forked child is no rank of the exchange in ",
+                 folder_);
+  }
+  Status status;
+  try {
+    status = OpenPeers();
+    if (status.ok()) status = MergeRounds(call, tables, executor, read);
+  } catch (const std::exception& error) {  // in the middle of a call: the others must know
+    status = Error(Code::kResourceExhausted, "out of memory in a merge: ", error.what());
+  }
   if (!status.ok()) {
     broken_ = status;
     ExchangeLive& live = own_->live();
@@ -138,6 +147,7 @@ Status NodeExchange::MergeRounds(const MergeCall& call, const std::vector<Contri
     bytes += table.n * (sizeof(int64_t) + table.dim * sizeof(float));
     counters_.rows_contributed.fetch_add(table.n, std::memory_order_relaxed);
   }
+  counters_.bytes_contributed.fetch_add(bytes, std::memory_order_relaxed);
   const auto wanted = static_cast<uint32_t>(bytes / window_ + 1);
 
   TSPS_RETURN_IF_ERROR(AwaitAll(base_, call));  // they have read this rank's last contribution
@@ -177,38 +187,44 @@ Status NodeExchange::MergeRounds(const MergeCall& call, const std::vector<Contri
 
 void NodeExchange::Announce(const MergeCall& call, const std::vector<Contribution>& tables,
                             uint32_t rounds) {
-  own_->live().step.store(call.step, std::memory_order_relaxed);
+  SetStep(call.step);
   ExchangeCall& announced = own_->call();
+  announced.step = call.step;
+  announced.reduction = static_cast<uint32_t>(call.reduction);
   std::memcpy(announced.operation, call.operation.c_str(), call.operation.size() + 1);
   announced.tables = static_cast<uint32_t>(tables.size());
   announced.rounds = rounds;
   for (size_t t = 0; t < tables.size(); ++t) {
-    announced.of[t].dim = static_cast<uint32_t>(tables[t].dim);
-    announced.of[t].n = static_cast<uint32_t>(tables[t].n);
+    announced.dims[t] = static_cast<uint32_t>(tables[t].dim);
   }
 }
 
 Result<uint32_t> NodeExchange::AgreeOnRounds() const {
   const ExchangeCall& mine = own_->call();
-  uint32_t rounds = 1;
+  uint64_t rounds = 1;
   for (const RankFile* file : files_) {
     const ExchangeCall& theirs = file->call();
     if (std::strncmp(theirs.operation, mine.operation, sizeof(mine.operation)) != 0 ||
-        theirs.tables != mine.tables) {
-      return Error(Code::kInvalidArgument, "rank ", file->live().rank.load(), " exchanges ",
-                   theirs.tables, " tables in operation '", theirs.operation, "', rank ",
-                   own_->live().rank.load(), " ", mine.tables, " tables in operation '",
-                   mine.operation, "': all ranks must run the same steps in the same order");
+        theirs.tables != mine.tables || theirs.step != mine.step ||
+        theirs.reduction != mine.reduction) {
+      const auto describe = [](const RankFile& rank) {
+        const ExchangeCall& call = rank.call();
+        return "rank " + std::to_string(rank.live().rank.load()) + " merges " +
+               std::to_string(call.tables) + " tables for step " + std::to_string(call.step) +
+               " in operation '" + call.operation + "'";
+      };
+      return Error(Code::kInvalidArgument, describe(*file), ", ", describe(*own_),
+                   ": all ranks must run the same steps, with the same options, in the same order");
     }
     for (uint32_t t = 0; t < mine.tables; ++t) {
-      if (theirs.of[t].dim == mine.of[t].dim) continue;
+      if (theirs.dims[t] == mine.dims[t]) continue;
       return Error(Code::kInvalidArgument, "in operation '", mine.operation, "' rows of table ", t,
-                   " have ", theirs.of[t].dim, " floats on rank ", file->live().rank.load(),
-                   " and ", mine.of[t].dim, " on rank ", own_->live().rank.load());
+                   " have ", theirs.dims[t], " floats on rank ", file->live().rank.load(), " and ",
+                   mine.dims[t], " on rank ", own_->live().rank.load());
     }
     rounds = std::max(rounds, theirs.rounds);
   }
-  return rounds;
+  return static_cast<uint32_t>(rounds);
 }
 
 Status NodeExchange::Contribute(const std::vector<Contribution>& tables, uint32_t round,
@@ -276,7 +292,7 @@ Status NodeExchange::MergeRange(const MergeCall& call, Executor& executor) {
     TSPS_RETURN_IF_ERROR(file->CheckContribution(file->call().contribution_bytes));
     ArrayArea area(file->contribution());
     for (size_t t = 0; t < tables; ++t) {
-      const size_t dim = mine.of[t].dim;
+      const size_t dim = mine.dims[t];
       const Grouped grouped = Grouped::Take(area, ranks_, nullptr, dim);
       const uint32_t begin = grouped.starts[local_rank_], end = grouped.starts[local_rank_ + 1];
       sets[t].push_back({grouped.keys + begin, nullptr, grouped.rows + begin * dim, end - begin});
@@ -294,7 +310,7 @@ Status NodeExchange::MergeRange(const MergeCall& call, Executor& executor) {
     ArrayArea area(base);
     for (size_t t = 0; t < tables; ++t) {
       const size_t n = merged[t].keys.size();
-      const MergedRows one = MergedRows::Take(area, &n, mine.of[t].dim);
+      const MergedRows one = MergedRows::Take(area, &n, mine.dims[t]);
       if (rows != nullptr) rows->push_back(one);
     }
     return area.bytes();
@@ -308,7 +324,7 @@ Status NodeExchange::MergeRange(const MergeCall& call, Executor& executor) {
     *out[t].n = static_cast<uint32_t>(merged[t].keys.size());
     std::copy(merged[t].keys.begin(), merged[t].keys.end(), out[t].keys);
     std::copy(merged[t].counts.begin(), merged[t].counts.end(), out[t].counts);
-    statuses[t] = MergeRows(sets[t], mine.of[t].dim, merged[t], call.reduction, call.world_size,
+    statuses[t] = MergeRows(sets[t], mine.dims[t], merged[t], call.reduction, call.world_size,
                             out[t].rows, executor);
   });
   for (const MergedGradients& one : merged) {
@@ -324,12 +340,18 @@ Status NodeExchange::ReadMerged(const Reader& read, bool last) const {
     TSPS_RETURN_IF_ERROR(file->CheckMerged(file->call().merged_bytes));
     ArrayArea area(file->merged());
     for (size_t t = 0; t < mine.tables; ++t) {
-      const MergedRows rows = MergedRows::Take(area, nullptr, mine.of[t].dim);
+      const MergedRows rows = MergedRows::Take(area, nullptr, mine.dims[t]);
       merged[t].push_back({rows.keys, rows.counts, rows.rows, *rows.n});
     }
   }
   return read(merged, last);
 }
+
+void NodeExchange::SetStep(int64_t step) {
+  own_->live().step.store(step, std::memory_order_relaxed);
+}
+
+void NodeExchange::Leave() { own_->live().left.store(1, std::memory_order_release); }
 
 void NodeExchange::Advance(uint64_t phase) {
   std::atomic<uint64_t>& word = own_->live().phase;
@@ -352,11 +374,7 @@ Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target, c
   const uint64_t deadline = began + static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
   uint64_t look = began + kLookMs * 1000000ull;
   while (seen < target) {
-    if (peer.live().failed.load(std::memory_order_acquire) != 0) {
-      return Error(Code::kAborted, "rank ", peer.live().rank.load(), " (pid ",
-                   peer.live().pid.load(), ") failed in step ", peer.live().step.load(), ": ",
-                   peer.live().failure);
-    }
+    TSPS_RETURN_IF_ERROR(FailureOf(peer));
     FutexWait(word, seen, kLookMs);
     seen = word.load(std::memory_order_acquire);
     const uint64_t now = NowNs();
@@ -367,15 +385,22 @@ Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target, c
                    " was cancelled");
     }
     if (!peer.Alive() && word.load(std::memory_order_acquire) < target) {
+      TSPS_RETURN_IF_ERROR(FailureOf(peer));  // it may have said why, since
       return Error(Code::kUnavailable, "rank ", peer.live().rank.load(), " (pid ",
-                   peer.live().pid.load(), ") died in step ", peer.live().step.load(), "; rank ",
-                   own_->live().rank.load(), " was waiting for it in operation '", call.operation,
-                   "' of step ", call.step);
+                   peer.live().pid.load(), ") ", peer.live().left.load() ? "ended" : "died",
+                   " in step ", peer.live().step.load(), "; rank ", own_->live().rank.load(),
+                   " was waiting for it in operation '", call.operation, "' of step ", call.step);
     }
     if (now >= deadline) return Late(peer, call);
   }
   counters_.waited_ns.fetch_add(NowNs() - began, std::memory_order_relaxed);
   return Status();
+}
+
+Status NodeExchange::FailureOf(const RankFile& peer) {
+  if (peer.live().failed.load(std::memory_order_acquire) == 0) return Status();
+  return Error(Code::kAborted, "rank ", peer.live().rank.load(), " (pid ", peer.live().pid.load(),
+               ") failed in step ", peer.live().step.load(), ": ", peer.live().failure);
 }
 
 Status NodeExchange::Late(const RankFile& peer, const MergeCall& call) const {
@@ -384,7 +409,7 @@ Status NodeExchange::Late(const RankFile& peer, const MergeCall& call) const {
                call.timeout_s, " s for rank ", peer.live().rank.load(), " (pid ", pid,
                ") in operation '", call.operation, "' of step ", call.step, ": that process is ",
                ProcessState(pid), ", and step ", peer.live().step.load(),
-               " is the last it has come to");
+               " is the last it has come to. TFSPS_TIMEOUT_S sets how long to wait");
 }
 
 }  // namespace tsps

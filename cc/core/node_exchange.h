@@ -42,7 +42,7 @@ struct Contribution {
 // What the ranks of a node agree to do together.
 struct MergeCall {
   std::string operation;  // names it, up to 127 characters; the same on all ranks
-  int64_t step = 0;       // that it is part of; for messages
+  int64_t step = 0;       // that it is part of; the same on all ranks
   Reduction reduction = Reduction::kSum;
   int64_t world_size = 1;                        // the divisor of kAverage
   double timeout_s = 0;                          // how long to wait for one rank
@@ -53,9 +53,10 @@ struct MergeCall {
 struct ExchangeCounters {
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> rounds{0};
-  std::atomic<uint64_t> rows_contributed{0};  // by this rank
-  std::atomic<uint64_t> rows_merged{0};       // by this rank: those of its range
-  std::atomic<uint64_t> waited_ns{0};         // for other ranks
+  std::atomic<uint64_t> rows_contributed{0};   // by this rank
+  std::atomic<uint64_t> bytes_contributed{0};  // of their keys and gradients
+  std::atomic<uint64_t> rows_merged{0};        // by this rank: those of its range
+  std::atomic<uint64_t> waited_ns{0};          // for other ranks
 };
 
 class NodeExchange {
@@ -86,6 +87,11 @@ class NodeExchange {
   Status Merge(const MergeCall& call, const std::vector<Contribution>& tables, Executor& executor,
                const Reader& read);
 
+  // What the others read of this rank outside of merges: the step it is making, and that it needs
+  // them no more, so that its end is no death.
+  void SetStep(int64_t step);
+  void Leave();
+
   const ExchangeCounters& counters() const { return counters_; }
 
  private:
@@ -109,6 +115,7 @@ class NodeExchange {
   Status AwaitAll(uint64_t phase, const MergeCall& call);
   Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer,
                const MergeCall& call);
+  static Status FailureOf(const RankFile& peer);
   Status Late(const RankFile& peer, const MergeCall& call) const;
 
   const std::string folder_;

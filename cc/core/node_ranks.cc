@@ -22,6 +22,7 @@ std::vector<RankState> NodeRanks::Look() const {
     state.pid = live.pid.load();
     state.step = live.step.load();
     state.alive = file->Alive();
+    state.left = live.left.load(std::memory_order_acquire) != 0;
     if (live.failed.load(std::memory_order_acquire) != 0) state.failure = live.failure;
     states.push_back(std::move(state));
   }

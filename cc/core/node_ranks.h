@@ -17,6 +17,7 @@ struct RankState {
   int64_t pid = 0;   // as the process sees itself
   int64_t step = 0;  // that it is making, or has made last
   bool alive = false;
+  bool left = false;    // it needs the others no more, and may end
   std::string failure;  // why it can no longer exchange gradients; empty: it can
 };
 

@@ -22,7 +22,11 @@ Result<std::unique_ptr<RankFile>> RankFile::Create(const std::string& folder, in
                                                    int local_size, int64_t rank) {
   const std::string path = PathOf(folder, local_rank);
   auto file = std::make_unique<RankFile>();
-  TSPS_ASSIGN_OR_RETURN(file->lock_, WriterLock::Acquire(path + ".lock"));
+  TSPS_ASSIGN_OR_RETURN(file->lock_,
+                        WriterLock::Acquire(path + ".lock", "another process is that rank"));
+  // What an attempt that failed has left: nobody can have opened it.
+  unlink(path.c_str());
+  unlink((path + ".merged").c_str());
   TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Create(path + ".merged", kPageBytes, SIZE_MAX));
   TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Create(path, kContributionOffset, SIZE_MAX));
   file->live().pid.store(getpid());

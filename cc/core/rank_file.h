@@ -42,21 +42,21 @@ struct ExchangeLive {
   std::atomic<int64_t> step;     // that the rank is making, or has made last
   std::atomic<uint64_t> rank;    // among all ranks of the job
   std::atomic<uint64_t> failed;  // 1 when `failure` says why
+  std::atomic<uint64_t> left;    // 1 when the rank needs the others no more: its end is no death
   char failure[512];
 };
 static_assert(sizeof(ExchangeLive) == 640, "shared layout");
 
 struct ExchangeCall {
   char operation[128];
+  int64_t step;
+  uint32_t reduction;
   uint32_t tables;
-  uint32_t rounds;  // that this rank needs
+  uint64_t rounds;  // that this rank needs
   uint64_t contribution_bytes, merged_bytes;
-  struct {
-    uint32_t dim;
-    uint32_t n;  // rows in all rounds
-  } of[kMaxTables];
+  uint32_t dims[kMaxTables];
 };
-static_assert(sizeof(ExchangeCall) == 152 + 8 * kMaxTables, "shared layout");
+static_assert(sizeof(ExchangeCall) == 168 + 4 * kMaxTables, "shared layout");
 
 constexpr size_t kCallOffset = 4096;
 constexpr size_t kContributionOffset = 16384;
@@ -106,6 +106,8 @@ class RankFile {
   }
   Status CheckMerged(size_t bytes) const { return Check(*merged_, bytes); }
 
+  // Whether this process made the file; false in its forked children.
+  bool OwnedByThisProcess() const { return lock_ != nullptr && lock_->HeldByThisProcess(); }
   // Whether the process lives. Not asked of one's own file.
   bool Alive() const { return probe_->WriterAlive(); }
 

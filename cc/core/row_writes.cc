@@ -19,11 +19,14 @@ class GradientRows {
  public:
   GradientRows(const TableUpdate& update, size_t dim) : dim_(dim), pieces_(update.pieces) {
     if (pieces_.empty()) pieces_.push_back({update.gradients, update.n});
+    size_t end = 0;
+    for (const TableUpdate::Piece& piece : pieces_) ends_.push_back(end += piece.n);
   }
   const float* at(size_t i) const {
-    size_t p = 0;
-    for (; i >= pieces_[p].n; ++p) i -= pieces_[p].n;
-    return pieces_[p].rows + i * dim_;
+    if (i < ends_[0]) return pieces_[0].rows + i * dim_;
+    const size_t p =
+        static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), i) - ends_.begin());
+    return pieces_[p].rows + (i - ends_[p - 1]) * dim_;
   }
   // As FirstNonFiniteRow.
   int64_t FirstNonFinite(Executor& executor) const {
@@ -39,6 +42,7 @@ class GradientRows {
  private:
   const size_t dim_;
   std::vector<TableUpdate::Piece> pieces_;
+  std::vector<size_t> ends_;  // of each piece, among the update's keys
 };
 
 }  // namespace

@@ -57,13 +57,14 @@ Result<int> OpenLockFile(const std::string& path, int flags) {
 
 }  // namespace
 
-Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path) {
+Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
+                                                        const char* holder) {
   TSPS_ASSIGN_OR_RETURN(const int fd, OpenLockFile(path, O_RDWR | O_CREAT));
   struct flock lock = WholeFile();
   if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
     const bool held = errno == EAGAIN || errno == EACCES;
-    Status status = held ? Error(Code::kAborted, path, " is held: the group has a writer already")
-                         : ErrnoError("cannot lock", path);
+    Status status =
+        held ? Error(Code::kAborted, path, " is held: ", holder) : ErrnoError("cannot lock", path);
     close(fd);
     return status;
   }

@@ -16,8 +16,9 @@ namespace tsps {
 
 class WriterLock {
  public:
-  // Aborted when the lock is held.
-  static Result<std::unique_ptr<WriterLock>> Acquire(const std::string& path);
+  // Aborted when the lock is held; `holder` says by whom.
+  static Result<std::unique_ptr<WriterLock>> Acquire(
+      const std::string& path, const char* holder = "the group has a writer already");
   ~WriterLock();
 
   // False in a forked child of the process that acquired the lock.

@@ -1,6 +1,6 @@
-// TspsJoinExchange, TspsNodeMerge and TspsNodeApply: the ranks of a node merge their sparse
-// gradients in shared memory (core/node_exchange.h), for the leader to send or to apply.
-// Asynchronous: they wait for other ranks.
+// TspsJoinExchange, TspsLeaveExchange, TspsRingInfo, TspsNodeMerge and TspsNodeApply: the ranks of
+// a node merge their sparse gradients in shared memory (core/node_exchange.h), for the leader to
+// send or to apply. Asynchronous: they wait for other ranks.
 #include <algorithm>
 #include <deque>
 #include <functional>
@@ -21,7 +21,7 @@ class JoinExchangeKernel {
  public:
   Status Init(const Attributes&) { return Status(); }
 
-  // Inputs: path, folder, local_rank, local_size, rank.
+  // Inputs: path, folder, local_rank, local_size, rank, window.
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
     TSPS_ASSIGN_OR_RETURN(const std::string folder, context.String(1, "folder"));
@@ -29,8 +29,43 @@ class JoinExchangeKernel {
     TSPS_ASSIGN_OR_RETURN(const int64_t local_size, context.Scalar<int64_t>(3, "local_size"));
     TSPS_ASSIGN_OR_RETURN(const int64_t rank, context.Scalar<int64_t>(4, "rank"));
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    TSPS_ASSIGN_OR_RETURN(const int64_t window, context.Scalar<int64_t>(5, "window"));
+    if (local_rank < 0 || local_rank >= local_size || local_size > 9999 || window < 1) {
+      return Error(Code::kInvalidArgument, "expected 0 <= local_rank < local_size <= 9999 and a ",
+                   "window of bytes. Received: ", local_rank, ", ", local_size, ", ", window);
+    }
     return owner->JoinExchange(folder, static_cast<int>(local_rank), static_cast<int>(local_size),
-                               rank);
+                               rank, static_cast<size_t>(window));
+  }
+};
+
+class LeaveExchangeKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+
+  // Inputs: path.
+  Status Compute(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    return owner->WithExchange([](NodeExchange& exchange) {
+      exchange.Leave();
+      return Status();
+    });
+  }
+};
+
+// The attributes of both merging ops.
+struct MergeAttributes {
+  int tables = 0;
+  std::string operation;
+  Reduction reduction = Reduction::kSum;
+
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables, attributes.Int("T"));
+    TSPS_ASSIGN_OR_RETURN(operation, attributes.String("operation"));
+    TSPS_ASSIGN_OR_RETURN(const std::string name, attributes.String("reduction"));
+    TSPS_ASSIGN_OR_RETURN(reduction, ReductionFromName(name));
+    return Status();
   }
 };
 
@@ -42,7 +77,10 @@ struct MergeInputs {
   std::vector<Tensor> held;  // the buffers that `tables` points to
   std::shared_ptr<OpenGroup> owner;
 
-  Status Read(const KernelContext& context, int n_tables) {
+  Status Read(const KernelContext& context, const MergeAttributes& attributes) {
+    const int n_tables = attributes.tables;
+    call.operation = attributes.operation;
+    call.reduction = attributes.reduction;
     TSPS_ASSIGN_OR_RETURN(call.world_size, context.Scalar<int32_t>(2 * n_tables, "world_size"));
     TSPS_ASSIGN_OR_RETURN(path, context.String(2 * n_tables + 1, "path"));
     TSPS_ASSIGN_OR_RETURN(call.step, context.Scalar<int64_t>(2 * n_tables + 2, "step"));
@@ -66,6 +104,33 @@ struct MergeInputs {
     TSPS_ASSIGN_OR_RETURN(owner, GroupRegistry::Get().Open(path));
     call.cancelled = &owner->closed();
     return Status();
+  }
+};
+
+class RingInfoKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+
+  // Inputs: path. Outputs: counters.
+  Status Compute(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    const auto value = [](const std::atomic<uint64_t>& counter) {
+      return static_cast<int64_t>(counter.load(std::memory_order_relaxed));
+    };
+    const WireCounters& wire = ProcessWireCounters();
+    std::vector<int64_t> counters(5);
+    if (owner->HasExchange()) {
+      TSPS_RETURN_IF_ERROR(owner->WithExchange([&](NodeExchange& exchange) {
+        const ExchangeCounters& node = exchange.counters();
+        counters = {value(node.rows_contributed), value(node.bytes_contributed),
+                    value(node.rows_merged), value(node.rounds), value(node.waited_ns)};
+        return Status();
+      }));
+    }
+    counters.push_back(value(wire.bytes_packed));
+    counters.push_back(value(wire.bytes_unpacked));
+    return context.OutputVector(0, counters);
   }
 };
 
@@ -130,13 +195,7 @@ Status MergeOnNode(const MergeInputs& inputs, Executor& executor,
 
 class NodeMergeKernel {
  public:
-  Status Init(const Attributes& attributes) {
-    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
-    TSPS_ASSIGN_OR_RETURN(operation_, attributes.String("operation"));
-    TSPS_ASSIGN_OR_RETURN(const std::string reduction, attributes.String("reduction"));
-    TSPS_ASSIGN_OR_RETURN(reduction_, ReductionFromName(reduction));
-    return Status();
-  }
+  Status Init(const Attributes& attributes) { return attributes_.Init(attributes); }
 
   // Inputs: as MergeInputs. Outputs: keys T, grads T, counts T.
   void ComputeAsync(const KernelContext& context, const Done& done) {
@@ -146,9 +205,7 @@ class NodeMergeKernel {
  private:
   Status Merge(const KernelContext& context) const {
     MergeInputs inputs;
-    inputs.call.operation = operation_;
-    inputs.call.reduction = reduction_;
-    TSPS_RETURN_IF_ERROR(inputs.Read(context, tables_));
+    TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     const auto write = [&](std::vector<TableGradients>& gradients) {
       for (size_t t = 0; t < gradients.size(); ++t) {
@@ -168,9 +225,11 @@ class NodeMergeKernel {
                Executor& executor) const {
     const auto n = static_cast<int64_t>(gradients->n());
     TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Output<int64_t>(table, {n}));
-    TSPS_ASSIGN_OR_RETURN(const Tensor grads,
-                          context.Output<float>(tables_ + table, {n, static_cast<int64_t>(dim)}));
-    TSPS_ASSIGN_OR_RETURN(const Tensor counts, context.Output<int32_t>(2 * tables_ + table, {n}));
+    TSPS_ASSIGN_OR_RETURN(
+        const Tensor grads,
+        context.Output<float>(attributes_.tables + table, {n, static_cast<int64_t>(dim)}));
+    TSPS_ASSIGN_OR_RETURN(const Tensor counts,
+                          context.Output<int32_t>(2 * attributes_.tables + table, {n}));
     size_t at = 0;
     for (size_t i = 0; i < gradients->sets().size(); ++i) {
       const GradientSet& set = gradients->sets()[i];
@@ -186,20 +245,12 @@ class NodeMergeKernel {
     return Status();
   }
 
-  int tables_ = 0;
-  std::string operation_;
-  Reduction reduction_ = Reduction::kSum;
+  MergeAttributes attributes_;
 };
 
 class NodeApplyKernel {
  public:
-  Status Init(const Attributes& attributes) {
-    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
-    TSPS_ASSIGN_OR_RETURN(operation_, attributes.String("operation"));
-    TSPS_ASSIGN_OR_RETURN(const std::string reduction, attributes.String("reduction"));
-    TSPS_ASSIGN_OR_RETURN(reduction_, ReductionFromName(reduction));
-    return Status();
-  }
+  Status Init(const Attributes& attributes) { return attributes_.Init(attributes); }
 
   // Inputs: as MergeInputs, then paths T, uuids T, hyper T. Outputs: step.
   void ComputeAsync(const KernelContext& context, const Done& done) {
@@ -209,60 +260,56 @@ class NodeApplyKernel {
  private:
   Status Apply(const KernelContext& context) {
     MergeInputs inputs;
-    inputs.call.operation = operation_;
-    inputs.call.reduction = reduction_;
-    TSPS_RETURN_IF_ERROR(inputs.Read(context, tables_));
+    TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
     if (inputs.call.step < 1) {
       return Error(Code::kInvalidArgument, "step must be >= 1. Received: ", inputs.call.step);
     }
-    const std::shared_ptr<Executor> executor = SharedExecutor();
-    bool is_leader = false;
-    TSPS_RETURN_IF_ERROR(MergeOnNode(
-        inputs, *executor,
-        [&](std::vector<TableGradients>& gradients) {
-          return ApplyHere(context, inputs, gradients, *executor);
-        },
-        &is_leader));
-    return context.OutputScalar(0, inputs.call.step);
-  }
-
-  // The leader's part.
-  Status ApplyHere(const KernelContext& context, const MergeInputs& inputs,
-                   const std::vector<TableGradients>& gradients, Executor& executor) {
-    const int first = 2 * tables_ + 4;
+    // Before the merge, so that what is wrong with this rank's inputs is found before anyone waits.
+    const int n = attributes_.tables, first = 2 * n + 4;
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
-                          cache_.Resolve(context, first, first + tables_, tables_));
-    std::vector<Tensor> hypers;
-    std::vector<std::vector<int64_t>> keys(gradients.size());
-    std::vector<TableUpdate> updates(gradients.size());
-    for (size_t t = 0; t < gradients.size(); ++t) {
-      TSPS_ASSIGN_OR_RETURN(Tensor hyper,
-                            context.Input(first + 2 * tables_ + static_cast<int>(t), 1, "hyper"));
+                          cache_.Resolve(context, first, first + n, n));
+    std::vector<Tensor> hypers;  // hold the buffers that `updates` points to
+    std::vector<TableUpdate> updates;
+    for (size_t t = 0; t < inputs.tables.size(); ++t) {
       const TableHandle& table = (*tables)[t];
+      if (table.owner != inputs.owner) {
+        return Error(Code::kInvalidArgument, "table ", table.path(), " is not of group ",
+                     inputs.path);
+      }
       if (static_cast<int64_t>(inputs.tables[t].dim) != table.config().dim) {
         return Error(Code::kInvalidArgument, "grads of table ", table.path(), " must have ",
                      table.config().dim, " columns. Received: ", inputs.tables[t].dim);
       }
-      TableUpdate& update = updates[t];
+      TSPS_ASSIGN_OR_RETURN(Tensor hyper,
+                            context.Input(first + 2 * n + static_cast<int>(t), 1, "hyper"));
+      TableUpdate update;
       update.table = table.table;
-      for (const GradientSet& set : gradients[t].sets()) {
-        keys[t].insert(keys[t].end(), set.keys, set.keys + set.n);
-        update.pieces.push_back({set.rows, set.n});
-      }
-      update.keys = keys[t].data();
-      update.n = keys[t].size();
       update.hyper = hyper.data<float>();
       update.n_hyper = hyper.size();
+      updates.push_back(std::move(update));
       hypers.push_back(std::move(hyper));
     }
-    return inputs.owner->Write([&](GroupWriter& writer) {
-      return writer.ApplyStep(static_cast<uint64_t>(inputs.call.step), updates, executor);
-    });
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    const auto apply = [&](std::vector<TableGradients>& gradients) {
+      std::vector<std::vector<int64_t>> keys(gradients.size());
+      for (size_t t = 0; t < gradients.size(); ++t) {
+        for (const GradientSet& set : gradients[t].sets()) {
+          keys[t].insert(keys[t].end(), set.keys, set.keys + set.n);
+          updates[t].pieces.push_back({set.rows, set.n});
+        }
+        updates[t].keys = keys[t].data();
+        updates[t].n = keys[t].size();
+      }
+      return inputs.owner->Write([&](GroupWriter& writer) {
+        return writer.ApplyStep(static_cast<uint64_t>(inputs.call.step), updates, *executor);
+      });
+    };
+    bool is_leader = false;
+    TSPS_RETURN_IF_ERROR(MergeOnNode(inputs, *executor, apply, &is_leader));
+    return context.OutputScalar(0, inputs.call.step);
   }
 
-  int tables_ = 0;
-  std::string operation_;
-  Reduction reduction_ = Reduction::kSum;
+  MergeAttributes attributes_;
   TableCache cache_;
 };
 
@@ -270,6 +317,8 @@ class NodeApplyKernel {
 
 void RegisterExchangeKernels() {
   RegisterKernel<JoinExchangeKernel>("TspsJoinExchange");
+  RegisterKernel<LeaveExchangeKernel>("TspsLeaveExchange");
+  RegisterKernel<RingInfoKernel>("TspsRingInfo");
   RegisterAsyncKernel<NodeMergeKernel>("TspsNodeMerge");
   RegisterAsyncKernel<NodeApplyKernel>("TspsNodeApply");
 }

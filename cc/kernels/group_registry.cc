@@ -70,23 +70,36 @@ Status OpenGroup::Write(const std::function<Status(GroupWriter&)>& write) {
 }
 
 Status OpenGroup::JoinExchange(const std::string& folder, int local_rank, int local_size,
-                               int64_t rank) {
+                               int64_t rank, size_t window) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
   if (exchange_ != nullptr) {
     return Error(Code::kFailedPrecondition, "this process has joined the exchange of group ",
                  group_->path(), " already");
   }
-  TSPS_ASSIGN_OR_RETURN(exchange_, NodeExchange::Create(folder, local_rank, local_size, rank));
+  TSPS_ASSIGN_OR_RETURN(exchange_,
+                        NodeExchange::Create(folder, local_rank, local_size, rank, window));
+  exchange_->SetStep(static_cast<int64_t>(group_->step()));
   return Status();
 }
 
 Status OpenGroup::WithExchange(const std::function<Status(NodeExchange&)>& use) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
   if (exchange_ == nullptr) {
-    return Error(Code::kFailedPrecondition, "this process has not joined the exchange of group ",
+    return Error(Code::kFailedPrecondition, "this process has ",
+                 closed_.load() ? "closed" : "not joined the exchange of", " group ",
                  group_->path(), ". Expected: TspsJoinExchange before");
   }
   return use(*exchange_);
+}
+
+bool OpenGroup::HasExchange() {
+  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  return exchange_ != nullptr;
+}
+
+void OpenGroup::ShowStep(int64_t step) {
+  const std::unique_lock<std::mutex> lock(exchange_mutex_, std::try_to_lock);
+  if (lock.owns_lock() && exchange_ != nullptr) exchange_->SetStep(step);
 }
 
 void OpenGroup::Close() {

@@ -38,9 +38,13 @@ class OpenGroup {
   // Runs `write` with the writer, one caller at a time. FailedPrecondition in any other process.
   Status Write(const std::function<Status(GroupWriter&)>& write);
   // Makes this process a rank of the node's exchange (NodeExchange::Create), once.
-  Status JoinExchange(const std::string& folder, int local_rank, int local_size, int64_t rank);
+  Status JoinExchange(const std::string& folder, int local_rank, int local_size, int64_t rank,
+                      size_t window);
   // Runs `use` with the exchange, one caller at a time. FailedPrecondition before JoinExchange.
   Status WithExchange(const std::function<Status(NodeExchange&)>& use);
+  bool HasExchange();
+  // Tells the other ranks of the node, if it has joined them, which step this process is making.
+  void ShowStep(int64_t step);
   // Gives up the writer lock and ends waits. Handles that ops still hold can go on reading.
   void Close();
   // Set by Close(); what waits looks at it.

@@ -20,6 +20,11 @@ Pool& SharedPool() {
 
 }  // namespace
 
+WireCounters& ProcessWireCounters() {
+  static WireCounters* const counters = new WireCounters;
+  return *counters;
+}
+
 std::shared_ptr<Executor> SharedExecutor() {
   Pool& pool = SharedPool();
   std::lock_guard<std::mutex> lock(pool.mutex);

@@ -1,7 +1,9 @@
-// What the kernels of this process share besides its groups: the thread pool.
+// What the kernels of this process share besides its groups: the thread pool, and counters.
 #ifndef TFSPS_KERNELS_PROCESS_H_
 #define TFSPS_KERNELS_PROCESS_H_
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 
 #include "core/executor.h"
@@ -12,6 +14,13 @@ namespace tsps {
 std::shared_ptr<Executor> SharedExecutor();
 // 0: one per processor this process may use.
 void SetThreads(int threads);
+
+// What TspsPack and TspsUnpackMerge have packed and unpacked, padding included.
+struct WireCounters {
+  std::atomic<uint64_t> bytes_packed{0};
+  std::atomic<uint64_t> bytes_unpacked{0};
+};
+WireCounters& ProcessWireCounters();
 
 }  // namespace tsps
 

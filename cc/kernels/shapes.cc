@@ -201,6 +201,11 @@ void MergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
+void RingInfoShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  inference.SetOutput(0, inference.Vector(7));
+}
+
 // Inputs: keys T, grads T, counts T. Outputs: buffer.
 void PackShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);

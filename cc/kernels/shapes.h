@@ -22,6 +22,7 @@ void PooledLookupShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PooledSumShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PooledWeightGradShapes(TF_ShapeInferenceContext*, TF_Status*);
 void MergeShapes(TF_ShapeInferenceContext*, TF_Status*);
+void RingInfoShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PackShapes(TF_ShapeInferenceContext*, TF_Status*);
 void UnpackMergeShapes(TF_ShapeInferenceContext*, TF_Status*);
 

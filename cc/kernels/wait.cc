@@ -29,6 +29,7 @@ class WaitStepKernel {
       return Error(Code::kInvalidArgument, "timeout_s must be >= 0. Received: ", timeout_s);
     }
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    owner->ShowStep(step);
     const auto finish = [context, step](const Status& reached) {
       return reached.ok() ? context.OutputScalar(0, step) : reached;
     };

@@ -46,6 +46,7 @@ class PackKernel {
     TSPS_ASSIGN_OR_RETURN(const Tensor buffer,
                           context.Output<uint8_t>(0, {static_cast<int64_t>(size)}));
     packer.Write(buffer.data<uint8_t>(), size, *executor);
+    ProcessWireCounters().bytes_packed.fetch_add(size, std::memory_order_relaxed);
     return Status();
   }
 
@@ -67,6 +68,7 @@ class UnpackMergeKernel {
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const Tensor buffers, context.Input(0, 1, "buffers"));
     TSPS_ASSIGN_OR_RETURN(const int32_t world_size, context.Scalar<int32_t>(1, "world_size"));
+    ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
     std::vector<WireReader> readers;
     for (size_t at = 0; at < buffers.size();) {
       TSPS_ASSIGN_OR_RETURN(WireReader reader, WireReader::Open(buffers.data<const uint8_t>() + at,

@@ -15,7 +15,11 @@ void BindNodeRanks(py::module_& module) {
       .def_readonly("pid", &RankState::pid)
       .def_readonly("step", &RankState::step)
       .def_readonly("alive", &RankState::alive)
-      .def_readonly("failure", &RankState::failure);
+      .def_readonly("left", &RankState::left)
+      .def_property_readonly("failure", [](const RankState& state) {  // may be cut in a character
+        return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+            state.failure.data(), static_cast<Py_ssize_t>(state.failure.size()), "replace"));
+      });
   py::class_<NodeRanks>(module, "NodeRanks")
       .def_static(
           "open",

@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "core/node_ranks.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {
@@ -241,8 +242,8 @@ TEST_F(NodeExchangeTest, AnErrorOfOneRankIsTheOthersToo) {
   }
 }
 
-// Joins as rank 1 of 2 (rank 0 has joined), makes one call, and then does `then`. Returns its pid when the call is
-// made.
+// Joins as rank 1 of 2 (rank 0 has joined), makes one call, and then does `then`. Returns its pid
+// when the call is made.
 class OtherRank {
  public:
   OtherRank(const std::string& folder, void (*then)()) {
@@ -310,6 +311,34 @@ TEST_F(NodeExchangeTest, ADeadRankIsNamed) {
                                ") died in step 6; rank 100 was waiting for it in operation "
                                "'merge' of step 7";
   EXPECT_EQ(status.message(), expected);
+}
+
+TEST_F(NodeExchangeTest, ARankThatHasLeftHasEndedNotDied) {
+  auto ranks = JoinAll(2);
+  ranks[1]->SetStep(41);
+  ranks[1]->Leave();
+  auto seen = NodeRanks::Open(folder_, 2);
+  ASSERT_TRUE(seen.ok());
+  EXPECT_TRUE((*seen)->Look()[1].left);
+  ranks[1].reset();
+  EXPECT_FALSE((*seen)->Look()[1].alive);
+  EXPECT_TRUE((*seen)->Look()[0].alive);
+  SerialExecutor serial;
+  const Status status = ranks[0]->Merge(Call(), Draw(1, {10}).Tables(), serial, nullptr);
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_NE(status.message().find("ended in step 41"), std::string::npos) << status.message();
+}
+
+TEST_F(NodeExchangeTest, RanksAtDifferentStepsAllGetAnError) {
+  auto ranks = JoinAll(2);
+  std::vector<MergeCall> calls(2, Call());
+  calls[1].step = 8;
+  Read read;
+  for (const Status& status : Merge(ranks, {Draw(1, {10}), Draw(2, {10})}, calls, &read)) {
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("for step 7"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("for step 8"), std::string::npos) << status.message();
+  }
 }
 
 TEST_F(NodeExchangeTest, AStoppedRankAndASlowOneAreToldApart) {

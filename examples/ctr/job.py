@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         verbose=0,
         shuffle=False,
     )
-    usage = report.measure(ranks, model, dataset)
+    usage = report.measure(ranks, model)
     if curve is not None:
         planted = data.planted_auc() if isinstance(data, PlantedModel) else None
         report.write(options, data.name, ranks.size, curve, planted, progress, usage)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from support import memory
@@ -20,8 +16,6 @@ from support.progress import Progress
 if TYPE_CHECKING:
     from ctr.job import Evaluation
 
-_COUNTED_BATCHES = 8
-
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
@@ -29,7 +23,8 @@ class Usage:
 
     Attributes:
         dense_ring_bytes: gradients that the ranks hand to the all-reduce in a step; 0 for one rank.
-        sparse_ring_bytes: keys and rows that the ranks hand to the all-gather in a step, mean of some batches.
+        sparse_ring_bytes: what the ranks hand to the all-gather in a step, mean of all; 0 on one machine.
+        shared_bytes: keys and rows that the ranks merge in shared memory in a step, mean of all.
         table_writes: steps that the writer of this machine's tables has published.
     """
 
@@ -41,49 +36,39 @@ class Usage:
     steps: int
     dense_ring_bytes: int
     sparse_ring_bytes: int
+    shared_bytes: int
     table_writes: int
 
 
-def measure(ranks: Any, model: Any, dataset: tf.data.Dataset) -> Usage:
+def measure(ranks: Any, model: Any) -> Usage:
     """Collects the figures of all ranks while all of them have the tables mapped. Call it on every rank.
 
     Args:
         ranks: the collectives.
         model: trained.
-        dataset: training batches of this rank.
     """
     folder = tsps.job.current().group_path
     ranks.barrier("report.measure")
-    dense, sparse = _ring_bytes(model, dataset) if ranks.size > 1 else (0, 0)
-    mine = (memory.process_pss(), memory.mappings_pss(folder), dense, sparse)
+    mine = (memory.process_pss(), memory.mappings_pss(folder), model.optimizer.statistics())
     every = ranks.allgather_object(mine, "report.usage")
     tables = [tsps.Table.open(binding.path) for binding in model.embeddings.bindings]
+    steps = int(model.optimizer.iterations)
+
+    def total(name: str) -> float:
+        return sum(statistics[name] for *_, statistics in every)
+
     return Usage(
         tables=len(tables),
         rows=sum(len(table) for table in tables),
         disk_bytes=memory.disk_bytes(folder),
         process_pss=[process for process, *_ in every],
         table_pss=[table for _, table, *_ in every],
-        steps=int(model.optimizer.iterations),
-        dense_ring_bytes=sum(dense for *_, dense, _ in every),
-        sparse_ring_bytes=sum(sparse for *_, sparse in every),
+        steps=steps,
+        dense_ring_bytes=round(total("dense_bytes_per_step")),
+        sparse_ring_bytes=round(total("bytes_sent") / steps),
+        shared_bytes=round(total("bytes_shared") / steps),
         table_writes=tables[0].step,
     )
-
-
-def _ring_bytes(model: Any, dataset: tf.data.Dataset) -> tuple[int, int]:
-    """What this rank hands to the two rings in a step.
-
-    Sparse gradients travel as a 64-bit key and a row of floats for each unique id of each table.
-    """
-    anchors = {id(weight) for weight in model.embeddings.trainable_weights}
-    dense = sum(math.prod(weight.shape) * 4 for weight in model.trainable_weights if id(weight) not in anchors)
-    row_bytes = sum(8 + 4 * width for width in model.widths)
-    counts = [
-        sum(np.unique(column).size for column in inputs["ids"].numpy().T)
-        for inputs, _ in dataset.take(_COUNTED_BATCHES)
-    ]
-    return dense, round(float(np.mean(counts)) * row_bytes)
 
 
 def write(
@@ -108,7 +93,8 @@ def write(
         f"{ranks} copies would take {readable(ranks * usage.disk_bytes)}",
         "processes in memory": f"{readable(sum(usage.process_pss))} summed PSS",
         "dense ring": f"{readable(usage.dense_ring_bytes)} of gradients per step, all ranks",
-        "sparse ring": f"{readable(usage.sparse_ring_bytes)} of keys and gradient rows per step, all ranks",
+        "sparse ring": f"{readable(usage.sparse_ring_bytes)} of keys and gradient rows per step, all ranks; "
+        f"{readable(usage.shared_bytes)} merged in shared memory",
         "table writes": f"{usage.table_writes / usage.steps:g} per step",
         "curves": str(options.out / "curves.png"),
     }

@@ -1,6 +1,7 @@
 """One rank of the equality test. Writes what it ended with; the test compares with the reference.
 
-Arguments: which runs ("even", of four ranks, or "uneven", of three), the folder for results.
+Arguments: which runs ("even": two nodes of two ranks; "uneven": of two ranks and of one; "single": one node of four;
+"rounds": the same with an exchange too small for one round), the folder for results.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ OPTIMIZERS = {
 }
 
 
+statistics: dict[str, float] = {}  # of all runs so far
+
+
 def layers() -> list[Any]:
     """The tables."""
     made = []
@@ -48,17 +52,17 @@ def train(
     *,
     topology: str = "hierarchical",
     wire: str = "float32",
+    clipvalue: float | None = None,
     tape: str = "plain",
     control: bool = False,
 ) -> dict[str, Any]:
     """Trains tables and dense weights; returns first and last values."""
-    print(
-        f"rank {hvd.rank()}: {kind} {reduction} {topology}, {steps} steps", flush=True
-    )  # shown when the test times out
+    what = f"{kind} {reduction} {topology} {wire}, {steps} steps"
+    print(f"rank {hvd.rank()}: {what}", flush=True)  # shown when the test times out
     tables = layers()
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
-        OPTIMIZERS[kind](batches.RATES[kind]),
+        OPTIMIZERS[kind](batches.RATES[kind], clipvalue=clipvalue),
         sparse_reduction=reduction,
         topology=topology,
         wire=wire,
@@ -107,6 +111,7 @@ def train(
         results[f"first{t}"], results[f"last{t}"] = first[t], numbers(layer, batches.all_keys(t))
     for i, weight in enumerate(dense):
         results[f"dense{i}"] = weight.numpy()
+    statistics.update(optimizer.statistics())
     return results
 
 
@@ -155,7 +160,10 @@ def main() -> None:
     if hvd.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
     folder = Path(sys.argv[2])
-    for name, arrays in (even() if sys.argv[1] == "even" else uneven()).items():
+    if sys.argv[1] == "rounds":
+        tsps.job.EXCHANGE_WINDOW_BYTES = 2048
+    runs = {"even": even, "uneven": uneven, "single": single, "rounds": single}[sys.argv[1]]
+    for name, arrays in runs().items():
         np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)
 
 
@@ -176,6 +184,17 @@ def even() -> dict[str, dict[str, Any]]:
         "control": train("sgd", "frequency", 30, topology="flat", control=True),
         "example": {"rows": published_example()},
         "fit": fit_example(),
+    }
+
+
+def single() -> dict[str, dict[str, Any]]:
+    """A node of four ranks: the leader applies merged gradients from where they lie, unless they are clipped."""
+    return {
+        "adagrad-frequency": train("adagrad", "frequency", 40),
+        "adam-average": train("adam", "average", 20),
+        "sgd-sum": train("sgd", "sum", 20),
+        "sgd-frequency-clipped": train("sgd", "frequency", 20, clipvalue=1e9),
+        "statistics": {name: np.array(value) for name, value in statistics.items()},
     }
 
 

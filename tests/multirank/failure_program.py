@@ -1,6 +1,7 @@
 """One rank of the failure tests: trains until something happens to rank 2.
 
-Arguments: what happens ("kill", "stop", "slow", "late"), the folder for results.
+Arguments: what happens ("kill", "stop", "slow", "late" to rank 2; "nan" to its gradient; "end": rank 0 works on when
+the others have ended), the folder for results.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps.collectives import horovod as horovod_collectives
 
 AT_STEP, LAST_STEP, VICTIM = 20, 40, 2
 
@@ -31,7 +33,8 @@ def happen(what: str) -> None:
 
 def main() -> None:
     """Trains a table and a dense weight."""
-    hvd.init()
+    tsps.init()
+    horovod_collectives._EXIT_BARRIER_SECONDS = 1.0
     what, folder = sys.argv[1], Path(sys.argv[2])
     rank = hvd.rank()
     layer = tsps.Embedding(None, 8)
@@ -39,19 +42,27 @@ def main() -> None:
     dense = tf.Variable(tf.ones([8]))
     optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-    def step(ids: tf.Tensor) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.float32)])
+    def step(ids: tf.Tensor, factor: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(ids) ** 2) + tf.reduce_sum(dense**2)
+            loss = tf.reduce_sum(factor * layer(ids) ** 2) + tf.reduce_sum(dense**2)
         variables = [*layer.trainable_variables, dense]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     print(f"rank {rank} is pid {os.getpid()}", flush=True)
     for number in range(1, LAST_STEP + 1):
-        if number == AT_STEP and rank == VICTIM:
+        factor = 1.0
+        if number == AT_STEP and rank == VICTIM and what != "end":
             print(f"rank {rank}: {what}", flush=True)
-            happen(what)
-        step(tf.range(10 * rank, 10 * rank + 20, dtype=tf.int64))
+            if what == "nan":
+                factor = float("nan")
+            else:
+                happen(what)
+        step(tf.range(10 * rank, 10 * rank + 20, dtype=tf.int64), tf.constant(factor))
+    if what == "end" and rank == 0:
+        time.sleep(3)
+        # In one call for longer than a rank may be when another has died.
+        tf.numpy_function(lambda: time.sleep(6) or 0.0, [], tf.float64)
     (folder / f"done-{rank}").touch()
 
 

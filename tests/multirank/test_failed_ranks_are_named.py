@@ -35,6 +35,24 @@ def test_the_others_say_which_rank_and_in_which_step(what: str) -> None:
         assert not missing, f"ranks {sorted(missing)} did not say {said!r}:\n{job.output[-20000:]}"
 
 
+def test_a_gradient_that_is_not_finite_ends_all_ranks_with_the_reason() -> None:
+    with launched("failure_program.py", "nan", hosts=ONE_NODE, env={"TFSPS_TIMEOUT_S": "60"}) as job:
+        job.wait_for(f"rank {VICTIM}: nan", 150)
+        assert job.wait(30) != 0
+        for rank in range(4):
+            said = re.search(rf"rank {rank}: .*the gradient of key \d+ is not finite", job.output)
+            assert said, f"rank {rank} did not say why:\n{job.output[-20000:]}"
+
+
+def test_a_rank_that_ends_before_the_others_is_no_failure() -> None:
+    with launched("failure_program.py", "end", hosts=ONE_NODE) as job:
+        assert job.wait(150) == 0, job.output[-20000:]
+        assert sorted(path.name for path in job.folder.iterdir()) == ["done-0", "done-1", "done-2", "done-3"]
+        assert "died" not in job.output
+        assert "ends" not in job.output
+        assert list(job.tables.glob("*-n*")) == [], "the leader left its group behind"
+
+
 def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
     with launched("failure_program.py", "late", hosts=ONE_NODE, env={"TFSPS_TIMEOUT_S": str(TIMEOUT_S)}) as job:
         assert job.wait(150) == 0, job.output[-20000:]

@@ -14,7 +14,7 @@ from pathlib import Path
 import batches
 import numpy as np
 import pytest
-from launch import TWO_NODES, launched
+from launch import ONE_NODE, TWO_NODES, launched
 from mode_a import Simulation, SparseBatch
 
 Results = dict[str, list[dict[str, np.ndarray]]]
@@ -130,6 +130,25 @@ def test_nodes_and_ranks_are_bit_identical(results: Results, name: str) -> None:
     for other in others:
         for key, values in first.items():
             assert values.tobytes() == other[key].tobytes(), key
+
+
+@pytest.mark.parametrize("which", ["single", "rounds"])
+def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
+    with run(which, ONE_NODE, batches.RANKS) as results:
+        for name in ("adagrad-frequency", "adam-average", "sgd-sum", "sgd-frequency-clipped"):
+            kind, reduction = name.split("-")[:2]
+            first, *others = results[name]
+            for other in others:
+                assert all(values.tobytes() == other[key].tobytes() for key, values in first.items()), name
+            job = simulate(kind, reduction, 40 if kind == "adagrad" else 20, first, [[0, 1, 2, 3]], "float32")
+            assert largest_error(job, first) <= TOLERANCE[kind], name
+        for rank in results["statistics"]:
+            assert rank["rows_shared"] > 1000
+            assert rank["bytes_shared"] > 20 * rank["rows_shared"]
+            assert 0 < rank["rows_merged"] < rank["rows_shared"]
+            assert rank["rounds"] == 100 if which == "single" else rank["rounds"] > 200
+            assert rank["bytes_sent"] == rank["bytes_received"] == 0
+            assert rank["dense_bytes_per_step"] == 4 * sum(np.prod(shape) for shape in batches.DENSE)
 
 
 def test_nodes_may_have_different_numbers_of_ranks(uneven: Results) -> None:

@@ -63,7 +63,7 @@ def bind(
         for table, rule in zip(tables, rules, strict=True):
             _bind_one(table, rule)
 
-    _on_all(collectives, make_slots, "tsps.slots")
+    on_all(collectives, make_slots, "tsps.slots")
     job.step.assign(_ops.group_info(job.group_path).step)
     if len(job.leaders) > 1:
         # Rank 0 says which: it may have loaded weights alone.
@@ -89,8 +89,8 @@ def _must_agree(facts: list[dict[str, str]]) -> None:
         raise ValueError(f"the ranks of this job are configured differently. {shown}{more}")
 
 
-def _on_all(collectives: Collectives, action: Callable[[], None], name: str) -> None:
-    """Runs `action`; an error on one rank is raised on all."""
+def on_all(collectives: Collectives, action: Callable[[], None], name: str) -> None:
+    """Runs `action` on every rank, and returns when all have; an error on one is raised on all."""
     error: Exception | None = None
     try:
         action()
@@ -101,7 +101,7 @@ def _on_all(collectives: Collectives, action: Callable[[], None], name: str) -> 
         raise error
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
     if failed:
-        raise ValueError("tables could not be bound: " + "; ".join(failed))
+        raise ValueError("tables cannot be trained: " + "; ".join(failed))
 
 
 def _bind_one(table: Any, rule: optimizers.RowOptimizer) -> None:

@@ -27,6 +27,7 @@ from tf_sparse_ps.training.sparse_ring import SparseGradient
 # Gradients of other layers that arrive as IndexedSlices travel dense when the variable is at most this big, and in the
 # sparse ring otherwise.
 _DENSIFY_UP_TO = 1 << 20
+_WIDEST_ROW = 1 << 16  # that the sparse ring takes
 
 
 @_keras.register("DistributedOptimizer")
@@ -172,6 +173,26 @@ class DistributedOptimizer(_keras.Optimizer):
     def learning_rate(self, value: Any) -> None:
         self.inner_optimizer.learning_rate = value
 
+    def statistics(self) -> dict[str, float]:
+        """What this process has put on the rings since it began, all its optimizers together.
+
+        Returns:
+          - rows_shared, bytes_shared: gradient rows that this rank put into shared memory for its node, and their bytes
+            with keys. Rows are unique within a step.
+          - rows_merged: rows that came out of the key range which this rank merges; the node's unique rows are the sum
+            over its ranks, the unique ratio is that over the sum of rows_shared.
+          - rounds: merges; more than the steps when gradients are larger than the exchange's window.
+          - waited_s: seconds spent waiting for other ranks of the node in merges.
+          - bytes_sent, bytes_received: sparse gradients handed to the all-gather by this rank, and what came out of it.
+          - dense_bytes_per_step: dense gradients that this optimizer hands to the all-reduce in a step.
+        """
+        found = dict.fromkeys(_ops.RING_COUNTERS, 0.0)
+        if self._run.ring is not None:
+            counters = _ops.ring_info(job_lib.current().group_path).numpy().tolist()
+            found = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
+        found["waited_s"] = found.pop("waited_ns") * 1e-9
+        return {**found, "dense_bytes_per_step": float(self._run.dense_bytes)}
+
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the wrapped optimizer's `loss_scale_factor`, if it has one."""
         return loss if self.loss_scale_factor == 1.0 else loss * self.loss_scale_factor
@@ -246,6 +267,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
         # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
         big = sparse_ring.reduce_replicated([one.gradient for one in dense if one.big], world, f"{name}.big")
+        run.dense_bytes = sum(one.bytes for one in dense if one.to_average) if world.size > 1 else 0
         averaged = dense_ring.average([one.value for one in dense if one.to_average], world, f"{name}.dense")
         _take_back(dense, averaged, big)
 
@@ -287,7 +309,7 @@ class DistributedOptimizer(_keras.Optimizer):
         )
         run.bound.update(table.path for table in new)
         if new and run.collectives.size > 1:
-            job.join_exchange()
+            binding.on_all(run.collectives, job.join_exchange, "tsps.exchange")
             failures.watch(job)
         if new and run.ring is None:
             run.ring = sparse_ring.make(self.topology, job, self.sparse_reduction, self.wire)
@@ -348,6 +370,7 @@ class _Run:
         self.ordinal: int | None = None
         self.ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
         self.bound: set[str] = set()
+        self.dense_bytes = 0
         self.variables: list[Any] = []
 
 
@@ -379,6 +402,10 @@ class _DenseGradient:
     def gradient(self) -> SparseGradient:
         width = tf.TensorShape(self.variable.shape[1:]).num_elements()
         return SparseGradient.of([self.value], width)
+
+    @property
+    def bytes(self) -> int:
+        return int(tf.TensorShape(self.variable.shape).num_elements()) * int(self.value.dtype.size)
 
     @property
     def signature(self) -> str:
@@ -451,7 +478,8 @@ def _dense_or_big(gradient: Any, variable: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = tf.TensorShape(variable.shape)
-    if shape.num_elements() > _DENSIFY_UP_TO and gradient.values.dtype == tf.float32 and shape.rank >= 1:
+    wide = shape[1:].num_elements() > _WIDEST_ROW
+    if shape.num_elements() > _DENSIFY_UP_TO and not wide and gradient.values.dtype == tf.float32 and shape.rank >= 1:
         return gradient
     # Through the variable's shape: the slices may not know theirs.
     slices = tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape.as_list(), tf.int64))

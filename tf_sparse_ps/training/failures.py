@@ -19,6 +19,7 @@ ended.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -30,9 +31,12 @@ import tensorflow as tf
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.collectives import CollectivesError
+from tf_sparse_ps.errors import TableError
+from tf_sparse_ps.table_binding import eager_ops
 
 _POLL_S = 0.025  # a look costs 5 us per rank
 _GRACE_S = 4.0
+_OWN_FAILURE_S = 1.0  # how long to wait for a failure of this rank's own, once another's is there
 _lock = threading.Lock()
 _watches: dict[str, Watch] = {}
 
@@ -72,6 +76,11 @@ class Watch:
         self._stop.set()
         self._thread.join(1.0)
 
+    def leave(self) -> None:
+        """Tells the other ranks of the node that this one needs them no more."""
+        with contextlib.suppress(TableError), eager_ops(f"leaving the exchange of {self._group}") as _ops:
+            _ops.leave_exchange(self._group)
+
     def wait(self, timeout_s: float) -> RankDied | ExchangeFailed | None:
         """What to raise for a rank's death, which the kernel may show a moment after the sockets are closed."""
         self._ready.wait(timeout_s)
@@ -91,16 +100,21 @@ class Watch:
     def _run(self) -> None:
         # Through the module that has no TensorFlow in it: a failed op would be logged every time.
         group = _table.Group.open(self._group)
+        failed_since = None
         while not self._stop.wait(_POLL_S):
             ranks = self._ranks.look()
-            dead = [one for one in ranks if not one.alive and one.rank != self._rank]
+            # This rank's own failure first: where all wait for one, each says so for itself.
+            failed = sorted((one for one in ranks if one.failure), key=lambda one: one.rank != self._rank)
+            if failed:
+                failed_since = failed_since or time.monotonic()
+                waited = time.monotonic() > failed_since + _OWN_FAILURE_S
+                if waited or failed[0].rank == self._rank or not failed[0].alive:
+                    self._report(self._failure_of(failed[0]))
+                    return
+                continue
+            dead = [one for one in ranks if not one.alive and not one.left and one.rank != self._rank]
             if dead:
-                if os.path.exists(self._group):  # else the leader has ended as it should
-                    self._report(self._death_of(dead[0], group.info()["step"]))
-                return
-            own = next(one for one in ranks if one.rank == self._rank)
-            if own.failure:
-                self._report(ExchangeFailed(own.failure))
+                self._report(self._death_of(dead[0], group.info()["step"]))
                 return
 
     def _death_of(self, dead: Any, step: int) -> RankDied:
@@ -114,6 +128,14 @@ class Watch:
             f"tables are as of step {step}"
         )
 
+    def _failure_of(self, failed: Any) -> ExchangeFailed:
+        if failed.rank == self._rank:
+            return ExchangeFailed(f"rank {self._rank}: {failed.failure}")
+        return ExchangeFailed(
+            f"rank {self._rank}: rank {failed.rank} of node {self._node} (pid {failed.pid}) failed in step "
+            f"{failed.step}: {failed.failure}"
+        )
+
     def _report(self, found: RankDied | ExchangeFailed) -> None:
         self.found = found
         self._ready.set()
@@ -124,7 +146,7 @@ class Watch:
             if self._stop.wait(0.1):
                 return
             now = _main_thread_call()
-            if now is None or now != where:
+            if now is None or where is None or now[0] is not where[0] or now[1] != where[1]:
                 # It moves: its next collective or step reports the error. Look again from here.
                 where, deadline = now, time.monotonic() + _GRACE_S
         print(
@@ -135,12 +157,12 @@ class Watch:
         os._exit(1)
 
 
-def _main_thread_call() -> tuple[int, int] | None:
-    """Identifies the TensorFlow call that the main thread is in, or None when it is in none."""
+def _main_thread_call() -> tuple[types.FrameType, int] | None:
+    """The TensorFlow call that the main thread is in, and where, or None when it is in none."""
     frame: types.FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or not frame.f_code.co_filename.endswith(os.path.join("eager", "execute.py")):
         return None
-    return id(frame), frame.f_lasti
+    return frame, frame.f_lasti
 
 
 def watch(job: Any) -> None:
@@ -163,11 +185,13 @@ def watch(job: Any) -> None:
 
 
 def stop() -> None:
-    """Stops watching, at the end of the process."""
+    """At the end of the process: stops watching, and tells the others that this end is none to report."""
     with _lock:
         watches = list(_watches.values())
     for one in watches:
         one.stop()
+        if getattr(sys, "last_value", None) is None:
+            one.leave()
 
 
 def explain(error: BaseException, timeout_s: float = 2.0) -> BaseException:
