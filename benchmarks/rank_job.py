@@ -1,8 +1,13 @@
-"""One rank of a job of the ranks suite: 26 ids per sample from one table of 1M x 64, their mean, a small MLP."""
+"""One rank of a job: 26 ids per sample from one table of 1M x 64, their mean, a small MLP.
+
+The suites `ranks` and `cluster` start it. Where it has a network interface of its own (an emulated host), it counts the
+bytes that pass it too, once while nothing is done and once while it trains.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -17,44 +22,105 @@ import tensorflow as tf
 
 from benchmarks.harness import Cycle, zipf_ids
 
-FIELDS, DIM = 26, 64
+ROWS, BATCH, FIELDS, DIM = 1_000_000, 4_096, 26, 64
+QUICK_ROWS, QUICK_BATCH = 10_000, 256
 RATE = 0.01
+BATCHES = 8  # different ones, in turn
 _WARMUP = 5
+_IDLE_S = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is timed.
+
+    Attributes:
+        step: trains on ids: int64[batch, FIELDS] and labels: float32[batch, 1].
+        gather: every rank's numbers, in rank order; a barrier, too.
+    """
+
+    rank: int
+    size: int
+    step: Callable[..., Any]
+    gather: Callable[[list[int]], list[list[int]]]
 
 
 def main() -> None:
     """Trains some steps and writes the figures of rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=("shared", "replicated"), required=True)
+    parser.add_argument("--kind", choices=("shared", "replicated", "dense-only"), required=True)
+    parser.add_argument("--optimizer", type=json.loads, default={}, help="of DistributedOptimizer, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    rows, batch, count = (10_000, 256, 5) if options.quick else (1_000_000, 4_096, 40)
+    rows, batch, count = (QUICK_ROWS, QUICK_BATCH, 5) if options.quick else (ROWS, BATCH, options.steps)
 
-    kind = _shared if options.kind == "shared" else _replicated
-    rank, size, step, gather = kind(rows)
-    ids = zipf_ids(rows, batch * FIELDS, batches=8, seed=rank)
-    labels = np.random.default_rng(rank).integers(0, 2, (batch, 1)).astype(np.float32)
+    work = _replicated(rows) if options.kind == "replicated" else _ours(options.kind == "shared", options.optimizer)
+    ids = zipf_ids(rows, batch * FIELDS, batches=BATCHES, seed=1 + work.rank)
+    labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
     following = Cycle([(tf.constant(one.reshape(batch, FIELDS)), tf.constant(labels)) for one in ids])
     if options.kind == "shared":  # rows appear when they are first trained: the peer has all of them from the start
-        fill = np.arange(rows)[rank::size]
+        fill = np.arange(rows)[work.rank :: work.size]
         fill = np.resize(fill, -(-fill.size // (batch * FIELDS)) * batch * FIELDS)
         for part in fill.reshape(-1, batch, FIELDS):
-            step(tf.constant(part), tf.constant(labels))
-    times = []
-    for number in range(_WARMUP + count):
-        began = time.perf_counter()
-        step(*following())
-        if number >= _WARMUP:
+            work.step(tf.constant(part), tf.constant(labels))
+    for _ in range(_WARMUP):
+        work.step(*following())
+    idle = _passed(options.count_bytes, work, lambda: time.sleep(_IDLE_S)) if options.count_bytes else None
+    times: list[float] = []
+
+    def train() -> None:
+        for _ in range(count):
+            began = time.perf_counter()
+            work.step(*following())
             times.append(time.perf_counter() - began)
-    pss = sum(gather(_pss()))
-    if rank == 0:
+
+    if options.count_bytes:
+        busy = _passed(options.count_bytes, work, train)
+    else:
+        train()
+    pss = sum(one for (one,) in work.gather([_pss()]))
+    if work.rank == 0:
         median = statistics.median(times)
-        figures = {"step_ms": median * 1e3, "samples_per_second": size * batch / median, "pss_mib": pss / 2**20}
+        figures = {
+            "step_ms": median * 1e3,
+            "samples_per_second": work.size * batch / median,
+            "pss_mib": pss / 2**20,
+        }
+        if idle is not None:
+            figures |= {"steps": count, "idle": idle, "busy": busy}
         options.out.write_text(json.dumps(figures))
+
+
+def _passed(interface: str, work: _Work, action: Callable[[], Any]) -> dict[str, Any]:
+    """Does something on all ranks at the same time and says what passed the hosts' interfaces meanwhile.
+
+    Returns:
+        "seconds", and per host "sent" and "received" bytes.
+    """
+    local_rank = int(os.environ["HOROVOD_LOCAL_RANK"])
+    work.gather([0])
+    began, before = time.perf_counter(), _counters(interface)
+    action()
+    passed = [now - then for now, then in zip(_counters(interface), before, strict=True)]
+    seconds = time.perf_counter() - began
+    everywhere = [numbers[1:] for numbers in work.gather([local_rank, *passed]) if numbers[0] == 0]
+    return {"seconds": seconds, "sent": [one for one, _ in everywhere], "received": [one for _, one in everywhere]}
+
+
+def _counters(interface: str) -> tuple[int, int]:
+    """Bytes that the interface has sent and received."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == interface:
+            fields = numbers.split()
+            return int(fields[8]), int(fields[0])
+    raise ValueError(f"this host has no network interface {interface!r}")
 
 
 def _model(embedding: Any) -> keras.Model:
@@ -74,7 +140,7 @@ def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
 
-def _shared(rows: int) -> tuple[int, int, Callable[..., Any], Callable[[int], list[int]]]:
+def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
     import tf_sparse_ps as tsps
 
     if "HOROVOD_RANK" in os.environ:
@@ -82,8 +148,10 @@ def _shared(rows: int) -> tuple[int, int, Callable[..., Any], Callable[[int], li
 
         hvd.init()
     ranks = tsps.collectives.current()
-    model = _model(tsps.Embedding(None, DIM))
-    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE))
+    # Without: rows that cost next to nothing to make, and are not trained.
+    rows = tsps.Embedding(None, DIM) if with_table else keras.layers.Lambda(lambda ids: tf.one_hot(ids % DIM, DIM))
+    model = _model(rows)
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 
     @tf.function(reduce_retracing=True)
     def step(ids: tf.Tensor, labels: tf.Tensor) -> None:
@@ -92,10 +160,10 @@ def _shared(rows: int) -> tuple[int, int, Callable[..., Any], Callable[[int], li
         variables = model.trainable_variables
         optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
-    return ranks.rank, ranks.size, step, lambda pss: ranks.allgather_object(pss, "bench.pss")
+    return _Work(ranks.rank, ranks.size, step, lambda numbers: ranks.allgather_object(numbers, "bench.numbers"))
 
 
-def _replicated(rows: int) -> tuple[int, int, Callable[..., Any], Callable[[int], list[int]]]:
+def _replicated(rows: int) -> _Work:
     import horovod.tensorflow as hvd
 
     hvd.init()
@@ -114,7 +182,10 @@ def _replicated(rows: int) -> tuple[int, int, Callable[..., Any], Callable[[int]
         ]
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
-    return hvd.rank(), hvd.size(), step, lambda pss: hvd.allgather(tf.constant([pss])).numpy().tolist()
+    def gather(numbers: list[int]) -> list[list[int]]:
+        return hvd.allgather(tf.constant([numbers], tf.int64)).numpy().tolist()
+
+    return _Work(hvd.rank(), hvd.size(), step, gather)
 
 
 def _pss() -> int:

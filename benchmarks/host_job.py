@@ -1,0 +1,138 @@
+"""Horovod jobs on emulated hosts. Ranks are contiguous: host 0 has the first ones, host 1 the next."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import hosts as hosts_lib
+
+ROOT = Path(__file__).resolve().parents[1]
+_POLL_S = 0.05
+# Ranks that fail because another one did come after it. So long is waited for them to say so, too.
+_LAST_WORDS_S = 3.0
+
+
+class JobFailed(RuntimeError):
+    """A rank ended with an error; the text names it and ends with what it printed."""
+
+
+@dataclasses.dataclass
+class HostJob:
+    """A running job.
+
+    Attributes:
+        processes: one per rank, in order; `kill()` ends the rank.
+        logs: what each rank printed.
+    """
+
+    processes: list[subprocess.Popen[str]]
+    logs: list[Path]
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until all ranks have ended well.
+
+        Raises:
+            JobFailed: one did not; the others may still be running.
+            TimeoutError: naming the ranks that are still running.
+        """
+        deadline = time.monotonic() + timeout_s
+        while running := [rank for rank, process in enumerate(self.processes) if process.poll() is None]:
+            self._raise_if_failed()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"ranks {running} did not end within {timeout_s} s. {self._text(running[0])}")
+            time.sleep(_POLL_S)
+        self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        failed = [rank for rank, process in enumerate(self.processes) if process.poll()]
+        if not failed:
+            return
+        end = time.monotonic() + _LAST_WORDS_S
+        while time.monotonic() < end and any(process.poll() is None for process in self.processes):
+            time.sleep(_POLL_S)
+        raise JobFailed(
+            f"rank {failed[0]} of {len(self.processes)} ended first, with {self.processes[failed[0]].returncode}. "
+            + self._text(failed[0])
+        )
+
+    def _text(self, rank: int) -> str:
+        return f"Rank {rank} printed:\n{self.logs[rank].read_text(errors='replace')[-4000:]}"
+
+
+@contextlib.contextmanager
+def started(
+    hosts: hosts_lib.Hosts,
+    ranks_per_host: int,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[HostJob]:
+    """Starts a program on all ranks; kills what is left of it afterwards.
+
+    Args:
+        hosts: where it runs.
+        ranks_per_host: on each of them.
+        command: with its arguments; its first word is an interpreter that has Horovod.
+        env: added to the environment. The repository is on PYTHONPATH; tables lie in the host's /dev/shm.
+    """
+    size = len(hosts.names) * ranks_per_host
+    processes: list[subprocess.Popen[str]] = []
+    with tempfile.TemporaryDirectory(prefix="tsps-host-job-") as folder, contextlib.ExitStack() as stack:
+        stack.callback(_kill, processes)
+        server, port = _rendezvous(hosts, ranks_per_host, Path(folder) / "rendezvous")
+        stack.callback(_kill, [server])
+        logs = [Path(folder) / f"rank{rank}" for rank in range(size)]
+        for rank, log in enumerate(logs):
+            host, local = divmod(rank, ranks_per_host)
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                "PYTHONUNBUFFERED": "1",
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "TFSPS_DIR": "/dev/shm/tf_sparse_ps",
+                "HOROVOD_HOSTNAME": hosts.names[host],
+                "HOROVOD_RANK": str(rank),
+                "HOROVOD_SIZE": str(size),
+                "HOROVOD_LOCAL_RANK": str(local),
+                "HOROVOD_LOCAL_SIZE": str(ranks_per_host),
+                "HOROVOD_CROSS_RANK": str(host),
+                "HOROVOD_CROSS_SIZE": str(len(hosts.names)),
+                "HOROVOD_CONTROLLER": "gloo",
+                "HOROVOD_CPU_OPERATIONS": "gloo",
+                "HOROVOD_GLOO_IFACE": "eth0",
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts_lib.SWITCH_ADDRESS,
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+                **(env or {}),
+            }
+            environment.pop("TFSPS_JOB", None)
+            with log.open("w") as output:
+                processes.append(hosts.start(command, host=host, env=environment, output=output))
+        yield HostJob(processes, logs)
+
+
+def _rendezvous(hosts: hosts_lib.Hosts, ranks_per_host: int, log: Path) -> tuple[subprocess.Popen[str], int]:
+    """Starts the server and returns its port."""
+    slots = ",".join(f"{name}:{ranks_per_host}" for name in hosts.names)
+    command = [sys.executable, "-m", "benchmarks.rendezvous", slots]
+    with log.open("w") as output:
+        server = hosts.start(command, host=None, env={**os.environ, "PYTHONPATH": str(ROOT)}, output=output)
+    while server.poll() is None:
+        if (printed := log.read_text()).endswith("\n") and printed.split()[-1].isdigit():
+            return server, int(printed.split()[-1])
+        time.sleep(_POLL_S)
+    raise JobFailed(f"the rendezvous server ended with {server.returncode}:\n{log.read_text()[-4000:]}")
+
+
+def _kill(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
