@@ -8,13 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import harness
+from benchmarks import harness, hosts
 
 SUITES = {
     "kernels": "the ops alone: lookup, dedupe, segment-sum, apply, against TensorFlow's",
     "layers": "small layers against keras.layers.Embedding; a collection against separate layers",
     "step": "lookup and full step on 1M x 64 rows with 213k Zipf ids, against keras.layers.Embedding",
     "growth": "an unbounded table takes in 5 million keys by training; what that costs readers",
+    "cluster": "time and bytes per step on emulated hosts with slow cables, against Horovod with replicated tables",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 
@@ -26,8 +27,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="of every variant (default: 2)")
     parser.add_argument("--blocks", type=int, default=7, help="turns of each variant (default: 7)")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
-    parser.add_argument("--peer-python", help="ranks: interpreter of the replicated jobs, say one with Keras 2")
+    parser.add_argument(
+        "--peer-python", help="interpreter of the replicated jobs of ranks and cluster, say one with Keras 2"
+    )
     parser.add_argument("--json", type=Path, help="file to write (default: build/benchmarks/SUITES.json)")
+    defaults = harness.Cluster()
+    cluster = parser.add_argument_group("cluster", "the suite of that name; as root")
+    cluster.add_argument(
+        "--hosts", type=_numbers, default=defaults.hosts, help="emulated, a case each, say 1,2,4 (default: 2)"
+    )
+    cluster.add_argument("--ranks-per-host", type=int, default=defaults.ranks_per_host, help="(default: 2)")
+    cluster.add_argument("--mbit", type=float, default=defaults.mbit_per_s, help="per second and host (default: 200)")
+    cluster.add_argument("--steps", type=int, default=defaults.steps, help="timed in each job (default: 16)")
+    cluster.add_argument(
+        "--variant",
+        action="append",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="flat, replicated, dense-only, or any name with options of DistributedOptimizer, say "
+        "mine:sparse_reduction=sum; may be repeated; the first one is the peer (default: the three)",
+    )
     arguments = parser.parse_args(argv)
     if not arguments.suites:
         print("\n".join(f"{name:8s} {what}" for name, what in SUITES.items()))
@@ -36,7 +54,19 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no such suite. Expected: all, {', '.join(SUITES)}. Received: {', '.join(sorted(unknown))}")
     chosen = list(SUITES) if "all" in arguments.suites else arguments.suites
-    options = harness.Options(arguments.threads, arguments.blocks, arguments.quick, arguments.peer_python)
+    options = harness.Options(
+        arguments.threads,
+        arguments.blocks,
+        arguments.quick,
+        arguments.peer_python,
+        harness.Cluster(
+            arguments.hosts,
+            arguments.ranks_per_host,
+            arguments.mbit,
+            arguments.steps,
+            tuple(arguments.variant or defaults.variants),
+        ),
+    )
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     machine = harness.hardware()
@@ -49,13 +79,23 @@ def main(argv: list[str] | None = None) -> int:
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
     results: list[harness.Result] = []
     for name in chosen:
-        found = importlib.import_module(f"benchmarks.{name}").run(options)
+        try:
+            found = importlib.import_module(f"benchmarks.{name}").run(options)
+        except hosts.HostsUnavailable as reason:
+            if name in arguments.suites:
+                parser.exit(1, f"{name}: {reason}\n")
+            print(f"{name}: skipped, {reason}", flush=True)
+            continue
         print(harness.table(found), end="\n\n", flush=True)
         results += found
     path = arguments.json or Path("build/benchmarks") / f"{'-'.join(chosen)}.json"
     harness.save(path, machine, options, results)
     print(path)
     return 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(","))
 
 
 if __name__ == "__main__":

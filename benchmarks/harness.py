@@ -28,6 +28,26 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
+class Cluster:
+    """What the command line sets for the suite `cluster`.
+
+    Attributes:
+        hosts: numbers of emulated hosts, a case each.
+        ranks_per_host: on each of them.
+        mbit_per_s: what a host may send, and receive, in 10^6 bits per second.
+        steps: timed in each job.
+        variants: of the job, as `benchmarks.cluster.Variant.parse` takes them; the first one is what others are
+            divided by.
+    """
+
+    hosts: tuple[int, ...] = (2,)
+    ranks_per_host: int = 2
+    mbit_per_s: float = 200.0
+    steps: int = 16
+    variants: tuple[str, ...] = ("flat", "replicated", "dense-only")
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """What the command line sets.
 
@@ -35,13 +55,15 @@ class Options:
         threads: intra-op threads, for every variant.
         blocks: turns of each variant.
         quick: small sizes: a check that the suite runs, not a measurement.
-        peer_python: interpreter for the replicated jobs of the suite `ranks`; None: this one.
+        peer_python: interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
+        cluster: of the suite `cluster`.
     """
 
     threads: int = 2
     blocks: int = 7
     quick: bool = False
     peer_python: str | None = None
+    cluster: Cluster = dataclasses.field(default_factory=Cluster)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +72,7 @@ class Result:
 
     Attributes:
         ratio: to the peer's median in the same run; None for the peer.
+        parameters: what the case is, for programs that read the results.
     """
 
     suite: str
@@ -60,6 +83,7 @@ class Result:
     high: float
     unit: str
     ratio: float | None
+    parameters: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
 
 
 class Cycle(Generic[T]):

@@ -60,7 +60,9 @@ class Hosts:
         env: Mapping[str, str] | None = None,
         output: IO[str] | int | None = None,
     ) -> subprocess.Popen[str]:
-        """Starts a program on a host, in a session of its own and in the folder /. `kill()` of what is returned ends it.
+        """Starts a program on a host, in a session of its own and in the folder /.
+
+        `kill()` of what is returned ends it.
 
         Args:
             command: with its arguments.
@@ -164,7 +166,16 @@ def _setup(names: Sequence[str], mbit_per_s: float | None) -> str:
 
 def _on_host(name: str) -> list[str]:
     """A command's prefix that moves it to a host."""
-    script = (
-        f'mount --bind /run/{name}/shm /dev/shm && mount --bind /run/{name}/hosts /etc/hosts && hostname {name} && exec "$@"'
-    )
-    return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", script, "sh"]
+    files = f"mount --bind /run/{name}/shm /dev/shm && mount --bind /run/{name}/hosts /etc/hosts"
+    return [
+        "ip",
+        "netns",
+        "exec",
+        name,
+        "unshare",
+        "--uts",
+        "sh",
+        "-c",
+        f'{files} && hostname {name} && exec "$@"',
+        "sh",
+    ]

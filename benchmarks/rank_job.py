@@ -27,7 +27,6 @@ QUICK_ROWS, QUICK_BATCH = 10_000, 256
 RATE = 0.01
 BATCHES = 8  # different ones, in turn
 _WARMUP = 5
-_IDLE_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,9 @@ def main() -> None:
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    rows, batch, count = (QUICK_ROWS, QUICK_BATCH, 5) if options.quick else (ROWS, BATCH, options.steps)
+    rows, batch, count, idle_s = (
+        (QUICK_ROWS, QUICK_BATCH, 5, 1.0) if options.quick else (ROWS, BATCH, options.steps, 3.0)
+    )
 
     work = _replicated(rows) if options.kind == "replicated" else _ours(options.kind == "shared", options.optimizer)
     ids = zipf_ids(rows, batch * FIELDS, batches=BATCHES, seed=1 + work.rank)
@@ -71,7 +72,7 @@ def main() -> None:
             work.step(tf.constant(part), tf.constant(labels))
     for _ in range(_WARMUP):
         work.step(*following())
-    idle = _passed(options.count_bytes, work, lambda: time.sleep(_IDLE_S)) if options.count_bytes else None
+    idle = _passed(options.count_bytes, work, lambda: time.sleep(idle_s)) if options.count_bytes else None
     times: list[float] = []
 
     def train() -> None:
@@ -107,6 +108,7 @@ def _passed(interface: str, work: _Work, action: Callable[[], Any]) -> dict[str,
     work.gather([0])
     began, before = time.perf_counter(), _counters(interface)
     action()
+    work.gather([0])  # a rank may be done while its neighbour still sends
     passed = [now - then for now, then in zip(_counters(interface), before, strict=True)]
     seconds = time.perf_counter() - began
     everywhere = [numbers[1:] for numbers in work.gather([local_rank, *passed]) if numbers[0] == 0]

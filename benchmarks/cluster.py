@@ -1,0 +1,159 @@
+"""The cluster suite: time and bytes per step of jobs on several emulated hosts, whose cables are slow.
+
+A job is a number of hosts x a number of ranks of `benchmarks.rank_job`; the variants of it take turns. What passes a
+host's interface is counted over all timed steps. An idle job sends, too (Horovod asks around a thousand times per
+second whether there is work): that is measured in the same job, while all ranks sleep, and subtracted for as long as
+the steps took. It is a little too much, since nobody asks while a collective runs; the raw figure is given as well.
+
+Bytes are those of packets as they leave a host, up to 64 KiB each with one header; an Ethernet of 1,500 bytes per
+packet carries about 5 % more. The time's floor is the raw bytes of the busiest host and direction, divided by the rate.
+
+All hosts share this machine's processors, and each rank has one thread if there are as many ranks as threads: what a
+step takes above its floor says nothing about hosts with processors of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import harness, host_job, hosts
+
+_KINDS = {"flat": "shared", "replicated": "replicated", "dense-only": "dense-only"}
+_JOB_S = 1200.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A way to do the job.
+
+    Attributes:
+        name: in the report.
+        kind: rank_job's.
+        optimizer: arguments of `tsps.DistributedOptimizer`.
+    """
+
+    name: str
+    kind: str
+    optimizer: dict[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """A variant from `flat`, `replicated`, `dense-only` or `NAME:OPTION=VALUE,...`; values are JSON or words.
+
+        Raises:
+            ValueError: a name that needs options and has none, or an option without a value.
+        """
+        name, _, rest = text.partition(":")
+        pairs = [one.partition("=") for one in rest.split(",") if one]
+        if (name not in _KINDS and not pairs) or any(not key or not sign for key, sign, _ in pairs):
+            raise ValueError(f"a variant is one of {', '.join(_KINDS)}, or NAME:OPTION=VALUE,... Received: {text!r}")
+        if pairs and _KINDS.get(name, "shared") == "replicated":
+            raise ValueError(f"the variant replicated has no options. Received: {text!r}")
+        return cls(name, _KINDS.get(name, "shared"), {key: _value(value) for key, _, value in pairs})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def run(options: harness.Options) -> list[harness.Result]:
+    """Times and bytes for each number of hosts.
+
+    Raises:
+        hosts.HostsUnavailable: naming what is missing.
+    """
+    if reason := hosts.unavailable():
+        raise hosts.HostsUnavailable(reason)
+    variants = [Variant.parse(text) for text in options.cluster.variants]
+    counts = (2,) if options.quick else options.cluster.hosts
+    ranks_per_host = 1 if options.quick else options.cluster.ranks_per_host
+    turns = 1 if options.quick else max(1, options.blocks // 2)
+    results = []
+    total = len(counts) * turns * len(variants)
+    with tqdm(total=total, desc="cluster", unit=" jobs", delay=2, disable=None) as bar:
+        for count in counts:
+            figures: dict[str, list[dict[str, float]]] = {variant.name: [] for variant in variants}
+            for turn in range(turns):
+                for variant in variants if turn % 2 == 0 else reversed(variants):
+                    bar.set_postfix_str(f"{count} hosts, {variant.name}")
+                    figures[variant.name].append(_job(variant, count, ranks_per_host, options))
+                    bar.update()
+            results += _report(figures, count, ranks_per_host, options.cluster.mbit_per_s)
+    return results
+
+
+_UNITS = {
+    "step": "ms",
+    "floor": "ms",
+    "sent": "MB",
+    "received": "MB",
+    "sent, idle included": "MB",
+    "idle, sent per second": "MB",
+}
+
+
+def _report(
+    figures: dict[str, list[dict[str, float]]], count: int, ranks_per_host: int, mbit_per_s: float
+) -> list[harness.Result]:
+    case = f"{count} host{'s' * (count > 1)} x {ranks_per_host}, {mbit_per_s:g} Mbit/s"
+    parameters = {"hosts": count, "ranks_per_host": ranks_per_host, "mbit_per_s": mbit_per_s}
+    results = []
+    for figure, unit in _UNITS.items():
+        if count == 1 and figure != "step":
+            continue  # nothing leaves the host
+        blocks = {name: [job[figure] for job in found] for name, found in figures.items()}
+        for result in harness.summarize("cluster", f"{case}: {figure}", blocks, peer=next(iter(blocks)), unit=unit):
+            results.append(dataclasses.replace(result, parameters={**parameters, "figure": figure}))
+    return results
+
+
+def _job(variant: Variant, count: int, ranks_per_host: int, options: harness.Options) -> dict[str, float]:
+    python = options.peer_python if variant.kind == "replicated" and options.peer_python else sys.executable
+    threads = max(1, options.threads // (count * ranks_per_host))
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        command = [str(Path(python).absolute()), "-m", "benchmarks.rank_job", "--out", str(out)]
+        command += ["--kind", variant.kind, "--optimizer", json.dumps(variant.optimizer)]
+        command += ["--threads", str(threads), "--steps", str(options.cluster.steps), "--count-bytes", "eth0"]
+        command += ["--quick"] if options.quick else []
+        with (
+            hosts.emulated(count, mbit_per_s=options.cluster.mbit_per_s) as network,
+            host_job.started(network, ranks_per_host, command) as job,
+        ):
+            job.wait(_JOB_S)
+        return per_step(json.loads(out.read_text()), options.cluster.mbit_per_s)
+
+
+def per_step(figures: dict[str, Any], mbit_per_s: float) -> dict[str, float]:
+    """The report's figures from those of rank_job: milliseconds and 10^6 bytes, means over the hosts.
+
+    Args:
+        figures: with "steps", "step_ms", and "idle" and "busy" as counted.
+        mbit_per_s: the rate of a host.
+    """
+    idle, busy, steps = figures["idle"], figures["busy"], figures["steps"]
+    number = len(busy["sent"])
+
+    def net(direction: str) -> float:
+        per_second = sum(idle[direction]) / idle["seconds"]
+        return max(0.0, sum(busy[direction]) - per_second * busy["seconds"]) / number / steps / 1e6
+
+    busiest = max(*busy["sent"], *busy["received"]) / steps
+    return {
+        "step": figures["step_ms"],
+        "floor": busiest * 8 / (mbit_per_s * 1e6) * 1e3,
+        "sent": net("sent"),
+        "received": net("received"),
+        "sent, idle included": sum(busy["sent"]) / number / steps / 1e6,
+        "idle, sent per second": sum(idle["sent"]) / idle["seconds"] / number / 1e6,
+    }
