@@ -36,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     cluster.add_argument(
         "--hosts", type=_numbers, default=defaults.hosts, help="emulated, a case each, say 1,2,4 (default: 2)"
     )
-    cluster.add_argument("--ranks-per-host", type=int, default=defaults.ranks_per_host, help="(default: 2)")
+    cluster.add_argument(
+        "--ranks-per-host", type=_numbers, default=defaults.ranks_per_host, help="a case each (default: 2)"
+    )
     cluster.add_argument("--mbit", type=float, default=defaults.mbit_per_s, help="per second and host (default: 200)")
     cluster.add_argument("--steps", type=int, default=defaults.steps, help="timed in each job (default: 16)")
     cluster.add_argument(

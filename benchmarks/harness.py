@@ -33,7 +33,7 @@ class Cluster:
 
     Attributes:
         hosts: numbers of emulated hosts, a case each.
-        ranks_per_host: on each of them.
+        ranks_per_host: on each of them, a case each.
         mbit_per_s: what a host may send, and receive, in 10^6 bits per second.
         steps: timed in each job.
         variants: of the job, as `benchmarks.cluster.Variant.parse` takes them; the first one is what others are
@@ -41,7 +41,7 @@ class Cluster:
     """
 
     hosts: tuple[int, ...] = (2,)
-    ranks_per_host: int = 2
+    ranks_per_host: tuple[int, ...] = (2,)
     mbit_per_s: float = 200.0
     steps: int = 16
     variants: tuple[str, ...] = ("flat", "replicated", "dense-only")
@@ -182,7 +182,8 @@ def hardware() -> dict[str, str]:
             break
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
-        "processor": f"{model}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores usable",
+        "processor": model,
+        "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{memory:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

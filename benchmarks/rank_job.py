@@ -21,11 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.harness import Cycle, zipf_ids
+from benchmarks.job_sizes import BATCH, DIM, EXPONENT, FIELDS, HIDDEN, QUICK_BATCH, QUICK_ROWS, ROWS
 
-ROWS, BATCH, FIELDS, DIM = 1_000_000, 4_096, 26, 64
-QUICK_ROWS, QUICK_BATCH = 10_000, 256
 RATE = 0.01
-BATCHES = 8  # different ones, in turn
+_BATCHES = 8  # different ones, in turn
 _WARMUP = 5
 
 
@@ -62,7 +61,7 @@ def main() -> None:
     )
 
     work = _replicated(rows) if options.kind == "replicated" else _ours(options.kind == "shared", options.optimizer)
-    ids = zipf_ids(rows, batch * FIELDS, batches=BATCHES, seed=1 + work.rank)
+    ids = zipf_ids(rows, batch * FIELDS, batches=_BATCHES, exponent=EXPONENT, seed=1 + work.rank)
     labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
     following = Cycle([(tf.constant(one.reshape(batch, FIELDS)), tf.constant(labels)) for one in ids])
     if options.kind == "shared":  # rows appear when they are first trained: the peer has all of them from the start
@@ -88,7 +87,7 @@ def main() -> None:
     pss = sum(one for (one,) in work.gather([_pss()]))
     if work.rank == 0:
         median = statistics.median(times)
-        figures = {
+        figures: dict[str, Any] = {
             "step_ms": median * 1e3,
             "samples_per_second": work.size * batch / median,
             "pss_mib": pss / 2**20,
@@ -130,7 +129,7 @@ def _model(embedding: Any) -> keras.Model:
         [
             embedding,
             keras.layers.Lambda(lambda rows: tf.reduce_mean(rows, axis=1)),
-            keras.layers.Dense(256, activation="relu"),
+            keras.layers.Dense(HIDDEN, activation="relu"),
             keras.layers.Dense(1),
         ]
     )

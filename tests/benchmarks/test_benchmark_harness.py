@@ -70,13 +70,15 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_without_arguments_the_suites_are_listed() -> None:
     done = benchmarks()
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["kernels", "layers", "step", "growth", "ranks"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        *("kernels", "layers", "step", "growth", "cluster", "ranks")
+    ]
 
 
 def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
-    assert "no such suite. Expected: all, kernels, layers, step, growth, ranks. Received: speed" in done.stderr
+    assert "no such suite. Expected: all, kernels, layers, step, growth, cluster, ranks. Received: speed" in done.stderr
 
 
 @pytest.mark.parametrize("suite", ["kernels", "layers", "step"])

@@ -1,0 +1,256 @@
+"""Bytes and time per step on clusters of 1 to 1,024 nodes, by the formulas of `benchmarks.step_model`.
+
+`python -m benchmarks.scaling_model` prints what it assumes and a table; `--plot FILE` draws it; `--check FILE` compares
+the formulas with what `python -m benchmarks cluster --json FILE` has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import step_model
+from benchmarks.step_model import Cluster, Costs, Job
+
+METHODS = ("flat", "hierarchical", "hierarchical-bfloat16", "sharded")
+NODES = tuple(2**exponent for exponent in range(11))
+# `python -m benchmarks cluster --hosts 1 --ranks-per-host 1,2,4 --variant flat`, two cores of an AMD EPYC
+COSTS = Costs(rank_ms=30.0, copy_ns=1.0)
+BYTES_GOAL, TIME_GOAL = 0.05, 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A method on a number of nodes: bytes sent per node and step, milliseconds per step."""
+
+    method: str
+    nodes: int
+    sent_bytes: float
+    step_ms: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A figure of a job, measured and by formula; bytes or milliseconds."""
+
+    case: str
+    method: str
+    figure: str
+    measured: float
+    model: float
+
+    @property
+    def error(self) -> float:
+        """Relative, of the model."""
+        return self.model / self.measured - 1
+
+    @property
+    def goal(self) -> float:
+        """That the error should not exceed."""
+        return BYTES_GOAL if self.figure == "bytes" else TIME_GOAL
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status, 1 if a check is beyond its goal."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling_model", description=__doc__)
+    parser.add_argument("--ranks-per-node", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--mbit", type=float, default=10_000, help="per second and node (default: 10000)")
+    parser.add_argument("--cores", type=int, default=2, help="per node (default: 2)")
+    parser.add_argument("--threads", type=int, default=1, help="per rank (default: 1)")
+    parser.add_argument("--latency-us", type=float, default=50.0, help="of a message (default: 50)")
+    parser.add_argument("--calibration", type=Path, help="results of the suite cluster with one host: for the costs")
+    parser.add_argument("--check", type=Path, help="results of the suite cluster: compares the model with them")
+    parser.add_argument("--json", action="store_true", help="prints JSON")
+    parser.add_argument("--plot", type=Path, help="PNG file to write")
+    arguments = parser.parse_args(argv)
+    job = Job()
+    try:
+        costs = costs_from(job, json.loads(arguments.calibration.read_text())) if arguments.calibration else COSTS
+        if arguments.check:
+            return _report_checks(check(job, json.loads(arguments.check.read_text()), costs), as_json=arguments.json)
+    except ValueError as error:
+        parser.error(str(error))
+    cluster = Cluster(
+        1, arguments.ranks_per_node, arguments.mbit, arguments.cores, arguments.threads, arguments.latency_us
+    )
+    points = curve(job, cluster, costs)
+    if arguments.plot:
+        plot(points, cluster, arguments.plot)
+    if arguments.json:
+        document = {
+            "assumptions": step_model.__doc__,
+            "job": dataclasses.asdict(job),
+            "cluster": {name: value for name, value in dataclasses.asdict(cluster).items() if name != "nodes"},
+            "costs": dataclasses.asdict(costs),
+            "points": [dataclasses.asdict(point) for point in points],
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        print(f"{step_model.__doc__}\n{_inputs(job, cluster, costs)}\n\n{table(points, job, cluster)}")
+    return 0
+
+
+def curve(job: Job, cluster: Cluster, costs: Costs) -> list[Point]:
+    """Every method on every number of nodes.
+
+    Args:
+        job: what is trained.
+        cluster: of one node; the number of nodes is replaced.
+        costs: of work on one core.
+    """
+    points = []
+    for nodes in NODES:
+        here = dataclasses.replace(cluster, nodes=nodes)
+        for method in METHODS:
+            time = step_model.step_time(method, job, here, costs).total
+            points.append(Point(method, nodes, step_model.sent_bytes(method, job, here), time))
+    return points
+
+
+def table(points: Sequence[Point], job: Job, cluster: Cluster) -> str:
+    """The curve as Markdown, with the distinct keys of a rank, a node and the cluster."""
+    heads = [f"{method} {unit}" for unit in ("MB", "ms") for method in METHODS]
+    lines = [f"| nodes | keys of all | {' | '.join(heads)} |", "|---:|---:|" + "---:|" * len(heads)]
+    for nodes in NODES:
+        at = {point.method: point for point in points if point.nodes == nodes}
+        sizes = [_number(at[method].sent_bytes / 1e6) for method in METHODS]
+        times = [_number(at[method].step_ms) for method in METHODS]
+        keys = job.distinct(nodes * cluster.ranks_per_node)
+        lines.append(f"| {nodes:,} | {keys:,.0f} | {' | '.join(sizes + times)} |")
+    return "\n".join(lines)
+
+
+def _inputs(job: Job, cluster: Cluster, costs: Costs) -> str:
+    return (
+        f"Job: {job.rows:,} rows x {job.dim}, {job.ids:,} ids per rank by Zipf's law ({job.exponent:g}), "
+        f"{job.dense:,} dense floats.\n"
+        f"Keys: {job.distinct(1):,.0f} of a rank, {job.distinct(cluster.ranks_per_node):,.0f} of a node.\n"
+        f"Nodes: {cluster.ranks_per_node} ranks, {cluster.cores} cores, {cluster.mbit_per_s:g} Mbit/s, "
+        f"{cluster.threads} threads per rank, {cluster.latency_us:g} us per message.\n"
+        f"Costs, of one core: {costs.rank_ms:.3g} ms per rank, {costs.copy_ns:.3g} ns per byte copied, "
+        f"{costs.merge_ns:.3g} ns per key merged, {costs.update_ns:.3g} ns per key updated.\n"
+        "Below: MB (10^6 bytes) that a node sends per step, and milliseconds per step."
+    )
+
+
+def plot(points: Sequence[Point], cluster: Cluster, path: Path) -> None:
+    """Draws bytes and time over the number of nodes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    styles = dict(zip(METHODS, ("o-", "s-", "d-", "^--"), strict=True))
+    for method, style in styles.items():
+        mine = [point for point in points if point.method == method]
+        several = [point for point in mine if point.nodes > 1]
+        label = f"{method} (no code yet)" if method == "sharded" else method
+        left.plot([p.nodes for p in several], [p.sent_bytes / 1e6 for p in several], style, label=label, markersize=4)
+        right.plot([p.nodes for p in mine], [p.step_ms for p in mine], style, label=label, markersize=4)
+    left.set(title="sent per node and step (nothing by 1 node)", ylabel="MB")
+    right.set(title=f"step, {cluster.ranks_per_node} ranks per node, {cluster.mbit_per_s:g} Mbit/s", ylabel="ms")
+    for axes in (left, right):
+        axes.set(xlabel="nodes", xscale="log", yscale="log")
+        axes.set_xscale("log", base=2)
+        axes.grid(alpha=0.3)
+    left.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def costs_from(job: Job, document: Any) -> Costs:
+    """Costs that explain the measured steps of one host.
+
+    Args:
+        job: what was trained.
+        document: what the suite cluster has written.
+
+    Raises:
+        ValueError: it has not measured one host with two numbers of ranks.
+    """
+    _refuse_quick(document)
+    steps = {
+        int(result["parameters"]["ranks_per_host"]): float(result["median"])
+        for result in document["results"]
+        if _is(result, "step") and result["parameters"]["hosts"] == 1 and result["variant"] == "flat"
+    }
+    return step_model.calibrated(job, steps, cores=_cores(document), threads=document["options"]["threads"])
+
+
+def check(job: Job, document: Any, costs: Costs) -> list[Check]:
+    """Compares the model with the figures of several hosts.
+
+    Args:
+        job: what was trained.
+        document: what the suite cluster has written.
+        costs: of work on one core, where the figures were measured.
+
+    Raises:
+        ValueError: there are no such figures.
+    """
+    _refuse_quick(document)
+    found = []
+    for result in document["results"]:
+        if result["variant"] not in step_model.METHODS or not (_is(result, "step") or _is(result, "sent")):
+            continue
+        case, method = result["parameters"], result["variant"]
+        if case["hosts"] == 1:
+            continue
+        ranks = case["hosts"] * case["ranks_per_host"]
+        threads = max(1, document["options"]["threads"] // ranks)
+        cluster = Cluster(
+            case["hosts"], case["ranks_per_host"], case["mbit_per_s"], _cores(document), threads, emulated=True
+        )
+        name = result["case"].partition(":")[0]
+        if _is(result, "sent"):
+            model = step_model.sent_bytes(method, job, cluster)
+            found.append(Check(name, method, "bytes", result["median"] * 1e6, model))
+        elif method in step_model.TIMED:
+            model = step_model.step_time(method, job, cluster, costs).total
+            found.append(Check(name, method, "ms", result["median"], model))
+    if not found:
+        raise ValueError("the file has no figures of several hosts: python -m benchmarks cluster --hosts 2,3,4")
+    return found
+
+
+def _is(result: Any, figure: str) -> bool:
+    return result["suite"] == "cluster" and result["parameters"]["figure"] == figure
+
+
+def _cores(document: Any) -> int:
+    return int(document["hardware"]["cores"])
+
+
+def _refuse_quick(document: Any) -> None:
+    if document["options"]["quick"]:
+        raise ValueError("the file is of a run with --quick, whose sizes are others than the model's")
+
+
+def _report_checks(checks: Sequence[Check], *, as_json: bool) -> int:
+    if as_json:
+        print(
+            json.dumps([{**dataclasses.asdict(one), "error": one.error, "goal": one.goal} for one in checks], indent=1)
+        )
+    else:
+        print("| case | variant | figure | measured | model | error | goal |\n|---|---|---|---:|---:|---:|---:|")
+        for one in checks:
+            print(
+                f"| {one.case} | {one.method} | {one.figure} | {one.measured:,.0f} | {one.model:,.0f} "
+                f"| {one.error:+.1%} | {one.goal:.0%} |"
+            )
+    return int(any(abs(one.error) > one.goal for one in checks))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""What a step costs on a cluster, by formula: bytes that a node sends, and time.
+
+Let there be H nodes x R ranks, N = H R, and n ids per rank and step, drawn independently by Zipf's law from V rows of
+dim d. U(m), the expected number of distinct ids among m, is the sum over rows of 1 - (1 - p)^m: exact, no fit.
+One row of gradients takes 4 d bytes.
+
+Bytes that a node sends per step; it receives as many:
+
+- Horovod's allgather is a ring over all ranks, those of a node side by side: a node sends (N - 1) / N of all that is
+  gathered, whatever R is. Its allreduce of S bytes sends 2 S (N - 1) / N. The dense weights (S) go that way always.
+- flat: (N - 1) U(n) (8 + 4 d). Every rank's unique keys (int64) with their rows.
+- hierarchical: (H - 1) B. Nodes gather; B is the buffer of one node: U(R n) keys with counts and rows of float32,
+  bfloat16 or float16, and padding to one of 16 sizes per power of two. Keys are sorted and scattered over the V rows;
+  their differences take as many bits as the largest of 128 needs, and so do the counts (up to R).
+- sharded (no code yet): nodes own equal shares of the keys. (H - 1) / H U(R n) (8 + 4 d + 4 d + 4): keys asked for,
+  rows answered, then gradients with counts in the same order. Owners' loads are equal.
+- replicated: (N - 1) n (8 + 4 d). Horovod's IndexedSlices keep repeated ids.
+
+Headers, acknowledgements and Horovod's negotiation are left out; so is what an idle Horovod sends, about 0.3 MB/s and
+node for up to 8 ranks, more on rank 0's node with many ranks.
+
+Time of a step is the sum of:
+
+- own work of a rank (lookup, model, backward): `rank_ms` of a core;
+- merging at the leader, `merge_ns` of a core per gathered key, flat: N U(n), hierarchical: R U(n), shared by the
+  node's ranks, and H U(R n), sharded: the node's own, and U(R n) that arrive;
+- updating at the leader, `update_ns` of a core per distinct key of all: U(N n), sharded: U(N n) / H;
+- the exchange: the bytes sent at the given rate, or copying what is received, `copy_ns` of a core per byte and
+  receiving rank, whichever takes longer. Nothing else overlaps with it;
+- `latency_us` for every message that waits for the one before: N - 1 in an allgather over all ranks, H - 1 over nodes,
+  2 (N - 1) in an allreduce, 2 in the exchanges of the sharded method.
+
+Work of several workers on too few cores takes proportionally longer; a worker never uses more cores than it has
+threads. Nodes are alike, none is late, and links carry the full rate in both directions at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import job_sizes
+
+METHODS = (
+    "flat",
+    "hierarchical",
+    "hierarchical-bfloat16",
+    "hierarchical-float16",
+    "sharded",
+    "replicated",
+    "dense-only",
+)
+TIMED = METHODS[:5]
+_BLOCK = 128  # numbers of a bit block
+_HEADER = 64  # bytes before a node's keys, about
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Attributes:
+        rows: of the table.
+        dim: floats per row.
+        ids: per rank and step.
+        dense: floats of all dense weights.
+        exponent: of Zipf's law.
+    """
+
+    rows: int = job_sizes.ROWS
+    dim: int = job_sizes.DIM
+    ids: int = job_sizes.BATCH * job_sizes.FIELDS
+    dense: int = (job_sizes.DIM + 1) * job_sizes.HIDDEN + job_sizes.HIDDEN + 1
+    exponent: float = job_sizes.EXPONENT
+
+    def distinct(self, ranks: float) -> float:
+        """The expected number of distinct ids in a step of so many ranks."""
+        return _distinct(self.rows, self.exponent, self.ids * ranks)
+
+
+@functools.lru_cache
+def _log_absent(rows: int, exponent: float) -> NDArray[np.float64]:
+    weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
+    return np.log1p(-weights / weights.sum())
+
+
+@functools.lru_cache(maxsize=1024)
+def _distinct(rows: int, exponent: float, draws: float) -> float:
+    return float(-np.expm1(draws * _log_absent(rows, exponent)).sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Where it is trained.
+
+    Attributes:
+        nodes: machines.
+        ranks_per_node: on each.
+        mbit_per_s: what a node can send, and receive, in 10^6 bits per second.
+        cores: per node.
+        threads: per rank.
+        latency_us: of a message.
+        emulated: nodes share the cores of one.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    mbit_per_s: float
+    cores: int = 2
+    threads: int = 1
+    latency_us: float = 50.0
+    emulated: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return self.nodes * self.ranks_per_node
+
+    def duration(self, core_s: float, workers_per_node: int, threads: int = 0) -> float:
+        """Seconds that equal work of each of a node's workers takes.
+
+        Args:
+            core_s: of each worker, in seconds of one core.
+            workers_per_node: at the same time.
+            threads: of a worker; 0: of a rank.
+        """
+        workers = workers_per_node * (self.nodes if self.emulated else 1)
+        return core_s * max(1 / (threads or self.threads), workers / self.cores)
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What work takes on one core, for the job's dim.
+
+    Attributes:
+        rank_ms: a rank's own work per step.
+        copy_ns: per received byte, the whole way through sockets and buffers.
+        merge_ns: per gathered key.
+        update_ns: per distinct key.
+    """
+
+    rank_ms: float
+    copy_ns: float
+    merge_ns: float = 91.0  # `python -m benchmarks kernels`: 5.03 ms x 2 threads for 110,294 keys
+    update_ns: float = 185.0  # the same: Adagrad, 5.09 ms x 2 threads for 55,147 keys
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Milliseconds of a step, by what they go to."""
+
+    own: float
+    merge: float
+    update: float
+    exchange: float
+    latency: float
+
+    @property
+    def total(self) -> float:
+        """Of the step."""
+        return self.own + self.merge + self.update + self.exchange + self.latency
+
+
+def sent_bytes(method: str, job: Job, cluster: Cluster) -> float:
+    """Bytes that a node sends per step, on average.
+
+    Args:
+        method: one of `METHODS`.
+        job: what is trained.
+        cluster: where.
+    """
+    nodes, ranks = cluster.nodes, cluster.ranks
+    if nodes == 1:
+        return 0.0
+    dense = 2 * 4 * job.dense * (ranks - 1) / ranks
+    if method == "dense-only":
+        return dense
+    if method == "flat":
+        return dense + (ranks - 1) * job.distinct(1) * (8 + 4 * job.dim)
+    if method == "replicated":
+        return dense + (ranks - 1) * job.ids * (8 + 4 * job.dim)
+    if method == "sharded":
+        return dense + (nodes - 1) / nodes * job.distinct(cluster.ranks_per_node) * (8 + 8 * job.dim + 4)
+    return dense + (nodes - 1) * node_buffer(job, cluster.ranks_per_node, _row_bytes(method))
+
+
+def _row_bytes(method: str) -> int:
+    kinds = {"hierarchical": 4, "hierarchical-bfloat16": 2, "hierarchical-float16": 2}
+    if method not in kinds:
+        raise ValueError(f"`method` must be one of {', '.join(METHODS)}. Received: {method!r}")
+    return kinds[method]
+
+
+def node_buffer(job: Job, ranks_per_node: int, float_bytes: int) -> int:
+    """Bytes of one node's merged gradients as they are sent.
+
+    Args:
+        job: what is trained.
+        ranks_per_node: whose gradients are merged.
+        float_bytes: per element of a row.
+    """
+    keys = job.distinct(ranks_per_node)
+    bits = key_bits(keys / job.rows) + (ranks_per_node - 1).bit_length()
+    widths = 2 * 8 / _BLOCK
+    return padded(math.ceil(_HEADER + keys * ((bits + widths) / 8 + float_bytes * job.dim)))
+
+
+def key_bits(density: float) -> float:
+    """Expected bits of a difference of sorted keys, when a block's largest decides for all of it.
+
+    Args:
+        density: share of all ids that are among the keys, at random.
+    """
+    above = (1 - (1 - (1 - density) ** (2.0**width - 1)) ** _BLOCK for width in range(64))
+    return float(sum(above))
+
+
+def padded(size: int) -> int:
+    """The size that is sent for so many bytes: 16 sizes from a power of two to the next, multiples of 64."""
+    if size <= 1024:
+        return max(256, -(-size // 64) * 64)
+    step = (1 << (size.bit_length() - 1)) // 16
+    return -(-size // step) * step
+
+
+def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime:
+    """The time of a step.
+
+    Args:
+        method: one of `TIMED`.
+        job: what is trained.
+        cluster: where.
+        costs: of work on one core.
+    """
+    if method not in TIMED:
+        raise ValueError(f"there is no model of the time of {method!r}. Expected: one of {', '.join(TIMED)}")
+    nodes, per_node, ranks = cluster.nodes, cluster.ranks_per_node, cluster.ranks
+    own, node, everywhere = job.distinct(1), job.distinct(per_node), job.distinct(ranks)
+    messages = 2 * (ranks - 1)
+    row = 8 + 4 * job.dim
+    in_node = cluster.duration(own * costs.merge_ns * 1e-9, per_node) if per_node > 1 else 0.0
+    if method == "flat":
+        merge = cluster.duration(ranks * own * costs.merge_ns * 1e-9, 1) if ranks > 1 else 0.0
+        copied, receivers, updated = (ranks - 1) * own * row, per_node, everywhere
+        messages += ranks - 1
+    elif method == "sharded":
+        merge = in_node + (cluster.duration(node * costs.merge_ns * 1e-9, 1) if nodes > 1 else 0.0)
+        copied, receivers, updated = sent_bytes(method, job, cluster), 1, everywhere / nodes
+        messages += 2 if nodes > 1 else 0
+    else:
+        merge = in_node + (cluster.duration(nodes * node * costs.merge_ns * 1e-9, 1) if nodes > 1 else 0.0)
+        copied, receivers, updated = sent_bytes(method, job, cluster), 1, everywhere
+        messages += nodes - 1
+    wire = sent_bytes(method, job, cluster) * 8 / (cluster.mbit_per_s * 1e6)
+    # Horovod copies on a thread of its own.
+    copying = cluster.duration(copied * costs.copy_ns * 1e-9, receivers, threads=1)
+    return StepTime(
+        own=1e3 * cluster.duration(costs.rank_ms * 1e-3, per_node),
+        merge=1e3 * merge,
+        update=1e3 * cluster.duration(updated * costs.update_ns * 1e-9, 1),
+        exchange=1e3 * max(wire, copying),
+        latency=messages * cluster.latency_us * 1e-3,
+    )
+
+
+def calibrated(job: Job, measured: dict[int, float], *, cores: int, threads: int) -> Costs:
+    """Costs that explain the flat job's steps on one node.
+
+    Args:
+        job: what was trained.
+        measured: number of ranks to milliseconds per step; two numbers at least.
+        cores: of the node.
+        threads: of all ranks together; each has at least one.
+
+    Raises:
+        ValueError: fewer than two numbers of ranks.
+    """
+    if len(measured) < 2:
+        raise ValueError(f"a calibration needs one host with two numbers of ranks. Received: {sorted(measured)}")
+
+    def explained(ranks: int, costs: Costs) -> float:
+        cluster = Cluster(1, ranks, 1.0, cores, max(1, threads // ranks))
+        return step_time("flat", job, cluster, costs).total
+
+    # The step is linear in the two costs: relative least squares.
+    rest = np.array([explained(ranks, Costs(0, 0)) for ranks in measured])
+    columns = [np.array([explained(ranks, unit) for ranks in measured]) - rest for unit in (Costs(1, 0), Costs(0, 1))]
+    times = np.array(list(measured.values()))
+    matrix = np.stack(columns, axis=1) / times[:, None]
+    rank_ms, copy_ns = np.linalg.lstsq(matrix, (times - rest) / times, rcond=None)[0]
+    return Costs(max(0.0, float(rank_ms)), max(0.0, float(copy_ns)))
