@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import harness, hosts
+from benchmarks.cluster import Variant
 
 SUITES = {
     "kernels": "the ops alone: lookup, dedupe, segment-sum, apply, against TensorFlow's",
@@ -49,6 +50,12 @@ def main(argv: list[str] | None = None) -> int:
         "mine:sparse_reduction=sum; may be repeated; the first one is the peer (default: the three)",
     )
     arguments = parser.parse_args(argv)
+    variants = tuple(arguments.variant or defaults.variants)
+    try:
+        for variant in variants:
+            Variant.parse(variant)
+    except ValueError as error:
+        parser.error(str(error))
     if not arguments.suites:
         print("\n".join(f"{name:8s} {what}" for name, what in SUITES.items()))
         return 0
@@ -66,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.ranks_per_host,
             arguments.mbit,
             arguments.steps,
-            tuple(arguments.variant or defaults.variants),
+            variants,
         ),
     )
 

@@ -25,6 +25,7 @@ from typing import IO
 
 _TOOLS = ("ip", "tc", "mount", "nsenter", "setpriv", "unshare")
 _MOST = 200
+_CLOSE_S = 10.0
 _ISOLATE = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
 # A burst must hold the largest packet (64 KiB, offloading is on). What may queue is 50 ms: TCP loses nothing in a ring.
 _LIMIT = "root tbf rate {}kbit burst 256kb latency 50ms"
@@ -85,7 +86,11 @@ class Hosts:
         """Kills everything that runs on the hosts and removes them."""
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
-        self._keeper.wait()
+        try:
+            self._keeper.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:  # it was still at its setup
+            self._keeper.kill()
+            self._keeper.wait()
 
 
 @contextlib.contextmanager
@@ -117,10 +122,8 @@ def emulated(count: int, *, mbit_per_s: float | None = None) -> Iterator[Hosts]:
     hosts = Hosts(keeper, names)
     try:
         assert keeper.stdout is not None
-        said = keeper.stdout.readline()
-        if said != "ready\n":
-            hosts.close()
-            raise HostsUnavailable(f"hosts cannot be emulated here: {(said + keeper.stdout.read()).strip()}")
+        if refusal := _refusal(keeper.stdout):
+            raise HostsUnavailable(f"hosts cannot be emulated here: {refusal}")
         yield hosts
     finally:
         hosts.close()
@@ -132,6 +135,16 @@ def unavailable() -> str | None:
     if os.geteuid() != 0:
         missing.append("root's rights")
     return f"hosts cannot be emulated here. Missing: {', '.join(missing)}" if missing else None
+
+
+def _refusal(output: IO[str]) -> str | None:
+    """What the keeper printed if it ended early; None when the hosts are ready."""
+    printed = []
+    for line in output:
+        if line == "ready\n":
+            return None
+        printed.append(line)
+    return "".join(printed).strip() or "unshare ended without a word"
 
 
 def _setup(names: Sequence[str], mbit_per_s: float | None) -> str:

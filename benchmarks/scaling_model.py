@@ -19,8 +19,9 @@ from benchmarks.step_model import Cluster, Costs, Job
 
 METHODS = ("flat", "hierarchical", "hierarchical-bfloat16", "sharded")
 NODES = tuple(2**exponent for exponent in range(11))
-# `python -m benchmarks cluster --hosts 1 --ranks-per-host 1,2,4 --variant flat`, two cores of an AMD EPYC
-COSTS = Costs(rank_ms=30.0, copy_ns=1.0)
+# `python -m benchmarks cluster --hosts 1 --ranks-per-host 1,2,4 --variant flat --blocks 6`, two cores of an AMD EPYC:
+# 19.7, 67.1 and 127 ms, which these explain as 20.8, 57.3 and 133.
+COSTS = Costs(rank_ms=35.7, copy_ns=0.634)
 BYTES_GOAL, TIME_GOAL = 0.05, 0.25
 
 
@@ -197,11 +198,11 @@ def check(job: Job, document: Any, costs: Costs) -> list[Check]:
     """
     _refuse_quick(document)
     found = []
+    # Not the dense part alone: it is no larger than what Horovod sends without being asked.
+    comparable = {*step_model.TIMED, "replicated"}
     for result in document["results"]:
-        if result["variant"] not in step_model.METHODS or not (_is(result, "step") or _is(result, "sent")):
-            continue
         case, method = result["parameters"], result["variant"]
-        if case["hosts"] == 1:
+        if method not in comparable or not (_is(result, "step") or _is(result, "sent")) or case["hosts"] == 1:
             continue
         ranks = case["hosts"] * case["ranks_per_host"]
         threads = max(1, document["options"]["threads"] // ranks)

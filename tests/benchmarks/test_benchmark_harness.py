@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,9 +71,8 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_without_arguments_the_suites_are_listed() -> None:
     done = benchmarks()
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        *("kernels", "layers", "step", "growth", "cluster", "ranks")
-    ]
+    listed = [line.split()[0] for line in done.stdout.splitlines()]
+    assert listed == ["kernels", "layers", "step", "growth", "cluster", "ranks"]
 
 
 def test_unknown_suite_is_refused() -> None:
@@ -107,3 +107,18 @@ def test_growth_suite_inserts_its_keys_and_reports_what_readers_paid(tmp_path: P
     held_up = next(value for name, value in results.items() if name.startswith("longest that growth held up a read,"))
     assert held_up <= 50  # milliseconds
     assert results["bytes per row, all files"] > 16 * 4 * 2  # row and accumulator
+
+
+def test_variant_that_makes_no_sense_is_refused() -> None:
+    done = benchmarks("cluster", "--variant", "mine")
+    assert done.returncode == 2
+    assert "or NAME:OPTION=VALUE,... Received: 'mine'" in done.stderr
+
+
+def test_cluster_suite_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    command = [sys.executable, "-m", "benchmarks", "cluster"]
+    environment = os.environ | {"PATH": str(tmp_path / "empty")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, env=environment)
+    assert done.returncode == 1
+    assert "cluster: hosts cannot be emulated here. Missing: the program ip, the program tc," in done.stderr
