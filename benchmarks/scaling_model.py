@@ -154,11 +154,12 @@ def plot(points: Sequence[Point], cluster: Cluster, path: Path) -> None:
         label = f"{method} (no code yet)" if method == "sharded" else method
         left.plot([p.nodes for p in several], [p.sent_bytes / 1e6 for p in several], style, label=label, markersize=4)
         right.plot([p.nodes for p in mine], [p.step_ms for p in mine], style, label=label, markersize=4)
-    left.set(title="sent per node and step (nothing by 1 node)", ylabel="MB")
+    left.set(title="sent per node and step", ylabel="MB")
     right.set(title=f"step, {cluster.ranks_per_node} ranks per node, {cluster.mbit_per_s:g} Mbit/s", ylabel="ms")
     for axes in (left, right):
-        axes.set(xlabel="nodes", xscale="log", yscale="log")
+        axes.set(xlabel="nodes", yscale="log")
         axes.set_xscale("log", base=2)
+        axes.set_xticks(NODES, [str(nodes) for nodes in NODES])
         axes.grid(alpha=0.3)
     left.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
