@@ -14,7 +14,7 @@ Bytes that a node sends per step; it receives as many:
   their differences take as many bits as the largest of 128 needs, and so do the counts (up to R).
 - sharded (no code yet): nodes own equal shares of the keys. (H - 1) / H U(R n) (8 + 4 d + 4 d + 4): keys asked for,
   rows answered, then gradients with counts in the same order. Owners' loads are equal.
-- replicated: (N - 1) n (8 + 4 d). Horovod's IndexedSlices keep repeated ids.
+- replicated: (N - 1) n (4 + 4 d). Horovod's IndexedSlices keep repeated ids, which Keras makes int32.
 
 Headers, acknowledgements and Horovod's negotiation are left out; so is what an idle Horovod sends, about 0.3 MB/s and
 node for up to 8 ranks, more on rank 0's node with many ranks.
@@ -26,7 +26,9 @@ Time of a step is the sum of:
   node's ranks, and H U(R n), sharded: the node's own, and U(R n) that arrive;
 - updating at the leader, `update_ns` of a core per distinct key of all: U(N n), sharded: U(N n) / H;
 - the exchange: the bytes sent at the given rate, or copying what is received, `copy_ns` of a core per byte and
-  receiving rank, whichever takes longer. Nothing else overlaps with it;
+  receiving rank, whichever takes longer. Nothing else overlaps with it. Between two peers alone (flat on 2 x 1,
+  hierarchical on 2 nodes) the wire takes twice as long: they have one connection, and Gloo uses its directions by
+  turns (measured: 1.7 to 2 times);
 - `latency_us` for every message that waits for the one before: N - 1 in an allgather over all ranks, H - 1 over nodes,
   2 (N - 1) in an allreduce, 2 in the exchanges of the sharded method.
 
@@ -182,7 +184,7 @@ def sent_bytes(method: str, job: Job, cluster: Cluster) -> float:
     if method == "flat":
         return dense + (ranks - 1) * job.distinct(1) * (8 + 4 * job.dim)
     if method == "replicated":
-        return dense + (ranks - 1) * job.ids * (8 + 4 * job.dim)
+        return dense + (ranks - 1) * job.ids * (4 + 4 * job.dim)
     if method == "sharded":
         return dense + (nodes - 1) / nodes * job.distinct(cluster.ranks_per_node) * (8 + 8 * job.dim + 4)
     return dense + (nodes - 1) * node_buffer(job, cluster.ranks_per_node, _row_bytes(method))
@@ -256,6 +258,9 @@ def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime
         copied, receivers, updated = sent_bytes(method, job, cluster), 1, everywhere
         messages += nodes - 1
     wire = sent_bytes(method, job, cluster) * 8 / (cluster.mbit_per_s * 1e6)
+    peers = {"flat": ranks, "sharded": math.inf}.get(method, nodes)
+    if peers == 2:
+        wire *= 2
     # Horovod copies on a thread of its own.
     copying = cluster.duration(copied * costs.copy_ns * 1e-9, receivers, threads=1)
     return StepTime(

@@ -49,7 +49,7 @@ def test_bytes_of_two_nodes_by_hand() -> None:
     assert sent("dense-only", two) == dense[1]
     assert sent("flat", two) == pytest.approx(dense[1] + 1 * U1 * (8 + 8))
     assert sent("flat", four) == pytest.approx(dense[2] + 3 * U1 * (8 + 8))
-    assert sent("replicated", four) == pytest.approx(dense[2] + 3 * 3 * (8 + 8))
+    assert sent("replicated", four) == pytest.approx(dense[2] + 3 * 3 * (4 + 8))
     assert sent("hierarchical", four) == pytest.approx(dense[2] + 1 * 256)  # one padded buffer
     assert sent("sharded", four) == pytest.approx(dense[2] + 1 / 2 * U2 * (8 + 8 + 8 + 4))
 
@@ -97,6 +97,7 @@ def test_time_by_hand() -> None:
     merged = time("hierarchical", slow)
     assert merged.merge == pytest.approx(U1 + 2 * U2)
     assert merged.latency == 2 * 3 + 1
+    assert merged.exchange == pytest.approx(2 * step_model.sent_bytes("hierarchical", TINY, slow))  # two leaders alone
     assert merged.update == apart.update == pytest.approx(2 * U4)
     shared = time("flat", Cluster(2, 2, 0.008, cores=2, latency_us=0, emulated=True))  # 4 ranks on the 2 cores
     assert shared.own == pytest.approx(20)
