@@ -81,8 +81,9 @@ class Loop {
 }  // namespace
 
 struct EigenExecutor::Pool {
-  // Workers do not spin while they are idle: TensorFlow's threads do, and on a machine with few cores
-  // the two kinds push each other off them (26 small tables on two cores: 0.8 ms a step, not 1.1).
+  // Workers do not spin while they are idle: TensorFlow's threads do, and on a machine with few
+  // cores the two kinds push each other off them (26 small tables on two cores: 0.8 ms a step,
+  // not 1.1).
   explicit Pool(int workers) : workers(workers, /*allow_spinning=*/false) {}
   Eigen::ThreadPool workers;
 };
