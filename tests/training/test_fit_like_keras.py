@@ -226,7 +226,7 @@ def test_a_layer_called_twice_counts_a_key_once() -> None:
 
 def test_two_layers_of_keras_and_ours_side_by_side() -> None:
     """Sparse gradients of other layers: small ones are made dense, big ones stay sparse and come out unique."""
-    from tf_sparse_ps.training import distributed_optimizer
+    from tf_sparse_ps.training import gradients
 
     def build(limit: int) -> np.ndarray:
         keras.utils.set_random_seed(2)
@@ -235,13 +235,13 @@ def test_two_layers_of_keras_and_ours_side_by_side() -> None:
         ours = tsps.Embedding(ROWS, DIM, embeddings_initializer="ones")
         both = keras.layers.Concatenate()([theirs(ids), ours(ids)])
         one = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(both)))
-        before, distributed_optimizer._DENSIFY_UP_TO = distributed_optimizer._DENSIFY_UP_TO, limit
+        before, gradients._DENSIFY_UP_TO = gradients._DENSIFY_UP_TO, limit
         try:
             one.compile(tsps.DistributedOptimizer(optimizer("SGD", 0.05)), "mse")
             repeated = np.concatenate([IDS[:, :2], IDS[:, :1]], axis=1)  # ids twice in a row
             one.fit(repeated, TARGETS, BATCH, verbose=0, shuffle=False, epochs=2)
         finally:
-            distributed_optimizer._DENSIFY_UP_TO = before
+            gradients._DENSIFY_UP_TO = before
         return theirs.get_weights()[0]
 
     np.testing.assert_allclose(build(10**9), build(0), rtol=1e-5)

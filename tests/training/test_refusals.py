@@ -187,7 +187,7 @@ class TestHorovodsWrappers:
             tsps.DistributedGradientTape(base.DistributedGradientTape(tf.GradientTape()))
 
     def test_tape_that_has_gathered_a_table(self, hvd: Any) -> None:
-        from tf_sparse_ps.training import distributed_optimizer
+        from tf_sparse_ps.training import gradients
 
         layer = tsps.Embedding(ROWS, DIM)
         layer.build(None)
@@ -201,8 +201,8 @@ class TestHorovodsWrappers:
             (own,) = tape.gradient(loss, layer.trainable_variables)
             # What Horovod's tape makes of it on several ranks; on one it leaves it alone.
             gathered = tf.IndexedSlices(base.allgather(own.values), base.allgather(own.indices))
-            distributed_optimizer._refuse_reduced(own, layer.bindings[0])
-            distributed_optimizer._refuse_reduced(gathered, layer.bindings[0])
+            gradients.refuse_reduced(own, layer.bindings[0])
+            gradients.refuse_reduced(gathered, layer.bindings[0])
 
         with pytest.raises(ValueError, match="DistributedGradientTape"):
             step()

@@ -1,0 +1,137 @@
+"""The gradients of one step, sorted by how they travel: of tables, of dense weights, and big sparse ones of others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.training import clipping, gradient_tape
+from tf_sparse_ps.training.sparse_ring import SparseGradient
+
+# Gradients of other layers that arrive as IndexedSlices travel dense when the variable is at most this big, and in the
+# sparse ring otherwise.
+_DENSIFY_UP_TO = 1 << 20
+_WIDEST_ROW = 1 << 16  # that the sparse ring takes
+
+
+@dataclasses.dataclass
+class TableGradient:
+    """What the anchors of one table received."""
+
+    table: Any  # TableBinding
+    slices: list[tf.IndexedSlices]
+
+    @property
+    def gradient(self) -> SparseGradient:
+        """As one set of keys and rows."""
+        return SparseGradient.of(self.slices, self.table.config.dim)
+
+
+@dataclasses.dataclass
+class DenseGradient:
+    """The gradient of a replicated weight."""
+
+    variable: Any
+    value: Any  # as it came: tensor, IndexedSlices when `big`, or None
+    result: Any = None  # reduced
+
+    @property
+    def big(self) -> bool:
+        """Whether it goes through the sparse ring."""
+        return isinstance(self.value, tf.IndexedSlices)
+
+    @property
+    def to_average(self) -> bool:
+        """Whether it goes through the dense ring."""
+        return self.value is not None and not self.big and not gradient_tape.is_averaged(self.value)
+
+    @property
+    def gradient(self) -> SparseGradient:
+        """Of a big one: keys and rows."""
+        width = tf.TensorShape(self.variable.shape[1:]).num_elements()
+        return SparseGradient.of([self.value], width)
+
+    @property
+    def bytes(self) -> int:
+        """Of a dense one."""
+        return int(tf.TensorShape(self.variable.shape).num_elements()) * int(self.value.dtype.size)
+
+    @property
+    def signature(self) -> str:
+        """What must be equal on all ranks."""
+        kind = "none" if self.value is None else "sparse" if self.big else "dense"
+        return f"{kind}{list(self.variable.shape)}"
+
+
+def split(pairs: list[tuple[Any, Any]]) -> tuple[list[TableGradient], list[DenseGradient]]:
+    """Takes tables' gradients out of the list, one entry per table, in the order of the tables' ordinals."""
+    tables: dict[str, TableGradient] = {}
+    dense: list[DenseGradient] = []
+    for gradient, variable in pairs:
+        table = anchor.binding_of(variable)
+        if table is None:
+            dense.append(DenseGradient(variable, _dense_or_big(gradient, variable)))
+            continue
+        entry = tables.setdefault(table.path, TableGradient(table, []))
+        if gradient is None:
+            continue
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise ValueError(
+                f"the gradient of table '{table.config.name}' must be tf.IndexedSlices, as the tape gives it. "
+                f"Received: {gradient!r}. Something between tape and optimizer changed it; clip with the wrapped "
+                "optimizer's clipnorm, clipvalue or global_clipnorm."
+            )
+        refuse_reduced(gradient, table)
+        entry.slices.append(gradient)
+    return sorted(tables.values(), key=lambda entry: entry.table.ordinal), dense
+
+
+def _dense_or_big(gradient: Any, variable: Any) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = tf.TensorShape(variable.shape)
+    wide = shape[1:].num_elements() > _WIDEST_ROW
+    if shape.num_elements() > _DENSIFY_UP_TO and not wide and gradient.values.dtype == tf.float32 and shape.rank >= 1:
+        return gradient
+    # Through the variable's shape: the slices may not know theirs.
+    slices = tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape.as_list(), tf.int64))
+    return tf.ensure_shape(tf.convert_to_tensor(slices), shape)
+
+
+def refuse_reduced(gradient: tf.IndexedSlices, table: Any) -> None:
+    """Refuses a table's gradient that another library has gathered, where it can be seen: in a graph."""
+    if tf.executing_eagerly():
+        return
+    pending, seen = [gradient.values.op, gradient.indices.op], 0
+    while pending and seen < 64:
+        op = pending.pop()
+        seen += 1
+        if op.type.startswith("Horovod"):
+            raise ValueError(
+                f"the gradient of table '{table.config.name}' has been reduced by Horovod already ({op.type}), which "
+                "loses the number of ranks of each key. Use tsps.DistributedGradientTape in place of Horovod's."
+            )
+        if op.type not in ("TspsSegmentSum", "TspsPooledSum", "TspsLookup", "TspsPooledLookup"):
+            pending.extend(tensor.op for tensor in op.inputs)
+
+
+def take_back(dense: list[DenseGradient], averaged: list[tf.Tensor], reduced: list[SparseGradient]) -> None:
+    """Puts the rings' outputs to the gradients that went in."""
+    ring = iter(averaged)
+    for one in dense:
+        if one.to_average:
+            one.result = next(ring)
+        elif not one.big:
+            one.result = one.value  # None, or averaged by a DistributedGradientTape
+    big = [one for one in dense if one.big]
+    for one, merged in zip(big, reduced, strict=True):
+        rows = tf.reshape(merged.rows, [-1, *one.variable.shape[1:]])
+        one.result = tf.IndexedSlices(rows, merged.keys, tf.constant(list(one.variable.shape), tf.int64))
+
+
+def unscale(gradient: Any, factor: float) -> Any:
+    """The gradient without Keras's loss scale."""
+    return gradient if factor == 1.0 else clipping.scale(gradient, tf.constant(1.0 / factor, tf.float32))

@@ -1,0 +1,53 @@
+"""What DistributedOptimizer cannot wrap or work in, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras
+from tf_sparse_ps import collectives as collectives_lib
+
+LOSS_SCALING = (
+    "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "
+    "decides from this rank's own gradients whether to make the step, so ranks would disagree and wait for each other. "
+    "Use the policy mixed_bfloat16, or, with Keras 3, compile(auto_scale_loss=False) and a fixed loss_scale_factor in "
+    "the optimizer that you wrap."
+)
+STRATEGY = (
+    "DistributedOptimizer does not work under a tf.distribute strategy in this version. Start one process per rank "
+    "with horovodrun, and leave the strategy out."
+)
+
+
+def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
+    """Raises ValueError, with the reason, if `wrapper`, a DistributedOptimizer, cannot wrap `optimizer`."""
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, type(wrapper)):
+        raise ValueError("the optimizer is a DistributedOptimizer already; it would reduce twice")
+    for one in (optimizer, wrapper):
+        if (foreign := collectives_lib.foreign_wrapper(one)) is not None:
+            raise ValueError(
+                f"tsps.DistributedOptimizer takes the place of {foreign}; gradients would be reduced twice. Wrap the "
+                "plain Keras optimizer in tsps.DistributedOptimizer only."
+            )
+    if _keras.is_loss_scale_optimizer(optimizer):
+        raise ValueError(
+            "DistributedOptimizer cannot wrap a LossScaleOptimizer: tables would miss the steps that it skips. Use the "
+            "policy mixed_bfloat16, or a fixed loss_scale_factor (Keras 3)."
+        )
+    if not isinstance(optimizer, _keras.optimizer_types()):
+        raise ValueError(f"`optimizer` must be a Keras optimizer or its name. Received: {optimizer!r}")
+    if steps := getattr(optimizer, "gradient_accumulation_steps", None):
+        raise ValueError(
+            f"{kind}(gradient_accumulation_steps={steps}) is not supported: tables would move at every batch, the "
+            "dense weights at every few. Use a larger batch, or add up the losses of several in a loop of your own."
+        )
+    if getattr(optimizer, "use_ema", False):
+        raise ValueError(
+            f"{kind}(use_ema=True) is not supported: it would average the dense weights and not the tables, and put "
+            "the averages in place at the end of fit."
+        )
+    if tf.distribute.has_strategy():
+        raise ValueError(STRATEGY)

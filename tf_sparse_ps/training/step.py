@@ -1,0 +1,166 @@
+"""One step of an optimizer, on every rank: both rings, the tables' update, the dense weights' update, the wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras, _ops, optimizers
+from tf_sparse_ps import job as job_lib
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.training import binding, clipping, dense_ring, failures, refusals, sparse_ring
+from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, split, take_back, unscale
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+
+
+class Step:
+    """Makes the steps of one optimizer, and knows what it has found out on the way.
+
+    Attributes:
+      variables: That the optimizer was built for.
+    """
+
+    def __init__(
+        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | ValueError
+    ) -> None:
+        """Makes nothing yet.
+
+        Args:
+          owner: Whose options and wrapped optimizer are used, as they are when a step is traced.
+          collectives: Of this process.
+          rule: Of tables without their own; or why there is none, which matters when there is a table.
+        """
+        self.variables: list[Any] = []
+        self._owner, self._collectives, self._rule = owner, collectives, rule
+        self._ordinal: int | None = None  # names this optimizer's operations
+        self._ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
+        self._bound: set[str] = set()
+        self._dense_bytes = 0
+
+    def rule_of(self, table: Any) -> optimizers.RowOptimizer:
+        """The update rule of a table.
+
+        Raises:
+          ValueError: There is none, with the reason.
+        """
+        rule = table.config.optimizer or self._rule
+        if isinstance(rule, ValueError):
+            raise ValueError(f"table '{table.config.name}' has no update rule: {rule}")
+        return rule
+
+    def statistics(self) -> dict[str, float]:
+        """See `DistributedOptimizer.statistics`."""
+        found = dict.fromkeys(_ops.RING_COUNTERS, 0.0)
+        if self._ring is not None:
+            counters = _ops.ring_info(job_lib.current().group_path).numpy().tolist()
+            found = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
+        found["waited_s"] = found.pop("waited_ns") * 1e-9
+        return {**found, "dense_bytes_per_step": float(self._dense_bytes)}
+
+    def make(self, pairs: list[tuple[Any, Any]]) -> None:
+        """Makes one step of these pairs of gradient and variable. In a graph, or eagerly.
+
+        Raises:
+          ValueError: Something about the gradients that cannot be trained, with the reason.
+        """
+        owner = self._owner
+        if tf.distribute.has_strategy():
+            raise ValueError(refusals.STRATEGY)
+        if all(gradient is None for gradient, _ in pairs):
+            raise ValueError(f"no gradients provided for any variable: {[v.name for _, v in pairs]}")
+        if not self.variables:
+            owner.build([variable for _, variable in pairs])
+        tables, dense = split(pairs)
+        with tf.init_scope():
+            job = job_lib.current() if tables else None
+            self._bind(job, tables, dense)
+        world, name = self._collectives, f"tsps.{self._ordinal}"
+
+        # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
+        big = sparse_ring.reduce_replicated([one.gradient for one in dense if one.big], world, f"{name}.big")
+        self._dense_bytes = sum(one.bytes for one in dense if one.to_average) if world.size > 1 else 0
+        averaged = dense_ring.average([one.value for one in dense if one.to_average], world, f"{name}.dense")
+        take_back(dense, averaged, big)
+
+        # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
+        rate, made = _keras.current_learning_rate(owner.inner_optimizer), tf.convert_to_tensor(owner.iterations)
+        published: list[tf.Tensor] = []
+        if job is not None:
+            published = [self._update_tables(job, tables, dense, rate, made)]
+        present = [one for one in dense if one.result is not None]
+        if present:
+            _keras.apply_optimizer(
+                owner.inner_optimizer, [one.result for one in dense], [one.variable for one in dense]
+            )
+        else:
+            owner.iterations.assign_add(1)
+        if job is not None:
+            with tf.control_dependencies(published):
+                job.step.assign(_ops.wait_step(job.group_path, published[0], job.timeout_s))
+
+    def _bind(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
+        owner = self._owner
+        new = [one.table for one in tables if one.table.path not in self._bound]
+        if self._ordinal is not None and not new:
+            return
+        self._ordinal = binding.bind(
+            self._collectives,
+            job,
+            new,
+            [self.rule_of(table) for table in new],
+            {
+                "sparse_reduction": owner.sparse_reduction,
+                "topology": owner.topology,
+                "wire": owner.wire,
+                "schedule": owner.schedule,
+                "wrapped optimizer": type(owner.inner_optimizer).__name__,
+                "updates made before": int(owner.iterations),
+                "clipping": clipping.Clipping.of(owner.inner_optimizer),
+                "dense gradients": [one.signature for one in dense],
+                "tables with gradients": [one.table.config.name for one in tables],
+            },
+        )
+        self._bound.update(table.path for table in new)
+        if new and self._collectives.size > 1:
+            binding.on_all(self._collectives, job.join_exchange, "tsps.exchange")
+            failures.watch(job)
+        if new and self._ring is None:
+            self._ring = sparse_ring.make(owner.topology, job, owner.sparse_reduction, owner.wire)
+
+    def _update_tables(
+        self, job: Any, tables: list[TableGradient], dense: list[DenseGradient], rate: tf.Tensor, made: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the step that these gradients make, once this process has done its part of it."""
+        owner = self._owner
+        factor, clip = owner.loss_scale_factor, clipping.Clipping.of(owner.inner_optimizer)
+        assert self._ring is not None  # made when the tables were bound
+        step = tf.identity(job.step) + 1
+        gradients, name = [one.gradient for one in tables], f"tsps.{self._ordinal}"
+        rules = [self.rule_of(one.table) for one in tables]
+        update = sparse_ring.Update(
+            [one.table.path for one in tables],
+            [one.table.uuid for one in tables],
+            [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules],
+        )
+        if factor == 1.0 and clip == clipping.Clipping():
+            return self._ring.apply(gradients, f"{name}.sparse", step, update)
+
+        reduced = self._ring.reduce(gradients, f"{name}.sparse", step)
+        rows = None if reduced is None else [unscale(one.rows, factor) for one in reduced]
+        if rows is not None and clip.value is not None:
+            rows = [tf.clip_by_value(one, -clip.value, clip.value) for one in rows]
+        if clip.needs_norms:
+            others = [unscale(one.result, factor) for one in dense if one.result is not None]
+            factors = clipping.table_factors(clip, rows, others, len(tables), self._collectives, f"{name}.clip")
+            if rows is not None:
+                rows = [one * factors[t] for t, one in enumerate(rows)]
+            if clip.global_norm is not None:
+                # The wrapped optimizer clips what it gets once more, which finds nothing left to clip.
+                for one in dense:
+                    one.result = None if one.result is None else clipping.scale(one.result, factors[0])
+        if reduced is None or rows is None:
+            return step
+        return update.apply(step, [one.keys for one in reduced], rows)
