@@ -34,6 +34,7 @@ class JoinExchangeKernel {
       return Error(Code::kInvalidArgument, "expected 0 <= local_rank < local_size <= 9999 and a ",
                    "window of bytes. Received: ", local_rank, ", ", local_size, ", ", window);
     }
+    HoldTerminate();
     return owner->JoinExchange(folder, static_cast<int>(local_rank), static_cast<int>(local_size),
                                rank, static_cast<size_t>(window));
   }

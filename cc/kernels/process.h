@@ -1,4 +1,5 @@
-// What the kernels of this process share besides its groups: the thread pool, and counters.
+// What the kernels of this process share besides its groups: the thread pool, counters, and how it
+// ends.
 #ifndef TFSPS_KERNELS_PROCESS_H_
 #define TFSPS_KERNELS_PROCESS_H_
 
@@ -14,6 +15,11 @@ namespace tsps {
 std::shared_ptr<Executor> SharedExecutor();
 // 0: one per processor this process may use.
 void SetThreads(int threads);
+
+// From now on std::terminate waits half a second before it ends the process. Horovod's thread calls
+// it the moment another rank's socket closes, in jobs with process sets; what watches the ranks
+// needs some milliseconds to say which one died. Once per process.
+void HoldTerminate();
 
 // What TspsPack and TspsUnpackMerge have packed and unpacked, padding included.
 struct WireCounters {

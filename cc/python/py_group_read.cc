@@ -172,8 +172,12 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
       }
       RacyRead(row_data + i * width, snapshot.Row(table, numbers[i]), width * sizeof(float));
       for (size_t slot = 0; slot < slot_data.size(); ++slot) {
-        RacyRead(slot_data[slot] + i * width,
-                 snapshot.Slot(table, static_cast<int>(slot), numbers[i]), width * sizeof(float));
+        const float* const row = snapshot.Slot(table, static_cast<int>(slot), numbers[i]);
+        if (row == nullptr) {
+          return Error(Code::kUnavailable, "the slots of table ", group_->config(table).name,
+                       " of ", group_->path(), " were replaced while they were read");
+        }
+        RacyRead(slot_data[slot] + i * width, row, width * sizeof(float));
       }
     }
     return Status();

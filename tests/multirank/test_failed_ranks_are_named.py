@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from launch import ONE_NODE, launched
+from launch import ONE_NODE, TWO_NODES, launched
 
 TIMEOUT_S = 4
 VICTIM, OTHERS, AT_STEP = 2, (0, 1, 3), 20
@@ -33,6 +33,16 @@ def test_the_others_say_which_rank_and_in_which_step(what: str) -> None:
             missing -= {rank for rank in missing if re.search(said.format(rank), job.output)}
         print(f"{what}: named {time.monotonic() - happened:.1f} s later")
         assert not missing, f"ranks {sorted(missing)} did not say {said!r}:\n{job.output[-20000:]}"
+
+
+def test_a_rank_of_two_nodes_is_named_on_its_own() -> None:
+    with launched("failure_program.py", "kill", hosts=TWO_NODES, env={"TFSPS_TIMEOUT_S": str(TIMEOUT_S)}) as job:
+        job.wait_for(f"rank {VICTIM}: kill", 150)
+        assert job.wait(30) != 0
+        # Rank 2 is the leader of the second node; rank 3 its only other rank.
+        assert re.search(r"rank 3: the leader of node 1 \(pid \d+\) died after step 19", job.output), job.output[
+            -20000:
+        ]
 
 
 def test_a_gradient_that_is_not_finite_ends_all_ranks_with_the_reason() -> None:
