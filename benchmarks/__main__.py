@@ -46,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         "--variant",
         action="append",
         metavar="NAME[:OPTION=VALUE,...]",
-        help="flat, replicated, dense-only, or any name with options of DistributedOptimizer, say "
-        "mine:sparse_reduction=sum; may be repeated; the first one is the peer (default: the three)",
+        help="flat, hierarchical, hierarchical-bfloat16, replicated, dense-only, or any name with options of "
+        "DistributedOptimizer, say mine:wire=float16; may be repeated; the first one is the peer (default: these)",
     )
     arguments = parser.parse_args(argv)
     variants = tuple(arguments.variant or defaults.variants)

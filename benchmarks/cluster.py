@@ -27,7 +27,14 @@ from tqdm import tqdm
 
 from benchmarks import harness, host_job, hosts
 
-_KINDS = {"flat": "shared", "replicated": "replicated", "dense-only": "dense-only"}
+# Name to rank_job's kind, and options of tsps.DistributedOptimizer.
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "flat": ("shared", {"topology": "flat"}),
+    "hierarchical": ("shared", {}),
+    "hierarchical-bfloat16": ("shared", {"wire": "bfloat16"}),
+    "replicated": ("replicated", {}),
+    "dense-only": ("dense-only", {}),
+}
 _JOB_S = 1200.0
 
 
@@ -47,18 +54,19 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """A variant from `flat`, `replicated`, `dense-only` or `NAME:OPTION=VALUE,...`; values are JSON or words.
+        """A variant from its name or from `NAME:OPTION=VALUE,...`; values are JSON or words.
 
         Raises:
             ValueError: a name that needs options and has none, or an option without a value.
         """
         name, _, rest = text.partition(":")
         pairs = [one.partition("=") for one in rest.split(",") if one]
-        if (name not in _KINDS and not pairs) or any(not key or not sign for key, sign, _ in pairs):
-            raise ValueError(f"a variant is one of {', '.join(_KINDS)}, or NAME:OPTION=VALUE,... Received: {text!r}")
-        if pairs and _KINDS.get(name, "shared") == "replicated":
+        if (name not in _VARIANTS and not pairs) or any(not key or not sign for key, sign, _ in pairs):
+            raise ValueError(f"a variant is one of {', '.join(_VARIANTS)}, or NAME:OPTION=VALUE,... Received: {text!r}")
+        kind, preset = _VARIANTS.get(name, ("shared", {}))
+        if pairs and kind == "replicated":
             raise ValueError(f"the variant replicated has no options. Received: {text!r}")
-        return cls(name, _KINDS.get(name, "shared"), {key: _value(value) for key, _, value in pairs})
+        return cls(name, kind, preset | {key: _value(value) for key, _, value in pairs})
 
 
 def _value(text: str) -> Any:

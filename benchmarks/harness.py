@@ -44,7 +44,7 @@ class Cluster:
     ranks_per_host: tuple[int, ...] = (2,)
     mbit_per_s: float = 200.0
     steps: int = 16
-    variants: tuple[str, ...] = ("flat", "replicated", "dense-only")
+    variants: tuple[str, ...] = ("flat", "hierarchical", "hierarchical-bfloat16", "replicated", "dense-only")
 
 
 @dataclasses.dataclass(frozen=True)
