@@ -1,0 +1,131 @@
+"""What travels between nodes, and what the ranks of a node merge: one process here, several in tests/multirank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+
+i64 = tf.int64
+DIMS = (3, 2)
+
+
+def sets(senders):
+    """Keys, gradients and counts of each sender, for two tables."""
+    rng = np.random.default_rng(4)
+    made = []
+    for _ in range(senders):
+        keys = [rng.permutation(60)[:40] - 20, rng.permutation(9)[:5] + 2**60]
+        grads = [rng.normal(size=(len(own), dim)).astype(np.float32) for own, dim in zip(keys, DIMS, strict=True)]
+        made.append((keys, grads, [rng.integers(1, 4, len(own)).astype(np.int32) for own in keys]))
+    return made
+
+
+def sent(made, wire):
+    return tf.concat([_ops.pack(*map(list, one), wire) for one in made], 0)
+
+
+@pytest.mark.parametrize("reduction", ["frequency", "average", "sum"])
+def test_what_was_packed_merges_as_it_would_have_unpacked(mode, reduction):
+    made = sets(3)
+    body = mode(lambda buffers: _ops.unpack_merge(buffers, 7, reduction, DIMS))
+    found = body(sent(made, "float32"))
+    joined = [[np.concatenate([one[part][t] for one in made]) for t in range(2)] for part in range(3)]
+    expected = _ops.merge(*joined, 7, reduction)
+    for t in range(2):
+        order, expected_order = np.argsort(found.keys[t]), np.argsort(expected.keys[t])
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours[t].numpy()[order], theirs[t].numpy()[expected_order])
+
+
+@pytest.mark.parametrize(("wire", "dtype"), [("bfloat16", tf.bfloat16), ("float16", tf.float16)])
+def test_a_narrow_wire_rounds_to_nearest_even(wire, dtype):
+    made = sets(1)
+    found = _ops.unpack_merge(sent(made, wire), 1, "sum", DIMS)
+    for t in range(2):
+        order = np.argsort(made[0][0][t])
+        rounded = tf.cast(tf.cast(made[0][1][t][order], dtype), tf.float32)
+        np.testing.assert_array_equal(found.grads[t], rounded)
+    assert sent(made, wire).shape[0] < sent(made, "float32").shape[0]
+
+
+def test_nothing_packs_and_merges():
+    nothing = (
+        [np.zeros(0, np.int64)] * 2,
+        [np.zeros((0, dim), np.float32) for dim in DIMS],
+        [np.zeros(0, np.int32)] * 2,
+    )
+    found = _ops.unpack_merge(sent([nothing, nothing], "float32"), 2, "frequency", DIMS)
+    assert [tensor.shape.as_list() for tensor in found.grads] == [[0, 3], [0, 2]]
+
+
+def test_buffers_that_cannot_be_right_are_refused():
+    good = sent(sets(2), "float32").numpy()
+    damaged = good.copy()
+    damaged[44] ^= 1
+    with pytest.raises(tf.errors.DataLossError, match="damaged gradient buffer"):
+        _ops.unpack_merge(damaged, 2, "sum", DIMS)
+    with pytest.raises(tf.errors.DataLossError, match="truncated"):
+        _ops.unpack_merge(good[: len(good) // 2 - 300], 2, "sum", DIMS)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sender 0 sent gradients of 2 tables"):
+        _ops.unpack_merge(good, 2, "sum", (3, 2, 2))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="keys of table 0 must be unique"):
+        _ops.pack([np.array([5, 5])], [np.zeros((2, 3), np.float32)], [np.ones(2, np.int32)], "float32")
+
+
+def test_a_merge_before_joining_is_refused(group):
+    group.table(3)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="has not joined the exchange"):
+        _ops.node_merge(
+            [tf.constant([1], i64)], [tf.ones([1, 3])], 1, group.path, tf.constant(1, i64), 1.0,
+            reduction="sum", operation="test",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [1 << 20, 16])
+def test_a_node_of_one_rank_merges_with_itself_and_applies(group, tmp_path, window, mode):
+    table = group.table(3, rows=4, optimizer="sgd")
+    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, window)
+    keys = tf.constant([2, 0, 9], i64)
+    grads = tf.constant([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
+    merge = mode(
+        lambda k, g, step: _ops.node_merge([k], [g], 1, group.path, step, 5.0, reduction="frequency", operation="merge")
+    )
+    merged = merge(keys, grads, tf.constant(1, i64))
+    order = np.argsort(merged.keys[0])
+    np.testing.assert_array_equal(merged.keys[0].numpy()[order], [0, 2, 9])
+    np.testing.assert_array_equal(merged.grads[0].numpy()[order], grads.numpy()[[1, 0, 2]])
+    np.testing.assert_array_equal(merged.counts[0], [1, 1, 1])
+
+    before = table.rows([0, 1, 2, 9])
+    apply = mode(
+        lambda k, g, h, step: _ops.node_apply(
+            [k], [g], 1, group.path, step, 5.0, group.paths, group.uuids, [h], reduction="sum", operation="apply"
+        )
+    )
+    assert apply(keys, grads, tf.constant([0.5]), tf.constant(1, i64)) == 1
+    np.testing.assert_allclose(
+        table.rows([0, 1, 2, 9]), before - [[2, 2.5, 3], [0, 0, 0], [0.5, 1, 1.5], [3.5, 4, 4.5]], rtol=1e-6
+    )
+    counters = dict(zip(_ops.RING_COUNTERS, _ops.ring_info(group.path).numpy().tolist(), strict=True))
+    assert counters["rows_shared"] == counters["rows_merged"] == 6
+    assert counters["rounds"] == 2 if window > 16 else counters["rounds"] > 2
+
+
+def test_a_gradient_that_is_not_finite_breaks_the_exchange(group, tmp_path):
+    group.table(2, rows=4, optimizer="sgd")
+    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 1 << 20)
+
+    def apply(value, step):
+        return _ops.node_apply(
+            [tf.constant([1], i64)], [tf.constant([[1.0, value]])], 1, group.path, tf.constant(step, i64), 5.0,
+            group.paths, group.uuids, [tf.constant([0.5])], reduction="sum", operation="apply",
+        )  # fmt: skip
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of key 1 is not finite"):
+        apply(float("nan"), 1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of key 1 is not finite"):
+        apply(1.0, 1)
+    assert _ops.group_info(group.path).step == 0
