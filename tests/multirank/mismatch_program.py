@@ -46,6 +46,14 @@ def reduction() -> None:
     step([built(None, 4)], tsps.DistributedOptimizer("sgd", sparse_reduction=other("frequency", "sum")), [weight()])
 
 
+def topology() -> None:
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd", topology=other("flat", "hierarchical")), [weight()])
+
+
+def wire() -> None:
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd", wire=other("float32", "bfloat16")), [weight()])
+
+
 def rule() -> None:
     chosen = other(tsps.optimizers.Adagrad(), tsps.optimizers.Adagrad(initial_accumulator_value=0.2))
     step([built(None, 4)], tsps.DistributedOptimizer("sgd", sparse_optimizer=chosen), [weight()])
@@ -127,6 +135,8 @@ def collectives_work() -> dict[str, Any]:
 
 WAYS: list[Callable[[], None]] = [
     reduction,
+    topology,
+    wire,
     rule,
     bound,
     dense_shape,

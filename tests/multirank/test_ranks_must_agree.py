@@ -26,6 +26,8 @@ def outcomes() -> Iterator[Outcomes]:
     ("way", "words"),
     [
         ("reduction", ["sparse_reduction", "rank 0 has frequency", "rank 2 has sum"]),
+        ("topology", ["topology", "rank 0 has flat", "rank 2 has hierarchical"]),
+        ("wire", ["wire", "rank 0 has float32", "rank 2 has bfloat16"]),
         ("rule", ["update rule of table", "rank 0 has adagrad(0.1,)", "rank 2 has adagrad(0.2,)"]),
         ("bound", ["configuration hash of table", "rank 2 has"]),
         ("dense_shape", ["dense gradients", "rank 2 has ['dense[3]']"]),
@@ -39,6 +41,15 @@ def test_every_rank_says_what_differs(outcomes: Outcomes, way: str, words: list[
         assert found[way].startswith("ValueError"), f"rank {rank}: {found[way]}"
         for word in words:
             assert word in found[way], f"rank {rank}: {found[way]}"
+
+
+def test_a_horovod_that_was_initialised_too_early_is_an_error_with_the_remedy() -> None:
+    with launched("early_horovod_program.py") as job:
+        assert job.wait(100) == 0, job.output[-20000:]
+        for rank in range(4):
+            said = (job.folder / f"error-{rank}").read_text()
+            assert "Import tf_sparse_ps before hvd.init(), or call tsps.init()" in said, said
+            assert "topology='flat'" in said, said
 
 
 def test_explicit_values_are_those_of_rank_0_on_all_nodes(outcomes: Outcomes) -> None:
