@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps import job_folder
+from tf_sparse_ps import job_folder, places
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
     NotFoundError,
@@ -81,7 +80,7 @@ class Job:
         )
         if name != self.name:
             raise ValueError(f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {self.name!r} on rank {self.rank}")
-        nodes = _nodes(collectives.allgather_object((_host(), collectives.local_rank), "tfsps_places"))
+        nodes = places.nodes(collectives.allgather_object(places.mine(collectives.local_rank), "tfsps_places"))
         self.node = nodes[self.rank]
         self.leaders = [nodes.index(node) for node in range(max(nodes) + 1)]
         self.uuid: str = uuid
@@ -355,28 +354,6 @@ def _timeout() -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError(f"TFSPS_TIMEOUT_S must be a number of seconds greater than 0. Received: {text!r}")
     return seconds
-
-
-def _host() -> str:
-    """What tells this machine from the job's others: two nodes of one machine have two names with horovodrun."""
-    return os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-
-
-def _nodes(places: list[tuple[str, int]]) -> list[int]:
-    """The node of every rank, counted in the order of their first ranks, from every rank's host and local rank.
-
-    Raises:
-      ValueError: The local ranks of a host are not 0, 1, 2, ...
-    """
-    hosts = list(dict.fromkeys(host for host, _ in places))
-    for host in hosts:
-        local_ranks = [local_rank for name, local_rank in places if name == host]
-        if local_ranks != list(range(len(local_ranks))):
-            raise ValueError(
-                f"the ranks of host {host!r} have the local ranks {local_ranks}. Expected: "
-                f"{list(range(len(local_ranks)))}; each machine must have a name of its own"
-            )
-    return [hosts.index(host) for host, _ in places]
 
 
 def _digest(*parts: str) -> str:

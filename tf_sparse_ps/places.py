@@ -1,0 +1,71 @@
+"""Where the ranks of a job are: which share a node, and whether nodes can reach each other by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where one rank is.
+
+    Attributes:
+      host: What tells its node from the job's others; two nodes of one machine have two names with horovodrun.
+      local_rank: Its number on the node.
+      machine: The machine's boot, the same for all nodes that run on it.
+      hostname: The machine's own name.
+      address: What that name resolves to there; "" when it does not.
+    """
+
+    host: str
+    local_rank: int
+    machine: str
+    hostname: str
+    address: str
+
+
+def mine(local_rank: int) -> Place:
+    """Where this process is."""
+    hostname = socket.gethostname()
+    try:
+        address = socket.gethostbyname(hostname)
+    except OSError:
+        address = ""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        machine = hostname
+    return Place(os.environ.get("HOROVOD_HOSTNAME") or hostname, local_rank, machine, hostname, address)
+
+
+def nodes(places: list[Place]) -> list[int]:
+    """The node of every rank, counted in the order of their first ranks.
+
+    Args:
+      places: Of all ranks, in their order.
+
+    Raises:
+      ValueError: The local ranks of a node are not 0, 1, 2, ...; or the job spans machines, and the name of one
+        leads back to itself, so that Horovod on the others cannot reach it.
+    """
+    hosts = list(dict.fromkeys(place.host for place in places))
+    for host in hosts:
+        local_ranks = [place.local_rank for place in places if place.host == host]
+        if local_ranks != list(range(len(local_ranks))):
+            raise ValueError(
+                f"the ranks of host {host!r} have the local ranks {local_ranks}. Expected: "
+                f"{list(range(len(local_ranks)))}; each machine must have a name of its own"
+            )
+    if len({place.machine for place in places}) > 1:
+        for rank, place in enumerate(places):
+            if place.address and ipaddress.ip_address(place.address).is_loopback:
+                raise ValueError(
+                    f"the job spans several machines, and on that of rank {rank} the hostname {place.hostname!r} "
+                    f"resolves to {place.address}, where Horovod on the others looks for it in vain. Give the name the "
+                    "machine's address in /etc/hosts"
+                )
+    return [hosts.index(place.host) for place in places]
