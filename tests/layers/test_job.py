@@ -18,7 +18,7 @@ from tf_sparse_ps import errors, job_folder
 
 # A job of ranks that only need to agree on who they are.
 RANK = """
-import dataclasses, json, os, sys
+import dataclasses, json, os, sys, time
 import numpy as np
 from tf_sparse_ps import collectives, job
 from tf_sparse_ps.collectives.local import LocalCollectives
@@ -33,8 +33,10 @@ class Ranks(LocalCollectives):
             with open(path + ".tmp", "w") as file:
                 json.dump(obj, file)
             os.rename(path + ".tmp", path)
+        deadline = time.monotonic() + 60  # a test that fails leaves nobody behind
         while not os.path.exists(path):
-            pass
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
         return json.load(open(path))
     def allgather_object(self, obj, name):
         return [dataclasses.replace(obj, local_rank=rank) for rank in range(2)]
