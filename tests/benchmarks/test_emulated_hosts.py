@@ -200,7 +200,8 @@ def test_cluster_suite_counts_the_bytes_that_the_model_expects(tmp_path: Path, n
 
 
 def test_variants_are_names_with_options() -> None:
-    assert cluster.Variant.parse("flat") == cluster.Variant("flat", "shared", {})
+    assert cluster.Variant.parse("flat") == cluster.Variant("flat", "shared", {"topology": "flat"})
+    assert cluster.Variant.parse("hierarchical").optimizer == {}
     parsed = cluster.Variant.parse("mine:topology=flat,collectives=horovod,x=3")
     assert parsed == cluster.Variant("mine", "shared", {"topology": "flat", "collectives": "horovod", "x": 3})
     for wrong in ("mine", "mine:topology", "mine:=flat", "replicated:topology=flat"):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mode_a import Rule, Simulation, SparseBatch, local_sums, reduce_sparse
+from mode_a import Rule, Simulation, SparseBatch, local_sums, reduce_sparse, rounded
+
+
+def flat(ranks: list[dict[int, np.ndarray]], reduction: str) -> dict[int, np.ndarray]:
+    return reduce_sparse(ranks, reduction, [[rank] for rank in range(len(ranks))], "float32")
 
 
 def published_example() -> list[SparseBatch]:
@@ -18,7 +22,7 @@ def published_example() -> list[SparseBatch]:
 
 
 def test_published_example_divides_by_the_ranks_that_had_the_key() -> None:
-    reduced = reduce_sparse([local_sums(batch) for batch in published_example()], "frequency")
+    reduced = flat([local_sums(batch) for batch in published_example()], "frequency")
     assert {key: grad[0] for key, grad in reduced.items()} == {
         0: (0 + 12) / 2,
         1: 1,
@@ -32,10 +36,19 @@ def test_a_key_counts_once_per_rank() -> None:
     twice = SparseBatch(np.array([7, 7]), np.array([[1.0], [2.0]], np.float32))
     once = SparseBatch(np.array([7]), np.array([[5.0]], np.float32))
     sums = [local_sums(twice), local_sums(once)]
-    assert reduce_sparse(sums, "frequency")[7] == 4
-    assert reduce_sparse(sums, "average")[7] == 4
-    assert reduce_sparse([*sums, {}], "average")[7] == np.float32(8) / np.float32(3)
-    assert reduce_sparse(sums, "sum")[7] == 8
+    assert flat(sums, "frequency")[7] == 4
+    assert flat(sums, "average")[7] == 4
+    assert flat([*sums, {}], "average")[7] == np.float32(8) / np.float32(3)
+    assert flat(sums, "sum")[7] == 8
+
+
+def test_what_travels_is_the_rounded_sum_of_a_sender() -> None:
+    ranks = [{1: np.array([one], np.float32)} for one in (1.0, 2.0**-8, 2.0**-9, 4.0)]
+    # 1 + 2^-8 lies halfway between two bfloat16 and goes to the even one; 4 + 2^-9 is rounded down.
+    assert reduce_sparse(ranks, "sum", [[0, 1], [2, 3]], "bfloat16")[1] == 1 + 4
+    assert reduce_sparse(ranks, "sum", [[0, 1], [2, 3]], "float32")[1] == 5 + 2.0**-8 + 2.0**-9
+    assert reduce_sparse(ranks, "frequency", [[0, 1], [2, 3]], "bfloat16")[1] == 5 / 4
+    assert rounded(np.array([65519, 65520, 1 + 2.0**-11], np.float32), "float16").tolist() == [65504, np.inf, 1]
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("sgd", 2e-6), ("adagrad", 2e-6), ("adam", 2e-5)])
@@ -60,7 +73,7 @@ def test_float32_stays_near_float64(kind: str, tolerance: float) -> None:
 
 
 def test_ranks_without_a_table_leave_it_alone() -> None:
-    job = Simulation([np.zeros(1)], [{1: np.ones(2)}], "sgd", "frequency", 0.5)
+    job = Simulation([np.zeros(1)], [{1: np.ones(2)}], "sgd", "frequency", 0.5, [[0, 1]])
     job.train([[np.ones(1)], [np.zeros(1)]], [[None], [None]])
     assert job.tables[0][1].tolist() == [1, 1]
     assert job.dense[0].tolist() == [-0.25]
