@@ -33,8 +33,7 @@ MergedGradients NodeKeys(const std::vector<int64_t>& ids, Executor& executor) {
     keys.insert(keys.end(), own.begin(), own.end());
   }
   MergedGradients merged;
-  std::vector<int32_t> inverse(keys.size());
-  Check(MergeKeys(keys.data(), nullptr, keys.size(), Reduction::kSum, inverse.data(), &merged,
+  Check(MergeKeys({{keys.data(), nullptr, nullptr, keys.size()}}, Reduction::kSum, &merged,
                   executor));
   return merged;
 }
