@@ -19,8 +19,9 @@ from mode_a import Simulation, SparseBatch
 
 Results = dict[str, list[dict[str, np.ndarray]]]
 TOLERANCE = {"sgd": 2e-6, "adagrad": 2e-6, "adam": 2e-5}
-# Where a sum's last bit differs, a narrow wire may round it the other way, by 2^-9 of a gradient.
-NARROW_WIRE = 1e-5
+# Where a sum's last bit differs from the reference's, a narrow wire may round it the other way, by up to 2^-7 of a
+# gradient for bfloat16. That is rare: nearly all elements are as near as with float32.
+NARROW_WIRE, RARE = 5e-3, 0.02
 
 
 @contextlib.contextmanager
@@ -70,15 +71,29 @@ def simulate(
     return job
 
 
-def largest_error(job: Simulation, found: dict[str, np.ndarray]) -> float:
-    """Over tables and dense weights, relative to the largest weight of each."""
-    errors = []
+def table_errors(job: Simulation, found: dict[str, np.ndarray]) -> np.ndarray:
+    """Of every element of the tables, relative to the largest weight of its table."""
+    each = []
     for t in range(len(batches.DIMS)):
         expected = job.rows(t, batches.all_keys(t))
-        errors.append(np.abs(found[f"last{t}"] - expected).max() / np.abs(expected).max())
-    for i, expected in enumerate(job.dense):
-        errors.append(np.abs(found[f"dense{i}"] - expected).max() / np.abs(expected).max())
-    return float(max(errors))
+        each.append(np.abs(found[f"last{t}"] - expected).ravel() / np.abs(expected).max())
+    return np.concatenate(each)
+
+
+def largest_error(job: Simulation, found: dict[str, np.ndarray]) -> float:
+    """Over tables and dense weights, relative to the largest weight of each."""
+    dense = [np.abs(found[f"dense{i}"] - one).max() / np.abs(one).max() for i, one in enumerate(job.dense)]
+    return float(max(table_errors(job, found).max(), *dense))
+
+
+def check(job: Simulation, found: dict[str, np.ndarray], kind: str, wire: str, what: str) -> None:
+    largest, beyond = largest_error(job, found), np.mean(table_errors(job, found) > TOLERANCE[kind])
+    print(f"{what}: {largest:.2e} of the largest weight, {beyond:.1%} of the tables beyond the tolerance")
+    if wire == "float32":
+        assert largest <= TOLERANCE[kind], what
+    else:
+        assert largest <= NARROW_WIRE, what
+        assert beyond <= RARE, what
 
 
 def test_batches_have_keys_of_one_to_four_ranks_and_repeated_ones() -> None:
@@ -119,9 +134,7 @@ def test_training_equals_the_reference(results: Results, name: str) -> None:
     wire = next((one for one in rest if "float" in one), "float32")
     steps, ranks = RUNS[name], results[name]
     job = simulate(kind, reduction, steps, ranks[0], FLAT if "flat" in rest else NODES, wire)
-    error = largest_error(job, ranks[0])
-    print(f"{name}: {error:.2e} of the largest weight after {steps} steps")
-    assert error <= (TOLERANCE[kind] if wire == "float32" else NARROW_WIRE)
+    check(job, ranks[0], kind, wire, f"{name}, {steps} steps")
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -158,13 +171,13 @@ def test_nodes_may_have_different_numbers_of_ranks(uneven: Results) -> None:
         for other in others:
             assert all(values.tobytes() == other[key].tobytes() for key, values in first.items()), name
         job = simulate(kind, reduction, steps, first, [[0, 1], [2]], wire)
-        assert largest_error(job, first) <= (TOLERANCE[kind] if wire == "float32" else NARROW_WIRE)
+        check(job, first, kind, wire, name)
 
 
 def test_a_narrow_wire_rounds(results: Results) -> None:
     ranks = results["adagrad-frequency-bfloat16"]
     job = simulate("adagrad", "frequency", 60, ranks[0], NODES, "float32")
-    assert largest_error(job, ranks[0]) > 1e-5
+    assert np.mean(table_errors(job, ranks[0]) > TOLERANCE["adagrad"]) > 10 * RARE
 
 
 def test_without_the_exchange_the_reference_is_missed(results: Results) -> None:
