@@ -371,7 +371,7 @@ def node_merge(
         grads: T of float32[u_t, dim].
         world_size: int32, the divisor of "average".
         path: of the group.
-        step: int64, the step being made; for messages.
+        step: int64, the step being made, the same on all ranks.
         timeout_s: how long to wait for one rank.
         reduction: "frequency", "average" or "sum".
         operation: a name, the same on all ranks, of at most 127 characters.
@@ -414,7 +414,8 @@ def node_apply(
         hyper: as in `apply`.
 
     Raises:
-        OpError: as `node_merge` and `apply`; an error of the leader's is raised on the other ranks at their next call.
+        OpError: as `node_merge` and `apply`. An error of the leader's is raised on the other ranks at their next call;
+            training/failures.py tells it before.
     """
     return _lib.tsps_node_apply(
         keys,

@@ -10,6 +10,7 @@
 
 #include "core/node_exchange.h"
 #include "kernels/async_kernel.h"
+#include "kernels/gradients.h"
 #include "kernels/group_registry.h"
 #include "kernels/process.h"
 #include "kernels/waiters.h"
@@ -74,8 +75,8 @@ struct MergeAttributes {
 struct MergeInputs {
   MergeCall call;
   std::string path;
+  GradientInputs gradients;  // hold the buffers that `tables` points to
   std::vector<Contribution> tables;
-  std::vector<Tensor> held;  // the buffers that `tables` points to
   std::shared_ptr<OpenGroup> owner;
 
   Status Read(const KernelContext& context, const MergeAttributes& attributes) {
@@ -89,18 +90,10 @@ struct MergeInputs {
     if (!(call.timeout_s >= 0)) {
       return Error(Code::kInvalidArgument, "timeout_s must be >= 0. Received: ", call.timeout_s);
     }
-    for (int t = 0; t < n_tables; ++t) {
-      TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(t));
-      TSPS_ASSIGN_OR_RETURN(Tensor grads, context.Input(n_tables + t, 2, "grads"));
-      if (grads.dim(0) != keys.dim(0)) {
-        return Error(Code::kInvalidArgument, "table ", t, " has ", keys.size(),
-                     " keys; expected as many grads. Received: grads of shape ",
-                     ShapeString(grads.shape()));
-      }
-      tables.push_back({keys.data<int64_t>(), grads.data<float>(), keys.size(),
-                        static_cast<size_t>(grads.dim(1))});
-      held.push_back(std::move(keys));
-      held.push_back(std::move(grads));
+    TSPS_RETURN_IF_ERROR(gradients.Read(context, n_tables, /*with_counts=*/false));
+    for (const TableSets& table : gradients.tables) {
+      const GradientSet& set = table.sets.front();
+      tables.push_back({set.keys, set.rows, set.n, table.dim});
     }
     TSPS_ASSIGN_OR_RETURN(owner, GroupRegistry::Get().Open(path));
     call.cancelled = &owner->closed();

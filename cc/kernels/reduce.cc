@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/merge.h"
 #include "core/segment_sum.h"
 #include "kernels/features.h"
+#include "kernels/gradients.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
 
@@ -81,40 +81,12 @@ class MergeKernel {
     if (world_size < 1) {
       return Error(Code::kInvalidArgument, "world_size must be >= 1. Received: ", world_size);
     }
-    const std::shared_ptr<Executor> executor = SharedExecutor();
-    for (int t = 0; t < tables_; ++t) {
-      TSPS_RETURN_IF_ERROR(MergeOne(context, t, world_size, *executor));
-    }
-    return Status();
+    GradientInputs inputs;
+    TSPS_RETURN_IF_ERROR(inputs.Read(context, tables_, /*with_counts=*/true));
+    return MergeIntoOutputs(context, inputs.tables, reduction_, world_size, *SharedExecutor());
   }
 
  private:
-  Status MergeOne(const KernelContext& context, int t, int32_t world_size,
-                  Executor& executor) const {
-    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(t));
-    TSPS_ASSIGN_OR_RETURN(const Tensor grads, context.Input(tables_ + t, 2, "grads"));
-    TSPS_ASSIGN_OR_RETURN(const Tensor counts, context.Input(2 * tables_ + t, 1, "counts"));
-    const size_t n = keys.size();
-    const size_t dim = static_cast<size_t>(grads.dim(1));
-    if (grads.dim(0) != keys.dim(0) || counts.dim(0) != keys.dim(0)) {
-      return Error(Code::kInvalidArgument, "table ", t, " has ", n,
-                   " keys; expected as many grads and counts. Received: grads of shape ",
-                   ShapeString(grads.shape()), ", counts of shape ", ShapeString(counts.shape()));
-    }
-    MergedGradients merged;
-    const std::vector<GradientSet> sets = {
-        {keys.data<int64_t>(), counts.data<int32_t>(), grads.data<float>(), n}};
-    TSPS_RETURN_IF_ERROR(MergeKeys(sets, reduction_, &merged, executor));
-    TSPS_ASSIGN_OR_RETURN(
-        const Tensor reduced,
-        context.Output<float>(
-            tables_ + t, {static_cast<int64_t>(merged.keys.size()), static_cast<int64_t>(dim)}));
-    TSPS_RETURN_IF_ERROR(
-        MergeRows(sets, dim, merged, reduction_, world_size, reduced.data<float>(), executor));
-    TSPS_RETURN_IF_ERROR(context.OutputVector(t, merged.keys));
-    return context.OutputVector(2 * tables_ + t, merged.counts);
-  }
-
   int tables_ = 0;
   Reduction reduction_ = Reduction::kSum;
 };

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/merge.h"
+#include "kernels/gradients.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
 
@@ -23,22 +23,12 @@ class PackKernel {
 
   // Inputs: keys T, grads T, counts T. Outputs: buffer.
   Status Compute(const KernelContext& context) {
-    std::vector<Tensor> held;  // the buffers that `sets` points to
+    GradientInputs inputs;
+    TSPS_RETURN_IF_ERROR(inputs.Read(context, tables_, /*with_counts=*/true));
     std::vector<WireSet> sets;
-    for (int t = 0; t < tables_; ++t) {
-      TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(t));
-      TSPS_ASSIGN_OR_RETURN(Tensor grads, context.Input(tables_ + t, 2, "grads"));
-      TSPS_ASSIGN_OR_RETURN(Tensor counts, context.Input(2 * tables_ + t, 1, "counts"));
-      if (grads.dim(0) != keys.dim(0) || counts.dim(0) != keys.dim(0)) {
-        return Error(Code::kInvalidArgument, "table ", t, " has ", keys.size(),
-                     " keys; expected as many grads and counts. Received: grads of shape ",
-                     ShapeString(grads.shape()), ", counts of shape ", ShapeString(counts.shape()));
-      }
-      sets.push_back({keys.data<int64_t>(), counts.data<int32_t>(), grads.data<float>(),
-                      keys.size(), static_cast<size_t>(grads.dim(1))});
-      held.push_back(std::move(keys));
-      held.push_back(std::move(grads));
-      held.push_back(std::move(counts));
+    for (const TableSets& table : inputs.tables) {
+      const GradientSet& set = table.sets.front();
+      sets.push_back({set.keys, set.counts, set.rows, set.n, table.dim});
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     TSPS_ASSIGN_OR_RETURN(const WirePacker packer, WirePacker::Create(sets, type_, *executor));
@@ -81,31 +71,18 @@ class UnpackMergeKernel {
       readers.push_back(std::move(reader));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    std::vector<Table> tables(static_cast<size_t>(tables_));
-    std::vector<size_t> sizes(tables.size());
+    std::vector<size_t> sizes(static_cast<size_t>(tables_));
     for (const WireReader& reader : readers) {
       for (size_t t = 0; t < sizes.size(); ++t) sizes[t] += reader.n(t);
     }
-    std::vector<Status> statuses(tables.size());
-    ForEachItem(sizes, *executor,
-                [&](size_t t) { statuses[t] = Unpack(readers, t, &tables[t], *executor); });
-    TSPS_RETURN_IF_ERROR(FirstError(statuses));
-    std::vector<Tensor> reduced;
-    for (int t = 0; t < tables_; ++t) {
-      const Table& table = tables[static_cast<size_t>(t)];
-      TSPS_RETURN_IF_ERROR(context.OutputVector(t, table.merged.keys));
-      TSPS_RETURN_IF_ERROR(context.OutputVector(2 * tables_ + t, table.merged.counts));
-      TSPS_ASSIGN_OR_RETURN(
-          Tensor rows,
-          context.Output<float>(tables_ + t, {static_cast<int64_t>(table.merged.keys.size()),
-                                              static_cast<int64_t>(table.dim)}));
-      reduced.push_back(std::move(rows));
-    }
+    std::vector<std::vector<Unpacked>> held(sizes.size());  // [table][sender]; the sets' arrays
+    std::vector<TableSets> tables(sizes.size());
+    std::vector<Status> statuses(sizes.size());
     ForEachItem(sizes, *executor, [&](size_t t) {
-      statuses[t] = MergeRows(tables[t].sets, tables[t].dim, tables[t].merged, reduction_,
-                              world_size, reduced[t].data<float>(), *executor);
+      statuses[t] = Unpack(readers, t, &held[t], &tables[t], *executor);
     });
-    return FirstError(statuses);
+    TSPS_RETURN_IF_ERROR(FirstError(statuses));
+    return MergeIntoOutputs(context, tables, reduction_, world_size, *executor);
   }
 
  private:
@@ -114,15 +91,9 @@ class UnpackMergeKernel {
     std::vector<int32_t> counts;
     std::unique_ptr<float[]> rows;
   };
-  struct Table {
-    size_t dim = 0;
-    std::vector<Unpacked> unpacked;  // by sender; `sets` point to them
-    std::vector<GradientSet> sets;
-    MergedGradients merged;
-  };
 
-  Status Unpack(const std::vector<WireReader>& readers, size_t t, Table* table,
-                Executor& executor) const {
+  static Status Unpack(const std::vector<WireReader>& readers, size_t t,
+                       std::vector<Unpacked>* held, TableSets* table, Executor& executor) {
     if (!readers.empty()) table->dim = readers.front().dim(t);
     for (size_t s = 0; s < readers.size(); ++s) {
       const WireReader& reader = readers[s];
@@ -137,9 +108,9 @@ class UnpackMergeKernel {
       TSPS_RETURN_IF_ERROR(reader.Counts(t, one.counts.data()));
       reader.Rows(t, one.rows.get(), executor);
       table->sets.push_back({one.keys.data(), one.counts.data(), one.rows.get(), n});
-      table->unpacked.push_back(std::move(one));
+      held->push_back(std::move(one));
     }
-    return MergeKeys(table->sets, reduction_, &table->merged, executor);
+    return Status();
   }
 
   int tables_ = 0;

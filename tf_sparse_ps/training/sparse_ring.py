@@ -135,12 +135,9 @@ class FlatRing(SparseRing):
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
         """See `SparseRing.reduce`."""
-        own = _unique(gradients)
         return reduce_over(
             self._job.collectives,
-            [one.keys for one in own],
-            [one.rows for one in own],
-            [tf.ones_like(one.keys, dtype=tf.int32) for one in own],
+            _of_one_rank(_unique(gradients)),
             name,
             reduction=self._reduction,
             wire=self._wire,
@@ -193,9 +190,7 @@ class HierarchicalRing(SparseRing):
             return _gradients(merged)
         return reduce_over(
             self._leaders,
-            merged.keys,
-            merged.grads,
-            merged.counts,
+            merged,
             f"{name}.leaders",
             reduction=self._reduction,
             wire=self._wire,
@@ -203,12 +198,11 @@ class HierarchicalRing(SparseRing):
         )
 
     def _merge_on_node(self, own: list[SparseGradient], name: str, step: tf.Tensor) -> _ops.Merged:
-        keys, rows = [one.keys for one in own], [one.rows for one in own]
         if self._job.collectives.local_size == 1:
-            return _ops.Merged(keys, rows, [tf.ones_like(one, dtype=tf.int32) for one in keys])
+            return _of_one_rank(own)
         merged = _ops.node_merge(
-            keys,
-            rows,
+            [one.keys for one in own],
+            [one.rows for one in own],
             self._job.size,
             self._job.group_path,
             step,
@@ -216,8 +210,8 @@ class HierarchicalRing(SparseRing):
             reduction=self._reduction if self._one_node else "sum",  # else divided once all nodes' sums are in
             operation=name,
         )
-        for mine, own_rows in zip(merged.grads, rows, strict=True):
-            mine.set_shape([None, own_rows.shape[1]])
+        for rows, one in zip(merged.grads, own, strict=True):
+            rows.set_shape([None, one.rows.shape[1]])
         return merged
 
 
@@ -237,9 +231,7 @@ def make(topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
 
 def reduce_over(
     collectives: Collectives,
-    keys: list[tf.Tensor],
-    rows: list[tf.Tensor],
-    counts: list[tf.Tensor],
+    own: _ops.Merged,
     name: str,
     *,
     reduction: str,
@@ -251,9 +243,7 @@ def reduce_over(
 
     Args:
       collectives: Of the senders, this process among them.
-      keys: T of int64[n], unique.
-      rows: T of float32[n, dim].
-      counts: T of int32[n]: in how many ranks each key occurred.
+      own: This process's gradients, keys unique, with the number of ranks in which each occurred.
       name: Of the operation.
       reduction: One of `REDUCTIONS`.
       wire: One of `WIRES`. This process's own gradients are rounded, too.
@@ -263,15 +253,21 @@ def reduce_over(
     Returns:
       One gradient per key, bit-identical wherever it is made; None unless `wanted`.
     """
-    if not keys:
+    if not own.keys:
         return []
     if collectives.size == 1 and world_size == 1:  # every reduction is the identity
-        return [SparseGradient(*one) for one in zip(keys, rows, strict=True)]
-    (buffers,) = collectives.allgather([_ops.pack(keys, rows, counts, wire)], name)
+        return _gradients(own)
+    (buffers,) = collectives.allgather([_ops.pack(*own, wire)], name)
     if not wanted:
         return None
-    dims = [int(one.shape[1]) for one in rows]
+    dims = [int(rows.shape[1]) for rows in own.grads]
     return _gradients(_ops.unpack_merge(buffers, world_size, reduction, dims))
+
+
+def _of_one_rank(gradients: Sequence[SparseGradient]) -> _ops.Merged:
+    """With counts: every key occurred in one rank, this one."""
+    keys = [one.keys for one in gradients]
+    return _ops.Merged(keys, [one.rows for one in gradients], [tf.ones_like(one, dtype=tf.int32) for one in keys])
 
 
 def _gradients(merged: _ops.Merged) -> list[SparseGradient]:
@@ -280,12 +276,9 @@ def _gradients(merged: _ops.Merged) -> list[SparseGradient]:
 
 def reduce_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
     """The mean over all ranks of sparse gradients of replicated weights, on every rank. Keys come out unique."""
-    own = _unique(gradients)
     reduced = reduce_over(
         collectives,
-        [one.keys for one in own],
-        [one.rows for one in own],
-        [tf.ones_like(one.keys, dtype=tf.int32) for one in own],
+        _of_one_rank(_unique(gradients)),
         name,
         reduction="average",
         wire="float32",
@@ -299,13 +292,7 @@ def _unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
     own = list(gradients)
     repeated = [i for i, one in enumerate(own) if not one.unique]
     if repeated:
-        merged = _ops.merge(
-            [own[i].keys for i in repeated],
-            [own[i].rows for i in repeated],
-            [tf.ones_like(own[i].keys, dtype=tf.int32) for i in repeated],
-            1,
-            "local",
-        )
+        merged = _ops.merge(*_of_one_rank([own[i] for i in repeated]), 1, "local")
         for i, keys, rows in zip(repeated, merged.keys, merged.grads, strict=True):
             rows.set_shape([None, own[i].rows.shape[1]])
             own[i] = SparseGradient(keys, rows)

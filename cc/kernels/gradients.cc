@@ -1,0 +1,65 @@
+#include "kernels/gradients.h"
+
+#include <string>
+#include <utility>
+
+namespace tsps {
+
+Status GradientInputs::Read(const KernelContext& context, int n_tables, bool with_counts) {
+  for (int t = 0; t < n_tables; ++t) {
+    TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(t));
+    TSPS_ASSIGN_OR_RETURN(Tensor grads, context.Input(n_tables + t, 2, "grads"));
+    bool fits = grads.dim(0) == keys.dim(0);
+    std::string counts_text;
+    GradientSet set = {keys.data<int64_t>(), nullptr, grads.data<float>(), keys.size()};
+    if (with_counts) {
+      TSPS_ASSIGN_OR_RETURN(Tensor counts, context.Input(2 * n_tables + t, 1, "counts"));
+      fits = fits && counts.dim(0) == keys.dim(0);
+      counts_text = ", counts of shape " + ShapeString(counts.shape());
+      set.counts = counts.data<int32_t>();
+      held.push_back(std::move(counts));
+    }
+    if (!fits) {
+      return Error(Code::kInvalidArgument, "table ", t, " has ", keys.size(),
+                   " keys; expected as many grads", with_counts ? " and counts" : "",
+                   ". Received: grads of shape ", ShapeString(grads.shape()), counts_text);
+    }
+    tables.push_back({static_cast<size_t>(grads.dim(1)), {set}});
+    held.push_back(std::move(keys));
+    held.push_back(std::move(grads));
+  }
+  return Status();
+}
+
+Status MergeIntoOutputs(const KernelContext& context, const std::vector<TableSets>& tables,
+                        Reduction reduction, int32_t world_size, Executor& executor) {
+  std::vector<size_t> sizes(tables.size());
+  for (size_t t = 0; t < tables.size(); ++t) {
+    for (const GradientSet& set : tables[t].sets) sizes[t] += set.n;
+  }
+  std::vector<MergedGradients> merged(tables.size());
+  std::vector<Status> statuses(tables.size());
+  ForEachItem(sizes, executor, [&](size_t t) {
+    statuses[t] = MergeKeys(tables[t].sets, reduction, &merged[t], executor);
+  });
+  TSPS_RETURN_IF_ERROR(FirstError(statuses));
+  const int n_tables = static_cast<int>(tables.size());
+  std::vector<Tensor> reduced;
+  for (int t = 0; t < n_tables; ++t) {
+    const MergedGradients& one = merged[static_cast<size_t>(t)];
+    TSPS_RETURN_IF_ERROR(context.OutputVector(t, one.keys));
+    TSPS_RETURN_IF_ERROR(context.OutputVector(2 * n_tables + t, one.counts));
+    TSPS_ASSIGN_OR_RETURN(
+        Tensor rows, context.Output<float>(
+                         n_tables + t, {static_cast<int64_t>(one.keys.size()),
+                                        static_cast<int64_t>(tables[static_cast<size_t>(t)].dim)}));
+    reduced.push_back(std::move(rows));
+  }
+  ForEachItem(sizes, executor, [&](size_t t) {
+    statuses[t] = MergeRows(tables[t].sets, tables[t].dim, merged[t], reduction, world_size,
+                            reduced[t].data<float>(), executor);
+  });
+  return FirstError(statuses);
+}
+
+}  // namespace tsps
