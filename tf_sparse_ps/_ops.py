@@ -315,7 +315,9 @@ def unpack_merge(buffers: tf.Tensor, world_size: tf.Tensor | int, reduction: str
     return merged
 
 
-def join_exchange(path: str, folder: str, local_rank: int, local_size: int, rank: int, window: int) -> None:
+def join_exchange(
+    path: str, folder: str, local_rank: int, local_size: int, rank: int, mergers: int, window: int
+) -> None:
     """Makes this process one of the ranks that merge their gradients in shared memory, once per group and process.
 
     Args:
@@ -324,10 +326,11 @@ def join_exchange(path: str, folder: str, local_rank: int, local_size: int, rank
         local_rank: 0 is the leader.
         local_size: ranks on this node.
         rank: among all ranks, for messages.
+        mergers: how many of the node's ranks merge, from local rank 0 on; 0: all.
         window: bytes of shared memory for the contributions of one round, all ranks together; as many again may be
             used for what is merged from them. The same on all ranks.
     """
-    _lib.tsps_join_exchange(path, folder, local_rank, local_size, rank, window)
+    _lib.tsps_join_exchange(path, folder, local_rank, local_size, rank, mergers, window)
 
 
 def leave_exchange(path: str) -> None:
@@ -430,6 +433,104 @@ def node_apply(
         reduction=reduction,
         operation=operation,
     )
+
+
+def ring_rounds(keys: Sequence[tf.Tensor], dims: Sequence[int], window: int, local_size: int) -> tf.Tensor:
+    """int64[1]: in how many rounds this rank's gradients pass through its part of the window.
+
+    Args:
+        keys: T of int64[u_t].
+        dims: T widths of rows.
+        window: bytes, as in `join_exchange`.
+        local_size: ranks on this node.
+    """
+    return _lib.tsps_ring_rounds(keys, dims=list(dims), window=window, local_size=local_size)
+
+
+def ring_take(
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    world_size: tf.Tensor | int,
+    path: str,
+    step: tf.Tensor,
+    timeout_s: float,
+    round_: tf.Tensor,
+    rounds: tf.Tensor,
+    *,
+    reduction: str,
+    operation: str,
+    wire: str,
+) -> tf.Tensor:
+    """Merges one round of the gradients of the node's ranks, for other nodes. Every rank of the node calls it.
+
+    Between nodes a step is: `ring_take` of every round, in order; the buffers to the ranks with the same local rank on
+    the other nodes; `ring_put` of every round, in order, which may be two rounds behind; then `ring_apply` or
+    `ring_collect`.
+
+    Args:
+        keys, grads, world_size, path, step, timeout_s, reduction, operation: as in `node_merge`; the same in all
+            rounds.
+        round_: int64.
+        rounds: int64, the same on all ranks, at least `ring_rounds` of each. From that round on nothing happens.
+        wire: as in `pack`.
+
+    Returns:
+        uint8[n], packed: this rank's range of keys, summed over the node; n is 0 on a rank that does not merge.
+
+    Raises:
+        OpError: as `node_merge`.
+    """
+    return _lib.tsps_ring_take(
+        keys,
+        grads,
+        world_size,
+        path,
+        step,
+        timeout_s,
+        round_,
+        rounds,
+        reduction=reduction,
+        operation=operation,
+        wire=wire,
+    )
+
+
+def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> None:
+    """Reduces what the nodes have packed of one round, in their order, and lets the leader have it.
+
+    Args:
+        path: of the group.
+        buffers: uint8[n], the nodes' buffers one after another.
+        round_: int64. Nothing happens below 0.
+        tables: T.
+
+    Raises:
+        OpError: as `unpack_merge` and `node_merge`.
+    """
+    _lib.tsps_ring_put(path, buffers, round_, T=tables)
+
+
+def ring_apply(
+    path: str, step: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor], hyper: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Ends the rounds of a step on every rank; the leader applies what has come of them. Returns the step.
+
+    Args:
+        path: of the group.
+        step, paths, uuids, hyper: as in `node_apply`.
+
+    Raises:
+        OpError: as `node_apply`.
+    """
+    return _lib.tsps_ring_apply(path, step, paths, uuids, hyper)
+
+
+def ring_collect(path: str, dims: Sequence[int]) -> Merged:
+    """Ends the rounds of a step on every rank. Returns what has come of them on the leader, no rows on others."""
+    merged = Merged(*_lib.tsps_ring_collect(path, T=len(dims), dims=list(dims)))
+    for grads, dim in zip(merged.grads, dims, strict=True):
+        grads.set_shape([None, dim])
+    return merged
 
 
 def apply(

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps import job_folder, places
+from tf_sparse_ps.collectives import protocol
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
     NotFoundError,
@@ -42,8 +43,25 @@ if TYPE_CHECKING:
 WAIT_S = 300.0
 _POLL_S = 0.002
 _MAX_TABLES = 1024
-# Shared memory of a node for one round of gradients; as much again for what is merged from them.
-EXCHANGE_WINDOW_BYTES = 32 << 20
+# What merging gradients may take of a rank's memory beside the gradients themselves, before and after.
+EXCHANGE_BUDGET_BYTES = 64 << 20
+# Of that: Horovod's buffer for several tensors at once, and the order of a rank's rows, 4 bytes each.
+_FUSION_BYTES, _ORDER_BYTES = protocol.FUSION_BYTES, 8 << 20
+
+
+def exchange_window(nodes: int, mergers: int) -> int:
+    """Shared memory of a node for one round of gradients, in bytes; as much again for what is merged from them.
+
+    Args:
+      nodes: Of the job.
+      mergers: Ranks of a node that merge, each with its own buffers.
+    """
+    if nodes == 1:
+        return EXCHANGE_BUDGET_BYTES // 2
+    # In pieces of a round's share of one merger: 2 contributed and merged, 2 packed, and of every node 2 received, 1
+    # unpacked and 1 merged; a quarter more for rows that are longer as a node's than as a rank's, and for hash tables.
+    pieces = 4 + 4 * nodes
+    return mergers * (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 // (5 * pieces)
 
 
 class Job:
@@ -53,7 +71,9 @@ class Job:
       uuid: 32 hexadecimal digits, the same on all ranks.
       rank, size: This process among all of the job's.
       node: This machine among the job's, in the order of their ranks.
+      nodes: The node of each rank.
       leaders: The rank of each node's leader.
+      mergers: How many ranks of every node merge gradients: as many as the smallest node has.
       is_leader: This process writes the node's tables.
       timeout_s: How long to wait for another rank before that is an error: TFSPS_TIMEOUT_S, 600 by default.
       group_path: The group's directory.
@@ -81,8 +101,9 @@ class Job:
         if name != self.name:
             raise ValueError(f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {self.name!r} on rank {self.rank}")
         nodes = places.nodes(collectives.allgather_object(places.mine(collectives.local_rank), "tfsps_places"))
-        self.node = nodes[self.rank]
+        self.nodes, self.node = nodes, nodes[self.rank]
         self.leaders = [nodes.index(node) for node in range(max(nodes) + 1)]
+        self.mergers = min(nodes.count(node) for node in range(len(self.leaders)))
         self.uuid: str = uuid
         self.seed = int(_digest("seed", uuid), 16) >> 65
         self.folder = job_folder.prepare()
@@ -90,7 +111,7 @@ class Job:
         self._ready_path = f"{self.group_path}/.session-{session}"
         self.exchange_path = f"{self.group_path}/.exchange-{session}"
         self._joined = False
-        self._leaders_collectives: tuple[Collectives | None] | None = None
+        self._counterparts: list[Collectives | None] = []
         self._lock = threading.Lock()
         self._ordinal = 0
         self._step: Any = None
@@ -122,27 +143,39 @@ class Job:
         if self._joined:
             return
         own = self.collectives
-        if own.local_size > 1:
-            with eager_ops(f"joining the exchange of {self.group_path}") as _ops:
-                _ops.join_exchange(
-                    self.group_path,
-                    self.exchange_path,
-                    own.local_rank,
-                    own.local_size,
-                    self.rank,
-                    EXCHANGE_WINDOW_BYTES,
-                )
+        with eager_ops(f"joining the exchange of {self.group_path}") as _ops:
+            _ops.join_exchange(
+                self.group_path,
+                self.exchange_path,
+                own.local_rank,
+                own.local_size,
+                self.rank,
+                self.mergers,
+                self.exchange_window,
+            )
         self._joined = True
 
-    def leaders_collectives(self) -> Collectives | None:
-        """The collectives among the leaders; None on other ranks. Every rank calls it; made once.
+    @property
+    def exchange_window(self) -> int:
+        """Bytes of shared memory of this node for one round of gradients: see `exchange_window`."""
+        return exchange_window(len(self.leaders), self.mergers)
+
+    def counterparts(self) -> Collectives | None:
+        """The collectives among the ranks with this one's local rank on all nodes. Every rank calls it; made once.
+
+        Returns:
+          None on a rank that does not merge: not every node has a rank of its number.
 
         Raises:
           RuntimeError: See `Collectives.subset`.
         """
-        if self._leaders_collectives is None:
-            self._leaders_collectives = (self.collectives.subset(self.leaders),)
-        return self._leaders_collectives[0]
+        if not self._counterparts:
+            ranks = range(self.size)
+            for local_rank in range(self.mergers):
+                others = [[r for r in ranks if self.nodes[r] == node][local_rank] for node in range(len(self.leaders))]
+                self._counterparts.append(self.collectives.subset(others))
+        found = [one for one in self._counterparts if one is not None]
+        return found[0] if found else None
 
     def create_table(
         self, config: TableConfig, *, salt: int | None = None, values: npt.NDArray[np.float32] | None = None

@@ -32,6 +32,12 @@ struct GradientSet {
   size_t n;
 };
 
+// One table's gradients: one set, or those of several senders.
+struct TableSets {
+  size_t dim = 0;
+  std::vector<GradientSet> sets;
+};
+
 struct MergedGradients {
   std::vector<int64_t> keys;     // unique; the order is a function of the input keys alone
   std::vector<int32_t> counts;   // per key: number of ranks

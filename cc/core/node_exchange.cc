@@ -13,68 +13,42 @@
 //   + 1                announced: the call, and how many rounds this rank needs
 //   + 2                contributed, in a call of one round: at once when this rank needs no more
 //   + 3 + 2 * round    contributed, in a call of several
-//   + 4 + 2 * round    merged
+//   + 4 + 2 * round    merged its range; contributions of the round are read no more
 //
 // A rank may overwrite its contribution when all ranks have merged the round before, and what it
-// has merged when the leader has drained that.
+// has published when the leader has drained that.
 namespace tsps {
 namespace {
 
 constexpr int kLookMs = 100;  // between two looks at a rank that is awaited
-constexpr size_t kCopyGrain = 1024;
-
-// Which of `parts` equal parts of the hash space a key belongs to. Independent of the hashes that
-// tables and Dedupe use, whose slots would otherwise be crowded in a part.
-inline uint32_t PartOf(int64_t key, uint32_t parts) {
-  uint64_t h = static_cast<uint64_t>(key) * 0xD6E8FEB86659FD93u;
-  h = (h ^ (h >> 32)) * 0xD6E8FEB86659FD93u;
-  h ^= h >> 32;
-  return static_cast<uint32_t>((static_cast<unsigned __int128>(h) * parts) >> 64);
-}
-
-// A table's rows in a contribution; range r is [starts[r], starts[r + 1]).
-struct Grouped {
-  uint32_t* starts;
-  int64_t* keys;
-  float* rows;
-
-  // `n`: null when it is in the area, as starts[ranges].
-  static Grouped Take(ArrayArea& area, size_t ranges, const size_t* n, size_t dim) {
-    Grouped grouped;
-    grouped.starts = area.Take<uint32_t>(ranges + 1);
-    const size_t rows = n != nullptr ? *n : grouped.starts[ranges];
-    grouped.keys = area.Take<int64_t>(rows);
-    grouped.rows = area.Take<float>(rows * dim);
-    return grouped;
-  }
-};
-
-// A table's rows in what a rank has merged.
-struct MergedRows {
-  uint32_t* n;
-  int64_t* keys;
-  int32_t* counts;
-  float* rows;
-
-  static MergedRows Take(ArrayArea& area, const size_t* n, size_t dim) {
-    MergedRows merged;
-    merged.n = area.Take<uint32_t>(1);
-    const size_t rows = n != nullptr ? *n : *merged.n;
-    merged.keys = area.Take<int64_t>(rows);
-    merged.counts = area.Take<int32_t>(rows);
-    merged.rows = area.Take<float>(rows * dim);
-    return merged;
-  }
-};
 
 }  // namespace
 
-NodeExchange::NodeExchange(std::string folder, int local_rank, int local_size, size_t window,
+size_t ReducedGradients::n() const {
+  size_t n = 0;
+  for (const GradientSet& set : sets_) n += set.n;
+  return n;
+}
+
+void ReducedGradients::Drop(size_t i) {
+  if (i < copies_.size()) copies_[i] = Copy();
+}
+
+void ReducedGradients::Keep(const GradientSet& set) {
+  copies_.push_back({{set.keys, set.keys + set.n},
+                     {set.counts, set.counts + set.n},
+                     {set.rows, set.rows + set.n * dim_}});
+  const Copy& copy = copies_.back();
+  sets_.push_back({copy.keys.data(), copy.counts.data(), copy.rows.data(), set.n});
+}
+
+NodeExchange::NodeExchange(std::string folder, const Options& options,
                            std::unique_ptr<RankFile> own)
     : folder_(std::move(folder)),
-      local_rank_(static_cast<size_t>(local_rank)),
-      ranks_(static_cast<size_t>(local_size)),
-      window_(window / static_cast<size_t>(local_size)),
+      local_rank_(static_cast<size_t>(options.local_rank)),
+      ranks_(static_cast<size_t>(options.local_size)),
+      mergers_(static_cast<size_t>(options.mergers == 0 ? options.local_size : options.mergers)),
+      window_(options.window),
       own_(std::move(own)),
       peers_(ranks_),
       files_(ranks_) {
@@ -84,15 +58,24 @@ NodeExchange::NodeExchange(std::string folder, int local_rank, int local_size, s
 NodeExchange::~NodeExchange() = default;
 
 Result<std::unique_ptr<NodeExchange>> NodeExchange::Create(const std::string& folder,
-                                                           int local_rank, int local_size,
-                                                           int64_t rank, size_t window) {
-  if (local_size < 1 || local_rank < 0 || local_rank >= local_size) {
-    return Error(Code::kInvalidArgument, "a node's ranks are 0 to ", local_size - 1,
-                 ". Received: ", local_rank);
+                                                           const Options& options) {
+  const int ranks = options.local_size;
+  if (ranks < 1 || options.local_rank < 0 || options.local_rank >= ranks) {
+    return Error(Code::kInvalidArgument, "a node's ranks are 0 to ", ranks - 1,
+                 ". Received: ", options.local_rank);
   }
-  TSPS_ASSIGN_OR_RETURN(auto own, RankFile::Create(folder, local_rank, local_size, rank));
-  return std::unique_ptr<NodeExchange>(
-      new NodeExchange(folder, local_rank, local_size, window, std::move(own)));
+  if (options.mergers < 0 || options.mergers > ranks || options.window < 1) {
+    return Error(Code::kInvalidArgument, "of ", ranks, " ranks up to ", ranks,
+                 " merge, through a window of 1 byte or more. Received: ", options.mergers, ", ",
+                 options.window);
+  }
+  TSPS_ASSIGN_OR_RETURN(auto own,
+                        RankFile::Create(folder, options.local_rank, ranks, options.rank));
+  return std::unique_ptr<NodeExchange>(new NodeExchange(folder, options, std::move(own)));
+}
+
+uint32_t NodeExchange::RoundsFor(size_t bytes, size_t window, size_t local_size) {
+  return static_cast<uint32_t>(bytes / std::max<size_t>(1, window / local_size) + 1);
 }
 
 Status NodeExchange::OpenPeers() {
@@ -105,8 +88,7 @@ Status NodeExchange::OpenPeers() {
   return Status();
 }
 
-Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution>& tables,
-                           Executor& executor, const Reader& read) {
+Status NodeExchange::Part(const std::function<Status()>& part) {
   TSPS_RETURN_IF_ERROR(broken_);
   if (!own_->OwnedByThisProcess()) {
     return Error(Code::kFailedPrecondition, "a forked child is no rank of the exchange in ",
@@ -114,8 +96,7 @@ Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution
   }
   Status status;
   try {
-    status = OpenPeers();
-    if (status.ok()) status = MergeRounds(call, tables, executor, read);
+    status = part();
   } catch (const std::exception& error) {  // in the middle of a call: the others must know
     status = Error(Code::kResourceExhausted, "out of memory in a merge: ", error.what());
   }
@@ -126,13 +107,44 @@ Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution
     std::memcpy(live.failure, text.c_str(), std::min(text.size() + 1, sizeof(live.failure) - 1));
     live.failed.store(1, std::memory_order_release);
     FutexWakeAll(live.phase);
+    FutexWakeAll(live.published);
     FutexWakeAll(live.drained);
   }
   return status;
 }
 
-Status NodeExchange::MergeRounds(const MergeCall& call, const std::vector<Contribution>& tables,
-                                 Executor& executor, const Reader& read) {
+Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution>& tables,
+                           Executor& executor, const Use& use) {
+  TSPS_RETURN_IF_ERROR(Begin(call, tables, 0, executor));
+  TSPS_RETURN_IF_ERROR(Part([&]() -> Status {
+    for (uint32_t round = 0; round < rounds_; ++round) {
+      TSPS_RETURN_IF_ERROR(Contribute(tables, round, executor));
+      if (Merges()) {
+        std::vector<std::vector<GradientSet>> sets;
+        TSPS_RETURN_IF_ERROR(ReadRange(round, &sets));
+        TSPS_RETURN_IF_ERROR(MergeHere(sets, call.reduction, executor));
+        CountMerged(ReadMerged(own_->merged(), tables.size(), own_->call().dims));
+      }
+      Advance(own_->live().phase, Merged(round));
+      TSPS_RETURN_IF_ERROR(Publish(round));
+    }
+    return Status();
+  }));
+  return Finish(use);
+}
+
+Status NodeExchange::Begin(const MergeCall& call, const std::vector<Contribution>& tables,
+                           uint32_t rounds, Executor& executor) {
+  return Part([&] { return BeginCall(call, tables, rounds, executor); });
+}
+
+Status NodeExchange::BeginCall(const MergeCall& call, const std::vector<Contribution>& tables,
+                               uint32_t rounds, Executor& executor) {
+  if (begun_) {
+    return Error(Code::kFailedPrecondition, "operation '", call_.operation, "' of step ",
+                 call_.step, " was not finished before operation '", call.operation, "' of step ",
+                 call.step);
+  }
   if (tables.size() > static_cast<size_t>(kMaxTables)) {
     return Error(Code::kInvalidArgument, "an exchange is of at most ", kMaxTables,
                  " tables. Received: ", tables.size());
@@ -142,56 +154,47 @@ Status NodeExchange::MergeRounds(const MergeCall& call, const std::vector<Contri
                  sizeof(ExchangeCall::operation) - 1, " characters. Received: '", call.operation,
                  "'");
   }
+  TSPS_RETURN_IF_ERROR(OpenPeers());
   size_t bytes = 0;
   for (const Contribution& table : tables) {
-    bytes += table.n * (sizeof(int64_t) + table.dim * sizeof(float));
+    bytes += table.n * RowBytes(table.dim);
     counters_.rows_contributed.fetch_add(table.n, std::memory_order_relaxed);
   }
   counters_.bytes_contributed.fetch_add(bytes, std::memory_order_relaxed);
-  const auto wanted = static_cast<uint32_t>(bytes / window_ + 1);
-
-  TSPS_RETURN_IF_ERROR(AwaitAll(base_, call));  // they have read this rank's last contribution
-  Announce(call, tables, wanted);
-  if (wanted == 1) TSPS_RETURN_IF_ERROR(Contribute(tables, 0, 1, executor));
-  Advance(base_ + (wanted == 1 ? 2 : 1));
-  TSPS_RETURN_IF_ERROR(AwaitAll(base_ + 1, call));
-  TSPS_ASSIGN_OR_RETURN(const uint32_t rounds, AgreeOnRounds());
-
-  const std::atomic<uint64_t>& drained = files_[0]->live().drained;
-  uint64_t merged_before = base_;
-  for (uint32_t round = 0; round < rounds; ++round) {
-    const uint64_t contributed = base_ + (rounds == 1 ? 2 : 3 + 2 * uint64_t{round});
-    const uint64_t merged = base_ + 4 + 2 * uint64_t{round};
-    if (rounds > 1) {
-      TSPS_RETURN_IF_ERROR(Contribute(tables, round, rounds, executor));
-      Advance(contributed);
-    }
-    TSPS_RETURN_IF_ERROR(AwaitAll(contributed, call));
-    TSPS_RETURN_IF_ERROR(Await(drained, merged_before, *files_[0], call));
-    TSPS_RETURN_IF_ERROR(MergeRange(call, executor));
-    Advance(merged);
-    const bool last = round + 1 == rounds;
-    if (local_rank_ == 0 || !last) TSPS_RETURN_IF_ERROR(AwaitAll(merged, call));
-    if (local_rank_ == 0) {
-      TSPS_RETURN_IF_ERROR(ReadMerged(read, last));
-      own_->live().drained.store(merged, std::memory_order_release);
-      FutexWakeAll(own_->live().drained);
-    }
-    merged_before = merged;
+  const uint32_t needed = RoundsFor(bytes, window_, ranks_);
+  if (rounds != 0 && rounds < needed) {
+    return Error(Code::kInvalidArgument, "operation '", call.operation, "' of step ", call.step,
+                 " needs ", needed, " rounds for ", bytes, " bytes. Received: ", rounds);
   }
-  base_ = merged_before;
-  counters_.calls.fetch_add(1, std::memory_order_relaxed);
-  counters_.rounds.fetch_add(rounds, std::memory_order_relaxed);
+  const uint32_t wanted = std::max(rounds, needed);
+
+  call_ = call;
+  begun_ = true;
+  TSPS_RETURN_IF_ERROR(AwaitAll(base_));  // they have read this rank's last contribution
+  Announce(tables, wanted);
+  rounds_ = wanted;
+  if (wanted == 1) {
+    order_ = PartOrder(tables, static_cast<uint32_t>(mergers_), executor);
+    TSPS_RETURN_IF_ERROR(Contribute(tables, 0, executor));
+  } else {
+    Advance(own_->live().phase, base_ + 1);
+  }
+  TSPS_RETURN_IF_ERROR(AwaitAll(base_ + 1));
+  TSPS_ASSIGN_OR_RETURN(rounds_, AgreeOnRounds());
+  if (rounds_ > 1) {
+    order_ = PartOrder(tables, static_cast<uint32_t>(mergers_) * rounds_, executor);
+  }
+  reduced_.clear();
+  for (size_t t = 0; IsLeader() && t < tables.size(); ++t) reduced_.emplace_back(tables[t].dim);
   return Status();
 }
 
-void NodeExchange::Announce(const MergeCall& call, const std::vector<Contribution>& tables,
-                            uint32_t rounds) {
-  SetStep(call.step);
+void NodeExchange::Announce(const std::vector<Contribution>& tables, uint32_t rounds) {
+  SetStep(call_.step);
   ExchangeCall& announced = own_->call();
-  announced.step = call.step;
-  announced.reduction = static_cast<uint32_t>(call.reduction);
-  std::memcpy(announced.operation, call.operation.c_str(), call.operation.size() + 1);
+  announced.step = call_.step;
+  announced.reduction = static_cast<uint32_t>(call_.reduction);
+  std::memcpy(announced.operation, call_.operation.c_str(), call_.operation.size() + 1);
   announced.tables = static_cast<uint32_t>(tables.size());
   announced.rounds = rounds;
   for (size_t t = 0; t < tables.size(); ++t) {
@@ -228,123 +231,152 @@ Result<uint32_t> NodeExchange::AgreeOnRounds() const {
 }
 
 Status NodeExchange::Contribute(const std::vector<Contribution>& tables, uint32_t round,
-                                uint32_t rounds, Executor& executor) {
-  const auto ranges = static_cast<uint32_t>(ranks_);
-  const uint32_t first_part = round * ranges;
-  // Positions of this round's rows, range by range.
-  std::vector<std::vector<uint32_t>> starts(tables.size()), order(tables.size());
-  std::vector<size_t> sizes;
-  for (const Contribution& table : tables) sizes.push_back(table.n);
-  ForEachItem(sizes, executor, [&](size_t t) {
-    const Contribution& table = tables[t];
-    std::vector<uint32_t>& ends = starts[t];
-    ends.assign(ranges + 1, 0);
-    const auto range_of = [&](size_t i) {  // >= ranges: not in this round
-      return PartOf(table.keys[i], ranges * rounds) - first_part;
-    };
-    for (size_t i = 0; i < table.n; ++i) {
-      const uint32_t range = range_of(i);
-      if (range < ranges) ++ends[range + 1];
-    }
-    for (uint32_t r = 0; r < ranges; ++r) ends[r + 1] += ends[r];
-    order[t].resize(ends[ranges]);
-    std::vector<uint32_t> next(ends.begin(), ends.end() - 1);
-    for (size_t i = 0; i < table.n; ++i) {
-      const uint32_t range = range_of(i);
-      if (range < ranges) order[t][next[range]++] = static_cast<uint32_t>(i);
-    }
-  });
-
-  const auto lay_out = [&](char* base, std::vector<Grouped>* grouped) {
-    ArrayArea area(base);
-    for (size_t t = 0; t < tables.size(); ++t) {
-      const size_t n = order[t].size();
-      const Grouped one = Grouped::Take(area, ranges, &n, tables[t].dim);
-      if (grouped != nullptr) grouped->push_back(one);
-    }
-    return area.bytes();
-  };
-  const size_t bytes = lay_out(nullptr, nullptr);
+                                Executor& executor) {
+  std::atomic<uint64_t>& phase = own_->live().phase;
+  if (phase.load(std::memory_order_relaxed) >= Contributed(round)) return Status();  // in Begin
+  if (round > 0) TSPS_RETURN_IF_ERROR(AwaitAll(Merged(round - 1)));
+  const auto parts = static_cast<uint32_t>(mergers_);
+  const size_t bytes = order_.AreaBytes(tables, round * parts, parts);
   TSPS_RETURN_IF_ERROR(own_->ReserveContribution(bytes));
-  std::vector<Grouped> grouped;
-  lay_out(own_->contribution(), &grouped);
+  order_.WriteArea(tables, round * parts, parts, own_->contribution(), executor);
   own_->call().contribution_bytes = bytes;
-  ForEachItem(sizes, executor, [&](size_t t) {
-    const size_t dim = tables[t].dim;
-    std::copy(starts[t].begin(), starts[t].end(), grouped[t].starts);
-    executor.ParallelFor(order[t].size(), kCopyGrain, [&](size_t begin, size_t end) {
-      for (size_t k = begin; k < end; ++k) {
-        const uint32_t i = order[t][k];
-        grouped[t].keys[k] = tables[t].keys[i];
-        std::memcpy(grouped[t].rows + k * dim, tables[t].rows + i * dim, dim * sizeof(float));
-      }
-    });
-  });
+  Advance(phase, Contributed(round));
   return Status();
 }
 
-Status NodeExchange::MergeRange(const MergeCall& call, Executor& executor) {
+Status NodeExchange::ReadRange(uint32_t round, std::vector<std::vector<GradientSet>>* sets) {
+  TSPS_RETURN_IF_ERROR(AwaitAll(Contributed(round)));
   const ExchangeCall& mine = own_->call();
-  const size_t tables = mine.tables;
-  std::vector<std::vector<GradientSet>> sets(tables);  // [table][rank]
-  std::vector<size_t> sizes(tables);
+  sets->assign(mine.tables, {});
   for (const RankFile* file : files_) {
     TSPS_RETURN_IF_ERROR(file->CheckContribution(file->call().contribution_bytes));
-    ArrayArea area(file->contribution());
-    for (size_t t = 0; t < tables; ++t) {
-      const size_t dim = mine.dims[t];
-      const Grouped grouped = Grouped::Take(area, ranks_, nullptr, dim);
-      const uint32_t begin = grouped.starts[local_rank_], end = grouped.starts[local_rank_ + 1];
-      sets[t].push_back({grouped.keys + begin, nullptr, grouped.rows + begin * dim, end - begin});
-      sizes[t] += end - begin;
-    }
+    ReadContribution(file->contribution(), static_cast<uint32_t>(mergers_),
+                     static_cast<uint32_t>(local_rank_), mine.dims, sets);
   }
-  std::vector<MergedGradients> merged(tables);
-  std::vector<Status> statuses(tables);
-  ForEachItem(sizes, executor, [&](size_t t) {
-    statuses[t] = MergeKeys(sets[t], call.reduction, &merged[t], executor);
-  });
-  TSPS_RETURN_IF_ERROR(FirstError(statuses));
+  return Status();
+}
 
-  const auto lay_out = [&](char* base, std::vector<MergedRows>* rows) {
-    ArrayArea area(base);
-    for (size_t t = 0; t < tables; ++t) {
-      const size_t n = merged[t].keys.size();
-      const MergedRows one = MergedRows::Take(area, &n, mine.dims[t]);
-      if (rows != nullptr) rows->push_back(one);
-    }
-    return area.bytes();
-  };
-  const size_t bytes = lay_out(nullptr, nullptr);
+Status NodeExchange::MergeHere(const std::vector<std::vector<GradientSet>>& sets,
+                               Reduction reduction, Executor& executor) {
+  TSPS_RETURN_IF_ERROR(AwaitDrained());
+  const ExchangeCall& mine = own_->call();
+  std::vector<size_t> sizes(sets.size());
+  for (size_t t = 0; t < sets.size(); ++t) {
+    for (const GradientSet& set : sets[t]) sizes[t] += set.n;
+  }
+  std::vector<MergedGradients> merged(sets.size());
+  std::vector<Status> statuses(sets.size());
+  ForEachItem(sizes, executor,
+              [&](size_t t) { statuses[t] = MergeKeys(sets[t], reduction, &merged[t], executor); });
+  TSPS_RETURN_IF_ERROR(FirstError(statuses));
+  const size_t bytes = MergedAreaBytes(merged, mine.dims);
   TSPS_RETURN_IF_ERROR(own_->ReserveMerged(bytes));
-  std::vector<MergedRows> out;
-  lay_out(own_->merged(), &out);
+  std::vector<float*> rows;
+  WriteMergedKeys(merged, mine.dims, own_->merged(), &rows);
   own_->call().merged_bytes = bytes;
   ForEachItem(sizes, executor, [&](size_t t) {
-    *out[t].n = static_cast<uint32_t>(merged[t].keys.size());
-    std::copy(merged[t].keys.begin(), merged[t].keys.end(), out[t].keys);
-    std::copy(merged[t].counts.begin(), merged[t].counts.end(), out[t].counts);
-    statuses[t] = MergeRows(sets[t], mine.dims[t], merged[t], call.reduction, call.world_size,
-                            out[t].rows, executor);
+    statuses[t] =
+        MergeRows(sets[t], mine.dims[t], merged[t], reduction, call_.world_size, rows[t], executor);
   });
-  for (const MergedGradients& one : merged) {
-    counters_.rows_merged.fetch_add(one.keys.size(), std::memory_order_relaxed);
-  }
   return FirstError(statuses);
 }
 
-Status NodeExchange::ReadMerged(const Reader& read, bool last) const {
+Status NodeExchange::Take(uint32_t round, const std::vector<Contribution>& tables,
+                          Executor& executor, std::vector<GradientSet>* own) {
+  return Part([&]() -> Status {
+    if (!begun_ || round >= rounds_) {
+      return Error(Code::kFailedPrecondition, "round ", round, " is none of the ",
+                   begun_ ? rounds_ : 0, " of operation '", call_.operation, "'");
+    }
+    TSPS_RETURN_IF_ERROR(Contribute(tables, round, executor));
+    own->clear();
+    if (Merges()) {
+      std::vector<std::vector<GradientSet>> sets;
+      TSPS_RETURN_IF_ERROR(ReadRange(round, &sets));
+      if (ranks_ == 1) {  // there is nothing to merge
+        for (const std::vector<GradientSet>& one : sets) own->push_back(one.front());
+      } else {
+        TSPS_RETURN_IF_ERROR(MergeHere(sets, Reduction::kSum, executor));
+        *own = ReadMerged(own_->merged(), tables.size(), own_->call().dims);
+      }
+      CountMerged(*own);
+    }
+    Advance(own_->live().phase, Merged(round));
+    return Status();
+  });
+}
+
+Status NodeExchange::Put(uint32_t round, const std::vector<TableSets>& tables, Executor& executor) {
+  return Part([&]() -> Status {
+    const ExchangeCall& mine = own_->call();
+    if (!begun_ || !Merges() || round >= rounds_ || tables.size() != mine.tables) {
+      return Error(Code::kFailedPrecondition, "what was sent in round ", round, " for ",
+                   tables.size(), " tables is none of operation '", call_.operation, "'");
+    }
+    std::vector<std::vector<GradientSet>> sets;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      if (tables[t].dim != mine.dims[t]) {
+        return Error(Code::kInvalidArgument, "in operation '", call_.operation, "' rows of table ",
+                     t, " have ", mine.dims[t], " floats here and ", tables[t].dim,
+                     " on another node");
+      }
+      sets.push_back(tables[t].sets);
+    }
+    TSPS_RETURN_IF_ERROR(MergeHere(sets, call_.reduction, executor));
+    return Publish(round);
+  });
+}
+
+void NodeExchange::CountMerged(const std::vector<GradientSet>& sets) {
+  for (const GradientSet& set : sets) {
+    counters_.rows_merged.fetch_add(set.n, std::memory_order_relaxed);
+  }
+}
+
+Status NodeExchange::Publish(uint32_t round) {
+  if (Merges()) Advance(own_->live().published, Merged(round));
+  return IsLeader() ? CollectPublished(round) : Status();
+}
+
+Status NodeExchange::CollectPublished(uint32_t round) {
   const ExchangeCall& mine = own_->call();
-  Merged merged(mine.tables);
-  for (const RankFile* file : files_) {
-    TSPS_RETURN_IF_ERROR(file->CheckMerged(file->call().merged_bytes));
-    ArrayArea area(file->merged());
-    for (size_t t = 0; t < mine.tables; ++t) {
-      const MergedRows rows = MergedRows::Take(area, nullptr, mine.dims[t]);
-      merged[t].push_back({rows.keys, rows.counts, rows.rows, *rows.n});
+  for (size_t r = 0; r < mergers_; ++r) {
+    const RankFile& file = *files_[r];
+    TSPS_RETURN_IF_ERROR(Await(file.live().published, Merged(round), file));
+    TSPS_RETURN_IF_ERROR(file.CheckMerged(file.call().merged_bytes));
+    const std::vector<GradientSet> sets = ReadMerged(file.merged(), mine.tables, mine.dims);
+    for (size_t t = 0; t < sets.size(); ++t) {
+      if (round + 1 == rounds_) {
+        reduced_[t].sets_.push_back(sets[t]);
+      } else {
+        reduced_[t].Keep(sets[t]);
+      }
     }
   }
-  return read(merged, last);
+  // The last round's stay where they are until Finish.
+  if (round + 1 < rounds_) Advance(own_->live().drained, Merged(round));
+  return Status();
+}
+
+Status NodeExchange::Finish(const Use& use) {
+  return Part([&]() -> Status {
+    if (!begun_) return Error(Code::kFailedPrecondition, "no merge has begun in ", folder_);
+    const uint64_t end = Merged(rounds_ - 1);
+    if (IsLeader()) {
+      if (own_->live().published.load(std::memory_order_relaxed) < end) {
+        return Error(Code::kFailedPrecondition, "operation '", call_.operation, "' of step ",
+                     call_.step, " was finished before its last round");
+      }
+      TSPS_RETURN_IF_ERROR(use(reduced_));
+      reduced_.clear();
+      Advance(own_->live().drained, end);
+    }
+    base_ = end;
+    begun_ = false;
+    counters_.calls.fetch_add(1, std::memory_order_relaxed);
+    counters_.rounds.fetch_add(rounds_, std::memory_order_relaxed);
+    return Status();
+  });
 }
 
 void NodeExchange::SetStep(int64_t step) {
@@ -353,25 +385,29 @@ void NodeExchange::SetStep(int64_t step) {
 
 void NodeExchange::Leave() { own_->live().left.store(1, std::memory_order_release); }
 
-void NodeExchange::Advance(uint64_t phase) {
-  std::atomic<uint64_t>& word = own_->live().phase;
+void NodeExchange::Advance(std::atomic<uint64_t>& word, uint64_t phase) {
   word.store(phase, std::memory_order_release);
   FutexWakeAll(word);
 }
 
-Status NodeExchange::AwaitAll(uint64_t phase, const MergeCall& call) {
+Status NodeExchange::AwaitAll(uint64_t phase) {
   for (const RankFile* file : files_) {
-    TSPS_RETURN_IF_ERROR(Await(file->live().phase, phase, *file, call));
+    TSPS_RETURN_IF_ERROR(Await(file->live().phase, phase, *file));
   }
   return Status();
 }
 
-Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer,
-                           const MergeCall& call) {
+Status NodeExchange::AwaitDrained() {
+  const uint64_t published = own_->live().published.load(std::memory_order_relaxed);
+  return Await(files_[0]->live().drained, published, *files_[0]);
+}
+
+Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target,
+                           const RankFile& peer) {
   uint64_t seen = word.load(std::memory_order_acquire);
   if (seen >= target) return Status();
   const uint64_t began = NowNs();
-  const uint64_t deadline = began + static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
+  const uint64_t deadline = began + static_cast<uint64_t>(std::min(call_.timeout_s, 1e9) * 1e9);
   uint64_t look = began + kLookMs * 1000000ull;
   while (seen < target) {
     TSPS_RETURN_IF_ERROR(FailureOf(peer));
@@ -380,8 +416,8 @@ Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target, c
     const uint64_t now = NowNs();
     if (seen >= target || now < look) continue;
     look = now + kLookMs * 1000000ull;
-    if (call.cancelled != nullptr && call.cancelled->load()) {
-      return Error(Code::kUnavailable, "operation '", call.operation, "' of step ", call.step,
+    if (call_.cancelled != nullptr && call_.cancelled->load()) {
+      return Error(Code::kUnavailable, "operation '", call_.operation, "' of step ", call_.step,
                    " was cancelled");
     }
     if (!peer.Alive() && word.load(std::memory_order_acquire) < target) {
@@ -389,9 +425,9 @@ Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target, c
       return Error(Code::kUnavailable, "rank ", peer.live().rank.load(), " (pid ",
                    peer.live().pid.load(), ") ", peer.live().left.load() ? "ended" : "died",
                    " in step ", peer.live().step.load(), "; rank ", own_->live().rank.load(),
-                   " was waiting for it in operation '", call.operation, "' of step ", call.step);
+                   " was waiting for it in operation '", call_.operation, "' of step ", call_.step);
     }
-    if (now >= deadline) return Late(peer, call);
+    if (now >= deadline) return Late(peer);
   }
   counters_.waited_ns.fetch_add(NowNs() - began, std::memory_order_relaxed);
   return Status();
@@ -403,11 +439,11 @@ Status NodeExchange::FailureOf(const RankFile& peer) {
                ") failed in step ", peer.live().step.load(), ": ", peer.live().failure);
 }
 
-Status NodeExchange::Late(const RankFile& peer, const MergeCall& call) const {
+Status NodeExchange::Late(const RankFile& peer) const {
   const int64_t pid = peer.live().pid.load();
   return Error(Code::kDeadlineExceeded, "rank ", own_->live().rank.load(), " waited ",
-               call.timeout_s, " s for rank ", peer.live().rank.load(), " (pid ", pid,
-               ") in operation '", call.operation, "' of step ", call.step, ": that process is ",
+               call_.timeout_s, " s for rank ", peer.live().rank.load(), " (pid ", pid,
+               ") in operation '", call_.operation, "' of step ", call_.step, ": that process is ",
                ProcessState(pid), ", and step ", peer.live().step.load(),
                " is the last it has come to. TFSPS_TIMEOUT_S sets how long to wait");
 }

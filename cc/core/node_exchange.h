@@ -1,12 +1,17 @@
 // NodeExchange: the ranks of a node merge their sparse gradients in shared memory.
 //
-// Every rank contributes its gradients, grouped by key ranges (of a hash); each merges one range of
-// all ranks' contributions, in rank order, side by side with the others; the leader, local rank 0,
-// reads what they have merged. Nothing is sent.
+// Every rank contributes its gradients, grouped by key ranges (of a hash); the first ranks, or all,
+// merge one range each of all ranks' contributions, in rank order, side by side with the others;
+// the leader, local rank 0, reads what they have merged.
 //
 //   contribute ---- all have ---- merge own range ---- all have ---- leader reads ---- leader has
 //        ^                                                                                |
 //        +-------------------- next round, when the gradients are larger than the window --+
+//
+// In a job of one node that is all (Merge), and nothing is sent. In a job of several, what a rank
+// has merged of its range goes to the ranks with the same range on the other nodes before the
+// leader reads it: Begin, then in every round Take, the sending, Put, and at last Finish. Sending
+// is the caller's. Take may run two rounds ahead of Put, so that a rank merges while it sends.
 //
 // Caveats, first:
 // - All ranks make the same calls in the same order, with the same operation, tables and widths; a
@@ -19,25 +24,19 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/exchange_areas.h"
 #include "core/executor.h"
 #include "core/merge.h"
 #include "core/rank_file.h"
 #include "core/status.h"
 
 namespace tsps {
-
-// A rank's gradient of one table: unique keys.
-struct Contribution {
-  const int64_t* keys;  // int64[n]
-  const float* rows;    // float[n, dim]
-  size_t n;
-  size_t dim;
-};
 
 // What the ranks of a node agree to do together.
 struct MergeCall {
@@ -59,33 +58,77 @@ struct ExchangeCounters {
   std::atomic<uint64_t> waited_ns{0};          // for other ranks
 };
 
+// A table's reduced gradients: what earlier rounds left, copied because their shared memory is used
+// again, and the last round's where they lie.
+class ReducedGradients {
+ public:
+  explicit ReducedGradients(size_t dim) : dim_(dim) {}
+  size_t dim() const { return dim_; }
+  const std::vector<GradientSet>& sets() const { return sets_; }
+  size_t n() const;
+  // Gives back the memory of set `i`, if it is a copy.
+  void Drop(size_t i);
+
+ private:
+  friend class NodeExchange;
+  void Keep(const GradientSet& set);
+
+  struct Copy {
+    std::vector<int64_t> keys;
+    std::vector<int32_t> counts;
+    std::vector<float> rows;
+  };
+  size_t dim_;
+  std::deque<Copy> copies_;  // addresses stay
+  std::vector<GradientSet> sets_;
+};
+
 class NodeExchange {
  public:
-  // Contributions of one round, all ranks together, take about this many bytes of shared memory,
-  // and what is merged from them at most as many again.
-  static constexpr size_t kWindowBytes = 32u << 20;
+  struct Options {
+    int local_rank = 0;
+    int local_size = 1;
+    int64_t rank = 0;  // among all ranks, for messages
+    int mergers = 0;   // how many ranks merge, from local rank 0 on; 0: all
+    size_t window =
+        32u << 20;  // shared memory for the contributions of a round, all ranks together
+  };
 
-  // Makes this rank's files in `folder`, which exists and is this run's alone. `rank`: among all
-  // ranks, for messages. `window`: kWindowBytes, except in tests.
-  static Result<std::unique_ptr<NodeExchange>> Create(const std::string& folder, int local_rank,
-                                                      int local_size, int64_t rank,
-                                                      size_t window = kWindowBytes);
+  // Makes this rank's files in `folder`, which exists and is this run's alone.
+  static Result<std::unique_ptr<NodeExchange>> Create(const std::string& folder,
+                                                      const Options& options);
   ~NodeExchange();
 
   bool IsLeader() const { return local_rank_ == 0; }
+  bool Merges() const { return local_rank_ < mergers_; }
+  // Bytes of a key and its gradient, and how many rounds a rank needs for so many.
+  static size_t RowBytes(size_t dim) { return sizeof(int64_t) + dim * sizeof(float); }
+  static uint32_t RoundsFor(size_t bytes, size_t window, size_t local_size);
 
-  // One round's merged gradients: [table][range], ranges in order. Valid inside the call.
-  using Merged = std::vector<std::vector<GradientSet>>;
-  using Reader = std::function<Status(const Merged& merged, bool last)>;
+  // What the leader does with every table's gradients; a key is once in them. Valid inside the
+  // call. The order of keys is a function of the contributions alone.
+  using Use = std::function<Status(std::vector<ReducedGradients>& tables)>;
 
-  // Returns when this rank is no longer needed for the call. On the leader `read` gets every
-  // round's merged gradients, `last` with the last; a key is in one round only. The order of keys
-  // is a function of the contributions alone. All ranks must have joined. Not thread-safe.
+  // On the only node of a job. Returns when this rank is no longer needed for the call. All ranks
+  // must have joined. Not thread-safe, nor are the next four.
   //
   // InvalidArgument: another rank calls something else. Unavailable: a rank died. DeadlineExceeded:
   // a rank did not come; the message says what is known of it. Aborted: a rank failed.
   Status Merge(const MergeCall& call, const std::vector<Contribution>& tables, Executor& executor,
-               const Reader& read);
+               const Use& use);
+
+  // The same in pieces. `tables` are those of Begin. `rounds`: the same on all ranks, at least what
+  // RoundsFor says on each; 0: the ranks of the node agree on it.
+  Status Begin(const MergeCall& call, const std::vector<Contribution>& tables, uint32_t rounds,
+               Executor& executor);
+  // Contributes to a round; if this rank merges, sets own[table] to the sums of its range, valid
+  // until the next call.
+  Status Take(uint32_t round, const std::vector<Contribution>& tables, Executor& executor,
+              std::vector<GradientSet>* own);
+  // On a rank that merges: reduces [table][sender] and lets the leader read it.
+  Status Put(uint32_t round, const std::vector<TableSets>& tables, Executor& executor);
+  // `use`: called on the leader.
+  Status Finish(const Use& use);
 
   // What the others read of this rank outside of merges: the step it is making, and that it needs
   // them no more, so that its end is no death.
@@ -95,37 +138,52 @@ class NodeExchange {
   const ExchangeCounters& counters() const { return counters_; }
 
  private:
-  NodeExchange(std::string folder, int local_rank, int local_size, size_t window,
-               std::unique_ptr<RankFile> own);
+  NodeExchange(std::string folder, const Options& options, std::unique_ptr<RankFile> own);
+  // Runs a part of a call; its error ends the exchange for all ranks.
+  Status Part(const std::function<Status()>& part);
   Status OpenPeers();
-  Status MergeRounds(const MergeCall& call, const std::vector<Contribution>& tables,
-                     Executor& executor, const Reader& read);
-  void Announce(const MergeCall& call, const std::vector<Contribution>& tables, uint32_t rounds);
+  Status BeginCall(const MergeCall& call, const std::vector<Contribution>& tables, uint32_t rounds,
+                   Executor& executor);
+  void Announce(const std::vector<Contribution>& tables, uint32_t rounds);
   Result<uint32_t> AgreeOnRounds() const;
-  // This rank's rows of one round, grouped by range.
-  Status Contribute(const std::vector<Contribution>& tables, uint32_t round, uint32_t rounds,
-                    Executor& executor);
-  // This rank's range of one round.
-  Status MergeRange(const MergeCall& call, Executor& executor);
-  Status ReadMerged(const Reader& read, bool last) const;
+  Status Contribute(const std::vector<Contribution>& tables, uint32_t round, Executor& executor);
+  // All ranks' contributions to this rank's range, once they are there.
+  Status ReadRange(uint32_t round, std::vector<std::vector<GradientSet>>* sets);
+  // Lays what becomes of [table][set] where the leader reads it.
+  Status MergeHere(const std::vector<std::vector<GradientSet>>& sets, Reduction reduction,
+                   Executor& executor);
+  void CountMerged(const std::vector<GradientSet>& sets);
+  Status Publish(uint32_t round);
+  Status CollectPublished(uint32_t round);
 
+  uint64_t Contributed(uint32_t round) const {
+    return base_ + (rounds_ == 1 ? 2 : 3 + 2 * uint64_t{round});
+  }
+  uint64_t Merged(uint32_t round) const { return base_ + 4 + 2 * uint64_t{round}; }
   // Tells the others how far this rank is.
-  void Advance(uint64_t phase);
+  void Advance(std::atomic<uint64_t>& word, uint64_t phase);
   // Waits until all ranks are that far.
-  Status AwaitAll(uint64_t phase, const MergeCall& call);
-  Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer,
-               const MergeCall& call);
+  Status AwaitAll(uint64_t phase);
+  Status AwaitDrained();
+  Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer);
   static Status FailureOf(const RankFile& peer);
-  Status Late(const RankFile& peer, const MergeCall& call) const;
+  Status Late(const RankFile& peer) const;
 
   const std::string folder_;
-  const size_t local_rank_, ranks_, window_;
+  const size_t local_rank_, ranks_, mergers_, window_;
   std::unique_ptr<RankFile> own_;
   std::vector<std::unique_ptr<RankFile>> peers_;  // by local rank; null for this one
   std::vector<const RankFile*> files_;            // by local rank, this one included
   uint64_t base_ = 0;                             // phase at the end of the last call
   Status broken_;
   ExchangeCounters counters_;
+
+  // Of the call that has begun.
+  bool begun_ = false;
+  MergeCall call_;
+  uint32_t rounds_ = 0;
+  PartOrder order_;
+  std::vector<ReducedGradients> reduced_;  // on the leader
 };
 
 }  // namespace tsps

@@ -36,8 +36,10 @@ struct ExchangeHeader {
 static_assert(sizeof(ExchangeHeader) == 24, "shared layout");
 
 struct ExchangeLive {
-  std::atomic<uint64_t> phase;    // only grows; what it counts is node_exchange.cc's
-  std::atomic<uint64_t> drained;  // the leader's: it has read what was merged up to this phase
+  // Only grow; what they count is node_exchange.cc's.
+  std::atomic<uint64_t> phase;      // how far the rank is
+  std::atomic<uint64_t> published;  // up to which phase the leader may read what it has merged
+  std::atomic<uint64_t> drained;    // the leader's: up to which phase it has read that
   alignas(64) std::atomic<int64_t> pid;
   std::atomic<int64_t> step;     // that the rank is making, or has made last
   std::atomic<uint64_t> rank;    // among all ranks of the job

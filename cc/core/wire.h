@@ -82,6 +82,8 @@ class WireReader {
   Status Counts(size_t table, int32_t* counts) const;
   // float[n, dim], in the order of keys.
   void Rows(size_t table, float* rows, Executor& executor) const;
+  // The same where they lie; null when they must be converted or are not aligned.
+  const float* RowsInPlace(size_t table) const;
 
  private:
   struct Table {

@@ -164,6 +164,12 @@ Status WireReader::Counts(size_t table, int32_t* counts) const {
   return Status();
 }
 
+const float* WireReader::RowsInPlace(size_t table) const {
+  const uint8_t* const rows = tables_[table].rows;
+  const bool aligned = reinterpret_cast<uintptr_t>(rows) % alignof(float) == 0;
+  return type_ == WireType::kFloat32 && aligned ? reinterpret_cast<const float*>(rows) : nullptr;
+}
+
 void WireReader::Rows(size_t table, float* rows, Executor& executor) const {
   const Table& from = tables_[table];
   executor.ParallelFor(from.n * from.dim, kGrain, [&](size_t begin, size_t end) {

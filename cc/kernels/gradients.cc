@@ -1,7 +1,10 @@
 #include "kernels/gradients.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
+
+#include "kernels/process.h"
 
 namespace tsps {
 
@@ -60,6 +63,44 @@ Status MergeIntoOutputs(const KernelContext& context, const std::vector<TableSet
                             reduced[t].data<float>(), executor);
   });
   return FirstError(statuses);
+}
+
+Status WriteReducedOutputs(const KernelContext& context, std::vector<ReducedGradients>* tables,
+                           Executor& executor) {
+  const int n_tables = static_cast<int>(tables->size());
+  for (int t = 0; t < n_tables; ++t) {
+    ReducedGradients& reduced = (*tables)[static_cast<size_t>(t)];
+    const auto n = static_cast<int64_t>(reduced.n());
+    const size_t dim = reduced.dim();
+    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Output<int64_t>(t, {n}));
+    TSPS_ASSIGN_OR_RETURN(const Tensor grads,
+                          context.Output<float>(n_tables + t, {n, static_cast<int64_t>(dim)}));
+    TSPS_ASSIGN_OR_RETURN(const Tensor counts, context.Output<int32_t>(2 * n_tables + t, {n}));
+    size_t at = 0;
+    for (size_t i = 0; i < reduced.sets().size(); ++i) {
+      const GradientSet& set = reduced.sets()[i];
+      std::copy_n(set.keys, set.n, keys.data<int64_t>() + at);
+      std::copy_n(set.counts, set.n, counts.data<int32_t>() + at);
+      float* const to = grads.data<float>() + at * dim;
+      executor.ParallelFor(set.n * dim, 1 << 16, [&](size_t begin, size_t end) {
+        std::copy(set.rows + begin, set.rows + end, to + begin);
+      });
+      at += set.n;
+      reduced.Drop(i);  // so that they and the outputs are not both there in whole
+    }
+  }
+  return Status();
+}
+
+Status PackIntoOutput(const KernelContext& context, int index, const std::vector<WireSet>& sets,
+                      WireType type, Executor& executor) {
+  TSPS_ASSIGN_OR_RETURN(const WirePacker packer, WirePacker::Create(sets, type, executor));
+  const size_t size = PaddedBytes(packer.bytes());
+  TSPS_ASSIGN_OR_RETURN(const Tensor buffer,
+                        context.Output<uint8_t>(index, {static_cast<int64_t>(size)}));
+  packer.Write(buffer.data<uint8_t>(), size, executor);
+  ProcessWireCounters().bytes_packed.fetch_add(size, std::memory_order_relaxed);
+  return Status();
 }
 
 }  // namespace tsps

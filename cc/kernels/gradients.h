@@ -7,15 +7,11 @@
 
 #include "core/executor.h"
 #include "core/merge.h"
+#include "core/node_exchange.h"
+#include "core/wire.h"
 #include "kernels/tensors.h"
 
 namespace tsps {
-
-// One table's gradients: one set, or those of several senders.
-struct TableSets {
-  size_t dim = 0;
-  std::vector<GradientSet> sets;
-};
 
 // Inputs 0 on. They hold the tensors that the sets point to.
 struct GradientInputs {
@@ -29,6 +25,14 @@ struct GradientInputs {
 // are merged side by side.
 Status MergeIntoOutputs(const KernelContext& context, const std::vector<TableSets>& tables,
                         Reduction reduction, int32_t world_size, Executor& executor);
+
+// The same outputs, of what an exchange has reduced. Frees the copies in `tables` as it goes.
+Status WriteReducedOutputs(const KernelContext& context, std::vector<ReducedGradients>* tables,
+                           Executor& executor);
+
+// Packs a set per table into output `index`, padded.
+Status PackIntoOutput(const KernelContext& context, int index, const std::vector<WireSet>& sets,
+                      WireType type, Executor& executor);
 
 }  // namespace tsps
 

@@ -69,15 +69,13 @@ Status OpenGroup::Write(const std::function<Status(GroupWriter&)>& write) {
   return write(*writer_);
 }
 
-Status OpenGroup::JoinExchange(const std::string& folder, int local_rank, int local_size,
-                               int64_t rank, size_t window) {
+Status OpenGroup::JoinExchange(const std::string& folder, const NodeExchange::Options& options) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
   if (exchange_ != nullptr) {
     return Error(Code::kFailedPrecondition, "this process has joined the exchange of group ",
                  group_->path(), " already");
   }
-  TSPS_ASSIGN_OR_RETURN(exchange_,
-                        NodeExchange::Create(folder, local_rank, local_size, rank, window));
+  TSPS_ASSIGN_OR_RETURN(exchange_, NodeExchange::Create(folder, options));
   exchange_->SetStep(static_cast<int64_t>(group_->step()));
   return Status();
 }

@@ -38,8 +38,7 @@ class OpenGroup {
   // Runs `write` with the writer, one caller at a time. FailedPrecondition in any other process.
   Status Write(const std::function<Status(GroupWriter&)>& write);
   // Makes this process a rank of the node's exchange (NodeExchange::Create), once.
-  Status JoinExchange(const std::string& folder, int local_rank, int local_size, int64_t rank,
-                      size_t window);
+  Status JoinExchange(const std::string& folder, const NodeExchange::Options& options);
   // Runs `use` with the exchange, one caller at a time. FailedPrecondition before JoinExchange.
   Status WithExchange(const std::function<Status(NodeExchange&)>& use);
   bool HasExchange();

@@ -64,6 +64,7 @@ void RegisterLookupKernels();
 void RegisterPooledKernels();
 void RegisterReduceKernels();
 void RegisterExchangeKernels();
+void RegisterRingKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
 void RegisterWaitKernels();

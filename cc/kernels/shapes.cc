@@ -212,8 +212,13 @@ void PackShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   inference.SetOutput(0, inference.Vector());
 }
 
-// Inputs: buffers, world_size. Outputs: keys T, grads T, counts T. How wide rows are is in the
-// buffers; the Python wrapper knows it.
+void RingRoundsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  inference.SetOutput(0, inference.Vector(1));
+}
+
+// Of TspsUnpackMerge and TspsRingCollect. Outputs: keys T, grads T, counts T. How wide rows are no
+// input says; the Python wrapper knows it.
 void UnpackMergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   const int tables = inference.outputs() / 3;

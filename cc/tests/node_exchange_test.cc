@@ -14,51 +14,10 @@
 
 #include "core/node_ranks.h"
 #include "executor/eigen_executor.h"
+#include "tests/node_exchange_fixture.h"
 
 namespace tsps {
 namespace {
-
-// A rank's gradients of some tables, of widths 3, 4, ...
-struct RankGradients {
-  std::vector<std::vector<int64_t>> keys;
-  std::vector<std::vector<float>> rows;
-
-  std::vector<Contribution> Tables() const {
-    std::vector<Contribution> tables;
-    for (size_t t = 0; t < keys.size(); ++t) {
-      tables.push_back({keys[t].data(), rows[t].data(), keys[t].size(), t + 3});
-    }
-    return tables;
-  }
-};
-
-// What the leader read: [table].
-struct Read {
-  std::vector<std::vector<int64_t>> keys;
-  std::vector<std::vector<int32_t>> counts;
-  std::vector<std::vector<float>> rows;
-  int rounds = 0;
-  bool last = false;
-
-  NodeExchange::Reader Reader() {
-    return [this](const NodeExchange::Merged& merged, bool is_last) {
-      keys.resize(merged.size());
-      counts.resize(merged.size());
-      rows.resize(merged.size());
-      for (size_t t = 0; t < merged.size(); ++t) {
-        for (const GradientSet& set : merged[t]) {
-          keys[t].insert(keys[t].end(), set.keys, set.keys + set.n);
-          counts[t].insert(counts[t].end(), set.counts, set.counts + set.n);
-          rows[t].insert(rows[t].end(), set.rows, set.rows + set.n * (t + 3));
-        }
-      }
-      ++rounds;
-      EXPECT_FALSE(last);
-      last = is_last;
-      return Status();
-    };
-  }
-};
 
 class NodeExchangeTest : public ::testing::Test {
  protected:
@@ -69,7 +28,7 @@ class NodeExchangeTest : public ::testing::Test {
   ~NodeExchangeTest() override { std::filesystem::remove_all(folder_); }
 
   std::unique_ptr<NodeExchange> Join(int rank, int ranks, size_t window = 1 << 20) {
-    auto joined = NodeExchange::Create(folder_, rank, ranks, 100 + rank, window);
+    auto joined = NodeExchange::Create(folder_, {rank, ranks, 100 + rank, 0, window});
     EXPECT_TRUE(joined.ok()) << joined.status().message();
     return std::move(*joined);
   }
@@ -108,55 +67,6 @@ class NodeExchangeTest : public ::testing::Test {
   std::string folder_;
 };
 
-RankGradients Draw(uint64_t seed, const std::vector<size_t>& sizes) {
-  std::mt19937_64 random(seed);
-  RankGradients gradients;
-  for (size_t t = 0; t < sizes.size(); ++t) {
-    std::vector<int64_t> keys;
-    for (size_t i = 0; i < sizes[t]; ++i) {
-      keys.push_back(static_cast<int64_t>(random() % (2 * sizes[t] + 1)) - 5);
-    }
-    if (!keys.empty()) keys.push_back(INT64_MIN);
-    if (sizes[t] > 10) keys.push_back(INT64_MAX);
-    std::sort(keys.begin(), keys.end());
-    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-    std::shuffle(keys.begin(), keys.end(), random);
-    std::vector<float> rows(keys.size() * (t + 3));
-    for (float& x : rows) x = static_cast<float>(random() % 20001) / 1000 - 10;
-    gradients.keys.push_back(keys);
-    gradients.rows.push_back(rows);
-  }
-  return gradients;
-}
-
-// The same merge without ranks, by key.
-void ExpectMergedLikeOneList(const std::vector<RankGradients>& ranks, const Read& read) {
-  SerialExecutor serial;
-  for (size_t t = 0; t < read.keys.size(); ++t) {
-    std::vector<GradientSet> sets;
-    for (const RankGradients& rank : ranks) {
-      sets.push_back({rank.keys[t].data(), nullptr, rank.rows[t].data(), rank.keys[t].size()});
-    }
-    MergedGradients expected;
-    ASSERT_TRUE(MergeKeys(sets, Reduction::kFrequency, &expected, serial).ok());
-    std::vector<float> rows(expected.keys.size() * (t + 3));
-    ASSERT_TRUE(
-        MergeRows(sets, t + 3, expected, Reduction::kFrequency, 1, rows.data(), serial).ok());
-    ASSERT_EQ(read.keys[t].size(), expected.keys.size()) << "table " << t;
-    std::map<int64_t, size_t> at;
-    for (size_t i = 0; i < expected.keys.size(); ++i) at[expected.keys[i]] = i;
-    ASSERT_EQ(at.size(), expected.keys.size());
-    for (size_t i = 0; i < read.keys[t].size(); ++i) {
-      ASSERT_TRUE(at.count(read.keys[t][i])) << "key " << read.keys[t][i];
-      const size_t k = at[read.keys[t][i]];
-      EXPECT_EQ(read.counts[t][i], expected.counts[k]);
-      for (size_t d = 0; d < t + 3; ++d) {  // bit for bit: ranks are added in order
-        EXPECT_EQ(read.rows[t][i * (t + 3) + d], rows[k * (t + 3) + d]);
-      }
-    }
-  }
-}
-
 TEST_F(NodeExchangeTest, MergesAllRanksGradientsInRankOrder) {
   auto ranks = JoinAll(3);
   for (uint64_t step = 0; step < 20; ++step) {
@@ -169,11 +79,10 @@ TEST_F(NodeExchangeTest, MergesAllRanksGradientsInRankOrder) {
     for (const Status& status : Merge(ranks, gradients, {3, Call()}, &read)) {
       ASSERT_TRUE(status.ok()) << status.message();
     }
-    EXPECT_EQ(read.rounds, 1);
-    EXPECT_TRUE(read.last);
     ExpectMergedLikeOneList(gradients, read);
   }
   EXPECT_EQ(ranks[1]->counters().calls.load(), 20u);
+  EXPECT_EQ(ranks[1]->counters().rounds.load(), 20u);
 }
 
 TEST_F(NodeExchangeTest, WhatIsLargerThanTheWindowGoesInRounds) {
@@ -185,10 +94,12 @@ TEST_F(NodeExchangeTest, WhatIsLargerThanTheWindowGoesInRounds) {
       gradients.push_back(Draw(step * 10 + r, step % 2 == 0 ? sizes[r] : sizes[1]));
     }
     Read read;
+    const uint64_t before = ranks[0]->counters().rounds.load();
     for (const Status& status : Merge(ranks, gradients, {4, Call()}, &read)) {
       ASSERT_TRUE(status.ok()) << status.message();
     }
-    EXPECT_EQ(read.rounds > 10, step % 2 == 0) << read.rounds;
+    const uint64_t rounds = ranks[0]->counters().rounds.load() - before;
+    EXPECT_EQ(rounds > 10, step % 2 == 0) << rounds;
     ExpectMergedLikeOneList(gradients, read);
   }
   // The files hold a window, not the gradients.
@@ -251,7 +162,7 @@ class OtherRank {
     EXPECT_EQ(pipe(ready), 0);
     pid_ = fork();
     if (pid_ == 0) {
-      auto joined = NodeExchange::Create(folder, 1, 2, 101, 1 << 20);
+      auto joined = NodeExchange::Create(folder, {1, 2, 101, 0, 1 << 20});
       if (!joined.ok()) _exit(3);
       if (write(ready[1], "j", 1) != 1) _exit(4);
       SerialExecutor serial;
@@ -389,14 +300,15 @@ TEST_F(NodeExchangeTest, ACancelledWaitEnds) {
 
 TEST_F(NodeExchangeTest, FilesOfAnotherRunOrNodeAreRefused) {
   const auto leader = Join(0, 2);
-  EXPECT_EQ(NodeExchange::Create(folder_, 0, 2, 100, 1 << 20).status().code(), Code::kAborted);
+  EXPECT_EQ(NodeExchange::Create(folder_, {0, 2, 100, 0, 1 << 20}).status().code(), Code::kAborted);
   const auto other = Join(1, 3);
   SerialExecutor serial;
   const Status status = leader->Merge(Call(), Draw(1, {10}).Tables(), serial, nullptr);
   EXPECT_EQ(status.code(), Code::kDataLoss);
   EXPECT_NE(status.message().find("of a node with 3 ranks; this one has 2"), std::string::npos)
       << status.message();
-  EXPECT_EQ(NodeExchange::Create(folder_, 5, 2, 0).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(NodeExchange::Create(folder_, {5, 2}).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(NodeExchange::Create(folder_, {0, 2, 0, 3}).status().code(), Code::kInvalidArgument);
 }
 
 }  // namespace

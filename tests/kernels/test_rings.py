@@ -87,7 +87,7 @@ def test_a_merge_before_joining_is_refused(group):
 @pytest.mark.parametrize("window", [1 << 20, 16])
 def test_a_node_of_one_rank_merges_with_itself_and_applies(group, tmp_path, window, mode):
     table = group.table(3, rows=4, optimizer="sgd")
-    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, window)
+    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 0, window)
     keys = tf.constant([2, 0, 9], i64)
     grads = tf.constant([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
     merge = mode(
@@ -116,7 +116,7 @@ def test_a_node_of_one_rank_merges_with_itself_and_applies(group, tmp_path, wind
 
 def test_a_gradient_that_is_not_finite_breaks_the_exchange(group, tmp_path):
     group.table(2, rows=4, optimizer="sgd")
-    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 1 << 20)
+    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 0, 1 << 20)
 
     def apply(value, step):
         return _ops.node_apply(

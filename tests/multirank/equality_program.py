@@ -161,7 +161,7 @@ def main() -> None:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     folder = Path(sys.argv[2])
     if sys.argv[1] == "rounds":
-        tsps.job.EXCHANGE_WINDOW_BYTES = 2048
+        tsps.job.exchange_window = lambda *_: 2048
     runs = {"even": even, "uneven": uneven, "single": single, "rounds": single}[sys.argv[1]]
     for name, arrays in runs().items():
         np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)

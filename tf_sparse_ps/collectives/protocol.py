@@ -130,6 +130,8 @@ class Collectives(abc.ABC):
 
 # Horovod reads it in hvd.init(); without it there are no collectives among some of the ranks.
 PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
+# Its buffer for tensors that it sends together, which a process keeps. By default 128 MiB.
+FUSION_THRESHOLD, FUSION_BYTES = "HOROVOD_FUSION_THRESHOLD", 16 << 20
 _lock = threading.Lock()
 _instances: dict[str, Collectives] = {}
 
@@ -153,11 +155,13 @@ def _horovod_initialised() -> bool:
 def prepare() -> None:
     """Sets what Horovod must find when it is initialised. Importing tf_sparse_ps does this.
 
-    Not in jobs of one node, which need no process sets: with them, Horovod ends a process that sees another die by
+    Process sets not in jobs of one node, which need none: with them, Horovod ends a process that sees another die by
     std::terminate, before it can say why.
     """
-    several_nodes = os.environ.get("HOROVOD_LOCAL_SIZE") != os.environ.get("HOROVOD_SIZE")
-    if launched_by_horovodrun() and several_nodes and not _horovod_initialised():
+    if not launched_by_horovodrun() or _horovod_initialised():
+        return
+    os.environ.setdefault(FUSION_THRESHOLD, str(FUSION_BYTES))
+    if os.environ.get("HOROVOD_LOCAL_SIZE") != os.environ.get("HOROVOD_SIZE"):
         os.environ.setdefault(PROCESS_SETS, "1")
 
 

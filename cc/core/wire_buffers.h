@@ -1,0 +1,43 @@
+// WireBuffers: what several senders have packed (wire.h), as an allgather delivers it.
+#ifndef TFSPS_CORE_WIRE_BUFFERS_H_
+#define TFSPS_CORE_WIRE_BUFFERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/executor.h"
+#include "core/merge.h"
+#include "core/status.h"
+#include "core/wire.h"
+
+namespace tsps {
+
+class WireBuffers {
+ public:
+  // `data`: buffers one after another, each of PaddedBytes; must outlive this. DataLoss: see
+  // WireReader. InvalidArgument: a sender has other tables than `n_tables`, or than sender 0.
+  static Result<WireBuffers> Unpack(const uint8_t* data, size_t size, size_t n_tables,
+                                    Executor& executor);
+
+  // [table], a set for each sender, in their order.
+  const std::vector<TableSets>& tables() const { return tables_; }
+
+ private:
+  // The arrays of a sender's gradient of a table.
+  struct Unpacked {
+    std::vector<int64_t> keys;
+    std::vector<int32_t> counts;
+    std::unique_ptr<float[]> rows;  // null: they are used where they lie
+  };
+
+  Status UnpackTable(const std::vector<WireReader>& readers, size_t table, Executor& executor);
+
+  std::vector<std::vector<Unpacked>> held_;  // [table][sender]
+  std::vector<TableSets> tables_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_WIRE_BUFFERS_H_

@@ -1,0 +1,202 @@
+// TspsRingRounds, TspsRingTake, TspsRingPut, TspsRingApply and TspsRingCollect: the ranks of a node
+// merge their sparse gradients with those of other nodes, round by round (core/node_exchange.h).
+// Between Take and Put the graph sends what a rank has merged to the ranks with its key range on
+// the other nodes. Asynchronous, but the first: they wait for other ranks of the node.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/wire_buffers.h"
+#include "kernels/async_kernel.h"
+#include "kernels/gradients.h"
+#include "kernels/node_merge.h"
+#include "kernels/process.h"
+#include "kernels/waiters.h"
+
+namespace tsps {
+namespace {
+
+class RingRoundsKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(dims_, attributes.IntList("dims"));
+    TSPS_ASSIGN_OR_RETURN(window_, attributes.Int("window"));
+    TSPS_ASSIGN_OR_RETURN(local_size_, attributes.Int("local_size"));
+    return Status();
+  }
+
+  // Inputs: keys T. Outputs: rounds.
+  Status Compute(const KernelContext& context) {
+    size_t bytes = 0;
+    for (size_t t = 0; t < dims_.size(); ++t) {
+      TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(static_cast<int>(t)));
+      bytes += keys.size() * NodeExchange::RowBytes(static_cast<size_t>(dims_[t]));
+    }
+    return context.OutputVector<int64_t>(
+        0, {NodeExchange::RoundsFor(bytes, static_cast<size_t>(window_),
+                                    static_cast<size_t>(local_size_))});
+  }
+
+ private:
+  std::vector<int> dims_;
+  int window_ = 1, local_size_ = 1;
+};
+
+class RingTakeKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_RETURN_IF_ERROR(attributes_.Init(attributes));
+    TSPS_ASSIGN_OR_RETURN(const std::string wire, attributes.String("wire"));
+    TSPS_ASSIGN_OR_RETURN(type_, WireTypeFromName(wire));
+    return Status();
+  }
+
+  // Inputs: as MergeInputs, then round, rounds. Outputs: buffer.
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    RunOnWaiter(done, [this, context] { return Take(context); });
+  }
+
+ private:
+  Status Take(const KernelContext& context) const {
+    const int first = MergeInputs::Count(attributes_.tables);
+    TSPS_ASSIGN_OR_RETURN(const int64_t round, context.Scalar<int64_t>(first, "round"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t rounds, context.Scalar<int64_t>(first + 1, "rounds"));
+    if (round >= rounds) return context.Output<uint8_t>(0, {0}).status();
+    MergeInputs inputs;
+    TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    return inputs.owner->WithExchange([&](NodeExchange& exchange) -> Status {
+      if (round == 0) {
+        TSPS_RETURN_IF_ERROR(
+            exchange.Begin(inputs.call, inputs.tables, static_cast<uint32_t>(rounds), *executor));
+      }
+      std::vector<GradientSet> own;
+      TSPS_RETURN_IF_ERROR(
+          exchange.Take(static_cast<uint32_t>(round), inputs.tables, *executor, &own));
+      if (!exchange.Merges()) return context.Output<uint8_t>(0, {0}).status();
+      std::vector<WireSet> sets;
+      for (size_t t = 0; t < own.size(); ++t) {
+        sets.push_back({own[t].keys, own[t].counts, own[t].rows, own[t].n, inputs.tables[t].dim});
+      }
+      return PackIntoOutput(context, 0, sets, type_, *executor);
+    });
+  }
+
+  MergeAttributes attributes_;
+  WireType type_ = WireType::kFloat32;
+};
+
+class RingPutKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    return Status();
+  }
+
+  // Inputs: path, buffers (padded, one after another), round. Nothing happens below round 0.
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    RunOnWaiter(done, [this, context] { return Put(context); });
+  }
+
+ private:
+  Status Put(const KernelContext& context) const {
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const Tensor buffers, context.Input(1, 1, "buffers"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t round, context.Scalar<int64_t>(2, "round"));
+    if (round < 0) return Status();
+    ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    TSPS_ASSIGN_OR_RETURN(const WireBuffers unpacked,
+                          WireBuffers::Unpack(buffers.data<const uint8_t>(), buffers.size(),
+                                              static_cast<size_t>(tables_), *executor));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    return owner->WithExchange([&](NodeExchange& exchange) {
+      return exchange.Put(static_cast<uint32_t>(round), unpacked.tables(), *executor);
+    });
+  }
+
+  int tables_ = 0;
+};
+
+class RingApplyKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    return Status();
+  }
+
+  // Inputs: path, step, paths T, uuids T, hyper T. Outputs: step.
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    RunOnWaiter(done, [this, context] { return Apply(context); });
+  }
+
+ private:
+  Status Apply(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    StepUpdates updates;
+    TSPS_RETURN_IF_ERROR(updates.Read(context, 2, tables_, *owner, &cache_));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    TSPS_RETURN_IF_ERROR(owner->WithExchange([&](NodeExchange& exchange) {
+      return exchange.Finish([&](const std::vector<ReducedGradients>& reduced) {
+        return updates.Apply(*owner, step, reduced, *executor);
+      });
+    }));
+    return context.OutputScalar(0, step);
+  }
+
+  int tables_ = 0;
+  TableCache cache_;
+};
+
+class RingCollectKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(dims_, attributes.IntList("dims"));
+    return Status();
+  }
+
+  // Inputs: path. Outputs: keys T, grads T, counts T.
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    RunOnWaiter(done, [this, context] { return Collect(context); });
+  }
+
+ private:
+  Status Collect(const KernelContext& context) const {
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    const auto write = [&](std::vector<ReducedGradients>& reduced) -> Status {
+      if (reduced.size() != dims_.size()) {
+        return Error(Code::kInvalidArgument, "there are gradients of ", reduced.size(),
+                     " tables. Expected: ", dims_.size());
+      }
+      return WriteReducedOutputs(context, &reduced, *executor);
+    };
+    bool is_leader = false;
+    TSPS_RETURN_IF_ERROR(owner->WithExchange([&](NodeExchange& exchange) {
+      is_leader = exchange.IsLeader();
+      return exchange.Finish(write);
+    }));
+    if (is_leader) return Status();
+    std::vector<ReducedGradients> nothing;
+    for (const int dim : dims_) nothing.emplace_back(static_cast<size_t>(dim));
+    return write(nothing);
+  }
+
+  std::vector<int> dims_;
+};
+
+}  // namespace
+
+void RegisterRingKernels() {
+  RegisterKernel<RingRoundsKernel>("TspsRingRounds");
+  RegisterAsyncKernel<RingTakeKernel>("TspsRingTake");
+  RegisterAsyncKernel<RingPutKernel>("TspsRingPut");
+  RegisterAsyncKernel<RingApplyKernel>("TspsRingApply");
+  RegisterAsyncKernel<RingCollectKernel>("TspsRingCollect");
+}
+
+}  // namespace tsps
