@@ -495,7 +495,7 @@ def ring_take(
     )
 
 
-def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> None:
+def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> tf.Operation | None:
     """Reduces what the nodes have packed of one round, in their order, and lets the leader have it.
 
     Args:
@@ -504,10 +504,13 @@ def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> N
         round_: int64. Nothing happens below 0.
         tables: T.
 
+    Returns:
+        In a graph, the operation.
+
     Raises:
         OpError: as `unpack_merge` and `node_merge`.
     """
-    _lib.tsps_ring_put(path, buffers, round_, T=tables)
+    return _lib.tsps_ring_put(path, buffers, round_, T=tables)
 
 
 def ring_apply(

@@ -160,9 +160,10 @@ def main() -> None:
     if hvd.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
     folder = Path(sys.argv[2])
-    if sys.argv[1] == "rounds":
-        tsps.job.exchange_window = lambda *_: 2048
-    runs = {"even": even, "uneven": uneven, "single": single, "rounds": single}[sys.argv[1]]
+    which, _, window = sys.argv[1].partition("-")
+    if window:
+        tsps.job.exchange_window = lambda *_: int(window)
+    runs = {"even": even, "uneven": uneven, "single": single, "several": several}[which]
     for name, arrays in runs().items():
         np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)
 
@@ -181,6 +182,10 @@ def even() -> dict[str, dict[str, Any]]:
         "adagrad-frequency-bfloat16": train("adagrad", "frequency", 60, wire="bfloat16"),
         "sgd-sum-flat-bfloat16": train("sgd", "sum", 30, topology="flat", wire="bfloat16"),
         "sgd-average-float16": train("sgd", "average", 30, wire="float16"),
+        "sgd-average-bfloat16": train("sgd", "average", 20, wire="bfloat16"),
+        "adagrad-sum-bfloat16": train("adagrad", "sum", 20, wire="bfloat16"),
+        "adagrad-frequency-flat-bfloat16": train("adagrad", "frequency", 20, topology="flat", wire="bfloat16"),
+        "sgd-average-flat-bfloat16": train("sgd", "average", 20, topology="flat", wire="bfloat16"),
         "control": train("sgd", "frequency", 30, topology="flat", control=True),
         "example": {"rows": published_example()},
         "fit": fit_example(),
@@ -194,6 +199,16 @@ def single() -> dict[str, dict[str, Any]]:
         "adam-average": train("adam", "average", 20),
         "sgd-sum": train("sgd", "sum", 20),
         "sgd-frequency-clipped": train("sgd", "frequency", 20, clipvalue=1e9),
+        "statistics": {name: np.array(value) for name, value in statistics.items()},
+    }
+
+
+def several() -> dict[str, dict[str, Any]]:
+    """Several nodes, in many rounds per step."""
+    return {
+        "adagrad-frequency": train("adagrad", "frequency", 20),
+        "sgd-sum-clipped": train("sgd", "sum", 20, clipvalue=1e9),
+        "sgd-average-bfloat16": train("sgd", "average", 20, wire="bfloat16"),
         "statistics": {name: np.array(value) for name, value in statistics.items()},
     }
 

@@ -31,7 +31,10 @@ def test_the_others_say_which_rank_and_in_which_step(what: str) -> None:
         while missing and time.monotonic() < deadline:
             time.sleep(0.1)
             missing -= {rank for rank in missing if re.search(said.format(rank), job.output)}
-        print(f"{what}: named {time.monotonic() - happened:.1f} s later")
+        print(f"{what}: named {time.monotonic() - happened:.1f} s later, not by {sorted(missing)}")
+        if len(missing) < len(OTHERS):
+            # On a busy machine the launcher may end a rank first: it does when it sees one die.
+            missing -= {rank for rank in missing if f"[{rank}]<stderr>:Terminated" in job.output}
         assert not missing, f"ranks {sorted(missing)} did not say {said!r}:\n{job.output[-20000:]}"
 
 

@@ -125,6 +125,10 @@ RUNS = {
     "adagrad-frequency-bfloat16": 60,
     "sgd-sum-flat-bfloat16": 30,
     "sgd-average-float16": 30,
+    "sgd-average-bfloat16": 20,
+    "adagrad-sum-bfloat16": 20,
+    "adagrad-frequency-flat-bfloat16": 20,
+    "sgd-average-flat-bfloat16": 20,
 }
 
 
@@ -145,7 +149,7 @@ def test_nodes_and_ranks_are_bit_identical(results: Results, name: str) -> None:
             assert values.tobytes() == other[key].tobytes(), key
 
 
-@pytest.mark.parametrize("which", ["single", "rounds"])
+@pytest.mark.parametrize("which", ["single", "single-2048"])
 def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
     with run(which, ONE_NODE, batches.RANKS) as results:
         for name in ("adagrad-frequency", "adam-average", "sgd-sum", "sgd-frequency-clipped"):
@@ -162,6 +166,25 @@ def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
             assert rank["rounds"] == 100 if which == "single" else rank["rounds"] > 200
             assert rank["bytes_sent"] == rank["bytes_received"] == 0
             assert rank["dense_bytes_per_step"] == 4 * sum(np.prod(shape) for shape in batches.DENSE)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "senders"), [(TWO_NODES, NODES), ("localhost:3,127.0.0.1:1", [[0, 1, 2], [3]])], ids=["2+2", "3+1"]
+)
+def test_nodes_merge_in_rounds(hosts: str, senders: list[list[int]]) -> None:
+    with run("several-2048", hosts, batches.RANKS) as results:
+        for name in ("adagrad-frequency", "sgd-sum-clipped", "sgd-average-bfloat16"):
+            kind, reduction = name.split("-")[:2]
+            wire = "bfloat16" if "bfloat16" in name else "float32"
+            first, *others = results[name]
+            for other in others:
+                assert all(values.tobytes() == other[key].tobytes() for key, values in first.items()), name
+            check(simulate(kind, reduction, 20, first, senders, wire), first, kind, wire, name)
+        merging = [rank for rank in results["statistics"] if rank["rows_merged"] > 0]
+        assert len(merging) == (4 if hosts == TWO_NODES else 2), "as many of each node as the smallest has"
+        for rank in merging:
+            assert rank["rounds"] > 90  # of 60 steps
+            assert rank["bytes_received"] > rank["bytes_sent"] > 0
 
 
 def test_nodes_may_have_different_numbers_of_ranks(uneven: Results) -> None:

@@ -212,16 +212,17 @@ class HierarchicalRing(SparseRing):
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
-        self._run_rounds(gradients, name, step)
-        return _ops.ring_apply(self._job.group_path, step, update.paths, update.uuids, update.hyper)
+        with tf.control_dependencies([self._run_rounds(gradients, name, step)]):
+            return _ops.ring_apply(self._job.group_path, step, update.paths, update.uuids, update.hyper)
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
         """See `SparseRing.reduce`."""
-        self._run_rounds(gradients, name, step)
-        reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
+        with tf.control_dependencies([self._run_rounds(gradients, name, step)]):
+            reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
         return _gradients(reduced) if self._job.is_leader else None
 
-    def _run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> None:
+    def _run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
+        """Returns the number of rounds, once they are made."""
         job, own = self._job, _unique(gradients)
         keys, rows = [one.keys for one in own], [one.rows for one in own]
         dims = [int(one.shape[1]) for one in rows]
@@ -248,20 +249,26 @@ class HierarchicalRing(SparseRing):
             sent = packed
             if self._counterparts is not None:
                 (sent,) = self._counterparts.allgather([packed], f"{name}.nodes")
-            following = take(round_ + 1)
+            # TensorFlow does not order a loop, which has resources, with ops that have none, as these.
+            with tf.control_dependencies([packed]):
+                following = take(round_ + 1)
             if self._counterparts is not None:
-                _ops.ring_put(job.group_path, received, round_ - 1, len(keys))
+                with tf.control_dependencies([following]):
+                    _ops.ring_put(job.group_path, received, round_ - 1, len(keys))
             return round_ + 1, following, sent
 
         one_buffer = tf.TensorShape([None])
-        _, _, last = tf.while_loop(
+        made, _, last = tf.while_loop(
             lambda round_, *_: round_ < rounds,
             make,
             (tf.constant(0, tf.int64), take(tf.constant(0, tf.int64)), tf.zeros([0], tf.uint8)),
             shape_invariants=(tf.TensorShape([]), one_buffer, one_buffer),
         )
-        if self._counterparts is not None:
-            _ops.ring_put(job.group_path, last, rounds - 1, len(keys))
+        if self._counterparts is None:
+            return made
+        put = _ops.ring_put(job.group_path, last, rounds - 1, len(keys))
+        with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
+            return tf.identity(made)
 
 
 def make(topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
