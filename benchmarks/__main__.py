@@ -17,6 +17,7 @@ SUITES = {
     "step": "lookup and full step on 1M x 64 rows with 213k Zipf ids, against keras.layers.Embedding",
     "growth": "an unbounded table takes in 5 million keys by training; what that costs readers",
     "cluster": "time and bytes per step on emulated hosts with slow cables, against Horovod with replicated tables",
+    "exchange": "the memory it takes to reduce gradients of 2 million keys per rank on two nodes",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 

@@ -212,17 +212,17 @@ class HierarchicalRing(SparseRing):
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
-        with tf.control_dependencies([self._run_rounds(gradients, name, step)]):
+        with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             return _ops.ring_apply(self._job.group_path, step, update.paths, update.uuids, update.hyper)
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
         """See `SparseRing.reduce`."""
-        with tf.control_dependencies([self._run_rounds(gradients, name, step)]):
+        with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
         return _gradients(reduced) if self._job.is_leader else None
 
-    def _run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
-        """Returns the number of rounds, once they are made."""
+    def run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
+        """`reduce`, up to where the leader has everything. Returns the number of rounds, int64."""
         job, own = self._job, _unique(gradients)
         keys, rows = [one.keys for one in own], [one.rows for one in own]
         dims = [int(one.shape[1]) for one in rows]

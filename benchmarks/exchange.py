@@ -1,0 +1,59 @@
+"""The exchange suite: what memory it takes to reduce one huge sparse gradient per rank, on two nodes of two ranks.
+
+Counted in each rank: anonymous memory at its peak less what it was before and less the reduced gradients (on leaders);
+the files of shared memory that the rank owns; and 16 MiB for Horovod's fusion buffer, whether it was used or not. Given
+is the rank with the most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import harness
+
+_HOSTS = "localhost:2,127.0.0.1:2"
+_JOB_S = 900
+
+
+def run(options: harness.Options) -> list[harness.Result]:
+    """Memory, rounds and seconds, for each wire."""
+    keys = 50_000 if options.quick else 2_000_000
+    results = []
+    for wire in ("float32",) if options.quick else ("float32", "bfloat16"):
+        ranks = _job(keys, wire, options)
+        case = f"{keys:,} keys x 64 of each of 4 ranks, {wire}"
+        for figure, unit in (
+            ("exchange_mib", "MiB"),
+            ("private_mib", "MiB"),
+            ("shared_mib", "MiB"),
+            ("rounds", ""),
+            ("seconds", "s"),
+        ):
+            found = [rank[figure] for rank in ranks]
+            results.append(
+                harness.Result(
+                    "exchange", f"{case}, {figure}", "most of a rank", max(found), min(found), max(found), unit, None
+                )
+            )
+    return results
+
+
+def _job(keys: int, wire: str, options: harness.Options) -> list[dict[str, float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        launcher = str(Path(sys.executable).with_name("horovodrun"))
+        command = [launcher, "--gloo", "-np", "4", "-H", _HOSTS, sys.executable, "-m", "benchmarks.exchange_job"]
+        command += ["--keys", str(keys), "--wire", wire, "--out", str(out)]
+        command += ["--threads", str(max(1, options.threads // 4))]
+        root = Path(__file__).resolve().parents[1]
+        environment = os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=_JOB_S)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        figures: list[dict[str, float]] = json.loads(out.read_text())
+        return figures
