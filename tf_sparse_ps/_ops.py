@@ -686,6 +686,6 @@ def close_group(path: tf.Tensor | str) -> None:
     _lib.tsps_close_group(path)
 
 
-def set_threads(threads: tf.Tensor | int) -> None:
-    """Sets the size of the op library's thread pool; 0: one per processor that this process may use."""
-    _lib.tsps_set_threads(threads)
+def set_threads(threads: int, writer_threads: int) -> None:
+    """Sets the sizes of the op library's thread pools: of all ops, and of updates. 0: all processors it may use."""
+    _lib.tsps_set_threads(threads, writer_threads)

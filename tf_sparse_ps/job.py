@@ -320,11 +320,15 @@ class Job:
             return int(_ops.group_info(self.group_path).step)
 
     def _set_threads(self) -> None:
+        """A rank's kernels have its share of the node's threads; the leader's update all: the others wait for it."""
         import tensorflow as tf
 
-        threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+        ranks, processors = self.collectives.local_size, len(os.sched_getaffinity(0))
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
         with eager_ops("setting the number of threads") as _ops:
-            _ops.set_threads(max(1, threads // self.collectives.local_size))
+            _ops.set_threads(
+                max(1, (threads or processors) // ranks), min(processors, threads * ranks) if threads else processors
+            )
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + WAIT_S

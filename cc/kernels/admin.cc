@@ -175,10 +175,12 @@ Status CloseGroup(const KernelContext& context) {
 
 Status SetPoolThreads(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const int64_t threads, context.Scalar<int64_t>(0, "threads"));
-  if (threads < 0 || threads > 1024) {
-    return Error(Code::kInvalidArgument, "threads must be in [0, 1024]. Received: ", threads);
+  TSPS_ASSIGN_OR_RETURN(const int64_t writer, context.Scalar<int64_t>(1, "writer_threads"));
+  if (threads < 0 || threads > 1024 || writer < 0 || writer > 1024) {
+    return Error(Code::kInvalidArgument, "threads must be in [0, 1024]. Received: ", threads,
+                 " and, to write, ", writer);
   }
-  SetThreads(static_cast<int>(threads));
+  SetThreads(static_cast<int>(threads), static_cast<int>(writer));
   return Status();
 }
 

@@ -45,7 +45,7 @@ class ApplyKernel {
       inputs.push_back(std::move(grads));
       inputs.push_back(std::move(hyper));
     }
-    const std::shared_ptr<Executor> executor = SharedExecutor();
+    const std::shared_ptr<Executor> executor = WriterExecutor();
     TSPS_RETURN_IF_ERROR(tables->front().owner->Write([&](GroupWriter& writer) {
       return writer.ApplyStep(static_cast<uint64_t>(step), updates, *executor);
     }));

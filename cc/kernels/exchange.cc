@@ -142,10 +142,10 @@ class NodeApplyKernel {
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     TSPS_RETURN_IF_ERROR(inputs.owner->WithExchange([&](NodeExchange& exchange) {
-      return exchange.Merge(
-          inputs.call, inputs.tables, *executor, [&](const std::vector<ReducedGradients>& reduced) {
-            return updates.Apply(*inputs.owner, inputs.call.step, reduced, *executor);
-          });
+      return exchange.Merge(inputs.call, inputs.tables, *executor,
+                            [&](const std::vector<ReducedGradients>& reduced) {
+                              return updates.Apply(*inputs.owner, inputs.call.step, reduced);
+                            });
     }));
     return context.OutputScalar(0, inputs.call.step);
   }

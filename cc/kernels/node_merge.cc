@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "kernels/process.h"
+
 namespace tsps {
 
 Status MergeAttributes::Init(const Attributes& attributes) {
@@ -61,7 +63,7 @@ Status StepUpdates::CheckDim(size_t table, size_t dim) const {
 }
 
 Status StepUpdates::Apply(OpenGroup& owner, int64_t step,
-                          const std::vector<ReducedGradients>& gradients, Executor& executor) {
+                          const std::vector<ReducedGradients>& gradients) {
   if (step < 1) return Error(Code::kInvalidArgument, "step must be >= 1. Received: ", step);
   if (gradients.size() != updates_.size()) {
     return Error(Code::kInvalidArgument, "step ", step, " is of ", gradients.size(),
@@ -78,8 +80,9 @@ Status StepUpdates::Apply(OpenGroup& owner, int64_t step,
     updates_[t].keys = keys[t].data();
     updates_[t].n = keys[t].size();
   }
+  const std::shared_ptr<Executor> executor = WriterExecutor();
   return owner.Write([&](GroupWriter& writer) {
-    return writer.ApplyStep(static_cast<uint64_t>(step), updates_, executor);
+    return writer.ApplyStep(static_cast<uint64_t>(step), updates_, *executor);
   });
 }
 

@@ -41,8 +41,7 @@ class StepUpdates {
   // InvalidArgument unless `dim` is the table's.
   Status CheckDim(size_t table, size_t dim) const;
   // Applies and publishes the step.
-  Status Apply(OpenGroup& owner, int64_t step, const std::vector<ReducedGradients>& gradients,
-               Executor& executor);
+  Status Apply(OpenGroup& owner, int64_t step, const std::vector<ReducedGradients>& gradients);
 
  private:
   TableCache::Tables tables_;

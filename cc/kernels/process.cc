@@ -10,15 +10,29 @@
 namespace tsps {
 namespace {
 
-struct Pool {
+struct Pools {
   std::mutex mutex;
-  std::shared_ptr<Executor> executor;
+  std::shared_ptr<Executor> shared, writer;  // may be one
 };
 
 // Never destroyed: at exit, TensorFlow's threads may still run kernels.
-Pool& SharedPool() {
-  static Pool* const pool = new Pool;
-  return *pool;
+Pools& ProcessPools() {
+  static Pools* const pools = new Pools;
+  return *pools;
+}
+
+// Under the mutex; the old pools' threads end with their last user.
+void Replace(Pools* pools, int threads, int writer_threads) {
+  pools->shared = std::make_shared<EigenExecutor>(threads);
+  pools->writer =
+      writer_threads == threads ? pools->shared : std::make_shared<EigenExecutor>(writer_threads);
+}
+
+std::shared_ptr<Executor> Get(std::shared_ptr<Executor> Pools::* which) {
+  Pools& pools = ProcessPools();
+  std::lock_guard<std::mutex> lock(pools.mutex);
+  if (pools.*which == nullptr) Replace(&pools, 0, 0);
+  return pools.*which;
 }
 
 }  // namespace
@@ -35,18 +49,17 @@ void HoldTerminate() {
   });
 }
 
-std::shared_ptr<Executor> SharedExecutor() {
-  Pool& pool = SharedPool();
-  std::lock_guard<std::mutex> lock(pool.mutex);
-  if (pool.executor == nullptr) pool.executor = std::make_shared<EigenExecutor>(0);
-  return pool.executor;
-}
+std::shared_ptr<Executor> SharedExecutor() { return Get(&Pools::shared); }
 
-void SetThreads(int threads) {
-  std::shared_ptr<Executor> executor = std::make_shared<EigenExecutor>(threads);
-  Pool& pool = SharedPool();
-  std::lock_guard<std::mutex> lock(pool.mutex);
-  pool.executor.swap(executor);  // the old pool's threads end after the lock
+std::shared_ptr<Executor> WriterExecutor() { return Get(&Pools::writer); }
+
+void SetThreads(int threads, int writer_threads) {
+  Pools& pools = ProcessPools();
+  std::shared_ptr<Executor> shared, writer;  // what was there: ended after the lock
+  std::lock_guard<std::mutex> lock(pools.mutex);
+  shared = pools.shared;
+  writer = pools.writer;
+  Replace(&pools, threads, writer_threads);
 }
 
 }  // namespace tsps

@@ -13,8 +13,10 @@ namespace tsps {
 
 // The pool as of now; a call keeps it for its duration, whatever SetThreads does meanwhile.
 std::shared_ptr<Executor> SharedExecutor();
-// 0: one per processor this process may use.
-void SetThreads(int threads);
+// The pool for updates of tables, which the other ranks of the node wait for.
+std::shared_ptr<Executor> WriterExecutor();
+// Of each. 0: one per processor this process may use.
+void SetThreads(int threads, int writer_threads);
 
 // From now on std::terminate waits half a second before it ends the process. Horovod's thread calls
 // it the moment another rank's socket closes, in jobs with process sets; what watches the ranks

@@ -184,7 +184,7 @@ std::vector<Op> Ops() {
        {"path: string"},
        {"step: int64", "version: int64", "counters: int64"}},
       {"TspsCloseGroup", true, NoOutputs, {}, {"path: string"}, {}},
-      {"TspsSetThreads", true, NoOutputs, {}, {"threads: int64"}, {}},
+      {"TspsSetThreads", true, NoOutputs, {}, {"threads: int64", "writer_threads: int64"}, {}},
   };
 }
 

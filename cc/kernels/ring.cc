@@ -138,10 +138,9 @@ class RingApplyKernel {
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
     StepUpdates updates;
     TSPS_RETURN_IF_ERROR(updates.Read(context, 2, tables_, *owner, &cache_));
-    const std::shared_ptr<Executor> executor = SharedExecutor();
     TSPS_RETURN_IF_ERROR(owner->WithExchange([&](NodeExchange& exchange) {
       return exchange.Finish([&](const std::vector<ReducedGradients>& reduced) {
-        return updates.Apply(*owner, step, reduced, *executor);
+        return updates.Apply(*owner, step, reduced);
       });
     }));
     return context.OutputScalar(0, step);

@@ -155,9 +155,9 @@ print(found.rows[0].numpy().tolist(), flush=True)
 
 
 def test_threads_are_checked():
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 1024\]. Received: -1"):
-        _ops.set_threads(-1)
-    _ops.set_threads(2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 1024\]. Received: 1 and, to write, -1"):
+        _ops.set_threads(1, -1)
+    _ops.set_threads(2, 2)
 
 
 def test_other_tensorflows_are_refused_by_name():

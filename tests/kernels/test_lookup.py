@@ -49,7 +49,7 @@ def test_large_calls_equal_small_ones(group):
     ids = np.random.default_rng(2).zipf(1.2, 100_000) % 40_000  # a quarter of the keys is absent
     dense = np.concatenate([table.rows(range(begin, begin + 1000)) for begin in range(0, 40_000, 1000)])
     for threads in (1, 3, 0):
-        _ops.set_threads(threads)
+        _ops.set_threads(threads, 2)
         found = group.lookup([tf.constant(ids, i64)], [0])
         np.testing.assert_array_equal(found.rows[0], dense[ids])
 
