@@ -27,13 +27,13 @@ from tqdm import tqdm
 
 from benchmarks import harness, host_job, hosts
 
-# Name to rank_job's kind, and options of tsps.DistributedOptimizer.
+# Name to arguments of rank_job and options of tsps.DistributedOptimizer.
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flat": ("shared", {"topology": "flat"}),
     "hierarchical": ("shared", {}),
     "hierarchical-bfloat16": ("shared", {"wire": "bfloat16"}),
     "replicated": ("replicated", {}),
-    "dense-only": ("dense-only", {}),
+    "dense-only": ("shared --dense-only", {}),
 }
 _JOB_S = 1200.0
 
@@ -44,7 +44,7 @@ class Variant:
 
     Attributes:
         name: in the report.
-        kind: rank_job's.
+        kind: rank_job's, and flags.
         optimizer: arguments of `tsps.DistributedOptimizer`.
     """
 
@@ -133,7 +133,7 @@ def _job(variant: Variant, count: int, ranks_per_host: int, options: harness.Opt
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         command = [str(Path(python).absolute()), "-m", "benchmarks.rank_job", "--out", str(out)]
-        command += ["--kind", variant.kind, "--optimizer", json.dumps(variant.optimizer)]
+        command += ["--kind", *variant.kind.split(), "--optimizer", json.dumps(variant.optimizer)]
         command += ["--threads", str(threads), "--steps", str(options.cluster.steps), "--count-bytes", "eth0"]
         command += ["--quick"] if options.quick else []
         with (

@@ -46,7 +46,8 @@ class _Work:
 def main() -> None:
     """Trains some steps and writes the figures of rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=("shared", "replicated", "dense-only"), required=True)
+    parser.add_argument("--kind", choices=("shared", "replicated"), required=True)
+    parser.add_argument("--dense-only", action="store_true", help="rows that cost nothing instead of the table")
     parser.add_argument("--optimizer", type=json.loads, default={}, help="of DistributedOptimizer, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -60,11 +61,12 @@ def main() -> None:
         (QUICK_ROWS, QUICK_BATCH, 5, 1.0) if options.quick else (ROWS, BATCH, options.steps, 3.0)
     )
 
-    work = _replicated(rows) if options.kind == "replicated" else _ours(options.kind == "shared", options.optimizer)
+    shared, with_table = options.kind == "shared", not options.dense_only
+    work = _ours(with_table, options.optimizer) if shared else _replicated(rows, with_table)
     ids = zipf_ids(rows, batch * FIELDS, batches=_BATCHES, exponent=EXPONENT, seed=1 + work.rank)
     labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
     following = Cycle([(tf.constant(one.reshape(batch, FIELDS)), tf.constant(labels)) for one in ids])
-    if options.kind == "shared":  # rows appear when they are first trained: the peer has all of them from the start
+    if shared and with_table:  # rows appear when they are first trained: the peer has all of them from the start
         fill = np.arange(rows)[work.rank :: work.size]
         fill = np.resize(fill, -(-fill.size // (batch * FIELDS)) * batch * FIELDS)
         for part in fill.reshape(-1, batch, FIELDS):
@@ -137,6 +139,11 @@ def _model(embedding: Any) -> keras.Model:
     return model
 
 
+def _no_table() -> Any:
+    """Rows that cost next to nothing to make, and are not trained."""
+    return keras.layers.Lambda(lambda ids: tf.one_hot(ids % DIM, DIM))
+
+
 def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
@@ -149,9 +156,7 @@ def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
 
         hvd.init()
     ranks = tsps.collectives.current()
-    # Without: rows that cost next to nothing to make, and are not trained.
-    rows = tsps.Embedding(None, DIM) if with_table else keras.layers.Lambda(lambda ids: tf.one_hot(ids % DIM, DIM))
-    model = _model(rows)
+    model = _model(tsps.Embedding(None, DIM) if with_table else _no_table())
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 
     @tf.function(reduce_retracing=True)
@@ -164,11 +169,11 @@ def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
     return _Work(ranks.rank, ranks.size, step, lambda numbers: ranks.allgather_object(numbers, "bench.numbers"))
 
 
-def _replicated(rows: int) -> _Work:
+def _replicated(rows: int, with_table: bool) -> _Work:
     import horovod.tensorflow as hvd
 
     hvd.init()
-    model = _model(keras.layers.Embedding(rows, DIM))
+    model = _model(keras.layers.Embedding(rows, DIM) if with_table else _no_table())
     optimizer = keras.optimizers.Adagrad(RATE)
 
     @tf.function(reduce_retracing=True)

@@ -17,28 +17,45 @@ from pathlib import Path
 
 from benchmarks import harness
 
+# Which job, and without its table: what is left is the sparse part.
+_JOBS = {
+    "replicated": ("replicated", False),
+    "shared": ("shared", False),
+    "replicated, dense only": ("replicated", True),
+    "shared, dense only": ("shared", True),
+}
+
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Samples/s, milliseconds per step and summed memory for each number of ranks."""
+    """Samples/s, milliseconds per step, those of the sparse part, and summed memory for each number of ranks."""
     results = []
     blocks = 1 if options.quick else max(1, options.blocks // 2)
     for ranks in (1, 2) if options.quick else (1, 2, 4):
-        jobs: dict[str, list[dict[str, float]]] = {"replicated": [], "shared": []}
+        jobs: dict[str, list[dict[str, float]]] = {name: [] for name in _JOBS}
         for turn in range(blocks):
-            for kind in ("replicated", "shared") if turn % 2 == 0 else ("shared", "replicated"):
-                jobs[kind].append(_job(kind, ranks, options))
+            for name in _JOBS if turn % 2 == 0 else reversed(_JOBS):
+                jobs[name].append(_job(*_JOBS[name], ranks, options))
         case = f"{ranks} rank{'s' * (ranks > 1)}"
         for figure, unit in (("step_ms", "ms"), ("samples_per_second", "/s"), ("pss_mib", "MiB")):
-            blocks_of = {kind: [job[figure] for job in found] for kind, found in jobs.items()}
+            blocks_of = {name: [job[figure] for job in found] for name, found in jobs.items()}
             results += harness.summarize("ranks", f"{case}, {figure}", blocks_of, peer="replicated", unit=unit)
+        sparse = {
+            name: [
+                job["step_ms"] - dense["step_ms"]
+                for job, dense in zip(jobs[name], jobs[f"{name}, dense only"], strict=True)
+            ]
+            for name in ("replicated", "shared")
+        }
+        results += harness.summarize("ranks", f"{case}, sparse part of a step", sparse, peer="replicated", unit="ms")
     return results
 
 
-def _job(kind: str, ranks: int, options: harness.Options) -> dict[str, float]:
+def _job(kind: str, dense_only: bool, ranks: int, options: harness.Options) -> dict[str, float]:
     python = options.peer_python if kind == "replicated" and options.peer_python else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         command = [python, "-m", "benchmarks.rank_job", "--kind", kind, "--out", str(out)]
+        command += ["--dense-only"] if dense_only else []
         command += ["--threads", str(max(1, options.threads // ranks)), *(["--quick"] if options.quick else [])]
         if ranks > 1:
             launcher = str(Path(python).with_name("horovodrun"))
