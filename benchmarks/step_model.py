@@ -9,9 +9,11 @@ Bytes that a node sends per step; it receives as many:
 - Horovod's allgather is a ring over all ranks, those of a node side by side: a node sends (N - 1) / N of all that is
   gathered, whatever R is. Its allreduce of S bytes sends 2 S (N - 1) / N. The dense weights (S) go that way always.
 - flat: (N - 1) U(n) (8 + 4 d). Every rank's unique keys (int64) with their rows.
-- hierarchical: (H - 1) B. Nodes gather; B is the buffer of one node: U(R n) keys with counts and rows of float32,
-  bfloat16 or float16, and padding to one of 16 sizes per power of two. Keys are sorted and scattered over the V rows;
-  their differences take as many bits as the largest of 128 needs, and so do the counts (up to R).
+- hierarchical: (H - 1) K R B. Nodes gather, each of their ranks its range of the keys, in K rounds, as many as a rank's
+  gradients need to pass through its part of the window. B is a buffer of one rank and round: U(R n) / (K R) keys with
+  counts and rows of float32, bfloat16 or float16, and padding to one of 16 sizes per power of two. Keys are sorted and
+  scattered over the V rows; their differences take as many bits as the largest of 128 needs, and so do the counts (up
+  to R).
 - sharded (no code yet): nodes own equal shares of the keys. (H - 1) / H U(R n) (8 + 4 d + 4 d + 4): keys asked for,
   rows answered, then gradients with counts in the same order. Owners' loads are equal.
 - replicated: (N - 1) n (4 + 4 d). Horovod's IndexedSlices keep repeated ids, which Keras makes int32.
@@ -22,15 +24,18 @@ node for up to 8 ranks, more on rank 0's node with many ranks.
 Time of a step is the sum of:
 
 - own work of a rank (lookup, model, backward): `rank_ms` of a core;
-- merging at the leader, `merge_ns` of a core per gathered key, flat: N U(n), hierarchical: R U(n), shared by the
-  node's ranks, and H U(R n), sharded: the node's own, and U(R n) that arrive;
+- merging, `merge_ns` of a core per gathered key, flat: N U(n) at the leader; hierarchical: R U(n), and H U(R n) that
+  arrive, both shared by the node's ranks; sharded: the node's own, and U(R n) that arrive;
 - updating at the leader, `update_ns` of a core per distinct key of all: U(N n), sharded: U(N n) / H;
 - the exchange: the bytes sent at the given rate, or copying what is received, `copy_ns` of a core per byte and
-  receiving rank, whichever takes longer. Nothing else overlaps with it. Between two peers alone (flat on 2 x 1,
-  hierarchical on 2 nodes) the wire takes twice as long: they have one connection, and Gloo uses its directions by
-  turns (measured: 1.7 to 2 times);
-- `latency_us` for every message that waits for the one before: N - 1 in an allgather over all ranks, H - 1 over nodes,
-  2 (N - 1) in an allreduce, 2 in the exchanges of the sharded method.
+  receiving rank, whichever takes longer. Between two peers alone (flat on 2 x 1, hierarchical on 2 nodes) there is one
+  connection, whose directions Gloo uses by turns (measured: 1.7 to 2 times as long). C such connections side by side
+  (hierarchical: R) leave a direction of the cable idle whenever all of them send the other way: 1 / (1 - 2^-C) times
+  as long;
+- of hierarchical's two merges and its exchange, done in K rounds beside each other, the longest, and a K-th of the
+  others. Nothing else overlaps;
+- `latency_us` for every message that waits for the one before: N - 1 in an allgather over all ranks, K (H - 1) over
+  nodes, 2 (N - 1) in an allreduce, 2 in the exchanges of the sharded method.
 
 Work of several workers on too few cores takes proportionally longer; a worker never uses more cores than it has
 threads. Nodes are alike, none is late, and links carry the full rate in both directions at once.
@@ -46,6 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import job_sizes
+from tf_sparse_ps.job import exchange_window
 
 METHODS = (
     "flat",
@@ -187,7 +193,7 @@ def sent_bytes(method: str, job: Job, cluster: Cluster) -> float:
         return dense + (ranks - 1) * job.ids * (4 + 4 * job.dim)
     if method == "sharded":
         return dense + (nodes - 1) / nodes * job.distinct(cluster.ranks_per_node) * (8 + 8 * job.dim + 4)
-    return dense + (nodes - 1) * node_buffer(job, cluster.ranks_per_node, _row_bytes(method))
+    return dense + (nodes - 1) * node_buffers(job, cluster, _row_bytes(method))
 
 
 def _row_bytes(method: str) -> int:
@@ -197,18 +203,25 @@ def _row_bytes(method: str) -> int:
     return kinds[method]
 
 
-def node_buffer(job: Job, ranks_per_node: int, float_bytes: int) -> int:
-    """Bytes of one node's merged gradients as they are sent.
+def rounds(job: Job, cluster: Cluster) -> int:
+    """In how many rounds gradients are merged between nodes."""
+    window = exchange_window(cluster.nodes, cluster.ranks_per_node) / cluster.ranks_per_node
+    return int(job.distinct(1) * (8 + 4 * job.dim) / window) + 1
+
+
+def node_buffers(job: Job, cluster: Cluster, float_bytes: int) -> int:
+    """Bytes of one node's merged gradients as they are sent, those of all its ranks and rounds.
 
     Args:
         job: what is trained.
-        ranks_per_node: whose gradients are merged.
+        cluster: where.
         float_bytes: per element of a row.
     """
-    keys = job.distinct(ranks_per_node)
-    bits = key_bits(keys / job.rows) + (ranks_per_node - 1).bit_length()
+    buffers = cluster.ranks_per_node * rounds(job, cluster)
+    keys = job.distinct(cluster.ranks_per_node) / buffers
+    bits = key_bits(keys / job.rows) + (cluster.ranks_per_node - 1).bit_length()
     widths = 2 * 8 / _BLOCK
-    return padded(math.ceil(_HEADER + keys * ((bits + widths) / 8 + float_bytes * job.dim)))
+    return buffers * padded(math.ceil(_HEADER + keys * ((bits + widths) / 8 + float_bytes * job.dim)))
 
 
 def key_bits(density: float) -> float:
@@ -245,29 +258,38 @@ def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime
     messages = 2 * (ranks - 1)
     row = 8 + 4 * job.dim
     in_node = cluster.duration(own * costs.merge_ns * 1e-9, per_node) if per_node > 1 else 0.0
+    between = 0.0
+    copied, receivers, updated = sent_bytes(method, job, cluster), 1, everywhere
+    connections = 1 if ranks == 2 else 0  # between two peers that have but one
     if method == "flat":
-        merge = cluster.duration(ranks * own * costs.merge_ns * 1e-9, 1) if ranks > 1 else 0.0
-        copied, receivers, updated = (ranks - 1) * own * row, per_node, everywhere
+        in_node = 0.0
+        between = cluster.duration(ranks * own * costs.merge_ns * 1e-9, 1) if ranks > 1 else 0.0
+        copied, receivers = (ranks - 1) * own * row, per_node
         messages += ranks - 1
     elif method == "sharded":
-        merge = in_node + (cluster.duration(node * costs.merge_ns * 1e-9, 1) if nodes > 1 else 0.0)
-        copied, receivers, updated = sent_bytes(method, job, cluster), 1, everywhere / nodes
+        between = cluster.duration(node * costs.merge_ns * 1e-9, 1) if nodes > 1 else 0.0
+        updated, connections = everywhere / nodes, 0
         messages += 2 if nodes > 1 else 0
     else:
-        merge = in_node + (cluster.duration(nodes * node * costs.merge_ns * 1e-9, 1) if nodes > 1 else 0.0)
-        copied, receivers, updated = sent_bytes(method, job, cluster), 1, everywhere
-        messages += nodes - 1
+        connections = per_node if nodes == 2 else 0
+        between = cluster.duration(nodes * node / per_node * costs.merge_ns * 1e-9, per_node) if nodes > 1 else 0.0
+        messages += (nodes - 1) * rounds(job, cluster)
     wire = sent_bytes(method, job, cluster) * 8 / (cluster.mbit_per_s * 1e6)
-    peers = {"flat": ranks, "sharded": math.inf}.get(method, nodes)
-    if peers == 2:
-        wire *= 2
+    if connections:
+        wire /= 1 - 2.0**-connections
     # Horovod copies on a thread of its own.
-    copying = cluster.duration(copied * costs.copy_ns * 1e-9, receivers, threads=1)
+    exchange = max(wire, cluster.duration(copied * costs.copy_ns * 1e-9, receivers, threads=1))
+    if method.startswith("hierarchical"):
+        hidden = 1 - 1 / rounds(job, cluster)
+        longest = max(in_node, exchange, between)
+        in_node, exchange, between = (
+            one - hidden * (0.0 if one == longest else one) for one in (in_node, exchange, between)
+        )
     return StepTime(
         own=1e3 * cluster.duration(costs.rank_ms * 1e-3, per_node),
-        merge=1e3 * merge,
+        merge=1e3 * (in_node + between),
         update=1e3 * cluster.duration(updated * costs.update_ns * 1e-9, 1),
-        exchange=1e3 * max(wire, copying),
+        exchange=1e3 * exchange,
         latency=messages * cluster.latency_us * 1e-3,
     )
 

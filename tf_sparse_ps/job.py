@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 WAIT_S = 300.0
 _POLL_S = 0.002
 _MAX_TABLES = 1024
-# What merging gradients may take of a rank's memory beside the gradients themselves, before and after.
+# What merging gradients may take of a rank's memory beside the gradients themselves, before and after; more on many
+# nodes, where a round must still be worth its messages.
 EXCHANGE_BUDGET_BYTES = 64 << 20
+_LEAST_PIECE_BYTES = 256 << 10
 # Of that: Horovod's buffer for several tensors at once, and the order of a rank's rows, 4 bytes each.
 _FUSION_BYTES, _ORDER_BYTES = protocol.FUSION_BYTES, 8 << 20
 
@@ -61,7 +63,8 @@ def exchange_window(nodes: int, mergers: int) -> int:
     # In pieces of a round's share of one merger: 2 contributed and merged, 2 packed, and of every node 2 received, 1
     # unpacked and 1 merged; a quarter more for rows that are longer as a node's than as a rank's, and for hash tables.
     pieces = 4 + 4 * nodes
-    return mergers * (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 // (5 * pieces)
+    piece = (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 // (5 * pieces)
+    return mergers * max(piece, _LEAST_PIECE_BYTES)
 
 
 class Job:

@@ -78,7 +78,10 @@ def test_without_arguments_the_suites_are_listed() -> None:
 def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
-    assert "no such suite. Expected: all, kernels, layers, step, growth, cluster, exchange, ranks. Received: speed" in done.stderr
+    assert (
+        "no such suite. Expected: all, kernels, layers, step, growth, cluster, exchange, ranks. Received: speed"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("suite", ["kernels", "layers", "step"])

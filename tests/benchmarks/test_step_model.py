@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness, scaling_model, step_model  # noqa: E402
 from benchmarks.step_model import Cluster, Costs, Job  # noqa: E402
+from tf_sparse_ps.job import exchange_window  # noqa: E402
 
 # 4 equally frequent ids, 3 per rank: U(3) = 4 (1 - 0.75^3) = 2.3125, U(6) = 4 (1 - 0.75^6) = 3.288...
 TINY = Job(rows=4, dim=2, ids=3, dense=10, exponent=0.0)
@@ -50,17 +51,31 @@ def test_bytes_of_two_nodes_by_hand() -> None:
     assert sent("flat", two) == pytest.approx(dense[1] + 1 * U1 * (8 + 8))
     assert sent("flat", four) == pytest.approx(dense[2] + 3 * U1 * (8 + 8))
     assert sent("replicated", four) == pytest.approx(dense[2] + 3 * 3 * (4 + 8))
-    assert sent("hierarchical", four) == pytest.approx(dense[2] + 1 * 256)  # one padded buffer
+    assert sent("hierarchical", four) == pytest.approx(dense[2] + 2 * 256)  # a padded buffer of each rank
     assert sent("sharded", four) == pytest.approx(dense[2] + 1 / 2 * U2 * (8 + 8 + 8 + 4))
 
 
-def test_hierarchical_buffer_by_hand() -> None:
-    job = Job(rows=1_000_000, dim=64, ids=100_000, exponent=0.0)
-    keys = job.distinct(2)
-    full = 64 + keys * ((step_model.key_bits(keys / 1e6) + 1 + 1 / 8) / 8 + 256)
-    assert full <= step_model.node_buffer(job, 2, 4) < full * 17 / 16
-    half = step_model.node_buffer(job, 2, 2) / step_model.node_buffer(job, 2, 4)
+def test_hierarchical_buffers_by_hand() -> None:
+    job, two = Job(rows=1_000_000, dim=64, ids=100_000, exponent=0.0), Cluster(2, 2, 100.0)
+    assert step_model.rounds(job, two) == int(job.distinct(1) * 264 / (exchange_window(2, 2) / 2)) + 1 == 9
+    keys = job.distinct(2) / 18
+    full = 18 * (64 + keys * ((step_model.key_bits(keys / 1e6) + 1 + 1 / 8) / 8 + 256))
+    assert full <= step_model.node_buffers(job, two, 4) < full * 17 / 16
+    half = step_model.node_buffers(job, two, 2) / step_model.node_buffers(job, two, 4)
     assert 0.48 < half < 0.54
+
+
+def test_time_of_many_rounds_is_that_of_what_takes_longest() -> None:
+    job, costs = Job(), Costs(rank_ms=1.0, copy_ns=0.0)
+    slow, fast = Cluster(3, 2, 100.0, latency_us=1000), Cluster(3, 2, 1e6, latency_us=1000)
+    wire = 1e3 * step_model.sent_bytes("hierarchical", job, slow) * 8 / 100e6
+    bound_by_wire = step_model.step_time("hierarchical", job, slow, costs)
+    assert bound_by_wire.exchange == pytest.approx(wire)
+    merging = costs.merge_ns * 1e-6 * (job.distinct(1) + 3 * job.distinct(2) / 2)
+    assert bound_by_wire.merge == pytest.approx(merging / step_model.rounds(job, slow))
+    assert bound_by_wire.latency == 2 * 5 + 2 * step_model.rounds(job, slow)
+    bound_by_merging = step_model.step_time("hierarchical", job, fast, costs)
+    assert bound_by_merging.merge > costs.merge_ns * 1e-6 * 3 * job.distinct(2) / 2
 
 
 def test_key_bits_are_those_of_drawn_keys() -> None:
@@ -95,9 +110,10 @@ def test_time_by_hand() -> None:
     assert apart.latency == 3 * 3
     assert apart.merge == pytest.approx(4 * U1)
     merged = time("hierarchical", slow)
-    assert merged.merge == pytest.approx(U1 + 2 * U2)
+    assert merged.merge == pytest.approx(U1 + 2 * U2 / 2)
     assert merged.latency == 2 * 3 + 1
-    assert merged.exchange == pytest.approx(2 * step_model.sent_bytes("hierarchical", TINY, slow))  # two leaders alone
+    sent = step_model.sent_bytes("hierarchical", TINY, slow)
+    assert merged.exchange == pytest.approx(sent * 4 / 3)  # two connections, whose directions take turns
     assert merged.update == apart.update == pytest.approx(2 * U4)
     shared = time("flat", Cluster(2, 2, 0.008, cores=2, latency_us=0, emulated=True))  # 4 ranks on the 2 cores
     assert shared.own == pytest.approx(20)
@@ -109,7 +125,7 @@ def test_sharded_bytes_stop_growing_where_hierarchical_ones_do_not() -> None:
     few, many = Cluster(64, 2, 1e4), Cluster(1024, 2, 1e4)
     ratio = {m: step_model.sent_bytes(m, job, many) / step_model.sent_bytes(m, job, few) for m in scaling_model.METHODS}
     assert ratio["sharded"] < 1.02
-    assert ratio["hierarchical"] == pytest.approx(1023 / 63, rel=0.01)
+    assert ratio["hierarchical"] == pytest.approx(1023 / 63, rel=0.06)  # padding
 
 
 def test_unknown_method_is_refused() -> None:
