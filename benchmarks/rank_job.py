@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
+    parser.add_argument("--timeline", type=int, metavar="STEPS", default=0, help="more, whose spans are written too")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
@@ -86,6 +87,7 @@ def main() -> None:
         busy = _passed(options.count_bytes, work, train)
     else:
         train()
+    spans = _spans(options.timeline, lambda: work.step(*following())) if options.timeline else None
     pss = sum(one for (one,) in work.gather([_pss()]))
     if work.rank == 0:
         median = statistics.median(times)
@@ -94,9 +96,24 @@ def main() -> None:
             "samples_per_second": work.size * batch / median,
             "pss_mib": pss / 2**20,
         }
+        if spans is not None:
+            figures["spans"] = spans
         if idle is not None:
             figures |= {"steps": count, "idle": idle, "busy": busy}
         options.out.write_text(json.dumps(figures))
+
+
+def _spans(steps: int, step: Callable[[], Any]) -> list[list[tuple[str, int, int]]]:
+    """What every rank did in some steps: name, beginning and end, in nanoseconds of the machine's clock."""
+    import tf_sparse_ps as tsps
+    from tf_sparse_ps import _ops
+
+    ranks = tsps.collectives.current()
+    ranks.barrier("bench.timeline")
+    _ops.start_timeline()
+    for _ in range(steps):
+        step()
+    return ranks.allgather_object(_ops.stop_timeline(), "bench.spans")
 
 
 def _passed(interface: str, work: _Work, action: Callable[[], Any]) -> dict[str, Any]:

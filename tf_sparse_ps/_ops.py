@@ -9,6 +9,7 @@ shape inference, and the gradient that arrives at it is the table's sparse gradi
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -346,12 +347,35 @@ RING_COUNTERS = (
     "waited_ns",
     "bytes_sent",
     "bytes_received",
+    "sending_ns",
+    "overlapped_ns",
 )
 
 
 def ring_info(path: str) -> tf.Tensor:
-    """int64[7], `RING_COUNTERS` of this process: see `DistributedOptimizer.statistics`."""
+    """int64[9], `RING_COUNTERS` of this process: see `DistributedOptimizer.statistics`."""
     return _lib.tsps_ring_info(path)
+
+
+def mark(value: tf.Tensor, name: str, phase: str) -> tf.Tensor:
+    """The same tensor; the process's timeline learns that a collective begins, or ends, when it is there.
+
+    Args:
+        value: anything. It follows the data: no order with other ops is asked for.
+        name: of the collective; its time counts as between nodes if ".nodes" is in it.
+        phase: "begin" or "end".
+    """
+    return _lib.tsps_mark(value, name_of=name, phase=phase)
+
+
+def start_timeline() -> None:
+    """From now on this process records what its kernels and collectives do, up to 65,536 spans. Eager only."""
+    _lib.tsps_timeline(action="start")
+
+
+def stop_timeline() -> list[tuple[str, int, int]]:
+    """What has been recorded: names, beginnings and ends, in nanoseconds of the monotonic clock. Eager only."""
+    return [(name, begin, end) for name, begin, end in json.loads(bytes(_lib.tsps_timeline(action="stop").numpy()))]
 
 
 def node_merge(

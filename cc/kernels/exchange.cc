@@ -11,6 +11,7 @@
 #include "kernels/group_registry.h"
 #include "kernels/node_merge.h"
 #include "kernels/process.h"
+#include "kernels/timeline.h"
 #include "kernels/waiters.h"
 
 namespace tsps {
@@ -85,6 +86,9 @@ class RingInfoKernel {
     }
     counters.push_back(value(wire.bytes_packed));
     counters.push_back(value(wire.bytes_unpacked));
+    const Timeline::Counters times = Timeline::Get().counters();
+    counters.push_back(static_cast<int64_t>(times.sending_ns));
+    counters.push_back(static_cast<int64_t>(times.overlapped_ns));
     return context.OutputVector(0, counters);
   }
 };
@@ -131,6 +135,7 @@ class NodeApplyKernel {
 
  private:
   Status Apply(const KernelContext& context) {
+    const WorkSpan span("merge and apply");
     MergeInputs inputs;
     TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
     // Before the merge, so that what is wrong with this rank's inputs is found before anyone waits.

@@ -67,6 +67,7 @@ void RegisterExchangeKernels();
 void RegisterRingKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
+void RegisterTimelineKernels();
 void RegisterWaitKernels();
 void RegisterAdminKernels();
 

@@ -4,6 +4,7 @@
 #include "kernels/features.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
+#include "kernels/timeline.h"
 
 namespace tsps {
 namespace {
@@ -14,6 +15,7 @@ class LookupKernel {
 
   // Inputs: ids N, paths T, uuids T, carriers T. Outputs: rows N, keys T, inverses N.
   Status Compute(const KernelContext& context) {
+    const WorkSpan span("lookup");
     const int n = features_.n, t = features_.tables;
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, n, n + t, t));
     TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, n + 2 * t));

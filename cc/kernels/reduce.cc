@@ -9,6 +9,7 @@
 #include "kernels/gradients.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
+#include "kernels/timeline.h"
 
 namespace tsps {
 namespace {
@@ -19,6 +20,7 @@ class SegmentSumKernel {
 
   // Inputs: grads N, inverses N, keys T. Outputs: sums T.
   Status Compute(const KernelContext& context) {
+    const WorkSpan span("segment sum");
     const int n = features_.n;
     std::vector<Tensor> grads, inverses;
     for (int f = 0; f < n; ++f) {

@@ -143,6 +143,14 @@ std::vector<Op> Ops() {
        {"step: int64", "paths: T * string", "uuids: T * string", "keys: T * int64",
         "grads: T * float", "hyper: T * float"},
        {"applied: int64"}},
+      // Not stateful: it follows the data, and must not wait for what is before it in the program.
+      {"TspsMark",
+       false,
+       SameShape,
+       {"dtype: type", "name_of: string", "phase: {'begin', 'end'}"},
+       {"value: dtype"},
+       {"same: dtype"}},
+      {"TspsTimeline", true, PackShapes, {"action: {'start', 'stop'}"}, {}, {"spans: uint8"}},
       {"TspsWaitStep",
        true,
        ScalarOutputs,
@@ -198,7 +206,8 @@ void RegisterOp(const Op& op) {
   for (const char* spec : op.attributes) TF_OpDefinitionBuilderAddAttr(builder, spec);
   for (const char* spec : op.inputs) TF_OpDefinitionBuilderAddInput(builder, spec);
   for (const char* spec : op.outputs) TF_OpDefinitionBuilderAddOutput(builder, spec);
-  TF_OpDefinitionBuilderSetIsStateful(builder, op.stateful);
+  // Whatever its argument is: TensorFlow makes the op stateful (2.15 to 2.21).
+  if (op.stateful) TF_OpDefinitionBuilderSetIsStateful(builder, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shapes);
   const StatusOwner status(TF_NewStatus());
   TF_RegisterOpDefinition(builder, status.get());  // takes the builder
@@ -214,6 +223,7 @@ bool RegisterAll() {
   RegisterRingKernels();
   RegisterWireKernels();
   RegisterApplyKernels();
+  RegisterTimelineKernels();
   RegisterWaitKernels();
   RegisterAdminKernels();
   return true;

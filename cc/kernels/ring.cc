@@ -12,6 +12,7 @@
 #include "kernels/gradients.h"
 #include "kernels/node_merge.h"
 #include "kernels/process.h"
+#include "kernels/timeline.h"
 #include "kernels/waiters.h"
 
 namespace tsps {
@@ -63,6 +64,7 @@ class RingTakeKernel {
     TSPS_ASSIGN_OR_RETURN(const int64_t round, context.Scalar<int64_t>(first, "round"));
     TSPS_ASSIGN_OR_RETURN(const int64_t rounds, context.Scalar<int64_t>(first + 1, "rounds"));
     if (round >= rounds) return context.Output<uint8_t>(0, {0}).status();
+    const WorkSpan span("merge and pack");
     MergeInputs inputs;
     TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
     const std::shared_ptr<Executor> executor = SharedExecutor();
@@ -105,6 +107,7 @@ class RingPutKernel {
     TSPS_ASSIGN_OR_RETURN(const Tensor buffers, context.Input(1, 1, "buffers"));
     TSPS_ASSIGN_OR_RETURN(const int64_t round, context.Scalar<int64_t>(2, "round"));
     if (round < 0) return Status();
+    const WorkSpan span("unpack and reduce");
     ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
     const std::shared_ptr<Executor> executor = SharedExecutor();
     TSPS_ASSIGN_OR_RETURN(const WireBuffers unpacked,
@@ -133,6 +136,7 @@ class RingApplyKernel {
 
  private:
   Status Apply(const KernelContext& context) {
+    const WorkSpan span("apply");
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));

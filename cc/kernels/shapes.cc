@@ -122,6 +122,12 @@ void SumShapes(Inference* inference, int n_grads) {
 
 void NoOutputs(TF_ShapeInferenceContext*, TF_Status* status) { TF_SetStatus(status, TF_OK, ""); }
 
+// Input and output 0.
+void SameShape(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  inference.SetOutput(0, inference.Input(0));
+}
+
 void ScalarOutputs(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   for (int i = 0; i < inference.outputs(); ++i) inference.SetOutput(i, inference.Scalar());
@@ -203,10 +209,10 @@ void MergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 void RingInfoShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
-  inference.SetOutput(0, inference.Vector(7));
+  inference.SetOutput(0, inference.Vector(9));
 }
 
-// Inputs: keys T, grads T, counts T. Outputs: buffer.
+// Outputs: a vector.
 void PackShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   inference.SetOutput(0, inference.Vector());

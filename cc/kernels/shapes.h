@@ -14,6 +14,7 @@ namespace tsps {
 using ShapeFunction = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
 void NoOutputs(TF_ShapeInferenceContext*, TF_Status*);
+void SameShape(TF_ShapeInferenceContext*, TF_Status*);
 void ScalarOutputs(TF_ShapeInferenceContext*, TF_Status*);
 void GroupInfoShapes(TF_ShapeInferenceContext*, TF_Status*);
 void LookupShapes(TF_ShapeInferenceContext*, TF_Status*);

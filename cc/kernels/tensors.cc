@@ -128,6 +128,19 @@ Status KernelContext::OutputScalar(int index, int64_t value) const {
   return Status();
 }
 
+Status KernelContext::Forward(int input, int output) const {
+  const StatusOwner status(TF_NewStatus());
+  TF_Tensor* raw = nullptr;
+  TF_GetInput(raw_, input, &raw, status.get());
+  const std::unique_ptr<TF_Tensor, TensorDeleter> tensor(raw);
+  if (TF_GetCode(status.get()) != TF_OK) {
+    return FromTensorFlow(status.get(), "input", std::to_string(input).c_str());
+  }
+  TF_SetOutput(raw_, output, tensor.get(), status.get());
+  if (TF_GetCode(status.get()) == TF_OK) return Status();
+  return FromTensorFlow(status.get(), "output", std::to_string(output).c_str());
+}
+
 void KernelContext::Fail(const Status& status) const {
   const StatusOwner out(TF_NewStatus());
   ToTensorFlow(status, out.get());

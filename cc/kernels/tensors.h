@@ -85,6 +85,8 @@ class KernelContext {
     return Status();
   }
   Status OutputScalar(int index, int64_t value) const;
+  // Output `output` is input `input`, uncopied.
+  Status Forward(int input, int output) const;
 
   void Fail(const Status& status) const;
 

@@ -36,6 +36,7 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
+from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives.protocol import PROCESS_SETS, Collectives, CollectivesError
 
 _EXIT_BARRIER_SECONDS = 30.0
@@ -212,7 +213,10 @@ class HorovodCollectives(Collectives):
             with tf.control_dependencies([counter.read_value()]), tf.device("/CPU:0"):
                 opaque = [tf.raw_ops.PlaceholderWithDefault(input=one, shape=one.shape) for one in tensors]
             with tf.device("/CPU:0"):
+                with tf.control_dependencies(opaque[1:]):
+                    opaque[0] = _ops.mark(opaque[0], label, "begin")
                 outputs = list(body(*opaque))
+                outputs[0] = _ops.mark(outputs[0], label, "end")
             counter.assign_add(_one(outputs[0]))
             return outputs
         try:

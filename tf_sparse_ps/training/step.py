@@ -57,7 +57,8 @@ class Step:
         if self._ring is not None:
             counters = _ops.ring_info(job_lib.current().group_path).numpy().tolist()
             found = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
-        found["waited_s"] = found.pop("waited_ns") * 1e-9
+        for name in ("waited", "sending", "overlapped"):
+            found[f"{name}_s"] = found.pop(f"{name}_ns") * 1e-9
         return {**found, "dense_bytes_per_step": float(self._dense_bytes)}
 
     def make(self, pairs: list[tuple[Any, Any]]) -> None:

@@ -1,0 +1,158 @@
+// TspsMark and TspsTimeline, and what they use.
+#include "kernels/timeline.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/group_impl.h"
+#include "kernels/kernel.h"
+
+namespace tsps {
+namespace {
+
+// Intervals that are kept to be compared with what ends later: work spans a collective or two.
+constexpr size_t kRecent = 8;
+
+// Names of collectives between nodes end so.
+bool IsBetweenNodes(const std::string& name) { return name.find(".nodes") != std::string::npos; }
+
+uint64_t Common(const Timeline::Interval& a, const std::vector<Timeline::Interval>& others) {
+  uint64_t common = 0;
+  for (const Timeline::Interval& b : others) {
+    const uint64_t begin = std::max(a.begin_ns, b.begin_ns), end = std::min(a.end_ns, b.end_ns);
+    common += end > begin ? end - begin : 0;
+  }
+  return common;
+}
+
+void Remember(std::vector<Timeline::Interval>* recent, const Timeline::Interval& interval) {
+  if (recent->size() == kRecent) recent->erase(recent->begin());
+  recent->push_back(interval);
+}
+
+}  // namespace
+
+Timeline& Timeline::Get() {
+  static Timeline* const timeline = new Timeline;
+  return *timeline;
+}
+
+void Timeline::Start() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  recording_ = true;
+  spans_.clear();
+}
+
+std::string Timeline::Stop() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  recording_ = false;
+  std::string json = "[";
+  for (const Span& span : spans_) {
+    if (json.size() > 1) json += ",";
+    json += "[\"";
+    for (const char c : span.name) json += c == '"' || c == '\\' || c < ' ' ? '_' : c;
+    json += "\"," + std::to_string(span.interval.begin_ns) + "," +
+            std::to_string(span.interval.end_ns) + "]";
+  }
+  spans_.clear();
+  return json + "]";
+}
+
+void Timeline::Record(const std::string& name, Interval interval) {
+  if (recording_ && spans_.size() < kMostSpans) spans_.push_back({name, interval});
+}
+
+void Timeline::AddWork(const std::string& name, Interval work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  counters_.overlapped_ns += Common(work, sent_);
+  Remember(&worked_, work);
+  Record(name, work);
+}
+
+void Timeline::BeginCollective(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  begun_[name] = NowNs();
+}
+
+void Timeline::EndCollective(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto begun = begun_.find(name);
+  if (begun == begun_.end()) return;
+  const Interval sent = {begun->second, NowNs()};
+  begun_.erase(begun);
+  if (IsBetweenNodes(name)) {
+    counters_.sending_ns += sent.end_ns - sent.begin_ns;
+    counters_.overlapped_ns += Common(sent, worked_);
+    Remember(&sent_, sent);
+  }
+  Record(name, sent);
+}
+
+Timeline::Counters Timeline::counters() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return counters_;
+}
+
+WorkSpan::WorkSpan(const char* name) : name_(name), begin_ns_(NowNs()) {}
+
+WorkSpan::~WorkSpan() { Timeline::Get().AddWork(name_, {begin_ns_, NowNs()}); }
+
+namespace {
+
+class MarkKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(name_, attributes.String("name_of"));
+    TSPS_ASSIGN_OR_RETURN(const std::string phase, attributes.String("phase"));
+    begins_ = phase == "begin";
+    return Status();
+  }
+
+  // Inputs: value. Outputs: the same.
+  Status Compute(const KernelContext& context) {
+    if (begins_) {
+      Timeline::Get().BeginCollective(name_);
+    } else {
+      Timeline::Get().EndCollective(name_);
+    }
+    return context.Forward(0, 0);
+  }
+
+ private:
+  std::string name_;
+  bool begins_ = false;
+};
+
+class TimelineKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(action_, attributes.String("action"));
+    return Status();
+  }
+
+  // Outputs: what was recorded, as text in JSON; nothing when it starts.
+  Status Compute(const KernelContext& context) {
+    std::string text;
+    if (action_ == "start") {
+      Timeline::Get().Start();
+    } else {
+      text = Timeline::Get().Stop();
+    }
+    TSPS_ASSIGN_OR_RETURN(const Tensor out,
+                          context.Output<uint8_t>(0, {static_cast<int64_t>(text.size())}));
+    if (!text.empty()) std::memcpy(out.data<uint8_t>(), text.data(), text.size());
+    return Status();
+  }
+
+ private:
+  std::string action_;
+};
+
+}  // namespace
+
+void RegisterTimelineKernels() {
+  RegisterKernel<MarkKernel>("TspsMark");
+  RegisterKernel<TimelineKernel>("TspsTimeline");
+}
+
+}  // namespace tsps
