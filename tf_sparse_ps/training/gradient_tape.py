@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import dense_ring
+from tf_sparse_ps.training import dense_ring, rank_weight
 
 _MARK = "_tsps_averaged"
 
@@ -33,14 +33,21 @@ class DistributedGradientTape:
     ```
     """
 
-    def __init__(self, tape: tf.GradientTape, *, collectives: str = "auto") -> None:
-        """Wraps `tape`, which may have been used already."""
+    def __init__(self, tape: tf.GradientTape, *, weight: Any = 1.0, collectives: str = "auto") -> None:
+        """Wraps `tape`, which may have been used already.
+
+        Args:
+          tape: A plain `tf.GradientTape`.
+          weight: Of this rank in the mean, a number, scalar tensor or variable: `optimizer.rank_weight`, where that is
+            assigned.
+          collectives: "auto", "horovod" or "local".
+        """
         if not isinstance(tape, tf.GradientTape) or (wrapper := collectives_lib.foreign_wrapper(tape)):
             raise ValueError(
                 "DistributedGradientTape wraps a plain tf.GradientTape. Received: "
                 f"{wrapper if isinstance(tape, tf.GradientTape) else tape!r}"
             )
-        self._tape = tape
+        self._tape, self._weight = tape, weight
         self._collectives = collectives_lib.resolve(collectives)
 
     def __enter__(self) -> DistributedGradientTape:
@@ -71,7 +78,8 @@ class DistributedGradientTape:
             if gradient is not None and anchor.binding_of(source) is None
         ]
         dense = [tf.convert_to_tensor(flat[i]) for i in places]
-        for i, averaged in zip(places, dense_ring.average(dense, self._collectives, "tsps.tape"), strict=True):
-            flat[i] = tf.identity(averaged)
+        weight = rank_weight.allowed(self._weight)
+        for i, mean in zip(places, dense_ring.average(dense, self._collectives, "tsps.tape", weight), strict=True):
+            flat[i] = tf.identity(mean)
             setattr(flat[i], _MARK, True)
         return tf.nest.pack_sequence_as(sources, flat)
