@@ -14,7 +14,9 @@ from tf_sparse_ps.training import rank_weight
 _CONCATENATE_BELOW_BYTES = 64 * 1024
 
 
-def average(gradients: Sequence[tf.Tensor], collectives: Collectives, name: str, weight: tf.Tensor) -> list[tf.Tensor]:
+def average(
+    gradients: Sequence[tf.Tensor], collectives: Collectives, name: str, weight: tf.Tensor
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The weighted mean of gradients over all ranks, in one all-reduce.
 
     Args:
@@ -24,16 +26,14 @@ def average(gradients: Sequence[tf.Tensor], collectives: Collectives, name: str,
       weight: Of this rank, from `rank_weight.allowed`. Products and sums are made in each gradient's own type.
 
     Returns:
-      Tensors of the same shapes and types, bit-identical on all ranks; zeros when all weights are 0.
-
-    Raises:
-      tf.errors.InvalidArgumentError: On all ranks, when the step runs: a rank's weight is not allowed.
+      Tensors of the same shapes and types, bit-identical on all ranks, zeros when all weights are 0; and the sum of
+      weights, for `rank_weight.check`, if there was a gradient.
     """
     if not gradients:
-        return []
+        return [], []
     if collectives.size == 1:
-        factor = weight / rank_weight.divisor(weight, weight)  # 1 or 0
-        return [rank_weight.weighted(gradient, factor) for gradient in gradients]
+        factor = rank_weight.mean(weight, weight)  # 1 or 0
+        return [rank_weight.weighted(gradient, factor) for gradient in gradients], [weight]
     # Weights travel as the gradient of one more weight, which is 1 on every rank: the last of the float32 buffer.
     gradients = [*gradients, tf.ones([1], tf.float32)]
     sent: list[tf.Tensor] = []
@@ -49,13 +49,13 @@ def average(gradients: Sequence[tf.Tensor], collectives: Collectives, name: str,
         placed.append((members, len(sent)))
         sent.append(tf.concat([tf.reshape(gradients[i], [-1]) for i in members], axis=0))
     sums = collectives.allreduce([rank_weight.weighted(one, weight) for one in sent], name, average=False)
-    weights = next(position for members, position in placed if members[-1] == len(gradients) - 1)
-    total = rank_weight.divisor(tf.reshape(sums[weights], [-1])[-1], weight)
-    means = [one / tf.cast(total, one.dtype) for one in sums]
+    last = next(position for members, position in placed if members[-1] == len(gradients) - 1)
+    weights = tf.reshape(sums[last], [-1])[-1]
+    means = [rank_weight.mean(one, weights) for one in sums]
     results: list[tf.Tensor | None] = [None] * len(gradients)
     for members, position in placed:
         sizes = [gradients[i].shape.num_elements() for i in members]
         pieces = tf.split(tf.reshape(means[position], [-1]), sizes) if len(members) > 1 else [means[position]]
         for i, piece in zip(members, pieces, strict=True):
             results[i] = tf.reshape(piece, gradients[i].shape)
-    return [result for result in results[:-1] if result is not None]
+    return [result for result in results[:-1] if result is not None], [weights]

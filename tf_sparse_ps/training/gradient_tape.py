@@ -10,12 +10,17 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import dense_ring, rank_weight
 
-_MARK = "_tsps_averaged"
+_MARK = "_tsps_sums_of_weights"
 
 
 def is_averaged(gradient: Any) -> bool:
     """Whether a gradient comes from a `DistributedGradientTape`, hence is the ranks' mean already."""
-    return getattr(gradient, _MARK, False) is True
+    return getattr(gradient, _MARK, None) is not None
+
+
+def sums_of_weights(gradients: list[Any]) -> list[tf.Tensor]:
+    """What the means among gradients were divided by, for `rank_weight.check`."""
+    return next((getattr(one, _MARK) for one in gradients if is_averaged(one)), [])
 
 
 class DistributedGradientTape:
@@ -39,7 +44,7 @@ class DistributedGradientTape:
         Args:
           tape: A plain `tf.GradientTape`.
           weight: Of this rank in the mean, a number, scalar tensor or variable: `optimizer.rank_weight`, where that is
-            assigned.
+            assigned. One that is not allowed makes zeros of all gradients, and an error when they are applied.
           collectives: "auto", "horovod" or "local".
         """
         if not isinstance(tape, tf.GradientTape) or (wrapper := collectives_lib.foreign_wrapper(tape)):
@@ -79,7 +84,8 @@ class DistributedGradientTape:
         ]
         dense = [tf.convert_to_tensor(flat[i]) for i in places]
         weight = rank_weight.allowed(self._weight)
-        for i, mean in zip(places, dense_ring.average(dense, self._collectives, "tsps.tape", weight), strict=True):
+        means, weights = dense_ring.average(dense, self._collectives, "tsps.tape", weight)
+        for i, mean in zip(places, means, strict=True):
             flat[i] = tf.identity(mean)
-            setattr(flat[i], _MARK, True)
+            setattr(flat[i], _MARK, weights)
         return tf.nest.pack_sequence_as(sources, flat)

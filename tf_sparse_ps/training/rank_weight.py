@@ -3,6 +3,8 @@
 The weight travels with the gradients, in the same all-reduce. With all weights 1 nothing changes by a bit: products
 with 1 are exact, and the divisor is the number of ranks. A rank of weight 0 contributes zeros, whatever its gradients
 are (the mean loss of an empty batch is 0 / 0), and no key of any table. All weights 0: zeros, no NaN.
+
+No op that may fail stands in front of a ring: it would be stateful, and a function runs those one after another.
 """
 
 from __future__ import annotations
@@ -47,18 +49,24 @@ def allowed(weight: Any) -> tf.Tensor:
     return tf.where(tf.math.is_finite(weight) & (weight >= 0.0), weight, float("nan"))
 
 
-def divisor(total: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
-    """What to divide weighted sums by: the sum of weights, or 1 when it is 0, where the sums are zeros.
+def mean(total: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """A weighted sum divided by the sum of weights; zeros where that is 0, or where `check` finds it not allowed."""
+    weights = tf.where(tf.math.is_finite(weights), weights, 0.0)
+    return tf.math.divide_no_nan(total, tf.cast(weights, total.dtype))
+
+
+def check(weights: list[tf.Tensor], own: tf.Tensor) -> None:
+    """Looks at a step's sums of weights. To be called after the rings: what follows in a graph waits for it.
 
     Args:
-      total: float32 scalar, the sum over ranks of `allowed` weights.
-      own: This rank's weight, for the message.
+      weights: float32 scalars, sums over ranks of `allowed` weights. Empty: nothing was summed.
+      own: This rank's weight.
 
     Raises:
       tf.errors.InvalidArgumentError: On all ranks, when the step runs: a rank's weight is not allowed.
     """
-    check = tf.debugging.Assert(
-        tf.math.is_finite(total),
+    tf.debugging.Assert(
+        tf.math.is_finite(tf.add_n(weights) if weights else own),
         [
             "every rank's weight in the dense mean (DistributedOptimizer.rank_weight, or weight= of "
             "DistributedGradientTape) must be finite and at least 0, and so must their sum. This rank's (nan: it is "
@@ -66,8 +74,6 @@ def divisor(total: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
             own,
         ],
     )
-    with tf.control_dependencies([check]):
-        return tf.where(total > 0.0, total, 1.0)
 
 
 def weighted(gradient: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -91,7 +97,7 @@ def kept(gradients: list[SparseGradient], weight: tf.Tensor) -> list[SparseGradi
 
 def average_sparse(
     gradients: list[SparseGradient], collectives: Collectives, name: str, weight: tf.Tensor
-) -> list[SparseGradient]:
+) -> tuple[list[SparseGradient], list[tf.Tensor]]:
     """The weighted mean over all ranks of sparse gradients of replicated weights, in one all-gather.
 
     Args:
@@ -101,19 +107,17 @@ def average_sparse(
       weight: Of this rank, from `allowed`.
 
     Returns:
-      On every rank one gradient per key that a rank of weight > 0 has.
-
-    Raises:
-      tf.errors.InvalidArgumentError: On all ranks, when the step runs: a rank's weight is not allowed.
+      On every rank one gradient per key that a rank of weight > 0 has; the sum of weights, for `check`, if there was
+      a gradient.
     """
     if not gradients:
-        return []
+        return [], []
     sent = kept(gradients, weight)
     if collectives.size == 1:
-        return sparse_ring.sum_replicated(sent, collectives, name)
+        return sparse_ring.sum_replicated(sent, collectives, name), [weight]
     # Weights travel as the gradient of one more weight, of one row, which is 1 on every rank.
     sent.append(SparseGradient(tf.zeros([1], tf.int64), tf.ones([1, 1])))
     sent = [dataclasses.replace(one, rows=weighted(one.rows, weight)) for one in sent]
-    *sums, weights = sparse_ring.sum_replicated(sent, collectives, name)
-    total = divisor(tf.reshape(weights.rows, []), weight)
-    return [dataclasses.replace(one, rows=one.rows / total) for one in sums]
+    *sums, last = sparse_ring.sum_replicated(sent, collectives, name)
+    weights = tf.reshape(last.rows, [])
+    return [dataclasses.replace(one, rows=mean(one.rows, weights)) for one in sums], [weights]

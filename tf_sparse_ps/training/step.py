@@ -9,7 +9,16 @@ import tensorflow as tf
 from tf_sparse_ps import _keras, _ops, optimizers
 from tf_sparse_ps import job as job_lib
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.training import binding, clipping, dense_ring, failures, rank_weight, refusals, sparse_ring
+from tf_sparse_ps.training import (
+    binding,
+    clipping,
+    dense_ring,
+    failures,
+    gradient_tape,
+    rank_weight,
+    refusals,
+    sparse_ring,
+)
 from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, split, take_back, unscale
 
 if TYPE_CHECKING:
@@ -83,11 +92,14 @@ class Step:
 
         # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
         weight = self.weight.now(owner.iterations)
-        big = rank_weight.average_sparse([one.gradient for one in dense if one.big], world, f"{name}.big", weight)
+        big, weights = rank_weight.average_sparse(
+            [one.gradient for one in dense if one.big], world, f"{name}.big", weight
+        )
         self._dense_bytes = sum(one.bytes for one in dense if one.to_average) if world.size > 1 else 0
-        averaged = dense_ring.average([one.value for one in dense if one.to_average], world, f"{name}.dense", weight)
-        if not averaged:
-            rank_weight.divisor(weight, weight)  # nothing else checks it
+        averaged, sums = dense_ring.average(
+            [one.value for one in dense if one.to_average], world, f"{name}.dense", weight
+        )
+        weights += sums + gradient_tape.sums_of_weights([one.value for one in dense])
         take_back(dense, averaged, big)
 
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
@@ -95,6 +107,7 @@ class Step:
         published: list[tf.Tensor] = []
         if job is not None:
             published = [self._update_tables(job, tables, dense, rate, made, weight)]
+        rank_weight.check(weights, weight)
         present = [one for one in dense if one.result is not None]
         if present:
             _keras.apply_optimizer(
@@ -129,6 +142,8 @@ class Step:
             },
         )
         self._bound.update(table.path for table in new)
+        if self._collectives.size > 1:
+            failures.report(self._collectives)
         if new and self._collectives.size > 1:
             binding.on_all(self._collectives, job.join_exchange, "tsps.exchange")
             failures.watch(job)
