@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -10,17 +11,25 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import dense_ring, rank_weight
 
-_MARK = "_tsps_sums_of_weights"
+_MARK = "_tsps_mean"
 
 
-def is_averaged(gradient: Any) -> bool:
-    """Whether a gradient comes from a `DistributedGradientTape`, hence is the ranks' mean already."""
-    return getattr(gradient, _MARK, None) is not None
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """How a `DistributedGradientTape` has averaged.
+
+    Attributes:
+      weight: Of this rank.
+      sums: Of the ranks' weights, for `rank_weight.check`.
+    """
+
+    weight: tf.Tensor
+    sums: list[tf.Tensor]
 
 
-def sums_of_weights(gradients: list[Any]) -> list[tf.Tensor]:
-    """What the means among gradients were divided by, for `rank_weight.check`."""
-    return next((getattr(one, _MARK) for one in gradients if is_averaged(one)), [])
+def mean_of(gradient: Any) -> Mean | None:
+    """How a gradient was averaged, or None: it is this rank's own."""
+    return getattr(gradient, _MARK, None)
 
 
 class DistributedGradientTape:
@@ -44,7 +53,8 @@ class DistributedGradientTape:
         Args:
           tape: A plain `tf.GradientTape`.
           weight: Of this rank in the mean, a number, scalar tensor or variable: `optimizer.rank_weight`, where that is
-            assigned. One that is not allowed makes zeros of all gradients, and an error when they are applied.
+            assigned; applying with another one is an error. A weight that is negative or not finite makes zeros of
+            all gradients, and an error when they are applied.
           collectives: "auto", "horovod" or "local".
         """
         if not isinstance(tape, tf.GradientTape) or (wrapper := collectives_lib.foreign_wrapper(tape)):
@@ -87,5 +97,5 @@ class DistributedGradientTape:
         means, weights = dense_ring.average(dense, self._collectives, "tsps.tape", weight)
         for i, mean in zip(places, means, strict=True):
             flat[i] = tf.identity(mean)
-            setattr(flat[i], _MARK, weights)
+            setattr(flat[i], _MARK, Mean(weight, weights))
         return tf.nest.pack_sequence_as(sources, flat)

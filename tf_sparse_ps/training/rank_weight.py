@@ -55,18 +55,20 @@ def mean(total: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(total, tf.cast(weights, total.dtype))
 
 
-def check(weights: list[tf.Tensor], own: tf.Tensor) -> None:
-    """Looks at a step's sums of weights. To be called after the rings: what follows in a graph waits for it.
+def check(weights: list[tf.Tensor], own: tf.Tensor, of_tape: tf.Tensor | None) -> None:
+    """Looks at a step's weights. To be called after the rings: what follows in a graph waits for it.
 
     Args:
-      weights: float32 scalars, sums over ranks of `allowed` weights. Empty: nothing was summed.
+      weights: float32 scalars, sums over ranks of `allowed` weights.
       own: This rank's weight.
+      of_tape: With which a `DistributedGradientTape` has averaged gradients of the step, if one has.
 
     Raises:
-      tf.errors.InvalidArgumentError: On all ranks, when the step runs: a rank's weight is not allowed.
+      tf.errors.InvalidArgumentError: When the step runs. On all ranks, if something was summed: a rank's weight is not
+        allowed. On this rank: the tape had another weight.
     """
     tf.debugging.Assert(
-        tf.math.is_finite(tf.add_n(weights) if weights else own),
+        tf.math.is_finite(tf.add_n([*weights, own])),
         [
             "every rank's weight in the dense mean (DistributedOptimizer.rank_weight, or weight= of "
             "DistributedGradientTape) must be finite and at least 0, and so must their sum. This rank's (nan: it is "
@@ -74,6 +76,16 @@ def check(weights: list[tf.Tensor], own: tf.Tensor) -> None:
             own,
         ],
     )
+    if of_tape is not None:
+        tf.debugging.Assert(
+            tf.equal(of_tape, own),
+            [
+                "DistributedGradientTape has averaged with another weight than the optimizer's; give it "
+                "weight=optimizer.rank_weight. The tape's and the optimizer's:",
+                of_tape,
+                own,
+            ],
+        )
 
 
 def weighted(gradient: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

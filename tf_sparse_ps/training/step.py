@@ -99,7 +99,7 @@ class Step:
         averaged, sums = dense_ring.average(
             [one.value for one in dense if one.to_average], world, f"{name}.dense", weight
         )
-        weights += sums + gradient_tape.sums_of_weights([one.value for one in dense])
+        means = list(filter(None, (gradient_tape.mean_of(one.value) for one in dense)))
         take_back(dense, averaged, big)
 
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
@@ -107,7 +107,8 @@ class Step:
         published: list[tf.Tensor] = []
         if job is not None:
             published = [self._update_tables(job, tables, dense, rate, made, weight)]
-        rank_weight.check(weights, weight)
+        of_tape = means[0].weight if means else None
+        rank_weight.check([*weights, *sums, *(means[0].sums if means else [])], weight, of_tape)
         present = [one for one in dense if one.result is not None]
         if present:
             _keras.apply_optimizer(
