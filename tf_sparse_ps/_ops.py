@@ -285,6 +285,20 @@ def merge(
     return Merged(*_lib.tsps_merge(keys, grads, counts, world_size, reduction=reduction))
 
 
+def keep_if(
+    weight: tf.Tensor, keys: Sequence[tf.Tensor], grads: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """The same gradients, uncopied, if the weight is greater than 0; else none.
+
+    Args:
+        weight: float32 scalar.
+        keys: T of int64[u_t].
+        grads: T of float32[u_t, dim].
+    """
+    kept = _lib.tsps_keep_if(weight, keys, grads)
+    return list(kept.kept_keys), list(kept.kept_grads)
+
+
 def pack(keys: Sequence[tf.Tensor], grads: Sequence[tf.Tensor], counts: Sequence[tf.Tensor], wire: str) -> tf.Tensor:
     """Packs gradients for the wire: uint8[n], a size that occurs often (docs/format.md has the format).
 

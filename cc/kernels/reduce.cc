@@ -93,11 +93,39 @@ class MergeKernel {
   Reduction reduction_ = Reduction::kSum;
 };
 
+class KeepIfKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    return Status();
+  }
+
+  // Inputs: weight, keys T, grads T. Outputs: keys T, grads T.
+  Status Compute(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const float weight, context.Scalar<float>(0, "weight"));
+    for (int i = 0; i < 2 * tables_; ++i) {
+      if (weight > 0) {
+        TSPS_RETURN_IF_ERROR(context.Forward(1 + i, i));
+      } else if (i < tables_) {
+        TSPS_RETURN_IF_ERROR(context.Output<int64_t>(i, {0}).status());
+      } else {
+        TSPS_ASSIGN_OR_RETURN(const Tensor grads, context.Input(1 + i, 2, "grads"));
+        TSPS_RETURN_IF_ERROR(context.Output<float>(i, {0, grads.dim(1)}).status());
+      }
+    }
+    return Status();
+  }
+
+ private:
+  int tables_ = 0;
+};
+
 }  // namespace
 
 void RegisterReduceKernels() {
   RegisterKernel<SegmentSumKernel>("TspsSegmentSum");
   RegisterKernel<MergeKernel>("TspsMerge");
+  RegisterKernel<KeepIfKernel>("TspsKeepIf");
 }
 
 }  // namespace tsps

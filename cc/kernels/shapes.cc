@@ -212,6 +212,18 @@ void RingInfoShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   inference.SetOutput(0, inference.Vector(9));
 }
 
+// Inputs: weight, keys T, grads T. Outputs: keys T, grads T.
+void KeepIfShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int tables = inference.outputs() / 2;
+  for (int t = 0; t < tables; ++t) {
+    const int64_t width = inference.Dimension(inference.InputOfRank(1 + tables + t, 2), 1);
+    inference.SetOutput(t, inference.Vector());
+    inference.SetOutput(tables + t,
+                        inference.Concatenate(inference.Vector(), inference.Vector(width)));
+  }
+}
+
 // Outputs: a vector.
 void PackShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);

@@ -1,7 +1,7 @@
 """One rank of the failure tests: trains until something happens to rank 2.
 
-Arguments: what happens ("kill", "stop", "slow", "late" to rank 2; "nan" to its gradient; "end": rank 0 works on when
-the others have ended), the folder for results.
+Arguments: what happens ("kill", "stop", "slow", "late" to rank 2; "nan" to its gradient; "join": it calls hvd.join;
+"short": it has no more steps to make; "end": rank 0 works on when the others have ended), the folder for results.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ def main() -> None:
             print(f"rank {rank}: {what}", flush=True)
             if what == "nan":
                 factor = float("nan")
+            elif what == "join":
+                hvd.join()
+            elif what == "short":
+                break
             else:
                 happen(what)
         step(tf.range(10 * rank, 10 * rank + 20, dtype=tf.int64), tf.constant(factor))

@@ -1,4 +1,7 @@
-"""A rank that is killed, stopped or slow is named by the others of its node, with its step; a late one is no error."""
+"""A rank that is killed, stopped or slow is named by the others of its node, with its step; a late one is no error.
+
+A rank that calls hvd.join, or has fewer steps than the others, is named by all.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +74,25 @@ def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
         assert job.wait(150) == 0, job.output[-20000:]
         assert sorted(path.name for path in job.folder.iterdir()) == ["done-0", "done-1", "done-2", "done-3"]
         assert "waited" not in job.output
+
+
+@pytest.mark.parametrize("hosts", [ONE_NODE, TWO_NODES], ids=["one-node", "two-nodes"])
+@pytest.mark.parametrize(
+    ("what", "says", "ranks"),
+    [
+        ("join", r"rank 2 called hvd\.join\(\), .* tsps\.callbacks\.EqualSteps; .*rank_weight", (0, 1, 2, 3)),
+        ("short", r"rank 2 had no more steps to make: .* tsps\.callbacks\.EqualSteps", OTHERS),
+    ],
+)
+def test_ranks_that_leave_the_others_alone_are_named_on_all_nodes(
+    what: str, says: str, ranks: tuple[int, ...], hosts: str
+) -> None:
+    with launched("failure_program.py", what, hosts=hosts) as job:
+        happened = job.wait_for(f"rank {VICTIM}: {what}", 150)
+        assert job.wait(30) != 0
+        print(f"{what}: the job ended {time.monotonic() - happened:.1f} s later")
+        for rank in ranks:
+            said = re.search(
+                rf"^\[{rank}\]<stderr>:[A-Za-z_.]*(RankEnded|RuntimeError): {says}", job.output, re.MULTILINE
+            )
+            assert said, f"rank {rank} did not say why:\n{job.output[-20000:]}"

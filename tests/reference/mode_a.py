@@ -79,12 +79,13 @@ def reduce_sparse(
     return {key: (total / F(divisor[reduction](key))).astype(F) for key, total in sums.items()}
 
 
-def reduce_dense(ranks: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean over ranks, added in rank order."""
-    total = ranks[0].astype(F)
-    for own in ranks[1:]:
-        total = total + own
-    return (total / F(len(ranks))).astype(F)
+def reduce_dense(ranks: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """The weighted mean over ranks, added in rank order. Of a rank of weight 0 nothing counts, NaN included."""
+    total = np.zeros_like(ranks[0], F)
+    for own, weight in zip(ranks, weights, strict=True):
+        if weight > 0:
+            total = total + own.astype(F) * F(weight)
+    return (total / F(sum(weights))).astype(F) if sum(weights) > 0 else total
 
 
 class Rule:
@@ -145,16 +146,24 @@ class Simulation:
         """float32[n, dim]: rows of ids."""
         return np.stack([self.tables[table][key] for key in ids.tolist()])
 
-    def train(self, dense: Sequence[Sequence[np.ndarray]], sparse: Sequence[Sequence[SparseBatch | None]]) -> None:
+    def train(
+        self,
+        dense: Sequence[Sequence[np.ndarray]],
+        sparse: Sequence[Sequence[SparseBatch | None]],
+        weights: Sequence[float] | None = None,
+    ) -> None:
         """One step.
 
         Args:
           dense: `dense[rank][weight]`, gradients.
           sparse: `sparse[rank][table]`; None where the rank did not touch the table.
+          weights: Of each rank in the dense mean; None: 1. What a rank of weight 0 has for tables is left out.
         """
+        weights = [1.0] * len(dense) if weights is None else weights
+        sparse = [own if weight > 0 else [None] * len(own) for own, weight in zip(sparse, weights, strict=True)]
         self.step += 1
         for i, weight in enumerate(self.dense):
-            grad = reduce_dense([own[i] for own in dense])
+            grad = reduce_dense([own[i] for own in dense], weights)
             self.dense[i] = self.dense_rule.update(i, weight, grad, self.rate, self.step)
         for t, rows in enumerate(self.tables):
             per_rank = [{} if own[t] is None else local_sums(own[t]) for own in sparse]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mode_a import Rule, Simulation, SparseBatch, local_sums, reduce_sparse, rounded
+from mode_a import Rule, Simulation, SparseBatch, local_sums, reduce_dense, reduce_sparse, rounded
 
 
 def flat(ranks: list[dict[int, np.ndarray]], reduction: str) -> dict[int, np.ndarray]:
@@ -77,3 +77,18 @@ def test_ranks_without_a_table_leave_it_alone() -> None:
     job.train([[np.ones(1)], [np.zeros(1)]], [[None], [None]])
     assert job.tables[0][1].tolist() == [1, 1]
     assert job.dense[0].tolist() == [-0.25]
+
+
+def test_ranks_count_by_their_weights() -> None:
+    grads = [np.array([1.0]), np.array([np.nan]), np.array([5.0])]
+    assert reduce_dense(grads, [3, 0, 1]).tolist() == [2]
+    assert reduce_dense(grads, [0, 0, 0]).tolist() == [0]
+    assert reduce_dense(grads[::2], [1, 1]).tolist() == [3]
+
+
+def test_a_rank_of_weight_0_has_no_keys() -> None:
+    job = Simulation([np.zeros(1)], [{1: np.ones(1), 2: np.ones(1)}], "sgd", "frequency", 1.0, [[0], [1], [2]])
+    batch = [SparseBatch(np.array([1]), np.array([[4.0]])), SparseBatch(np.array([1]), np.array([[2.0]]))]
+    lost = SparseBatch(np.array([1, 2]), np.array([[np.nan], [np.nan]]))
+    job.train([[np.ones(1)]] * 3, [[batch[0]], [lost], [batch[1]]], [2.0, 0.0, 0.5])
+    assert {key: row[0] for key, row in job.tables[0].items()} == {1: 1 - 3, 2: 1}

@@ -37,6 +37,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
 from tf_sparse_ps import _ops
+from tf_sparse_ps.collectives import last_words
 from tf_sparse_ps.collectives.protocol import PROCESS_SETS, Collectives, CollectivesError
 
 _EXIT_BARRIER_SECONDS = 30.0
@@ -67,6 +68,9 @@ class HorovodCollectives(Collectives):
         if process_set is None:
             # After Horovod's own handler was registered, hence run before it.
             atexit.register(self._end)
+            if self.size > 1:
+                # Whatever name it was imported under. Horovod itself refuses some collectives with it, not all.
+                mpi_ops.MPI_LIB.horovod_join = self._refuse_join
 
     # --- graph operations ---
 
@@ -180,6 +184,10 @@ class HorovodCollectives(Collectives):
         """See `Collectives.at_exit`."""
         self._at_exit.append(action)
 
+    def last_words(self) -> str | None:
+        """See `Collectives.last_words`."""
+        return last_words.said()
+
     def enqueued(self) -> dict[str, int]:
         """How often each operation has run in this process, by name."""
         return {name: int(counter.numpy()) for name, counter in self._counters.items()}
@@ -259,6 +267,10 @@ class HorovodCollectives(Collectives):
         if not tf.executing_eagerly():
             raise RuntimeError(f"'{name}' must be called eagerly, not while a tf.function is traced")
 
+    def _refuse_join(self, *_: Any, **__: Any) -> None:
+        self.failed = True
+        raise RuntimeError(last_words.joined(self.rank))
+
     def _end(self) -> None:
         try:
             self._meet_at_exit()
@@ -285,6 +297,8 @@ class HorovodCollectives(Collectives):
             meet()
             return
         waiter.join(_EXIT_BARRIER_SECONDS)
+        if waiter.is_alive():
+            last_words.no_more_steps(self.rank, _EXIT_BARRIER_SECONDS)
 
 
 def _one(tensor: tf.Tensor) -> tf.Tensor:

@@ -123,6 +123,10 @@ class Collectives(abc.ABC):
         run.
         """
 
+    def last_words(self) -> str | None:
+        """What a rank has said to all before it ended with an error, as far as that can be found out."""
+        return None
+
     @abc.abstractmethod
     def allgather_object(self, obj: Any, name: str) -> list[Any]:
         """Gives every rank the picklable objects of all ranks, in rank order. Eager only."""

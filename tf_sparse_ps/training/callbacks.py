@@ -10,6 +10,14 @@ import tensorflow as tf
 from tf_sparse_ps import _keras
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.training import distributed_optimizer
+
+_NOT_A_NUMBER_OF_BATCHES = {
+    0: "none: give every rank at least one",
+    int(tf.data.INFINITE_CARDINALITY): "infinitely many: fit's steps_per_epoch makes equal steps of those by itself",
+    int(tf.data.UNKNOWN_CARDINALITY): "a dataset that does not tell: "
+    "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+}
 
 
 class BroadcastVariables(_keras.keras.callbacks.Callback):
@@ -96,3 +104,93 @@ class MetricAverage(_keras.keras.callbacks.Callback):
         everyone = self._collectives.allgather_object(own, "tsps.metrics")
         for name in own:
             logs[name] = float(np.mean([theirs[name] for theirs in everyone if name in theirs]))
+
+
+class EqualSteps(_keras.keras.callbacks.Callback):
+    """Lets ranks with different numbers of batches make the same number of steps in each epoch of `fit`.
+
+    ```python
+    equal = tsps.callbacks.EqualSteps(batches_of_this_rank)
+    model.fit(equal.dataset, epochs=3, callbacks=[equal])
+    ```
+
+    A rank that has no batch left goes through its first ones again, with weight 0: they train nothing, and change no
+    table (`DistributedOptimizer.rank_weight`). They do count in this rank's metrics, and in the moving statistics of
+    its `BatchNormalization`. Not empty ones, because those make moving statistics NaN.
+
+    In a loop of one's own, assign the weight for each batch:
+
+    ```python
+    for i, batch in enumerate(equal.dataset):
+        optimizer.rank_weight.assign(float(i < equal.own_steps))
+        step(batch)
+    ```
+
+    Attributes:
+      dataset: Yields `steps` batches, of which the first `own_steps` are this rank's. Transform it no more.
+      own_steps: Batches of this rank.
+      steps: Of the rank that has most.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, *, collectives: str = "auto") -> None:
+        """Agrees with the other ranks on the number of steps. Every rank makes one.
+
+        Args:
+          dataset: The batches of this rank for one epoch, whose number must be known (`dataset.cardinality()`).
+          collectives: "auto", "horovod" or "local".
+
+        Raises:
+          TypeError: `dataset` is no `tf.data.Dataset`.
+          ValueError: On all ranks: the number of batches of a rank is 0, infinite or not known.
+        """
+        super().__init__()
+        self._collectives = collectives_lib.resolve(collectives)
+        own = int(dataset.cardinality()) if isinstance(dataset, tf.data.Dataset) else None
+        numbers = self._collectives.allgather_object(own, "tsps.steps")
+        if own is None:
+            raise TypeError(
+                "EqualSteps takes a tf.data.Dataset of batches, "
+                f"tf.data.Dataset.from_tensor_slices((x, y)).batch(n) of arrays. Received: {type(dataset).__name__}"
+            )
+        wrong = [
+            f"rank {rank} has {'no tf.data.Dataset' if number is None else _NOT_A_NUMBER_OF_BATCHES[number]}"
+            for rank, number in enumerate(numbers)
+            if number is None or number <= 0
+        ]
+        if wrong:
+            raise ValueError("EqualSteps needs to know how many batches each rank has: " + "; ".join(wrong))
+        self.own_steps, self.steps = own, max(numbers)
+        self.dataset = dataset
+        if self.own_steps < self.steps:
+            self.dataset = dataset.repeat().take(self.steps)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Looks whether `fit` was given `dataset`, on all ranks.
+
+        Raises:
+          ValueError: On all ranks: it was not; the model's optimizer is no `DistributedOptimizer`.
+        """
+        ours = isinstance(self.model.optimizer, distributed_optimizer.DistributedOptimizer)
+        steps = self.params.get("steps")
+        wrong = None
+        if not ours:
+            wrong = f"its model's optimizer is a {type(self.model.optimizer).__name__}, not a DistributedOptimizer"
+        elif steps != self.steps:
+            wrong = (
+                f"fit makes {steps} steps per epoch, not {self.steps}: give it the callback's `dataset` as it is, "
+                "without steps_per_epoch"
+            )
+        found = self._collectives.allgather_object(wrong, "tsps.steps.begin")
+        if any(found):
+            each = [f"on rank {rank} {text}" for rank, text in enumerate(found) if text]
+            raise ValueError("EqualSteps cannot give the ranks equal steps: " + "; ".join(each))
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tells the optimizer after how many steps this rank has no batch left."""
+        if self.own_steps < self.steps:
+            optimizer = self.model.optimizer
+            optimizer.weigh_until(int(optimizer.iterations) + self.own_steps)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives the rank its weight back."""
+        self.model.optimizer.weigh_until(None)

@@ -165,6 +165,23 @@ class DistributedOptimizer(_keras.Optimizer):
     def learning_rate(self, value: Any) -> None:
         self.inner_optimizer.learning_rate = value
 
+    @property
+    def rank_weight(self) -> tf.Variable:
+        """This rank's weight in the mean of dense gradients: float32 scalar, 1 unless it is assigned.
+
+        The mean is the sum of weight times gradient over the ranks, divided by the sum of weights. A rank of weight 0
+        contributes nothing: no dense gradient, not even NaN, and no key of a table. Other weights do not act on tables.
+        Read by each step when it runs; not a part of checkpoints and configurations.
+        """
+        return self._step.weight.variable
+
+    def weigh_until(self, iterations: int | None) -> None:
+        """Gives this rank weight 0 in the steps from this number of updates on; None: in none.
+
+        For `tsps.callbacks.EqualSteps`: one call for an epoch, however many steps a call of TensorFlow makes.
+        """
+        self._step.weight.only_until(iterations)
+
     def statistics(self) -> dict[str, float]:
         """What this process has put on the rings since it began, all its optimizers together.
 

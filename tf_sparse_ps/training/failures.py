@@ -13,7 +13,7 @@ The same happens when the merge of gradients has failed in this rank, say becaus
 error itself cannot be raised before Horovod gives up its operations of the same step.
 
 A rank of another node cannot be seen: there Horovod's error stands for itself, and its launcher says which process
-ended.
+ended. Unless that rank has said why, to all (`Collectives.last_words`): then that is the cause, on every node.
 """
 
 from __future__ import annotations
@@ -30,15 +30,24 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.collectives import CollectivesError
+from tf_sparse_ps.collectives import Collectives, CollectivesError
 from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.table_binding import eager_ops
 
 _POLL_S = 0.025  # a look costs 5 us per rank
 _GRACE_S = 4.0
 _OWN_FAILURE_S = 1.0  # how long to wait for a failure of this rank's own, once another's is there
+# What no other rank's end looks like.
+_OWN_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnimplementedError,
+)
 _lock = threading.Lock()
 _watches: dict[str, Watch] = {}
+_explained_for: list[Collectives] = []
 
 
 class RankDied(RuntimeError):
@@ -57,14 +66,18 @@ class ExchangeFailed(RuntimeError):
     """The ranks of this node could not merge their gradients; the message names the rank that did not come, or why."""
 
 
+class RankEnded(RuntimeError):
+    """A rank has ended with an error that it told all others; the message is what it said."""
+
+
 class Watch:
     """A thread that waits for the death of another rank of this node. Started by `watch`."""
 
     def __init__(self, job: Any) -> None:
         """Watches the ranks that have joined the exchange of `job`'s node."""
-        self.found: RankDied | ExchangeFailed | None = None
+        self.found: RankDied | RankEnded | ExchangeFailed | None = None
         self._group, self._node, self._rank = job.group_path, job.node, job.rank
-        self._leader = job.leaders[job.node]
+        self._leader, self._last_words = job.leaders[job.node], job.collectives.last_words
         self._ranks = _table.NodeRanks.open(job.exchange_path, job.collectives.local_size)
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -81,7 +94,7 @@ class Watch:
         with contextlib.suppress(TableError), eager_ops(f"leaving the exchange of {self._group}") as _ops:
             _ops.leave_exchange(self._group)
 
-    def wait(self, timeout_s: float) -> RankDied | ExchangeFailed | None:
+    def wait(self, timeout_s: float) -> RankDied | RankEnded | ExchangeFailed | None:
         """What to raise for a rank's death, which the kernel may show a moment after the sockets are closed."""
         self._ready.wait(timeout_s)
         return self.found
@@ -117,7 +130,9 @@ class Watch:
                 self._report(self._death_of(dead[0], group.info()["step"]))
                 return
 
-    def _death_of(self, dead: Any, step: int) -> RankDied:
+    def _death_of(self, dead: Any, step: int) -> RankDied | RankEnded:
+        if (said := self._last_words()) is not None:
+            return RankEnded(f"rank {self._rank}: {said}")
         if dead.rank == self._leader:
             return LeaderDied(
                 f"rank {self._rank}: the leader of node {self._node} (pid {dead.pid}) died after step {step} of "
@@ -136,7 +151,7 @@ class Watch:
             f"{failed.step}: {failed.failure}"
         )
 
-    def _report(self, found: RankDied | ExchangeFailed) -> None:
+    def _report(self, found: RankDied | RankEnded | ExchangeFailed) -> None:
         self.found = found
         self._ready.set()
         print(f"tf_sparse_ps: {found}", file=sys.stderr, flush=True)
@@ -165,21 +180,29 @@ def _main_thread_call() -> tuple[types.FrameType, int] | None:
     return frame, frame.f_lasti
 
 
+def report(collectives: Collectives) -> None:
+    """Lets uncaught errors of this process be reported by their cause, once."""
+    with _lock:
+        if _explained_for:
+            return
+        _explained_for.append(collectives)
+        previous = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+            explained = explain(error)
+            if explained is not error:
+                kind, error, trace = type(explained), explained, explained.__traceback__
+            previous(kind, error, trace)
+
+        sys.excepthook = hook
+
+
 def watch(job: Any) -> None:
     """Starts to watch the other ranks of a job's node, unless there are none or this process does already."""
     with _lock:
         if job.collectives.local_size == 1 or job.group_path in _watches:
             return
         if not _watches:
-            previous = sys.excepthook
-
-            def report(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-                explained = explain(error)
-                if explained is not error:
-                    kind, error, trace = type(explained), explained, explained.__traceback__
-                previous(kind, error, trace)
-
-            sys.excepthook = report
             atexit.register(stop)
         _watches[job.group_path] = Watch(job)
 
@@ -197,7 +220,7 @@ def stop() -> None:
 def explain(error: BaseException, timeout_s: float = 2.0) -> BaseException:
     """Returns what this rank knows to be the cause of an error, or the error itself.
 
-    That is a `RankDied`, a `RankStopped` or an `ExchangeFailed`, with `error` as its cause.
+    That is a `RankEnded`, `RankDied`, `RankStopped` or `ExchangeFailed`, with `error` as its cause.
 
     Uncaught errors go through here by themselves. A program that catches errors of a step may call it.
 
@@ -208,7 +231,11 @@ def explain(error: BaseException, timeout_s: float = 2.0) -> BaseException:
     if not isinstance(error, (tf.errors.OpError, CollectivesError)):
         return error
     with _lock:
-        watches = list(_watches.values())
+        watches, told = list(_watches.values()), [one.last_words() for one in _explained_for]
+    for text in () if isinstance(error, _OWN_ERRORS) else filter(None, told):
+        ended = RankEnded(text)
+        ended.__cause__ = error
+        return ended
     for one in watches:
         explained = one.wait(timeout_s) or one.stopped()
         if explained is not None:

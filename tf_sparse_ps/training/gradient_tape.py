@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import dense_ring
+from tf_sparse_ps.training import dense_ring, rank_weight
 
-_MARK = "_tsps_averaged"
+_MARK = "_tsps_mean"
 
 
-def is_averaged(gradient: Any) -> bool:
-    """Whether a gradient comes from a `DistributedGradientTape`, hence is the ranks' mean already."""
-    return getattr(gradient, _MARK, False) is True
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """How a `DistributedGradientTape` has averaged.
+
+    Attributes:
+      weight: Of this rank.
+      sums: Of the ranks' weights, for `rank_weight.check`.
+    """
+
+    weight: tf.Tensor
+    sums: list[tf.Tensor]
+
+
+def mean_of(gradient: Any) -> Mean | None:
+    """How a gradient was averaged, or None: it is this rank's own."""
+    return getattr(gradient, _MARK, None)
 
 
 class DistributedGradientTape:
@@ -33,14 +47,22 @@ class DistributedGradientTape:
     ```
     """
 
-    def __init__(self, tape: tf.GradientTape, *, collectives: str = "auto") -> None:
-        """Wraps `tape`, which may have been used already."""
+    def __init__(self, tape: tf.GradientTape, *, weight: Any = 1.0, collectives: str = "auto") -> None:
+        """Wraps `tape`, which may have been used already.
+
+        Args:
+          tape: A plain `tf.GradientTape`.
+          weight: Of this rank in the mean, a number, scalar tensor or variable: `optimizer.rank_weight`, where that is
+            assigned; applying with another one is an error. A weight that is negative or not finite makes zeros of
+            all gradients, and an error when they are applied.
+          collectives: "auto", "horovod" or "local".
+        """
         if not isinstance(tape, tf.GradientTape) or (wrapper := collectives_lib.foreign_wrapper(tape)):
             raise ValueError(
                 "DistributedGradientTape wraps a plain tf.GradientTape. Received: "
                 f"{wrapper if isinstance(tape, tf.GradientTape) else tape!r}"
             )
-        self._tape = tape
+        self._tape, self._weight = tape, weight
         self._collectives = collectives_lib.resolve(collectives)
 
     def __enter__(self) -> DistributedGradientTape:
@@ -71,7 +93,9 @@ class DistributedGradientTape:
             if gradient is not None and anchor.binding_of(source) is None
         ]
         dense = [tf.convert_to_tensor(flat[i]) for i in places]
-        for i, averaged in zip(places, dense_ring.average(dense, self._collectives, "tsps.tape"), strict=True):
-            flat[i] = tf.identity(averaged)
-            setattr(flat[i], _MARK, True)
+        weight = rank_weight.allowed(self._weight)
+        means, weights = dense_ring.average(dense, self._collectives, "tsps.tape", weight)
+        for i, mean in zip(places, means, strict=True):
+            flat[i] = tf.identity(mean)
+            setattr(flat[i], _MARK, Mean(weight, weights))
         return tf.nest.pack_sequence_as(sources, flat)

@@ -46,7 +46,7 @@ class DenseGradient:
     @property
     def to_average(self) -> bool:
         """Whether it goes through the dense ring."""
-        return self.value is not None and not self.big and not gradient_tape.is_averaged(self.value)
+        return self.value is not None and not self.big and gradient_tape.mean_of(self.value) is None
 
     @property
     def gradient(self) -> SparseGradient:

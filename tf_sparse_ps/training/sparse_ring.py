@@ -332,17 +332,10 @@ def _gradients(merged: _ops.Merged) -> list[SparseGradient]:
     return [SparseGradient(keys, rows) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
 
 
-def reduce_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
-    """The mean over all ranks of sparse gradients of replicated weights, on every rank. Keys come out unique."""
-    reduced = reduce_over(
-        collectives,
-        _of_one_rank(_unique(gradients)),
-        name,
-        reduction="average",
-        wire="float32",
-        world_size=collectives.size,
-    )
-    return reduced or []
+def sum_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
+    """The sum over all ranks of sparse gradients of replicated weights, on every rank. Keys come out unique."""
+    own = _of_one_rank(_unique(gradients))
+    return reduce_over(collectives, own, name, reduction="sum", wire="float32", world_size=collectives.size) or []
 
 
 def _unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:

@@ -9,7 +9,16 @@ import tensorflow as tf
 from tf_sparse_ps import _keras, _ops, optimizers
 from tf_sparse_ps import job as job_lib
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.training import binding, clipping, dense_ring, failures, refusals, sparse_ring
+from tf_sparse_ps.training import (
+    binding,
+    clipping,
+    dense_ring,
+    failures,
+    gradient_tape,
+    rank_weight,
+    refusals,
+    sparse_ring,
+)
 from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, split, take_back, unscale
 
 if TYPE_CHECKING:
@@ -21,6 +30,7 @@ class Step:
 
     Attributes:
       variables: That the optimizer was built for.
+      weight: Of this rank.
     """
 
     def __init__(
@@ -34,6 +44,7 @@ class Step:
           rule: Of tables without their own; or why there is none, which matters when there is a table.
         """
         self.variables: list[Any] = []
+        self.weight = rank_weight.RankWeight()
         self._owner, self._collectives, self._rule = owner, collectives, rule
         self._ordinal: int | None = None  # names this optimizer's operations
         self._ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
@@ -81,16 +92,24 @@ class Step:
         world, name = self._collectives, f"tsps.{self._ordinal}"
 
         # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
-        big = sparse_ring.reduce_replicated([one.gradient for one in dense if one.big], world, f"{name}.big")
+        weight = self.weight.now(owner.iterations)
+        big, weights = rank_weight.average_sparse(
+            [one.gradient for one in dense if one.big], world, f"{name}.big", weight
+        )
         self._dense_bytes = sum(one.bytes for one in dense if one.to_average) if world.size > 1 else 0
-        averaged = dense_ring.average([one.value for one in dense if one.to_average], world, f"{name}.dense")
+        averaged, sums = dense_ring.average(
+            [one.value for one in dense if one.to_average], world, f"{name}.dense", weight
+        )
+        means = list(filter(None, (gradient_tape.mean_of(one.value) for one in dense)))
         take_back(dense, averaged, big)
 
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
         rate, made = _keras.current_learning_rate(owner.inner_optimizer), tf.convert_to_tensor(owner.iterations)
         published: list[tf.Tensor] = []
         if job is not None:
-            published = [self._update_tables(job, tables, dense, rate, made)]
+            published = [self._update_tables(job, tables, dense, rate, made, weight)]
+        of_tape = means[0].weight if means else None
+        rank_weight.check([*weights, *sums, *(means[0].sums if means else [])], weight, of_tape)
         present = [one for one in dense if one.result is not None]
         if present:
             _keras.apply_optimizer(
@@ -125,6 +144,8 @@ class Step:
             },
         )
         self._bound.update(table.path for table in new)
+        if self._collectives.size > 1:
+            failures.report(self._collectives)
         if new and self._collectives.size > 1:
             binding.on_all(self._collectives, job.join_exchange, "tsps.exchange")
             failures.watch(job)
@@ -132,14 +153,20 @@ class Step:
             self._ring = sparse_ring.make(owner.topology, job, owner.sparse_reduction, owner.wire)
 
     def _update_tables(
-        self, job: Any, tables: list[TableGradient], dense: list[DenseGradient], rate: tf.Tensor, made: tf.Tensor
+        self,
+        job: Any,
+        tables: list[TableGradient],
+        dense: list[DenseGradient],
+        rate: tf.Tensor,
+        made: tf.Tensor,
+        weight: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the step that these gradients make, once this process has done its part of it."""
         owner = self._owner
         factor, clip = owner.loss_scale_factor, clipping.Clipping.of(owner.inner_optimizer)
         assert self._ring is not None  # made when the tables were bound
         step = tf.identity(job.step) + 1
-        gradients, name = [one.gradient for one in tables], f"tsps.{self._ordinal}"
+        gradients, name = rank_weight.kept([one.gradient for one in tables], weight), f"tsps.{self._ordinal}"
         rules = [self.rule_of(one.table) for one in tables]
         update = sparse_ring.Update(
             [one.table.path for one in tables],

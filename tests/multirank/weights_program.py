@@ -1,0 +1,203 @@
+"""One rank of the tests of weights: empty batches, batches of other sizes, fewer batches, a table never touched.
+
+Arguments: which runs ("two-nodes", "one-node", "pair": two ranks), the folder for results. What every rank has at every
+step is in weighted_batches.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import batches
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+import weighted_batches as weighted
+from equality_program import OPTIMIZERS, layers, numbers
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.training import dense_ring, gradients, rank_weight, sparse_ring
+
+keras = tf.keras
+
+
+def train(kind: str, reduction: str, *, topology: str = "hierarchical", tape: bool = False) -> dict[str, Any]:
+    """Trains as `weighted_batches` says; returns first and last values."""
+    print(f"rank {hvd.rank()}: {kind} {reduction} {topology} {tape}", flush=True)
+    tables = layers()
+    first = [numbers(layer, batches.all_keys(t)) for t, layer in enumerate(tables)]
+    dense = [tf.Variable(weight) for weight in batches.first_dense()]
+    big = tf.Variable(weighted.first_big())
+    optimizer = tsps.DistributedOptimizer(
+        OPTIMIZERS[kind](batches.RATES[kind]), sparse_reduction=reduction, topology=topology
+    )
+    variables = [*(layer.trainable_variables[0] for layer in tables), *dense, big]
+
+    def step(touched: bool, samples: tf.Tensor, ids: list[tf.Tensor], targets: Any, dense_targets: Any) -> None:
+        recorded: Any = tf.GradientTape()
+        if tape:
+            recorded = tsps.DistributedGradientTape(recorded, weight=optimizer.rank_weight)
+        with recorded:
+            loss = tf.add_n([0.5 * tf.reduce_sum((w - t) ** 2) for w, t in zip(dense, dense_targets, strict=True)])
+            loss += 0.5 * tf.reduce_sum((tf.gather(big, weighted.big_ids(ids[1])) - 1.0) ** 2)
+            for t, layer in enumerate(tables):
+                if t != weighted.TABLE_ONE_RANK_LACKS or touched:
+                    loss += 0.5 * tf.reduce_sum((layer(ids[t]) - targets[t]) ** 2)
+            loss *= samples / samples  # an empty batch's mean is NaN, and so are all gradients
+        optimizer.apply_gradients(zip(recorded.gradient(loss, variables), variables, strict=True))
+
+    signature = (
+        tf.TensorSpec([], tf.float32),
+        [tf.TensorSpec([None], tf.int64) for _ in batches.DIMS],
+        [tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS],
+        [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
+    )
+    touched = hvd.rank() != weighted.RANK_WITHOUT_IT
+    run = tf.function(functools.partial(step, touched), input_signature=signature)
+    for number in range(weighted.STEPS):
+        one, samples = batches.batch(number, hvd.rank()), float(weighted.samples(number, hvd.rank()))
+        optimizer.rank_weight.assign(samples)
+        run(
+            tf.constant(samples),
+            *([tf.constant(a) for a in part] for part in (one.ids, one.targets, one.dense_targets)),
+        )
+    results: dict[str, Any] = {"big": big.numpy()}
+    for t, layer in enumerate(tables):
+        results[f"first{t}"], results[f"last{t}"] = first[t], numbers(layer, batches.all_keys(t))
+    for i, weight in enumerate(dense):
+        results[f"dense{i}"] = weight.numpy()
+    return results
+
+
+def fit(steps_per_execution: int) -> dict[str, Any]:
+    """`fit` of ranks with 5, 2, 3 and 1 batches, of other sizes."""
+    ids = keras.layers.Input((weighted.FIELDS,), dtype="int64")
+    table = tsps.Embedding(None, weighted.DIM)
+    head = keras.layers.Dense(1)
+    model = keras.Model(ids, head(keras.layers.Flatten()(table(ids))))
+    head.set_weights([weighted.first_kernel(), np.zeros(1)])
+    first = numbers(table, np.arange(weighted.KEYS))
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(weighted.RATE))
+    optimizer.rank_weight.assign(float(weighted.BATCH_SIZES[hvd.rank()]))
+    model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
+    inputs, targets = weighted.fit_data(hvd.rank())
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(weighted.BATCH_SIZES[hvd.rank()])
+    equal = tsps.callbacks.EqualSteps(data)
+    history = model.fit(equal.dataset, epochs=weighted.EPOCHS, verbose=0, callbacks=[equal]).history
+    return {
+        "first": first,
+        "last": numbers(table, np.arange(weighted.KEYS)),
+        "kernel": head.get_weights()[0],
+        "bias": head.get_weights()[1],
+        "metrics": np.array([history["loss"], history["mae"]]),
+        "iterations": np.array(int(optimizer.iterations)),
+    }
+
+
+def plain_means() -> dict[str, Any]:
+    """Means with all weights 1, and the plain ones that the collectives and the sparse ring make."""
+    world, random = tsps.collectives.current(), np.random.default_rng(hvd.rank())
+    dense = [tf.constant(random.normal(size=shape), tf.float32) for shape in ((3, 5), (1,), (200, 100), (7,))]
+    dense += [tf.constant(random.normal(size=9), dtype) for dtype in (tf.float64, tf.float16)]
+    keys = tf.constant(random.permutation(20)[:12])
+    sparse = sparse_ring.SparseGradient(keys, tf.constant(random.normal(size=(12, 4)), tf.float32))
+    one = rank_weight.allowed(1.0)
+    ours, _ = dense_ring.average(dense, world, "t.ours", one)
+    plain = world.allreduce(dense, "t.plain")
+    (rows,), _ = rank_weight.average_sparse([sparse], world, "t.ours.sparse", one)
+    own = sparse_ring._of_one_rank([sparse])
+    (mean,) = sparse_ring.reduce_over(
+        world, own, "t.plain.sparse", reduction="average", wire="float32", world_size=world.size
+    )
+    pairs = [*zip(ours, plain, strict=True), (rows.keys, mean.keys), (rows.rows, mean.rows)]
+    return {f"{side}{i}": pair[k].numpy() for i, pair in enumerate(pairs) for k, side in enumerate(("ours", "plain"))}
+
+
+def errors() -> dict[str, str]:
+    """What every rank says when one rank does something that cannot work."""
+    said: dict[str, str] = {}
+
+    def attempt(name: str, action: Any) -> None:
+        try:
+            action()
+            said[name] = "no error"
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    def other(usual: Any, on_rank_1: Any) -> Any:
+        return on_rank_1 if hvd.rank() == 1 else usual
+
+    def wrong_weight(weight: float, graph: bool, big: bool) -> None:
+        variable = tf.Variable(tf.ones([4, 2]))
+        optimizer = tsps.DistributedOptimizer("sgd")
+        optimizer.rank_weight.assign(other(1.0, weight))
+
+        def step() -> None:
+            gradient: Any = tf.ones([4, 2])
+            if big:
+                gradient = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([4, 2]))
+            optimizer.apply_gradients([(gradient, variable)])
+
+        limit, gradients._DENSIFY_UP_TO = gradients._DENSIFY_UP_TO, 0 if big else 1 << 20
+        try:
+            (tf.function(step) if graph else step)()
+        finally:
+            gradients._DENSIFY_UP_TO = limit
+            said[f"weights after {weight}"] = str(variable.numpy().tolist())
+
+    for weight in (-1.0, float("nan"), float("inf")):
+        for graph in (True, False):
+            attempt(f"{weight} {graph}", functools.partial(wrong_weight, weight, graph, False))
+    attempt("big", functools.partial(wrong_weight, -2.0, True, True))
+
+    data = tf.data.Dataset.from_tensor_slices((tf.zeros([6, 3]), tf.zeros([6, 1]))).batch(2)
+    equal = tsps.callbacks.EqualSteps
+    attempt("unknown", lambda: equal(other(data, data.filter(lambda *_: True))))
+    attempt("infinite", lambda: equal(other(data, data.repeat())))
+    attempt("none", lambda: equal(other(data, data.take(0))))
+    attempt("array", lambda: equal(other(data, np.zeros(3))))
+
+    def fitted(optimizer: Any, dataset: Any, **options: Any) -> None:
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        callback = equal(other(data, data.take(1)))
+        model.fit(callback.dataset if dataset is None else dataset, verbose=0, callbacks=[callback], **options)
+
+    attempt("not its dataset", lambda: fitted(tsps.DistributedOptimizer("sgd"), other(None, data.take(1))))
+    attempt("steps_per_epoch", lambda: fitted(tsps.DistributedOptimizer("sgd"), None, steps_per_epoch=other(3, 2)))
+    attempt("not our optimizer", lambda: fitted(other(tsps.DistributedOptimizer("sgd"), "sgd"), None))
+    return said
+
+
+def main() -> None:
+    """Runs everything that the tests look at."""
+    tsps.init()
+    gradients._DENSIFY_UP_TO = 1 << 20
+    which, folder = sys.argv[1], Path(sys.argv[2])
+    found: dict[str, dict[str, Any]]
+    if which == "pair":
+        found = {"means": plain_means()}
+    else:
+        gradients._DENSIFY_UP_TO = 100  # of the dense weights only `big` has a sparse gradient
+        found = {
+            "sgd-frequency": train("sgd", "frequency"),
+            "adagrad-average": train("adagrad", "average"),
+            "sgd-sum-tape": train("sgd", "sum", tape=True),
+            "fit-1": fit(1),
+            "fit-3": fit(3),
+        }
+        if which == "two-nodes":
+            found["adagrad-frequency-flat"] = train("adagrad", "frequency", topology="flat")
+            found["adam-frequency"] = train("adam", "frequency")
+            gradients._DENSIFY_UP_TO = 1 << 20
+            (folder / f"errors-{hvd.rank()}.json").write_text(json.dumps(errors()))
+    for name, arrays in found.items():
+        np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main()
