@@ -8,14 +8,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import dense_ring
-
-_MARK = "_tsps_averaged"
-
-
-def is_averaged(gradient: Any) -> bool:
-    """Whether a gradient comes from a `DistributedGradientTape`, hence is the ranks' mean already."""
-    return getattr(gradient, _MARK, False) is True
+from tf_sparse_ps.training import gradients as gradients_lib
+from tf_sparse_ps.training import replicas
 
 
 class DistributedGradientTape:
@@ -71,7 +65,7 @@ class DistributedGradientTape:
             if gradient is not None and anchor.binding_of(source) is None
         ]
         dense = [tf.convert_to_tensor(flat[i]) for i in places]
-        for i, averaged in zip(places, dense_ring.average(dense, self._collectives, "tsps.tape"), strict=True):
+        for i, averaged in zip(places, replicas.average(dense, self._collectives, "tsps.tape"), strict=True):
             flat[i] = tf.identity(averaged)
-            setattr(flat[i], _MARK, True)
+            gradients_lib.mark_averaged(flat[i])
         return tf.nest.pack_sequence_as(sources, flat)

@@ -8,13 +8,24 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import clipping, gradient_tape
+from tf_sparse_ps.training import clipping
 from tf_sparse_ps.training.sparse_ring import SparseGradient
 
 # Gradients of other layers that arrive as IndexedSlices travel dense when the variable is at most this big, and in the
 # sparse ring otherwise.
 _DENSIFY_UP_TO = 1 << 20
 _WIDEST_ROW = 1 << 16  # that the sparse ring takes
+_MARK = "_tsps_averaged"
+
+
+def mark_averaged(gradient: Any) -> None:
+    """Says that a gradient is the ranks' mean already, as it comes from a `DistributedGradientTape`."""
+    setattr(gradient, _MARK, True)
+
+
+def is_averaged(gradient: Any) -> bool:
+    """Whether `mark_averaged` was called."""
+    return getattr(gradient, _MARK, False) is True
 
 
 @dataclasses.dataclass
@@ -23,11 +34,12 @@ class TableGradient:
 
     table: Any  # TableBinding
     slices: list[tf.IndexedSlices]
+    merged: SparseGradient | None = None  # of several replicas, in place of `slices`
 
     @property
     def gradient(self) -> SparseGradient:
         """As one set of keys and rows."""
-        return SparseGradient.of(self.slices, self.table.config.dim)
+        return self.merged or SparseGradient.of(self.slices, self.table.config.dim)
 
 
 @dataclasses.dataclass
@@ -46,7 +58,7 @@ class DenseGradient:
     @property
     def to_average(self) -> bool:
         """Whether it goes through the dense ring."""
-        return self.value is not None and not self.big and not gradient_tape.is_averaged(self.value)
+        return self.value is not None and not self.big and not is_averaged(self.value)
 
     @property
     def gradient(self) -> SparseGradient:
