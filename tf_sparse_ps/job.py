@@ -336,7 +336,7 @@ def current() -> Job:
       NoSpaceError: There is no room in it.
       WriterLockedError: A job of this name is running.
       RuntimeError: Horovod's launcher started this process and `hvd.init()` was not called.
-      StateError: The job was made before a tf.distribute strategy of several workers was active.
+      ValueError: The job was made before a tf.distribute strategy of several workers was active.
     """
     global _current
     with _current_lock:
@@ -344,7 +344,7 @@ def current() -> Job:
         if _current is None:
             _current = Job(found)
         if _current.collectives.size != found.size:
-            raise StateError(
+            raise ValueError(
                 f"this process's first table was made outside of the strategy's scope, for a job of "
                 f"{_current.collectives.size} rank; here it is worker {found.rank} of {found.size}. Build every layer "
                 "within `with strategy.scope():`"

@@ -48,7 +48,7 @@ _FIXED = 1 << 30
 # Of others: 21 bits, and 8 bits that say which size.
 _SIZED, _SIZE_BITS = 1 << 29, 8
 # Of buffers, in words of 4 bytes: all up to 8, then 8 per power of 2.
-_SIZES = [*range(1, 9), *(k << e for e in range(1, 28) for k in range(9, 17))]
+_SIZES = [*range(1, 9), *(k << e for e in range(28) for k in range(9, 17))]
 assert len(_SIZES) < 1 << _SIZE_BITS
 # What the runtime adds up, and what other types are added up as: modulo their width, as they would be by themselves.
 _ADDED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
@@ -297,7 +297,7 @@ class TfDistributeCollectives(Collectives):
             )
 
     def _eager(self, name: str, build: Callable[[], Any]) -> Any:
-        """Builds operations, on this worker's CPU. Called eagerly, errors of the runtime become a `CollectivesError`."""
+        """Builds operations, on this worker's CPU; errors of the runtime in eager ones become a `CollectivesError`."""
         with tf.device(self._device):
             if not tf.executing_eagerly():
                 return build()

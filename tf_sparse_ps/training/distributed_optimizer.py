@@ -61,7 +61,7 @@ class DistributedOptimizer(_keras.Optimizer):
           wire: What sparse gradients are rounded to where they travel between nodes (or, "flat", between ranks):
             "float32", "bfloat16" or "float16". Sums are made in float32.
           schedule: `tsps.schedules.Synchronous()`, the default.
-          collectives: "auto", "horovod", "tf.distribute" (the strategy in whose scope the optimizer is made) or "local".
+          collectives: "auto", "horovod", "tf.distribute" (of the strategy in whose scope this is made) or "local".
           name: For Keras.
 
         Raises:

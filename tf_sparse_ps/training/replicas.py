@@ -29,7 +29,7 @@ Split = tuple[list[TableGradient], list[DenseGradient]]
 
 
 def check_optimizer(optimizer: Any, strategy: Any) -> None:
-    """Raises ValueError, with the reason, if a Keras optimizer cannot be wrapped under a strategy of several replicas."""
+    """Raises ValueError, with the reason, if an optimizer cannot be wrapped under a strategy of several replicas."""
     kind = type(optimizer).__name__
     if _keras.is_legacy_optimizer(optimizer):
         raise ValueError(
