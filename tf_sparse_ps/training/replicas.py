@@ -50,6 +50,8 @@ def strategy_of_step(collectives: Collectives) -> Any:
       ValueError: There is one, and gradients cannot be reduced here as it needs it, with the reason.
     """
     strategy = active_strategy()
+    if strategy is not None and tf.distribute.get_replica_context() is None:
+        raise ValueError(refusals.OUTSIDE_OF_RUN)
     if strategy is None or strategy.num_replicas_in_sync == 1:
         if collectives.kind == "tf.distribute" and collectives.size > 1:
             raise ValueError(refusals.OUTSIDE_OF_RUN)
@@ -57,8 +59,6 @@ def strategy_of_step(collectives: Collectives) -> Any:
     if collectives.kind != "tf.distribute":
         raise ValueError(refusals.STRATEGY.format(kind=collectives.kind))
     collectives.check_strategy(strategy)  # type: ignore[attr-defined]
-    if tf.distribute.get_replica_context() is None:
-        raise ValueError(refusals.OUTSIDE_OF_RUN)
     return strategy
 
 
