@@ -340,13 +340,12 @@ def current() -> Job:
     """
     global _current
     with _current_lock:
-        found = protocol.current()
         if _current is None:
-            _current = Job(found)
-        if _current.collectives.size != found.size:
+            _current = Job(protocol.current())
+        elif protocol.active_strategy() is not None and (found := protocol.current()).size != _current.size:
             raise ValueError(
                 f"this process's first table was made outside of the strategy's scope, for a job of "
-                f"{_current.collectives.size} rank; here it is worker {found.rank} of {found.size}. Build every layer "
+                f"{_current.size} rank; here it is worker {found.rank} of {found.size}. Build every layer "
                 "within `with strategy.scope():`"
             )
         return _current

@@ -126,6 +126,7 @@ def test_the_chief_is_rank_0_and_an_evaluator_is_alone() -> None:
 
 def test_a_table_made_before_the_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     job.current()
+    monkeypatch.setattr(protocol, "active_strategy", lambda: SimpleNamespace())
     monkeypatch.setattr(protocol, "current", lambda: SimpleNamespace(size=2, rank=1))
     with pytest.raises(ValueError, match=r"outside of the strategy's scope.*worker 1 of 2"):
         job.current()
