@@ -5,11 +5,13 @@ Checked with Keras 3.15 on TensorFlow 2.21 and Keras 2.15 on TensorFlow 2.15.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 keras = tf.keras
 # TensorFlow 2.15's `tf.keras` has no version.
@@ -75,7 +77,7 @@ def current_learning_rate(optimizer: Any) -> tf.Tensor:
     """
     if IS_KERAS_3:
         return tf.convert_to_tensor(optimizer.learning_rate)
-    if isinstance(optimizer, keras.optimizers.legacy.Optimizer):
+    if is_legacy_optimizer(optimizer):
         return optimizer._decayed_lr(tf.float32)
     rate = optimizer._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -84,10 +86,33 @@ def current_learning_rate(optimizer: Any) -> tf.Tensor:
     return tf.convert_to_tensor(rate)
 
 
+def is_legacy_optimizer(optimizer: Any) -> bool:
+    """Whether it is one of Keras 2's legacy optimizers."""
+    return not IS_KERAS_3 and isinstance(optimizer, keras.optimizers.legacy.Optimizer)
+
+
+def strategy_of(optimizer: Any) -> Any:
+    """The tf.distribute strategy that an optimizer was made under: TensorFlow's default one if under none."""
+    return getattr(optimizer, "_distribution_strategy", None)
+
+
+@contextlib.contextmanager
+def _scope_of(optimizer: Any) -> Iterator[None]:
+    """Where the optimizer's variables are to be made: eagerly, and as its strategy makes variables."""
+    with tf.init_scope():
+        strategy = strategy_of(optimizer)
+        # Eagerly in a replica this is the strategy's context already; out of a graph it is TensorFlow's default one.
+        if strategy is None or strategy is tf.distribute.get_strategy():
+            yield
+        else:
+            with strategy.scope():
+                yield
+
+
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
     """Makes the optimizer's slots, unless it has them."""
-    with tf.init_scope():
-        if not IS_KERAS_3 and isinstance(optimizer, keras.optimizers.legacy.Optimizer):
+    with _scope_of(optimizer):
+        if is_legacy_optimizer(optimizer):
             optimizer._create_all_weights(variables)
         elif not getattr(optimizer, "built", False):
             optimizer.build(variables)
@@ -95,10 +120,27 @@ def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
 
 def apply_optimizer(optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
     """Lets a Keras optimizer apply gradients as they are, without any aggregation of its own."""
-    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    if IS_KERAS_3:
+        # Under tf.distribute it would add them up over the replicas, in a method that no option turns off. Replicas
+        # take turns, all up to the same point: the first one to end ends after the last one's call of it.
+        optimizer.__dict__["_all_reduce_sum_gradients"] = lambda grads_and_vars: grads_and_vars
+        try:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        finally:
+            optimizer.__dict__.pop("_all_reduce_sum_gradients", None)
+        return
+    options = {} if is_legacy_optimizer(optimizer) else {"skip_gradients_aggregation": True}
+    optimizer.apply_gradients(zip(gradients, variables, strict=True), **options)
 
 
-ResourceVariable: Any = type(tf.Variable(0.0))
+# Called, it makes a variable of this process: a tf.distribute strategy mirrors what is made through `tf.Variable` only.
+ResourceVariable: Any = resource_variable_ops.ResourceVariable
+
+
+def local_variable(value: Any, dtype: str, name: str) -> tf.Variable:
+    """A variable of this process's own, whatever strategy or graph it is made under."""
+    with tf.init_scope(), tf.device("/CPU:0"):
+        return ResourceVariable(initial_value=value, dtype=tf.as_dtype(dtype), trainable=False, name=name)
 
 
 def tf_variable(variable: Any) -> tf.Variable:

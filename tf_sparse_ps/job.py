@@ -38,7 +38,7 @@ from tf_sparse_ps.errors import (
 from tf_sparse_ps.table_binding import TableBinding, eager_ops
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.collectives.protocol import Collectives
+    from tf_sparse_ps.collectives import Collectives
 
 WAIT_S = 300.0
 _POLL_S = 0.002
@@ -89,7 +89,7 @@ class Job:
         self.collectives = collectives
         self.rank, self.size = collectives.rank, collectives.size
         self.is_leader = collectives.local_rank == 0
-        self.timeout_s = _timeout()
+        self.timeout_s = protocol.timeout_s()
         self.name = os.environ.get("TFSPS_JOB") or None
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.name):
             raise ValueError(
@@ -103,7 +103,8 @@ class Job:
         )
         if name != self.name:
             raise ValueError(f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {self.name!r} on rank {self.rank}")
-        nodes = places.nodes(collectives.allgather_object(places.mine(collectives.local_rank), "tfsps_places"))
+        mine = places.mine(collectives.local_rank, collectives.host)
+        nodes = places.nodes(collectives.allgather_object(mine, "tfsps_places"))
         self.nodes, self.node = nodes, nodes[self.rank]
         self.leaders = [nodes.index(node) for node in range(max(nodes) + 1)]
         self.mergers = min(nodes.count(node) for node in range(len(self.leaders)))
@@ -132,10 +133,9 @@ class Job:
     def step(self) -> Any:
         """int64 variable: the last step that this rank knows to be published."""
         if self._step is None:
-            import tensorflow as tf
+            from tf_sparse_ps import _keras
 
-            with tf.init_scope():
-                self._step = tf.Variable(self._committed_step(), dtype=tf.int64, trainable=False, name="tfsps_step")
+            self._step = _keras.local_variable(self._committed_step(), "int64", "tfsps_step")
         return self._step
 
     def join_exchange(self) -> None:
@@ -375,25 +375,19 @@ def current() -> Job:
       NoSpaceError: There is no room in it.
       WriterLockedError: A job of this name is running.
       RuntimeError: Horovod's launcher started this process and `hvd.init()` was not called.
+      ValueError: The job was made before a tf.distribute strategy of several workers was active.
     """
     global _current
     with _current_lock:
         if _current is None:
-            from tf_sparse_ps.collectives import protocol
-
             _current = Job(protocol.current())
+        elif protocol.active_strategy() is not None and (found := protocol.current()).size != _current.size:
+            raise ValueError(
+                f"this process's first table was made outside of the strategy's scope, for a job of "
+                f"{_current.size} rank; here it is worker {found.rank} of {found.size}. Build every layer "
+                "within `with strategy.scope():`"
+            )
         return _current
-
-
-def _timeout() -> float:
-    text = os.environ.get("TFSPS_TIMEOUT_S", "600")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"TFSPS_TIMEOUT_S must be a number of seconds greater than 0. Received: {text!r}")
-    return seconds
 
 
 def _digest(*parts: str) -> str:

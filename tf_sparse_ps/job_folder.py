@@ -72,7 +72,7 @@ def locked(folder: str) -> Iterator[None]:
 
 def remove_leftovers(folder: str, *, keep: str) -> list[str]:
     """Removes the groups of unnamed jobs whose leader is dead; call with the folder locked. Returns their paths."""
-    from tf_sparse_ps import _table
+    import tf_sparse_ps._table as _table
 
     removed = []
     for entry in os.scandir(folder):

@@ -14,11 +14,12 @@ class Place:
     """Where one rank is.
 
     Attributes:
-      host: What tells its node from the job's others; two nodes of one machine have two names with horovodrun.
+      host: What tells its node from the job's others; two nodes of one machine have two names with horovodrun, and
+        two folders of tables with tf.distribute.
       local_rank: Its number on the node.
       machine: The machine's boot, the same for all nodes that run on it.
       hostname: The machine's own name.
-      address: What that name resolves to there; "" when it does not.
+      address: What that name resolves to there; "" when it does not, or when nobody looks for it.
     """
 
     host: str
@@ -28,18 +29,39 @@ class Place:
     address: str
 
 
-def mine(local_rank: int) -> Place:
-    """Where this process is."""
+def mine(local_rank: int, host: str | None = None) -> Place:
+    """Where this process is.
+
+    Args:
+      local_rank: Its number on the node.
+      host: `Collectives.host`.
+    """
     hostname = socket.gethostname()
+    if host is not None:
+        return Place(host, local_rank, boot_id(), hostname, "")
     try:
         address = socket.gethostbyname(hostname)
     except OSError:
         address = ""
+    return Place(os.environ.get("HOROVOD_HOSTNAME") or hostname, local_rank, boot_id(), hostname, address)
+
+
+def boot_id() -> str:
+    """The boot of this machine, or its hostname where there is no /proc."""
     try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        machine = hostname
-    return Place(os.environ.get("HOROVOD_HOSTNAME") or hostname, local_rank, machine, hostname, address)
+        return socket.gethostname()
+
+
+def same_folder(path: str) -> str:
+    """A text that is equal in two processes if and only if `path` leads both to one folder on one running machine.
+
+    Containers of a machine share its boot id, and each has a /dev/shm of its own unless told otherwise: its device
+    number tells them apart.
+    """
+    facts = os.stat(path)
+    return f"{boot_id()}:{facts.st_dev}:{facts.st_ino}"
 
 
 def nodes(places: list[Place]) -> list[int]:

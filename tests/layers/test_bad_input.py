@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_support import IDS, TARGETS, assign, compiled, functional, keras, run_child
+from layer_support import IDS, TARGETS, assign, compiled, functional, keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _keras, errors
@@ -118,20 +118,6 @@ def test_a_gradient_that_is_not_finite_stops_the_step_and_changes_nothing():
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"not finite|NaN|nan"):
         model.fit(IDS, TARGETS * np.float32("nan"), verbose=0)
     np.testing.assert_array_equal(model.get_layer("words").get_weights()[0], before)
-
-
-def test_a_strategy_of_several_replicas_is_refused():
-    code = """
-import tensorflow as tf, tf_sparse_ps as tsps
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-with tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU")).scope():
-    try:
-        tsps.Embedding(10, 4)(tf.constant([1]))
-    except ValueError as error:
-        print(error)
-"""
-    assert "horovodrun" in run_child(code)
 
 
 def test_a_layer_called_inside_control_flow_is_refused_where_gradients_cross_it():

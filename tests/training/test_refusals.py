@@ -74,12 +74,25 @@ def test_mixed_bfloat16_works() -> None:
 
 
 def test_distribution_strategies() -> None:
-    early, weight = wrapped("sgd"), tf.Variable(1.0)
-    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-        with pytest.raises(ValueError, match="horovodrun"):
-            wrapped("sgd")
-        with pytest.raises(ValueError, match="horovodrun"):
-            early.apply_gradients([(tf.constant(1.0), weight)])
+    # One replica is one rank. Several: tests/distribute.
+    for strategy in (tf.distribute.OneDeviceStrategy("/cpu:0"), tf.distribute.MirroredStrategy(["/cpu:0"])):
+        with strategy.scope():
+            layer, weight, ours = tsps.Embedding(ROWS, DIM), tf.Variable(1.0), wrapped(optimizer("SGD", 0.5))
+            layer.build(None)
+            with pytest.raises(ValueError, match=r"strategy\.run\(\)"):
+                ours.apply_gradients([(tf.constant(1.0), weight)])
+        before = np.asarray(layer(tf.constant([3])))
+
+        def step(layer: Any = layer, weight: Any = weight, ours: Any = ours) -> None:
+            with tf.GradientTape() as tape:
+                loss = weight + tf.reduce_sum(layer(tf.constant([3, 3])))
+            variables = [*layer.trainable_variables, weight]
+            ours.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        strategy.run(step)
+        tf.function(lambda strategy=strategy, step=step: strategy.run(step))()
+        assert weight.numpy() == 0.0
+        np.testing.assert_allclose(np.asarray(layer(tf.constant([3]))), before - 2.0, rtol=1e-6)
 
 
 def test_xla() -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_KINDS = ("auto", "horovod", "local")
+_KINDS = ("auto", "horovod", "tf.distribute", "local")
 
 
 class CollectivesError(RuntimeError):
@@ -33,14 +33,16 @@ class Collectives(abc.ABC):
     """A fixed set of ranks. Graph methods work eagerly and inside `tf.function`; object methods are eager only.
 
     Attributes:
-      kind: "horovod" or "local".
+      kind: "horovod", "tf.distribute" or "local".
       rank, size: this process among all of the job's.
       local_rank, local_size: among the processes of this node. Local rank 0 is the node's leader.
       cross_rank, cross_size: this process among those with its local rank, one of each node that has so many. Where
         nodes have different numbers of ranks that is not the number of nodes: see `Job.leaders`.
+      host: what tells this process's node from the job's others; None: its hostname, or what horovodrun calls it.
     """
 
     kind: str
+    host: str | None = None
     rank: int
     size: int
     local_rank: int
@@ -187,14 +189,48 @@ def current() -> Collectives:
     return resolve("auto")
 
 
+def timeout_s() -> float:
+    """How long ranks wait for each other before that is an error: TFSPS_TIMEOUT_S, 600 seconds by default."""
+    text = os.environ.get("TFSPS_TIMEOUT_S", "600")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"TFSPS_TIMEOUT_S must be a number of seconds greater than 0. Received: {text!r}")
+    return seconds
+
+
+def active_strategy() -> Any:
+    """The tf.distribute strategy in whose scope or replica this is called, or None.
+
+    Raises:
+      ValueError: It is of a kind that cannot train tables.
+    """
+    tf = sys.modules.get("tensorflow")
+    if tf is None or not hasattr(tf, "distribute") or not tf.distribute.has_strategy():
+        return None
+    strategy = tf.distribute.get_strategy()
+    known = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+    if not isinstance(strategy, known):
+        raise ValueError(
+            "tables can be trained under tf.distribute's MultiWorkerMirroredStrategy and MirroredStrategy, where all "
+            f"replicas make each step together and tables are on their own machine. Received: {type(strategy).__name__}"
+        )
+    return strategy
+
+
 def resolve(kind: str = "auto") -> Collectives:
     """Returns the process's collectives of this kind, always the same object.
 
     Args:
-      kind: "horovod", "local" (one rank), or "auto": Horovod when it has been initialised, else local.
+      kind: "horovod"; "tf.distribute", the workers of the strategy in whose scope this is called; "local" (one rank);
+        or "auto": Horovod when it has been initialised, tf.distribute in the scope of a strategy with several replicas
+        (and, of several workers, from then on), else local.
 
     Raises:
-      ValueError: Unknown kind, or "local" in a process that is one of several ranks.
+      ValueError: Unknown kind; "local" in a process that is one of several ranks; "tf.distribute" outside of a
+        strategy's scope; a strategy of several replicas with any other kind, or of a kind that is not supported.
       RuntimeError: "auto" or "horovod" in a process that Horovod's launcher started, before `hvd.init()`.
     """
     if kind not in _KINDS:
@@ -207,11 +243,14 @@ def resolve(kind: str = "auto") -> Collectives:
             f"collectives={kind!r}, HOROVOD_RANK={os.environ.get('HOROVOD_RANK')}, "
             f"HOROVOD_SIZE={os.environ.get('HOROVOD_SIZE')}"
         )
-    chosen = "horovod" if initialised and kind != "local" else "local"
+    strategy = active_strategy()
+    chosen = _choose(kind, initialised, strategy)
     with _lock:
         if chosen not in _instances:
-            _instances[chosen] = _make(chosen)
+            _instances[chosen] = _make(chosen, strategy)
         found = _instances[chosen]
+    if chosen == "tf.distribute" and strategy is not None:
+        found.check_strategy(strategy)  # type: ignore[attr-defined]
     if kind == "local" and initialised and resolve("horovod").size > 1:
         raise ValueError(
             f"collectives='local' is for one process. Received: a process that is rank {resolve('horovod').rank} of "
@@ -220,12 +259,41 @@ def resolve(kind: str = "auto") -> Collectives:
     return found
 
 
-def _make(kind: str) -> Collectives:
-    # Imported here: both need TensorFlow, and Horovod may not be installed.
+def _choose(kind: str, horovod: bool, strategy: Any) -> str:
+    """What `resolve` returns, if `horovod` is initialised and `strategy` is active, or None."""
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+    made = _instances.get("tf.distribute")
+    workers = 1 if made is None else made.size
+    if horovod and (kind == "tf.distribute" or replicas > 1 or workers > 1):
+        raise ValueError(
+            "Horovod is initialised, and tf.distribute is to train as well: gradients would be reduced twice. Leave "
+            f"out hvd.init(), or the strategy. Received: collectives={kind!r}, a strategy of {replicas} replicas"
+        )
+    if kind == "local" and max(replicas, workers) > 1:
+        raise ValueError(
+            f"collectives='local' is for one process without replicas. Received: a strategy of {replicas} replicas, "
+            f"{workers} workers; they would train apart without a word. Use 'auto' or 'tf.distribute'."
+        )
+    if kind == "tf.distribute" and strategy is None and made is None:
+        raise ValueError(
+            "collectives='tf.distribute' is to be chosen in the scope of the strategy: `with strategy.scope():`, or in "
+            "a function that strategy.run() runs. No strategy is active"
+        )
+    if horovod and kind != "local":
+        return "horovod"
+    return "tf.distribute" if kind == "tf.distribute" or max(replicas, workers) > 1 else "local"
+
+
+def _make(kind: str, strategy: Any) -> Collectives:
+    # Imported here: all need TensorFlow, and Horovod may not be installed.
     if kind == "horovod":
         from tf_sparse_ps.collectives.horovod import HorovodCollectives
 
         return HorovodCollectives()
+    if kind == "tf.distribute":
+        from tf_sparse_ps.collectives import tf_distribute
+
+        return tf_distribute.make(strategy)
     from tf_sparse_ps.collectives.local import LocalCollectives
 
     return LocalCollectives()

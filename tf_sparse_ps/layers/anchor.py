@@ -16,6 +16,7 @@ Private TensorFlow used here: `_distributed_container`, `_track_trackable`, the 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -44,6 +45,7 @@ _ASSIGNMENTS = (
     "scatter_nd_update",
     "batch_scatter_update",
 )
+_ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
 
 
 def binding_of(variable: Any) -> TableBinding | None:
@@ -72,8 +74,8 @@ def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
         return _KerasAnchor(binding, trainable, name)
     # The declared shape lets set_weights pass any number of rows on to assign().
     with tf.init_scope():
-        variable = tf.Variable(
-            tf.zeros([0, binding.config.dim]),
+        variable = _keras.ResourceVariable(
+            initial_value=tf.zeros([0, binding.config.dim]),
             trainable=trainable,
             name=name,
             shape=[None, binding.config.dim],
@@ -116,12 +118,20 @@ def _guard(variable: tf.Variable, binding: TableBinding) -> None:
     def refuse_optimizer(*_: Any, **__: Any) -> NoReturn:
         refuse(binding)
 
+    def key_of_an_optimizer() -> None:
+        # Under a strategy TensorFlow asks, too, at every read of a variable: it is one of this process, not mirrored.
+        if sys._getframe(1).f_globals.get("__name__") != _ASKED_BY_TENSORFLOW:
+            refuse(binding)
+
+    if tf.distribute.has_strategy():
+        # Keras 2 asks whether the variable belongs to the strategy that the model is compiled under.
+        variable._distribute_strategy = tf.distribute.get_strategy()
     variable.__class__ = _GuardedVariable
     variable.tsps_binding = binding
     variable.tsps_asset = TableAsset(binding)
     variable._track_trackable(variable.tsps_asset, "tsps_asset", overwrite=True)
     variable._track_trackable(rows.CheckpointState(binding), "tsps_rows", overwrite=True)
-    variable._distributed_container = refuse_optimizer
+    variable._distributed_container = key_of_an_optimizer
     for name in (*_ASSIGNMENTS, "assign"):
         setattr(variable, name, refuse_optimizer)
 
@@ -140,7 +150,10 @@ if _keras.IS_KERAS_3:
         def _initialize(self, value: Any) -> None:
             # Eagerly: in fit's trace Keras would lift the first assignment out of it, into the guard.
             with tf.init_scope():
-                super()._initialize(value() if callable(value) else value)
+                made = value() if callable(value) else value
+                super()._initialize(
+                    _keras.ResourceVariable(initial_value=made, trainable=self.trainable, name=self.name)
+                )
             _guard(self._value, self.tsps_binding)
             if hasattr(self, "_track_trackable"):
                 self._track_trackable(self._value.tsps_asset, "tsps_asset", overwrite=True)

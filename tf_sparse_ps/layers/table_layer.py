@@ -52,11 +52,6 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
 
     def _make_table(self, config: TableConfig, weight_name: str, values: npt.NDArray[np.float32] | None = None) -> None:
         """Makes the next table of the layer and its anchor; called by build()."""
-        if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise UnsupportedError(
-                f"layer {self.name!r} cannot be built under a tf.distribute strategy with several replicas: the ranks "
-                "of a job share its tables; start it with horovodrun"
-            )
         index = len(self._ties.bindings)
         salt = None
         if index < len(self._identities):  # a saved layer's initial values

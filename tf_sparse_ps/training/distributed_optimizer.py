@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_sparse_ps import _keras, optimizers, schedules
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import refusals, sparse_ring, step
+from tf_sparse_ps.training import refusals, replicas, sparse_ring, step
 
 
 @_keras.register("DistributedOptimizer")
@@ -61,7 +61,7 @@ class DistributedOptimizer(_keras.Optimizer):
           wire: What sparse gradients are rounded to where they travel between nodes (or, "flat", between ranks):
             "float32", "bfloat16" or "float16". Sums are made in float32.
           schedule: `tsps.schedules.Synchronous()`, the default.
-          collectives: "auto", "horovod" or "local".
+          collectives: "auto", "horovod", "tf.distribute" (of the strategy in whose scope this is made) or "local".
           name: For Keras.
 
         Raises:
@@ -81,6 +81,9 @@ class DistributedOptimizer(_keras.Optimizer):
         if not isinstance(schedule, schedules.Synchronous):
             raise ValueError(f"`schedule` must be tsps.schedules.Synchronous() in this version. Received: {schedule!r}")
         rule = optimizers.get(sparse_optimizer)
+        found, strategy = collectives_lib.resolve(collectives), collectives_lib.active_strategy()
+        if strategy is not None and strategy.num_replicas_in_sync > 1:
+            replicas.check_optimizer(optimizer, strategy)
         if _keras.IS_KERAS_3:
             super().__init__(learning_rate=0.0, name=name or "distributed_optimizer")
         else:
@@ -92,7 +95,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self.wire = wire
         self.schedule = schedule
         self.collectives = collectives
-        self._step = step.Step(self, collectives_lib.resolve(collectives), rule or _match(optimizer))
+        self._step = step.Step(self, found, rule or _match(optimizer))
 
     # --- what Keras calls ---
 

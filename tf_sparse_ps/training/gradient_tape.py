@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import dense_ring, rank_weight
-
-_MARK = "_tsps_mean"
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean:
-    """How a `DistributedGradientTape` has averaged.
-
-    Attributes:
-      weight: Of this rank.
-      sums: Of the ranks' weights, for `rank_weight.check`.
-    """
-
-    weight: tf.Tensor
-    sums: list[tf.Tensor]
-
-
-def mean_of(gradient: Any) -> Mean | None:
-    """How a gradient was averaged, or None: it is this rank's own."""
-    return getattr(gradient, _MARK, None)
+from tf_sparse_ps.training import gradients as gradients_lib
+from tf_sparse_ps.training import rank_weight, replicas
 
 
 class DistributedGradientTape:
@@ -94,8 +74,8 @@ class DistributedGradientTape:
         ]
         dense = [tf.convert_to_tensor(flat[i]) for i in places]
         weight = rank_weight.allowed(self._weight)
-        means, weights = dense_ring.average(dense, self._collectives, "tsps.tape", weight)
+        means, weights = replicas.average(dense, self._collectives, "tsps.tape", weight)
         for i, mean in zip(places, means, strict=True):
             flat[i] = tf.identity(mean)
-            setattr(flat[i], _MARK, Mean(weight, weights))
+            gradients_lib.mark_averaged(flat[i], gradients_lib.Mean(weight, weights))
         return tf.nest.pack_sequence_as(sources, flat)

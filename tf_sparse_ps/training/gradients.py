@@ -8,13 +8,37 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import clipping, gradient_tape
+from tf_sparse_ps.training import clipping
 from tf_sparse_ps.training.sparse_ring import SparseGradient
 
 # Gradients of other layers that arrive as IndexedSlices travel dense when the variable is at most this big, and in the
 # sparse ring otherwise.
 _DENSIFY_UP_TO = 1 << 20
 _WIDEST_ROW = 1 << 16  # that the sparse ring takes
+_MARK = "_tsps_mean"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """How a `DistributedGradientTape` has averaged.
+
+    Attributes:
+      weight: Of this rank.
+      sums: Of the ranks' weights, for `rank_weight.check`.
+    """
+
+    weight: tf.Tensor
+    sums: list[tf.Tensor]
+
+
+def mark_averaged(gradient: Any, mean: Mean) -> None:
+    """Says that a gradient is the ranks' mean already, as it comes from a `DistributedGradientTape`."""
+    setattr(gradient, _MARK, mean)
+
+
+def mean_of(gradient: Any) -> Mean | None:
+    """How a gradient was averaged, or None: it is this rank's own."""
+    return getattr(gradient, _MARK, None)
 
 
 @dataclasses.dataclass
@@ -23,11 +47,12 @@ class TableGradient:
 
     table: Any  # TableBinding
     slices: list[tf.IndexedSlices]
+    merged: SparseGradient | None = None  # of several replicas, in place of `slices`
 
     @property
     def gradient(self) -> SparseGradient:
         """As one set of keys and rows."""
-        return SparseGradient.of(self.slices, self.table.config.dim)
+        return self.merged or SparseGradient.of(self.slices, self.table.config.dim)
 
 
 @dataclasses.dataclass
@@ -46,7 +71,7 @@ class DenseGradient:
     @property
     def to_average(self) -> bool:
         """Whether it goes through the dense ring."""
-        return self.value is not None and not self.big and gradient_tape.mean_of(self.value) is None
+        return self.value is not None and not self.big and mean_of(self.value) is None
 
     @property
     def gradient(self) -> SparseGradient:

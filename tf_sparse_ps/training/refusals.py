@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from tf_sparse_ps import _keras
 from tf_sparse_ps import collectives as collectives_lib
 
@@ -16,8 +14,14 @@ LOSS_SCALING = (
     "the optimizer that you wrap."
 )
 STRATEGY = (
-    "DistributedOptimizer does not work under a tf.distribute strategy in this version. Start one process per rank "
-    "with horovodrun, and leave the strategy out."
+    "a tf.distribute strategy of several replicas is active, and this optimizer or tape was made for "
+    "collectives='{kind}': replicas would train apart. Make it within `with strategy.scope():`, with "
+    "collectives='auto' or 'tf.distribute'."
+)
+OUTSIDE_OF_RUN = (
+    "gradients of a tf.distribute strategy are reduced where its replicas are: call apply_gradients (and a "
+    "DistributedGradientTape's gradient) in a function that strategy.run() runs, directly or through tf.functions "
+    "around the call of strategy.run()."
 )
 
 
@@ -49,5 +53,3 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
             f"{kind}(use_ema=True) is not supported: it would average the dense weights and not the tables, and put "
             "the averages in place at the end of fit."
         )
-    if tf.distribute.has_strategy():
-        raise ValueError(STRATEGY)

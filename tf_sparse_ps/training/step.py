@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -9,17 +10,9 @@ import tensorflow as tf
 from tf_sparse_ps import _keras, _ops, optimizers
 from tf_sparse_ps import job as job_lib
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.training import (
-    binding,
-    clipping,
-    dense_ring,
-    failures,
-    gradient_tape,
-    rank_weight,
-    refusals,
-    sparse_ring,
-)
-from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, split, take_back, unscale
+from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.training import binding, clipping, dense_ring, failures, rank_weight, replicas, sparse_ring
+from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_of, split, take_back, unscale
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -79,13 +72,47 @@ class Step:
           ValueError: Something about the gradients that cannot be trained, with the reason.
         """
         owner = self._owner
-        if tf.distribute.has_strategy():
-            raise ValueError(refusals.STRATEGY)
+        strategy = replicas.strategy_of_step(self._collectives)
+        if strategy is None:
+            dense, wait = self._reduce([pairs], 1)
+            self._apply([one.variable for one in dense], [one.result for one in dense])
+            wait()
+            return
+        replicas.check_optimizer(owner.inner_optimizer, strategy)
+
+        def together(per_replica: list[replicas.Pairs], n_replicas: int) -> list[Any]:
+            dense, wait = self._reduce(per_replica, n_replicas)
+            wait()
+            return [one.result for one in dense]
+
+        results = replicas.as_one(strategy, pairs, together)
+        self._apply([variable for _, variable in pairs if anchor.binding_of(variable) is None], results)
+
+    def _apply(self, variables: list[Any], gradients: list[Any]) -> None:
+        """Lets the wrapped optimizer apply reduced gradients, in every replica."""
+        if any(gradient is not None for gradient in gradients):
+            _keras.apply_optimizer(self._owner.inner_optimizer, gradients, variables)
+        else:
+            self._owner.iterations.assign_add(1)
+
+    def _reduce(
+        self, per_replica: list[replicas.Pairs], n_replicas: int
+    ) -> tuple[list[DenseGradient], Callable[[], None]]:
+        """Makes the step of the tables, and reduces the gradients of the dense weights.
+
+        Args:
+          per_replica: The pairs of each replica of this process.
+          n_replicas: Of all processes; 1 without a strategy.
+
+        Returns:
+          The dense gradients with their results, and what waits for the tables' step to be published.
+        """
+        owner, pairs = self._owner, per_replica[0]
         if all(gradient is None for gradient, _ in pairs):
             raise ValueError(f"no gradients provided for any variable: {[v.name for _, v in pairs]}")
         if not self.variables:
             owner.build([variable for _, variable in pairs])
-        tables, dense = split(pairs)
+        tables, dense = replicas.combine([split(one) for one in per_replica], n_replicas, owner.sparse_reduction)
         with tf.init_scope():
             job = job_lib.current() if tables else None
             self._bind(job, tables, dense)
@@ -100,7 +127,7 @@ class Step:
         averaged, sums = dense_ring.average(
             [one.value for one in dense if one.to_average], world, f"{name}.dense", weight
         )
-        means = list(filter(None, (gradient_tape.mean_of(one.value) for one in dense)))
+        means = list(filter(None, (mean_of(one.value) for one in dense)))
         take_back(dense, averaged, big)
 
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
@@ -110,16 +137,13 @@ class Step:
             published = [self._update_tables(job, tables, dense, rate, made, weight)]
         of_tape = means[0].weight if means else None
         rank_weight.check([*weights, *sums, *(means[0].sums if means else [])], weight, of_tape)
-        present = [one for one in dense if one.result is not None]
-        if present:
-            _keras.apply_optimizer(
-                owner.inner_optimizer, [one.result for one in dense], [one.variable for one in dense]
-            )
-        else:
-            owner.iterations.assign_add(1)
-        if job is not None:
-            with tf.control_dependencies(published):
-                job.step.assign(_ops.wait_step(job.group_path, published[0], job.timeout_s))
+
+        def wait() -> None:
+            if job is not None:
+                with tf.control_dependencies(published):
+                    job.step.assign(_ops.wait_step(job.group_path, published[0], job.timeout_s))
+
+        return dense, wait
 
     def _bind(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
         owner = self._owner
@@ -137,7 +161,7 @@ class Step:
                 "wire": owner.wire,
                 "schedule": owner.schedule,
                 "wrapped optimizer": type(owner.inner_optimizer).__name__,
-                "updates made before": int(owner.iterations),
+                "updates made before": int(tf.convert_to_tensor(owner.iterations)),
                 "clipping": clipping.Clipping.of(owner.inner_optimizer),
                 "dense gradients": [one.signature for one in dense],
                 "tables with gradients": [one.table.config.name for one in tables],

@@ -1,0 +1,112 @@
+"""The training of these tests, in a loop under a strategy and in `fit`; for the programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import batches
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+
+keras = tf.keras
+OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad, "adam": keras.optimizers.Adam}
+
+
+def train(
+    strategy: Any,
+    kind: str,
+    reduction: str,
+    steps: int,
+    *,
+    tape: str = "plain",
+    eager: bool = False,
+    clip: float | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Trains tables and dense weights with the batches of tests/multirank; returns first and last values.
+
+    Args:
+      strategy: Replica r sees the batches of rank r.
+      kind: Of the wrapped optimizer.
+      reduction: `sparse_reduction`.
+      steps: How many.
+      tape: "plain" or "distributed".
+      eager: Without a tf.function.
+      clip: `global_clipnorm`.
+      options: Of DistributedOptimizer.
+    """
+    with strategy.scope():
+        tables = []
+        for dim, keys, bounded in zip(batches.DIMS, batches.KEYS, batches.BOUNDED, strict=True):
+            tables.append(tsps.Embedding(keys if bounded else None, dim))
+            tables[-1].build(None)
+        dense = [tf.Variable(weight) for weight in batches.first_dense()]
+        optimizer = tsps.DistributedOptimizer(
+            OPTIMIZERS[kind](batches.RATES[kind], global_clipnorm=clip), sparse_reduction=reduction, **options
+        )
+    anchors = [layer.trainable_variables[0] for layer in tables]
+    numbers = {f"first{t}": np.asarray(layer(batches.all_keys(t))) for t, layer in enumerate(tables)}
+
+    def replica_step(ids: Any, targets: Any, dense_targets: Any) -> None:
+        recorded = tf.GradientTape()
+        with tsps.DistributedGradientTape(recorded) if tape == "distributed" else recorded as recording:
+            loss = tf.add_n([0.5 * tf.reduce_sum((w - t) ** 2) for w, t in zip(dense, dense_targets, strict=True)])
+            for t, layer in enumerate(tables):
+                # Called twice: keys repeat between the calls, and must count once.
+                half = tf.shape(ids[t])[0] // 2
+                for part in (slice(None, half), slice(half, None)):
+                    loss += 0.5 * tf.reduce_sum((layer(ids[t][part]) - targets[t][part]) ** 2)
+            loss /= strategy.num_replicas_in_sync
+        variables = [*anchors, *dense]
+        optimizer.apply_gradients(zip(recording.gradient(loss, variables), variables, strict=True))
+
+    def step(*values: Any) -> None:
+        strategy.run(replica_step, args=values)
+
+    if not eager:
+        step = tf.function(step, reduce_retracing=True)
+    for i in range(steps):
+        ranks = [batches.batch(i, rank) for rank in range(strategy.num_replicas_in_sync)]
+        step(
+            *(
+                [_of_replicas(strategy, [getattr(one, field)[k] for one in ranks]) for k in range(n)]
+                for field, n in (("ids", len(tables)), ("targets", len(tables)), ("dense_targets", len(dense)))
+            )
+        )
+    numbers |= {f"last{t}": np.asarray(layer(batches.all_keys(t))) for t, layer in enumerate(tables)}
+    numbers |= {f"dense{i}": weight.numpy() for i, weight in enumerate(dense)}
+    numbers |= {name: np.array(value) for name, value in optimizer.statistics().items()}
+    return numbers
+
+
+def _of_replicas(strategy: Any, values: list[np.ndarray]) -> Any:
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(values[context.replica_id_in_sync_group])
+    )
+
+
+def fit(strategy: Any, ours: bool, steps_per_execution: int = 1) -> dict[str, Any]:
+    """`fit` of a small model: with a table and our optimizer, or Keras's own, which must do the same."""
+    random = np.random.default_rng(0)
+    ids, targets = random.integers(0, 50, (48, 3)), random.normal(size=(48, 1)).astype("float32")
+    with strategy.scope():
+        start = keras.initializers.Constant(0.1)
+        inputs = keras.layers.Input((3,), dtype="int64")
+        layer = (tsps.Embedding if ours else keras.layers.Embedding)(50, 4, embeddings_initializer=start)
+        outputs = keras.layers.Dense(1, kernel_initializer=start)(keras.layers.Flatten()(layer(inputs)))
+        model = keras.Model(inputs, outputs)
+        optimizer = keras.optimizers.SGD(0.5)
+        if ours:  # the mean over ranks is what Keras makes of a table
+            optimizer = tsps.DistributedOptimizer(optimizer, sparse_reduction="average")
+        model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+    callbacks = [tsps.callbacks.BroadcastVariables(), tsps.callbacks.MetricAverage()] if ours else []
+    history = model.fit(ids, targets, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    return {
+        "losses": np.array(history.history["loss"]),
+        "kernel": np.asarray(model.layers[-1].get_weights()[0]),
+        "rows": np.asarray(layer(tf.range(50))),
+        "evaluated": np.array(model.evaluate(ids, targets, batch_size=8, verbose=0)),
+        "predicted": model.predict(ids, batch_size=8, verbose=0),
+    }

@@ -1,0 +1,134 @@
+"""Starts workers of a MultiWorkerMirroredStrategy on this machine, and cleans up whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+
+
+class Workers:
+    """Running workers.
+
+    Attributes:
+      folder: For the program's results; its last argument.
+      tables: One folder of tables per node.
+      processes: In the order of their task ids.
+    """
+
+    def __init__(self, folder: Path, tables: list[Path], processes: list[subprocess.Popen[str]]) -> None:
+        """Starts to collect the output."""
+        self.folder, self.tables, self.processes = folder, tables, processes
+        self._lines: list[str] = []
+        self._readers = [threading.Thread(target=self._read, args=(one,), daemon=True) for one in processes]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def output(self) -> str:
+        """What all workers have printed so far, the last part of it."""
+        return "".join(list(self._lines))[-20000:]
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Waits for the end of all workers and returns their statuses.
+
+        Raises:
+          TimeoutError: With the output.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            statuses = [one.wait(max(0.1, deadline - time.monotonic())) for one in self.processes]
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"workers still run after {timeout_s} s:\n{self.output}") from None
+        for reader in self._readers:
+            reader.join(10)
+        return statuses
+
+    def wait_for(self, text: str, timeout_s: float, count: int = 1) -> None:
+        """Waits until `text` has been printed `count` times.
+
+        Raises:
+          TimeoutError: With the output.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(reader.is_alive() for reader in self._readers):
+            if sum(text in line for line in list(self._lines)) >= count:
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"{text!r} was not printed {count} times within {timeout_s} s:\n{self.output}")
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.append(line)
+
+
+def environment(tables: Path) -> dict[str, str]:
+    """Of a program of this folder."""
+    paths = [REPOSITORY, HERE, REPOSITORY / "tests" / "multirank"]
+    return {
+        **{name: value for name, value in os.environ.items() if name not in ("TFSPS_JOB", "TF_CONFIG")},
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+        "TFSPS_DIR": str(tables),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+@contextlib.contextmanager
+def started(program: str, *args: str, nodes: Sequence[int], env: dict[str, str] | None = None) -> Iterator[Workers]:
+    """Runs `program` of this folder as the workers of a cluster; ends and removes what is left of it afterwards.
+
+    Args:
+      program: A file beside this one; called with `args` and the folder for results.
+      args: First arguments.
+      nodes: Of each worker: workers of one node have one folder of tables.
+      env: Added to the environment.
+    """
+    tables = [Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm")) for _ in range(max(nodes) + 1)]
+    folder = Path(tempfile.mkdtemp(prefix="tsps-test-"))
+    addresses = _free_addresses(len(nodes))
+    processes = []
+    try:
+        for number, node in enumerate(nodes):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(HERE / program), *args, str(folder)],
+                    env={**environment(tables[node]), "TF_CONFIG": json.dumps(config), **(env or {})},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            )
+        yield Workers(folder, tables, processes)
+    finally:
+        for one in processes:
+            one.kill()
+        for one in processes:
+            one.wait(10)
+        for path in (folder, *tables):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _free_addresses(n: int) -> list[str]:
+    """Of ports that nobody uses at this moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]

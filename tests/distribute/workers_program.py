@@ -1,0 +1,150 @@
+"""One worker. Arguments: "one" (all workers on one node) or "nodes" (on several), the folder for results."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import batches
+import loops
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _keras
+from tf_sparse_ps.collectives import CollectivesError
+from tf_sparse_ps.training import callbacks
+
+keras = tf.keras
+
+
+def operations(world: Any) -> dict[str, Any]:
+    """Every operation, on inputs that invite grappler to fold, merge or drop it; what came out, as lists."""
+    rank, size = world.rank, world.size
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def step() -> tf.Tensor:
+        (constant,) = world.allreduce([tf.constant(2.0)], "t.constant", average=False)
+        (same,) = world.allreduce([tf.constant(2.0)], "t.same", average=False)
+        world.allgather([tf.ones([rank, 2])], "t.unused")  # needed by nobody
+        if rank == 1:
+            total.assign_add(constant + same)  # needed on rank 1 only
+        return total.read_value()
+
+    @tf.function
+    def steps() -> tf.Tensor:
+        for _ in range(3):  # unrolled: one name three times in a graph
+            result = step()
+        for _ in tf.range(2):
+            result = step()
+        return result
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def unknown_sizes(values: tf.Tensor) -> Any:
+        (gathered,) = world.allgather([values], "t.unknown.gathered")
+        (summed,) = world.allreduce([values], "t.unknown.summed", average=False)
+        return gathered, summed, world.broadcast(values, 1, "t.unknown.sent")
+
+    last = steps()
+    unknown = [[one.numpy().tolist() for one in unknown_sizes(tf.fill([n], rank + 1))] for n in (3, 0, 40, 3)]
+    whole = tf.fill([size * (size - 1) // 2, 2], 1.5 * rank)
+    rows, counts = world.alltoall(whole, tf.range(size), "t.alltoall")
+    ragged = [tf.fill([rank], rank), tf.fill([rank, 1], float(rank)), tf.zeros([0, 3]), tf.fill([1], rank == 1)]
+    types = [tf.uint8, tf.int16, tf.uint32, tf.uint64, tf.float16, tf.bfloat16]
+    subset = world.subset([0, size - 1])
+    try:
+        world.allreduce([tf.constant(["text"])], "t.text", average=False)
+        refused = "no error"
+    except TypeError as error:
+        refused = str(error)
+    return {
+        "last": float(last),
+        "unknown": unknown,
+        "alltoall": [rows.numpy().tolist(), counts.numpy().tolist()],
+        "ragged": [one.numpy().tolist() for one in world.allgather(ragged, "t.ragged")],
+        "means": [
+            one.numpy().tolist()
+            for one in world.allreduce([tf.constant([float(rank)]), tf.constant([1.0, rank], tf.float64)], "t.means")
+        ],
+        "sums": [
+            tf.cast(world.allreduce([tf.constant([200, rank], one)], f"t.{one.name}", average=False)[0], tf.int32)
+            .numpy()
+            .tolist()
+            for one in types
+        ],
+        "broadcast": world.broadcast(tf.constant([rank, -rank]), size - 1, "t.broadcast").numpy().tolist(),
+        "bits": str(world.broadcast(tf.constant([float("nan"), -0.0, rank], tf.float16), 1, "t.bits").numpy().tolist()),
+        "objects": world.allgather_object({"rank": rank, "text": "x" * rank}, "t.objects"),
+        "object": world.broadcast_object(("from", rank), 1, "t.object"),
+        "subset": subset and subset.allgather([tf.fill([rank + 1], rank)], "t.subset")[0].numpy().tolist(),
+        "refused": refused,
+    }
+
+
+def one_node(strategy: Any) -> dict[str, dict[str, Any]]:
+    """The workers share tables."""
+    runs = {
+        "sgd-frequency": loops.train(strategy, "sgd", "frequency", batches.STEPS),
+        "adagrad-frequency": loops.train(strategy, "adagrad", "frequency", batches.STEPS),
+        "adam-frequency": loops.train(strategy, "adam", "frequency", batches.STEPS),
+        "adagrad-average": loops.train(strategy, "adagrad", "average", 30, tape="distributed", topology="flat"),
+        "sgd-sum": loops.train(strategy, "sgd", "sum", 10, eager=True, collectives="tf.distribute"),
+    }
+    if _keras.IS_KERAS_3:
+        try:
+            loops.fit(strategy, True)
+        except ValueError as error:
+            runs["fit"] = {"error": np.array(f"{type(error).__name__}: {error}")}
+    else:
+        runs |= {"ours": loops.fit(strategy, True, steps_per_execution=3), "keras": loops.fit(strategy, False)}
+    return runs
+
+
+def several_nodes(strategy: Any) -> dict[str, dict[str, Any]]:
+    """Some share tables, and leaders talk to each other."""
+    return {
+        "adagrad-frequency": loops.train(strategy, "adagrad", "frequency", 60),
+        "sgd-average": loops.train(strategy, "sgd", "average", 20, topology="flat", clip=1e9),
+        "adagrad-sum": loops.train(strategy, "adagrad", "sum", 20, wire="bfloat16"),
+    }
+
+
+def main() -> None:
+    """Runs everything that the tests look at."""
+    which, folder = sys.argv[1], Path(sys.argv[2])
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        world = tsps.collectives.current()
+    found: dict[str, Any] = {"operations": operations(world)}
+    for name, arrays in (one_node if which == "one" else several_nodes)(strategy).items():
+        np.savez(folder / f"{name}-{world.rank}.npz", **arrays)
+    variables = [tf.Variable(float(world.rank)), tf.Variable([world.rank, 7])]
+    callbacks.broadcast_variables(variables, 1, world)
+    group = tsps.job.current()
+    found |= {
+        "broadcast variables": [one.numpy().tolist() for one in variables],
+        "places": [world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size],
+        "group": group.group_path,
+        "leaders": group.leaders,
+        "job outside of the scope": tsps.collectives.current() is world,
+    }
+    try:
+        tsps.DistributedOptimizer("sgd", collectives="local")
+    except ValueError as error:
+        found["local"] = str(error)
+    (folder / f"found-{world.rank}.json").write_text(json.dumps(found))
+    world.barrier("test.written")
+    if which == "nodes":  # what the others do not call ends with an error
+        os.environ["TFSPS_TIMEOUT_S"] = "3"
+        try:
+            world.allreduce([tf.zeros([])], f"t.alone.{world.rank}", average=False)
+        except CollectivesError as error:
+            (folder / f"alone-{world.rank}").write_text(str(error))
+
+
+if __name__ == "__main__":
+    main()
