@@ -129,3 +129,72 @@ def test_a_gradient_that_is_not_finite_breaks_the_exchange(group, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of key 1 is not finite"):
         apply(1.0, 1)
     assert _ops.group_info(group.path).step == 0
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_a_node_of_one_rank_sends_in_rounds_and_applies_what_comes_back(group, tmp_path, rounds):
+    table = group.table(3, rows=4, optimizer="sgd")
+    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 0, 1 << 20)
+    keys, grads = tf.constant([2, 0, 9, 1], i64), tf.reshape(tf.range(12.0), [4, 3])
+    before = table.rows([0, 1, 2, 9])
+
+    def run(step):
+        for round_ in range(rounds):
+            sent = _ops.ring_take(
+                [keys], [grads], 2, group.path, step, 5.0, round_, rounds,
+                reduction="frequency", operation="ring", wire="float32",
+            )  # fmt: skip
+            # As if another node had sent the same.
+            _ops.ring_put(group.path, tf.concat([sent, sent], 0), round_, 1)
+
+    run(tf.constant(1, i64))
+    collected = _ops.ring_collect(group.path, [3])
+    order = np.argsort(collected.keys[0])
+    np.testing.assert_array_equal(collected.keys[0].numpy()[order], [0, 1, 2, 9])
+    np.testing.assert_array_equal(collected.grads[0].numpy()[order], grads.numpy()[[1, 3, 0, 2]])
+    np.testing.assert_array_equal(collected.counts[0], [2, 2, 2, 2])
+    run(tf.constant(1, i64))
+    assert _ops.ring_apply(group.path, tf.constant(1, i64), group.paths, group.uuids, [tf.constant([0.5])]) == 1
+    np.testing.assert_allclose(table.rows([0, 1, 2, 9]), before - 0.5 * grads.numpy()[[1, 3, 0, 2]], rtol=1e-6)
+    counters = dict(zip(_ops.RING_COUNTERS, _ops.ring_info(group.path).numpy().tolist(), strict=True))
+    assert counters["rounds"] == 2 * rounds
+
+
+def test_rounds_follow_from_bytes():
+    keys = [tf.range(100, dtype=i64), tf.range(10, dtype=i64)]
+    bytes_ = 100 * (8 + 12) + 10 * (8 + 8)
+    for window, local_size in ((1 << 20, 1), (bytes_, 1), (bytes_ // 2, 1), (bytes_, 4)):
+        found = _ops.ring_rounds(keys, DIMS, window, local_size).numpy().tolist()
+        assert found == [bytes_ // (window // local_size) + 1]
+
+
+def test_gradients_of_weight_0_are_dropped(mode):
+    keys, grads = [tf.constant([3, 4], i64), tf.constant([], i64)], [tf.ones([2, 3]), tf.zeros([0, 2])]
+    keep = mode(lambda weight: tf.nest.flatten(_ops.keep_if(weight, keys, grads)))
+    for weight in (0.5, float("inf")):
+        for kept, given in zip(keep(tf.constant(weight)), keys + grads, strict=True):
+            np.testing.assert_array_equal(kept, given)
+    for weight in (0.0, float("nan")):
+        assert [kept.shape.as_list() for kept in keep(tf.constant(weight))] == [[0], [0], [0, 3], [0, 2]]
+
+
+def test_the_timeline_has_collectives_and_work_while_it_is_recorded(group):
+    group.table(3, rows=4)
+
+    @tf.function
+    def step(value):
+        sent = _ops.mark(value, "tsps.0.nodes", "begin")
+        return _ops.mark(sent * 2.0, "tsps.0.nodes", "end")
+
+    before = _ops.ring_info(group.path).numpy()[-2]
+    step(tf.ones([2]))
+    _ops.start_timeline()
+    np.testing.assert_array_equal(step(tf.constant([1.0, 3.0])), [2.0, 6.0])
+    group.lookup([tf.constant([1], i64)], [0])
+    spans = _ops.stop_timeline()
+    assert [name for name, _, _ in spans] == ["tsps.0.nodes", "lookup"]
+    assert all(begin <= end for _, begin, end in spans)
+    assert spans[0][2] <= spans[1][1]
+    assert _ops.ring_info(group.path).numpy()[-2] >= before + spans[0][2] - spans[0][1]
+    step(tf.ones([2]))
+    assert _ops.stop_timeline() == []
