@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
-    parser.add_argument("--timeline", type=int, metavar="STEPS", default=0, help="more, whose spans are written too")
+    parser.add_argument("--record", type=int, metavar="STEPS", default=0, help="more, whose spans are written too")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
@@ -87,7 +87,7 @@ def main() -> None:
         busy = _passed(options.count_bytes, work, train)
     else:
         train()
-    spans = _spans(options.timeline, lambda: work.step(*following())) if options.timeline else None
+    spans = _spans(options.record, lambda: work.step(*following())) if options.record else None
     pss = sum(one for (one,) in work.gather([_pss()]))
     if work.rank == 0:
         median = statistics.median(times)
@@ -156,9 +156,18 @@ def _model(embedding: Any) -> keras.Model:
     return model
 
 
-def _no_table() -> Any:
-    """Rows that cost next to nothing to make, and are not trained."""
-    return keras.layers.Lambda(lambda ids: tf.one_hot(ids % DIM, DIM))
+class _NoTable(keras.layers.Layer):  # type: ignore[misc]
+    """Rows that cost next to nothing to make. The model computes their gradient, and nothing is done with it."""
+
+    def build(self, _: Any) -> None:
+        self.one = self.add_weight(shape=(DIM,), name="one")
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        @tf.custom_gradient
+        def rows(_: tf.Tensor) -> Any:
+            return tf.one_hot(tf.cast(ids, tf.int64) % DIM, DIM), lambda gradient: gradient[0, 0]
+
+        return rows(tf.convert_to_tensor(self.one))
 
 
 def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -173,7 +182,7 @@ def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
 
         hvd.init()
     ranks = tsps.collectives.current()
-    model = _model(tsps.Embedding(None, DIM) if with_table else _no_table())
+    model = _model(tsps.Embedding(None, DIM) if with_table else _NoTable())
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 
     @tf.function(reduce_retracing=True)
@@ -190,7 +199,7 @@ def _replicated(rows: int, with_table: bool) -> _Work:
     import horovod.tensorflow as hvd
 
     hvd.init()
-    model = _model(keras.layers.Embedding(rows, DIM) if with_table else _no_table())
+    model = _model(keras.layers.Embedding(rows, DIM) if with_table else _NoTable())
     optimizer = keras.optimizers.Adagrad(RATE)
 
     @tf.function(reduce_retracing=True)

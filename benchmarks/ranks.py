@@ -17,7 +17,8 @@ from pathlib import Path
 
 from benchmarks import harness
 
-# Which job, and without its table: what is left is the sparse part.
+# Which job, and without its table: the model forward and backward, its all-reduce and update. What is more in a step is
+# the sparse part.
 _JOBS = {
     "replicated": ("replicated", False),
     "shared": ("shared", False),

@@ -62,7 +62,7 @@ def record(mbit_per_s: float, steps: int, *, quick: bool) -> list[Spans]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         command = [sys.executable, "-m", "benchmarks.rank_job", "--kind", "shared", "--threads", "1", "--steps", "4"]
-        command += ["--timeline", str(steps), "--out", str(out), *(["--quick"] if quick else [])]
+        command += ["--record", str(steps), "--out", str(out), *(["--quick"] if quick else [])]
         with hosts.emulated(2, mbit_per_s=mbit_per_s) as network, host_job.started(network, 2, command) as job:
             job.wait(_JOB_S)
         return [[(name, begin, end) for name, begin, end in rank] for rank in json.loads(out.read_text())["spans"]]

@@ -5,6 +5,7 @@ The one argument is the checkout, which must not be where the package comes from
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -26,10 +27,11 @@ def smoke(checkout: Path) -> None:
     assert "tensorflow" not in sys.modules, "tf_sparse_ps.table imports TensorFlow"
     assert Path(tf_sparse_ps.__file__).resolve().parent != checkout / "tf_sparse_ps", tf_sparse_ps.__file__
 
-    import keras
     import tensorflow as tf
 
     import tf_sparse_ps as tsps
+
+    keras = tf.keras  # Keras 3, Keras 2, or tf_keras
 
     def model(initializer: str, optimizer: keras.optimizers.Optimizer) -> tuple[keras.Model, tsps.Embedding]:
         layer = tsps.Embedding(1000, 8, embeddings_initializer=initializer)
@@ -64,7 +66,9 @@ def smoke(checkout: Path) -> None:
     history = net.fit(keys, target, batch_size=64, epochs=5, verbose=0).history["loss"]
     assert history[-1] < 0.5 * history[0], history
 
-    print(f"wheel: lookup, gradient, apply and fit under TensorFlow {tf.__version__} with Keras {keras.__version__}")
+    package = keras.layers.Layer.__module__.partition(".")[0]
+    version = importlib.metadata.version(package)
+    print(f"wheel: lookup, gradient, apply and fit under TensorFlow {tf.__version__} with {package} {version}")
 
 
 if __name__ == "__main__":

@@ -31,4 +31,9 @@ for lender in "$@"; do
     exit 1
   fi
   (cd "$scratch" && "$venv/bin/python" "$root/tools/wheel_smoke.py" "$root")
+  if "$venv/bin/python" -c 'import keras, sys; sys.exit(keras.__version__ < "3")'; then
+    # Keras 2 beside Keras 3. Its wheel asks for the package `tensorflow`, which tensorflow-cpu is not.
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps "tf_keras==${after%.*}.*"
+    (cd "$scratch" && TF_USE_LEGACY_KERAS=1 "$venv/bin/python" "$root/tools/wheel_smoke.py" "$root")
+  fi
 done
