@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.protocol import FUSION_BYTES
-from tf_sparse_ps.training import binding, sparse_ring
+from tf_sparse_ps.training import binding, sparse_ring, topologies
 
 DIM = 64
 _RESULT_ROW_BYTES = 8 + 4 + 4 * DIM  # key, count, gradient
@@ -53,7 +53,7 @@ def main() -> None:
     ranks = tsps.init()
     job = tsps.job.current()
     binding.on_all(ranks, job.join_exchange, "bench.join")
-    ring = sparse_ring.HierarchicalRing(job, "frequency", options.wire)
+    ring = topologies.HierarchicalRing(job, "frequency", options.wire)
 
     @tf.function(
         input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM]), tf.TensorSpec([], tf.int64)]

@@ -125,7 +125,7 @@ def mode(request: pytest.FixtureRequest) -> Callable[[Callable], Callable]:
     return nested
 
 
-PACKAGE_PARENT = Path(_ops.__file__).parent.parent
+PACKAGE_PARENT = Path(_ops.__file__).parents[2]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import tensorflow as tf
 from conftest import Group, child, run_child
 
 from tf_sparse_ps import _ops
+from tf_sparse_ps._ops import library
 
 i64 = tf.int64
 
@@ -169,6 +170,6 @@ def test_other_tensorflows_are_refused_by_name():
 
 
 def test_a_missing_library_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(_ops, "__file__", "/nowhere/_ops.py")
+    monkeypatch.setattr(library, "__file__", "/nowhere/_ops/library.py")
     with pytest.raises(ImportError, match=r"/nowhere/_ops_lib.so is missing: build it"):
-        _ops._load()
+        library.load()

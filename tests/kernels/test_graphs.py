@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -44,8 +46,8 @@ def test_the_shape_function_itself_knows_the_width_of_equal_tables(group):
 
     @tf.function
     def look(ids):
-        raw = _ops._lib.tsps_lookup([ids], group.paths[:2], group.uuids[:2], [tf.zeros([0, 4])] * 2, table_of=[1])
-        mixed = _ops._lib.tsps_lookup(
+        raw = _ops.lib.tsps_lookup([ids], group.paths[:2], group.uuids[:2], [tf.zeros([0, 4])] * 2, table_of=[1])
+        mixed = _ops.lib.tsps_lookup(
             [ids], group.paths, group.uuids, [tf.zeros([0, d]) for d in (4, 4, 3)], table_of=[1]
         )
         assert shapes(raw[0] + mixed[0]) == [[None, 5, 4], [None, 5, None]]
@@ -139,7 +141,7 @@ def test_a_saved_model_runs_in_a_fresh_process(group, folder):
 
     model = Model()
     tf.saved_model.save(model, f"{folder}/saved")
-    library = _ops.Path(_ops.__file__).with_name("_ops_lib.so")
+    library = Path(_ops.__file__).parent.with_name("_ops_lib.so")
     code = f"""
 import sys
 import tensorflow as tf

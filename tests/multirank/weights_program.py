@@ -109,7 +109,7 @@ def plain_means() -> dict[str, Any]:
     ours, _ = dense_ring.average(dense, world, "t.ours", one)
     plain = world.allreduce(dense, "t.plain")
     (rows,), _ = rank_weight.average_sparse([sparse], world, "t.ours.sparse", one)
-    own = sparse_ring._of_one_rank([sparse])
+    own = sparse_ring.of_one_rank([sparse])
     (mean,) = sparse_ring.reduce_over(
         world, own, "t.plain.sparse", reduction="average", wire="float32", world_size=world.size
     )

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_sparse_ps import _keras, optimizers, schedules
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import refusals, replicas, sparse_ring, step
+from tf_sparse_ps.training import refusals, replicas, sparse_ring, step, topologies
 
 
 @_keras.register("DistributedOptimizer")
@@ -73,8 +73,8 @@ class DistributedOptimizer(_keras.Optimizer):
             raise ValueError(
                 f"`sparse_reduction` must be one of {sparse_ring.REDUCTIONS}. Received: {sparse_reduction!r}"
             )
-        if topology not in sparse_ring.TOPOLOGIES:
-            raise ValueError(f"`topology` must be one of {sparse_ring.TOPOLOGIES}. Received: {topology!r}")
+        if topology not in topologies.TOPOLOGIES:
+            raise ValueError(f"`topology` must be one of {topologies.TOPOLOGIES}. Received: {topology!r}")
         if wire not in sparse_ring.WIRES:
             raise ValueError(f"`wire` must be one of {sparse_ring.WIRES}. Received: {wire!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule

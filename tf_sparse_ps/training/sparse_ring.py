@@ -12,18 +12,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 
-if TYPE_CHECKING:
-    from tf_sparse_ps.job import Job
-
 REDUCTIONS = ("frequency", "average", "sum")
-TOPOLOGIES = ("hierarchical", "flat")
 WIRES = ("float32", "bfloat16", "float16")
 # Ops whose int64 outputs are sets of unique keys.
 _UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup")
@@ -126,167 +121,6 @@ class SparseRing(abc.ABC):
         return update.apply(step, [one.keys for one in reduced], [one.rows for one in reduced])
 
 
-class FlatRing(SparseRing):
-    """Every rank's gradients travel to every rank."""
-
-    def __init__(self, job: Job, reduction: str, wire: str) -> None:
-        """`reduction`: one of `REDUCTIONS`; `wire`: one of `WIRES`."""
-        self._job, self._reduction, self._wire = job, reduction, wire
-
-    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
-        """See `SparseRing.reduce`."""
-        return reduce_over(
-            self._job.collectives,
-            _of_one_rank(_unique(gradients)),
-            name,
-            reduction=self._reduction,
-            wire=self._wire,
-            world_size=self._job.size,
-            wanted=self._job.is_leader,
-        )
-
-
-class NodeRing(SparseRing):
-    """On the only node of a job: its ranks merge their gradients in shared memory. Nothing is sent."""
-
-    def __init__(self, job: Job, reduction: str) -> None:
-        """`job`: of this process, which joins the exchange of its node; `reduction`: one of `REDUCTIONS`."""
-        self._job, self._reduction = job, reduction
-
-    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseRing.apply`. The leader applies the merged gradients from where they lie."""
-        own = _unique(gradients)
-        return _ops.node_apply(
-            [one.keys for one in own],
-            [one.rows for one in own],
-            self._job.size,
-            self._job.group_path,
-            step,
-            self._job.timeout_s,
-            update.paths,
-            update.uuids,
-            update.hyper,
-            reduction=self._reduction,
-            operation=name,
-        )
-
-    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
-        """See `SparseRing.reduce`."""
-        own = _unique(gradients)
-        merged = _ops.node_merge(
-            [one.keys for one in own],
-            [one.rows for one in own],
-            self._job.size,
-            self._job.group_path,
-            step,
-            self._job.timeout_s,
-            reduction=self._reduction,
-            operation=name,
-        )
-        if not self._job.is_leader:
-            return None
-        for rows, one in zip(merged.grads, own, strict=True):
-            rows.set_shape([None, one.rows.shape[1]])
-        return _gradients(merged)
-
-
-class HierarchicalRing(SparseRing):
-    """The ranks of a node merge their gradients in shared memory, each a range of keys, and send what comes of it.
-
-    A rank exchanges its range with the ranks of its number on the other nodes, and leaves the result to the leader. All
-    go through it in rounds, so that what lies in buffers is bounded; how many is agreed on once per step, while the
-    model computes. In one round are sent the gradients of the second, merged and packed those of the third, and
-    unpacked and reduced those of the first.
-    """
-
-    def __init__(self, job: Job, reduction: str, wire: str) -> None:
-        """Every rank of the job calls it: sets up the collectives between the nodes.
-
-        Args:
-          job: Of this process, which joins the exchange of its node.
-          reduction: One of `REDUCTIONS`.
-          wire: One of `WIRES`.
-        """
-        self._job, self._reduction, self._wire = job, reduction, wire
-        self._counterparts = job.counterparts()
-
-    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
-        with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
-            return _ops.ring_apply(self._job.group_path, step, update.paths, update.uuids, update.hyper)
-
-    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
-        """See `SparseRing.reduce`."""
-        with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
-            reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
-        return _gradients(reduced) if self._job.is_leader else None
-
-    def run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
-        """`reduce`, up to where the leader has everything. Returns the number of rounds, int64."""
-        job, own = self._job, _unique(gradients)
-        keys, rows = [one.keys for one in own], [one.rows for one in own]
-        dims = [int(one.shape[1]) for one in rows]
-        wanted = _ops.ring_rounds(keys, dims, job.exchange_window, job.collectives.local_size)
-        rounds = tf.reduce_max(job.collectives.allgather([wanted], f"{name}.rounds")[0])
-
-        def take(round_: tf.Tensor) -> tf.Tensor:
-            return _ops.ring_take(
-                keys,
-                rows,
-                job.size,
-                job.group_path,
-                step,
-                job.timeout_s,
-                round_,
-                rounds,
-                reduction=self._reduction,
-                operation=name,
-                wire=self._wire,
-            )
-
-        def make(round_: tf.Tensor, packed: tf.Tensor, received: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            """Sends a round, and beside that packs the next and reduces the one before."""
-            sent = packed
-            if self._counterparts is not None:
-                (sent,) = self._counterparts.allgather([packed], f"{name}.nodes")
-            # TensorFlow does not order a loop, which has resources, with ops that have none, as these.
-            with tf.control_dependencies([packed]):
-                following = take(round_ + 1)
-            if self._counterparts is not None:
-                with tf.control_dependencies([following]):
-                    _ops.ring_put(job.group_path, received, round_ - 1, len(keys))
-            return round_ + 1, following, sent
-
-        one_buffer = tf.TensorShape([None])
-        made, _, last = tf.while_loop(
-            lambda round_, *_: round_ < rounds,
-            make,
-            (tf.constant(0, tf.int64), take(tf.constant(0, tf.int64)), tf.zeros([0], tf.uint8)),
-            shape_invariants=(tf.TensorShape([]), one_buffer, one_buffer),
-        )
-        if self._counterparts is None:
-            return made
-        put = _ops.ring_put(job.group_path, last, rounds - 1, len(keys))
-        with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
-            return tf.identity(made)
-
-
-def make(topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
-    """The ring of a job. Every rank calls it, with the same arguments.
-
-    Args:
-      topology: One of `TOPOLOGIES`.
-      job: Of this process.
-      reduction: One of `REDUCTIONS`.
-      wire: One of `WIRES`.
-    """
-    if topology == "flat" or job.size == 1:
-        return FlatRing(job, reduction, wire)
-    if len(job.leaders) == 1:
-        return NodeRing(job, reduction)
-    return HierarchicalRing(job, reduction, wire)
-
-
 def reduce_over(
     collectives: Collectives,
     own: _ops.Merged,
@@ -314,36 +148,37 @@ def reduce_over(
     if not own.keys:
         return []
     if collectives.size == 1 and world_size == 1:  # every reduction is the identity
-        return _gradients(own)
+        return as_gradients(own)
     (buffers,) = collectives.allgather([_ops.pack(*own, wire)], name)
     if not wanted:
         return None
     dims = [int(rows.shape[1]) for rows in own.grads]
-    return _gradients(_ops.unpack_merge(buffers, world_size, reduction, dims))
+    return as_gradients(_ops.unpack_merge(buffers, world_size, reduction, dims))
 
 
-def _of_one_rank(gradients: Sequence[SparseGradient]) -> _ops.Merged:
+def of_one_rank(gradients: Sequence[SparseGradient]) -> _ops.Merged:
     """With counts: every key occurred in one rank, this one."""
     keys = [one.keys for one in gradients]
     return _ops.Merged(keys, [one.rows for one in gradients], [tf.ones_like(one, dtype=tf.int32) for one in keys])
 
 
-def _gradients(merged: _ops.Merged) -> list[SparseGradient]:
+def as_gradients(merged: _ops.Merged) -> list[SparseGradient]:
+    """Of each table; without the counts."""
     return [SparseGradient(keys, rows) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
 
 
 def sum_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
     """The sum over all ranks of sparse gradients of replicated weights, on every rank. Keys come out unique."""
-    own = _of_one_rank(_unique(gradients))
+    own = of_one_rank(unique(gradients))
     return reduce_over(collectives, own, name, reduction="sum", wire="float32", world_size=collectives.size) or []
 
 
-def _unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
+def unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
     """The same with unique keys: a rank counts once for each of its keys, however often its layers met it."""
     own = list(gradients)
     repeated = [i for i, one in enumerate(own) if not one.unique]
     if repeated:
-        merged = _ops.merge(*_of_one_rank([own[i] for i in repeated]), 1, "local")
+        merged = _ops.merge(*of_one_rank([own[i] for i in repeated]), 1, "local")
         for i, keys, rows in zip(repeated, merged.keys, merged.grads, strict=True):
             rows.set_shape([None, own[i].rows.shape[1]])
             own[i] = SparseGradient(keys, rows)

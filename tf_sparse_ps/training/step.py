@@ -11,7 +11,16 @@ from tf_sparse_ps import _keras, _ops, optimizers
 from tf_sparse_ps import job as job_lib
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import binding, clipping, dense_ring, failures, rank_weight, replicas, sparse_ring
+from tf_sparse_ps.training import (
+    binding,
+    clipping,
+    dense_ring,
+    failures,
+    rank_weight,
+    replicas,
+    sparse_ring,
+    topologies,
+)
 from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_of, split, take_back, unscale
 
 if TYPE_CHECKING:
@@ -174,7 +183,7 @@ class Step:
             binding.on_all(self._collectives, job.join_exchange, "tsps.exchange")
             failures.watch(job)
         if new and self._ring is None:
-            self._ring = sparse_ring.make(owner.topology, job, owner.sparse_reduction, owner.wire)
+            self._ring = topologies.make(owner.topology, job, owner.sparse_reduction, owner.wire)
 
     def _update_tables(
         self,

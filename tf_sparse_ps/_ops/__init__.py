@@ -1,0 +1,97 @@
+"""The TensorFlow ops of `_ops_lib.so`, typed, and their gradients.
+
+`docs/ops.md` is the reference. `T` tables and `N` features per call; `table_of[f]` is the position of f's table.
+A table is named by two scalar strings: its path `<group directory>/<table folder>` and its uuid ("" accepts any).
+A carrier is a `float32[0, dim]` tensor, in practice the value of a layer's anchor weight: it carries the row width to
+shape inference, and the gradient that arrives at it is the table's sparse gradient.
+"""
+
+from tf_sparse_ps._ops.groups import (
+    COUNTERS,
+    GroupInfo,
+    apply,
+    assign,
+    bind_optimizer,
+    close_group,
+    create_group,
+    create_table,
+    erase,
+    group_info,
+    open_writer,
+    set_step,
+    set_threads,
+    wait_step,
+)
+from tf_sparse_ps._ops.library import TENSORFLOW_RANGE, check_tensorflow_version, lib
+from tf_sparse_ps._ops.lookups import (
+    Lookup,
+    PooledLookup,
+    lookup,
+    pooled_lookup,
+    segment_sum,
+)
+from tf_sparse_ps._ops.rings import (
+    RING_COUNTERS,
+    Merged,
+    join_exchange,
+    keep_if,
+    leave_exchange,
+    mark,
+    merge,
+    node_apply,
+    node_merge,
+    pack,
+    ring_apply,
+    ring_collect,
+    ring_info,
+    ring_put,
+    ring_rounds,
+    ring_take,
+    start_timeline,
+    stop_timeline,
+    unpack_merge,
+)
+
+__all__ = [
+    "COUNTERS",
+    "RING_COUNTERS",
+    "TENSORFLOW_RANGE",
+    "GroupInfo",
+    "Lookup",
+    "Merged",
+    "PooledLookup",
+    "apply",
+    "assign",
+    "bind_optimizer",
+    "check_tensorflow_version",
+    "close_group",
+    "create_group",
+    "create_table",
+    "erase",
+    "group_info",
+    "join_exchange",
+    "keep_if",
+    "leave_exchange",
+    "lib",
+    "lookup",
+    "mark",
+    "merge",
+    "node_apply",
+    "node_merge",
+    "open_writer",
+    "pack",
+    "pooled_lookup",
+    "ring_apply",
+    "ring_collect",
+    "ring_info",
+    "ring_put",
+    "ring_rounds",
+    "ring_take",
+    "segment_sum",
+    "set_step",
+    "set_threads",
+    "start_timeline",
+    "stop_timeline",
+    "unpack_merge",
+    "wait_step",
+]

@@ -1,0 +1,162 @@
+"""Groups and tables: steps, and everything outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_sparse_ps._ops.library import lib
+
+
+def apply(
+    step: tf.Tensor | int,
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    hyper: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """Applies one optimizer step to T tables of one group and publishes it. Returns the step. Writer only.
+
+    Args:
+        step: int64, the committed step + 1.
+        paths: T scalar strings.
+        uuids: T scalar strings.
+        keys: T of int64[u_t], unique within a table (`merge` sees to it).
+        grads: T of float32[u_t, dim].
+        hyper: T of float32: the hyperparameters of each table's optimizer, in the order of cc/core/row_optimizer.h.
+
+    Raises:
+        FailedPreconditionError: this process is not the writer; no optimizer is bound; step is not the next one.
+        InvalidArgumentError: a gradient that is not finite, naming table and key; a wrong shape.
+        ResourceExhaustedError: no room for new rows; the step is not applied.
+    """
+    return lib.tsps_apply(step, paths, uuids, keys, grads, hyper)
+
+
+def wait_step(path: tf.Tensor | str, step: tf.Tensor | int, timeout_s: tf.Tensor | float) -> tf.Tensor:
+    """Waits until `step` of the group is published and returns it. Holds none of TensorFlow's threads meanwhile.
+
+    Raises:
+        DeadlineExceededError: not published within timeout_s.
+        UnavailableError: the writer died first (names its process and the step), or `close_group` cancelled the wait.
+    """
+    return lib.tsps_wait_step(path, step, timeout_s)
+
+
+def create_group(path: str, uuid: str) -> None:
+    """Creates a group, whose directory must not exist, and makes this process its writer."""
+    lib.tsps_create_group(path, uuid)
+
+
+def open_writer(path: str) -> tf.Tensor:
+    """Makes this process the writer of an existing group, recovering it if need be. Returns the committed step, int64.
+
+    Raises:
+        AbortedError: another process is the writer.
+    """
+    return lib.tsps_open_writer(path)
+
+
+def create_table(
+    path: str,
+    uuid: str,
+    *,
+    dim: int,
+    key_limit: int = 0,
+    max_rows: int = 0,
+    initializer: str = "zeros",
+    initializer_args: Sequence[float] = (0.0, 0.0),
+    seed: int = 0,
+    salt: int = 0,
+) -> None:
+    """Creates a table. Writer only.
+
+    Args:
+        path: <group directory>/<table folder>.
+        uuid: 32 hex digits.
+        dim: floats per row.
+        key_limit: keys are 0 .. key_limit - 1; 0: any int64 is a key.
+        max_rows: 0: no limit.
+        initializer: "zeros", "constant", "uniform", "normal", "truncated_normal".
+        initializer_args: (value, 0), (minval, maxval) or (mean, stddev).
+        seed: of the job.
+        salt: of the table, so that tables with one seed differ.
+    """
+    args = tf.constant(initializer_args, tf.float32)
+    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, initializer, args, seed, salt)
+
+
+def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:
+    """Creates a table's optimizer slots ("none", "sgd", "adagrad", "adam"). Writer only.
+
+    Args:
+        path: of the table.
+        uuid: of the table.
+        kind: the rule.
+        slot_init: initial value of every element of each slot.
+        replace: drop the slots of another rule, instead of refusing.
+    """
+    lib.tsps_bind_optimizer(path, uuid, kind, tf.constant(slot_init, tf.float32, [len(slot_init)]), replace)
+
+
+def assign(
+    path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor, rows: tf.Tensor, slots: Sequence[tf.Tensor] = ()
+) -> None:
+    """Sets rows (and slots), adding absent keys. Writer only.
+
+    Args:
+        path: of the table.
+        uuid: of the table.
+        keys: int64[n].
+        rows: float32[n, dim].
+        slots: none (existing keys keep theirs), or float32[n, dim] for every slot.
+    """
+    lib.tsps_assign(path, uuid, keys, rows, list(slots))
+
+
+def erase(path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor) -> tf.Tensor:
+    """Removes keys, int64[n]; returns how many were there, int64. Writer only."""
+    return lib.tsps_erase(path, uuid, keys)
+
+
+def set_step(path: tf.Tensor | str, step: tf.Tensor | int) -> None:
+    """Sets the committed step of a group, for a restored state. Writer only."""
+    lib.tsps_set_step(path, step)
+
+
+class GroupInfo(NamedTuple):
+    """What `group_info` returns."""
+
+    step: tf.Tensor  # int64: last published step
+    version: tf.Tensor  # int64: assigns, erases, table creations and optimizer bindings so far
+    counters: tf.Tensor  # int64[8], of this process: COUNTERS
+
+
+COUNTERS = (
+    "read_retries",
+    "read_blocked_ns_max",
+    "steps_applied",
+    "rows_written",
+    "growth_splits",
+    "growth_ns_max",
+    "publish_ns_max",
+    "growth_blocked_ns_max",
+)
+
+
+def group_info(path: tf.Tensor | str) -> GroupInfo:
+    """State of a group and counters of this process."""
+    return GroupInfo(*lib.tsps_group_info(path))
+
+
+def close_group(path: tf.Tensor | str) -> None:
+    """Drops this process's handle and writer lock and ends waits; later ops open the path anew."""
+    lib.tsps_close_group(path)
+
+
+def set_threads(threads: int, writer_threads: int) -> None:
+    """Sets the sizes of the op library's thread pools: of all ops, and of updates. 0: all processors it may use."""
+    lib.tsps_set_threads(threads, writer_threads)

@@ -1,0 +1,47 @@
+"""Loads `_ops_lib.so`, into TensorFlows of a range."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+TENSORFLOW_RANGE = ((2, 15), (2, 21))
+
+
+def check_tensorflow_version(found: str) -> None:
+    """Refuses a TensorFlow outside the supported range.
+
+    Raises:
+        ImportError: names the version found and the range.
+    """
+    low, high = (".".join(map(str, bound)) for bound in TENSORFLOW_RANGE)
+    try:
+        major, minor = (int(part) for part in found.split(".")[:2])
+    except ValueError:
+        major, minor = -1, -1
+    if not TENSORFLOW_RANGE[0] <= (major, minor) <= TENSORFLOW_RANGE[1]:
+        raise ImportError(f"tf_sparse_ps works with TensorFlow {low} to {high}; found TensorFlow {found}")
+
+
+def load() -> Any:
+    """The ops as Python functions.
+
+    Raises:
+        ImportError: there is no library, or it does not go with this TensorFlow.
+    """
+    check_tensorflow_version(tf.__version__)
+    library = Path(__file__).parent.with_name("_ops_lib.so")
+    if not library.exists():
+        raise ImportError(f"{library} is missing: build it with `make build`, or install the wheel")
+    try:
+        return tf.load_op_library(str(library))
+    except tf.errors.NotFoundError as error:
+        raise ImportError(
+            f"{library} does not load into TensorFlow {tf.__version__}; one wheel serves every TensorFlow from "
+            f"{'.'.join(map(str, TENSORFLOW_RANGE[0]))} to {'.'.join(map(str, TENSORFLOW_RANGE[1]))}: {error}"
+        ) from error
+
+
+lib = load()

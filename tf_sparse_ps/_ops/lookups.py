@@ -1,0 +1,211 @@
+"""Lookups, and their gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_sparse_ps._ops.library import lib
+
+
+class Lookup(NamedTuple):
+    """What `lookup` returns."""
+
+    rows: list[tf.Tensor]  # N of float32[*ids.shape, dim]
+    keys: list[tf.Tensor]  # T of int64[u_t]: the unique keys of a table
+    inverses: list[tf.Tensor]  # N of int32[*ids.shape]: positions in keys
+
+
+def lookup(
+    ids: Sequence[tf.Tensor],
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    carriers: Sequence[tf.Tensor],
+    table_of: Sequence[int],
+) -> Lookup:
+    """Rows of the ids of N features, from T tables of one group, as of one step.
+
+    Absent keys read their initial row; nothing is written. Features of one table are deduped together.
+
+    Args:
+        ids: N of int64, any shape.
+        paths: T scalar strings.
+        uuids: T scalar strings.
+        carriers: T of float32[0, dim]. Their gradients are `tf.IndexedSlices(values=float32[u_t, dim],
+            indices=int64[u_t])` without a dense shape: whatever would make them dense fails by name.
+        table_of: N positions in paths.
+
+    Raises:
+        InvalidArgumentError: a key outside a bounded table, carriers of another width, tables of two groups.
+        NotFoundError: no such group or table.
+        FailedPreconditionError: the table has another uuid.
+    """
+    rows, keys, inverses = lib.tsps_lookup(ids, paths, uuids, carriers, table_of=list(table_of))
+    _set_widths(rows, carriers, table_of)
+    return Lookup(rows, keys, inverses)
+
+
+def segment_sum(
+    grads: Sequence[tf.Tensor], inverses: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], table_of: Sequence[int]
+) -> list[tf.Tensor]:
+    """Sums gradients of rows per unique key: T of float32[u_t, dim]. The backward pass of `lookup`.
+
+    Args:
+        grads: N of float32[*ids.shape, dim].
+        inverses: N of int32[*ids.shape], from `lookup`.
+        keys: T of int64[u_t], from `lookup`.
+        table_of: N positions in keys.
+    """
+    sums: list[tf.Tensor] = lib.tsps_segment_sum(grads, inverses, keys, table_of=list(table_of))
+    return sums
+
+
+class PooledLookup(NamedTuple):
+    """What `pooled_lookup` returns."""
+
+    pooled: list[tf.Tensor]  # N of float32[bags_f, dim]
+    keys: list[tf.Tensor]  # T of int64[u_t]
+    inverses: list[tf.Tensor]  # N of int32[n_f]
+
+
+def pooled_lookup(
+    ids: Sequence[tf.Tensor],
+    splits: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    carriers: Sequence[tf.Tensor],
+    table_of: Sequence[int],
+    combiners: Sequence[str],
+) -> PooledLookup:
+    """Looks up bags of ids and combines each bag's rows, as `tf.nn.embedding_lookup_sparse` does.
+
+    An empty bag gives zeros. Gradients reach carriers, as in `lookup`, and weights.
+
+    Args:
+        ids: N of int64[n_f].
+        splits: N of int64[bags_f + 1]; bag b is items [splits[b], splits[b + 1]).
+        weights: N of float32[n_f], or float32[0] where every weight is 1.
+        paths: T scalar strings.
+        uuids: T scalar strings.
+        carriers: T of float32[0, dim].
+        table_of: N positions in paths.
+        combiners: N of "sum", "mean", "sqrtn".
+
+    Raises:
+        InvalidArgumentError: as `lookup`; splits that decrease or do not end at n_f; another number of weights.
+    """
+    pooled, keys, inverses = lib.tsps_pooled_lookup(
+        ids, splits, weights, paths, uuids, carriers, table_of=list(table_of), combiners=list(combiners)
+    )
+    _set_widths(pooled, carriers, table_of)
+    return PooledLookup(pooled, keys, inverses)
+
+
+def _set_widths(rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_of: Sequence[int]) -> None:
+    """Sets the last dimension, which the shape function cannot tell when tables of several widths meet in one call."""
+    if len(carriers) == 1 or tf.executing_eagerly():
+        return
+    for row, table in zip(rows, table_of, strict=True):
+        if row.shape.rank is not None:
+            row.set_shape([None] * (row.shape.rank - 1) + [carriers[table].shape[-1]])
+
+
+# TensorFlow's functions that differentiate the body of a construct from outside of it (2.15 and 2.21), and its name.
+_CONSTRUCTS = {
+    ("cond_v2", "_IfGrad"): "tf.cond",
+    ("cond_v2", "_CaseGrad"): "tf.switch_case",
+    ("while_v2", "_WhileGrad"): "tf.while_loop or tf.map_fn",
+    ("custom_gradient", "inner_recompute_grad"): "tf.recompute_grad",
+}
+
+
+def _refuse_constructs() -> None:
+    """Raises where TensorFlow would fail on IndexedSlices with a text that names nothing.
+
+    Only the call stack tells: inside a nested tf.function all graphs look as they do outside. A tape in the body is
+    fine, and is not among the callers named above.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "").rpartition(".")[2]
+        construct = _CONSTRUCTS.get((module, frame.f_code.co_name))
+        if construct is not None:
+            raise ValueError(
+                f"A tf_sparse_ps lookup inside {construct} cannot be differentiated from outside of it. "
+                "Look up before it and pass the rows in, or open the GradientTape inside."
+            )
+        frame = frame.f_back
+
+
+@tf.RegisterGradient("TspsLookup")
+def _lookup_gradient(op: Any, *grads: Any) -> list[Any]:
+    _refuse_constructs()
+    n, t = op.get_attr("N"), op.get_attr("T")
+    table_of = list(op.get_attr("table_of"))
+    keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
+    sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads[:n]], inverses, keys, table_of)
+    return [None] * (n + 2 * t) + _slices(sums, keys, table_of)
+
+
+@tf.RegisterGradient("TspsPooledLookup")
+def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
+    _refuse_constructs()
+    n, t = op.get_attr("N"), op.get_attr("T")
+    table_of = list(op.get_attr("table_of"))
+    # As text in a graph, as bytes in eager mode.
+    combiners = [tf.compat.as_str(combiner) for combiner in op.get_attr("combiners")]
+    splits, weights = op.inputs[n : 2 * n], op.inputs[2 * n : 3 * n]
+    tables = op.inputs[3 * n :]
+    keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
+    common = ([tf.convert_to_tensor(grad) for grad in grads[:n]], splits, weights, inverses, keys)
+    attributes = {"table_of": table_of, "combiners": combiners}
+    sums = lib.tsps_pooled_sum(*common, **attributes)
+    weight_grads: list[Any] = [None] * n
+    wanted = [_may_be_differentiated(op, 2 * n + f) for f in range(n)]
+    if any(wanted):
+        every = lib.tsps_pooled_weight_grad(*common, tables[:t], tables[t : 2 * t], tables[2 * t :], **attributes)
+        weight_grads = [grad if want else None for grad, want in zip(every, wanted, strict=True)]
+    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, table_of)
+
+
+def _slices(sums: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[Any]:
+    # tf.identity: a tf.function's backward graph may not return a tensor of the forward graph, and parts of
+    # IndexedSlices are not captured by themselves. Of a table without a feature not even the width is known.
+    return [tf.IndexedSlices(sums[t], tf.identity(keys[t])) if t in table_of else None for t in range(len(keys))]
+
+
+def _may_be_differentiated(op: Any, index: int) -> bool:
+    """Whether someone could ask for the gradient of the float input `index` of `op`.
+
+    The gradient with respect to weights reads the table once more, so it is left out where it is certain that nobody
+    wants it. Eager: the tape says which inputs it does not follow. In a graph: when everything that floats into the
+    input comes from constants (gradients do not pass through integers).
+    """
+    tensor = op.inputs[index]
+    if tensor.shape.rank == 1 and tensor.shape[0] == 0:
+        return False
+    if hasattr(tensor, "numpy") and tf.executing_eagerly():
+        return index not in (getattr(op, "skip_input_indices", None) or ())
+    pending, seen = [tensor], set()
+    while pending:
+        source = pending.pop()
+        if source.ref() in seen:
+            continue
+        seen.add(source.ref())
+        if not hasattr(source, "op"):  # an eager tensor, captured
+            return True
+        if source.op.type == "Const":
+            continue
+        inputs = [
+            one
+            for one in source.op.inputs
+            if one.dtype.is_floating or one.dtype.is_complex or one.dtype in (tf.resource, tf.variant)
+        ]
+        if not source.op.inputs:  # a placeholder, a captured value, a variable's handle
+            return True
+        pending.extend(inputs)
+    return False
