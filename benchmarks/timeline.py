@@ -1,7 +1,8 @@
 """What the ranks of a job do at the same time: a picture of some steps on two emulated hosts. As root.
 
 `python -m benchmarks.timeline --plot FILE` runs the job of the suite `cluster` on 2 hosts x 2 ranks, records some steps
-in all ranks, draws them, and prints what share of the time in which sparse gradients were on the wire each rank worked.
+in all ranks, draws them, and prints for what share of the time in which sparse gradients were on the wire each rank was
+inside merging or reducing others, waits for the other rank of its host included.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for rank, spans in enumerate(ranks):
         sending, worked = overlap(spans)
         share = worked / sending if sending else 0.0
-        print(f"rank {rank}: sparse gradients on the wire for {sending:.0f} ms, at work meanwhile {share:.0%}")
+        print(f"rank {rank}: sparse gradients on the wire for {sending:.0f} ms, merging meanwhile {share:.0%}")
     draw(ranks, options.plot)
     print(options.plot)
     return 0
@@ -69,7 +70,7 @@ def record(mbit_per_s: float, steps: int, *, quick: bool) -> list[Spans]:
 
 
 def overlap(spans: Spans) -> tuple[float, float]:
-    """Milliseconds in which sparse gradients were on the wire, and those of them in which the rank worked."""
+    """Milliseconds in which sparse gradients were on the wire, and those of them in which others were merged."""
     sending = [(begin, end) for name, begin, end in spans if row_of(name) == "sparse ring"]
     working = [(begin, end) for name, begin, end in spans if row_of(name) in ("merge, pack", "unpack, reduce")]
     # Neither overlaps with its own kind: one after another in the loop of rounds.

@@ -173,10 +173,10 @@ class Job:
           RuntimeError: See `Collectives.subset`.
         """
         if not self._counterparts:
-            ranks = range(self.size)
-            for local_rank in range(self.mergers):
-                others = [[r for r in ranks if self.nodes[r] == node][local_rank] for node in range(len(self.leaders))]
-                self._counterparts.append(self.collectives.subset(others))
+            members = [[r for r in range(self.size) if self.nodes[r] == node] for node in range(len(self.leaders))]
+            self._counterparts = [
+                self.collectives.subset([ranks[local_rank] for ranks in members]) for local_rank in range(self.mergers)
+            ]
         found = [one for one in self._counterparts if one is not None]
         return found[0] if found else None
 

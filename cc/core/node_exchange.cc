@@ -16,7 +16,8 @@
 //   + 4 + 2 * round    merged its range; contributions of the round are read no more
 //
 // A rank may overwrite its contribution when all ranks have merged the round before, and what it
-// has published when the leader has drained that.
+// has published when the leader has drained that. In the same place lies, between, what Take hands
+// out.
 namespace tsps {
 namespace {
 
@@ -75,7 +76,9 @@ Result<std::unique_ptr<NodeExchange>> NodeExchange::Create(const std::string& fo
 }
 
 uint32_t NodeExchange::RoundsFor(size_t bytes, size_t window, size_t local_size) {
-  return static_cast<uint32_t>(bytes / std::max<size_t>(1, window / local_size) + 1);
+  constexpr size_t kMost = 1u << 24;
+  return static_cast<uint32_t>(
+      std::min(kMost, bytes / std::max<size_t>(1, window / local_size) + 1));
 }
 
 Status NodeExchange::OpenPeers() {
@@ -128,6 +131,7 @@ Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution
       Advance(own_->live().phase, Merged(round));
       TSPS_RETURN_IF_ERROR(Publish(round));
     }
+    taken_ = put_ = rounds_;
     return Status();
   }));
   return Finish(use);
@@ -170,6 +174,7 @@ Status NodeExchange::BeginCall(const MergeCall& call, const std::vector<Contribu
 
   call_ = call;
   begun_ = true;
+  taken_ = put_ = 0;
   TSPS_RETURN_IF_ERROR(AwaitAll(base_));  // they have read this rank's last contribution
   Announce(tables, wanted);
   rounds_ = wanted;
@@ -284,10 +289,11 @@ Status NodeExchange::MergeHere(const std::vector<std::vector<GradientSet>>& sets
 Status NodeExchange::Take(uint32_t round, const std::vector<Contribution>& tables,
                           Executor& executor, std::vector<GradientSet>* own) {
   return Part([&]() -> Status {
-    if (!begun_ || round >= rounds_) {
-      return Error(Code::kFailedPrecondition, "round ", round, " is none of the ",
+    if (!begun_ || round >= rounds_ || round != taken_) {
+      return Error(Code::kFailedPrecondition, "round ", round, " is not the next of the ",
                    begun_ ? rounds_ : 0, " of operation '", call_.operation, "'");
     }
+    ++taken_;
     TSPS_RETURN_IF_ERROR(Contribute(tables, round, executor));
     own->clear();
     if (Merges()) {
@@ -309,10 +315,11 @@ Status NodeExchange::Take(uint32_t round, const std::vector<Contribution>& table
 Status NodeExchange::Put(uint32_t round, const std::vector<TableSets>& tables, Executor& executor) {
   return Part([&]() -> Status {
     const ExchangeCall& mine = own_->call();
-    if (!begun_ || !Merges() || round >= rounds_ || tables.size() != mine.tables) {
+    if (!begun_ || !Merges() || round != put_ || put_ >= taken_ || tables.size() != mine.tables) {
       return Error(Code::kFailedPrecondition, "what was sent in round ", round, " for ",
-                   tables.size(), " tables is none of operation '", call_.operation, "'");
+                   tables.size(), " tables is not the next of operation '", call_.operation, "'");
     }
+    ++put_;
     std::vector<std::vector<GradientSet>> sets;
     for (size_t t = 0; t < tables.size(); ++t) {
       if (tables[t].dim != mine.dims[t]) {
@@ -361,18 +368,19 @@ Status NodeExchange::CollectPublished(uint32_t round) {
 Status NodeExchange::Finish(const Use& use) {
   return Part([&]() -> Status {
     if (!begun_) return Error(Code::kFailedPrecondition, "no merge has begun in ", folder_);
+    if (taken_ != rounds_ || (Merges() && put_ != rounds_)) {
+      return Error(Code::kFailedPrecondition, "operation '", call_.operation, "' of step ",
+                   call_.step, " was finished before its last round");
+    }
     const uint64_t end = Merged(rounds_ - 1);
     if (IsLeader()) {
-      if (own_->live().published.load(std::memory_order_relaxed) < end) {
-        return Error(Code::kFailedPrecondition, "operation '", call_.operation, "' of step ",
-                     call_.step, " was finished before its last round");
-      }
       TSPS_RETURN_IF_ERROR(use(reduced_));
       reduced_.clear();
       Advance(own_->live().drained, end);
     }
     base_ = end;
     begun_ = false;
+    order_ = PartOrder();
     counters_.calls.fetch_add(1, std::memory_order_relaxed);
     counters_.rounds.fetch_add(rounds_, std::memory_order_relaxed);
     return Status();
@@ -420,7 +428,7 @@ Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target,
       return Error(Code::kUnavailable, "operation '", call_.operation, "' of step ", call_.step,
                    " was cancelled");
     }
-    if (!peer.Alive() && word.load(std::memory_order_acquire) < target) {
+    if (&peer != own_.get() && !peer.Alive() && word.load(std::memory_order_acquire) < target) {
       TSPS_RETURN_IF_ERROR(FailureOf(peer));  // it may have said why, since
       return Error(Code::kUnavailable, "rank ", peer.live().rank.load(), " (pid ",
                    peer.live().pid.load(), ") ", peer.live().left.load() ? "ended" : "died",

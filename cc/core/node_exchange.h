@@ -11,7 +11,8 @@
 // In a job of one node that is all (Merge), and nothing is sent. In a job of several, what a rank
 // has merged of its range goes to the ranks with the same range on the other nodes before the
 // leader reads it: Begin, then in every round Take, the sending, Put, and at last Finish. Sending
-// is the caller's. Take may run two rounds ahead of Put, so that a rank merges while it sends.
+// is the caller's. Take may run ahead of Put, so that a rank merges while it sends; by as much, and
+// in the same order of the two, on all ranks of the node.
 //
 // Caveats, first:
 // - All ranks make the same calls in the same order, with the same operation, tables and widths; a
@@ -63,6 +64,10 @@ struct ExchangeCounters {
 class ReducedGradients {
  public:
   explicit ReducedGradients(size_t dim) : dim_(dim) {}
+  ReducedGradients(const ReducedGradients&) = delete;  // sets point into copies
+  ReducedGradients& operator=(const ReducedGradients&) = delete;
+  ReducedGradients(ReducedGradients&&) = default;
+  ReducedGradients& operator=(ReducedGradients&&) = default;
   size_t dim() const { return dim_; }
   const std::vector<GradientSet>& sets() const { return sets_; }
   size_t n() const;
@@ -129,6 +134,9 @@ class NodeExchange {
   Status Put(uint32_t round, const std::vector<TableSets>& tables, Executor& executor);
   // `use`: called on the leader.
   Status Finish(const Use& use);
+  // Runs what the caller does for a call besides, inside or around these: an error of it, too, ends
+  // the exchange for all ranks.
+  Status Part(const std::function<Status()>& part);
 
   // What the others read of this rank outside of merges: the step it is making, and that it needs
   // them no more, so that its end is no death.
@@ -139,8 +147,6 @@ class NodeExchange {
 
  private:
   NodeExchange(std::string folder, const Options& options, std::unique_ptr<RankFile> own);
-  // Runs a part of a call; its error ends the exchange for all ranks.
-  Status Part(const std::function<Status()>& part);
   Status OpenPeers();
   Status BeginCall(const MergeCall& call, const std::vector<Contribution>& tables, uint32_t rounds,
                    Executor& executor);
@@ -181,7 +187,7 @@ class NodeExchange {
   // Of the call that has begun.
   bool begun_ = false;
   MergeCall call_;
-  uint32_t rounds_ = 0;
+  uint32_t rounds_ = 0, taken_ = 0, put_ = 0;
   PartOrder order_;
   std::vector<ReducedGradients> reduced_;  // on the leader
 };

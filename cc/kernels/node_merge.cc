@@ -19,7 +19,7 @@ Status MergeInputs::Read(const KernelContext& context, const MergeAttributes& at
   call.operation = attributes.operation;
   call.reduction = attributes.reduction;
   TSPS_ASSIGN_OR_RETURN(call.world_size, context.Scalar<int32_t>(2 * n_tables, "world_size"));
-  TSPS_ASSIGN_OR_RETURN(path, context.String(2 * n_tables + 1, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(2 * n_tables + 1, "path"));
   TSPS_ASSIGN_OR_RETURN(call.step, context.Scalar<int64_t>(2 * n_tables + 2, "step"));
   TSPS_ASSIGN_OR_RETURN(call.timeout_s, context.Scalar<float>(2 * n_tables + 3, "timeout_s"));
   if (!(call.timeout_s >= 0)) {

@@ -25,7 +25,6 @@ struct MergeInputs {
   static int Count(int tables) { return 2 * tables + 4; }
 
   MergeCall call;
-  std::string path;
   GradientInputs gradients;  // hold the buffers that `tables` points to
   std::vector<Contribution> tables;
   std::shared_ptr<OpenGroup> owner;

@@ -23,7 +23,7 @@ void SetThreads(int threads, int writer_threads);
 // needs some milliseconds to say which one died. Once per process.
 void HoldTerminate();
 
-// What TspsPack and TspsUnpackMerge have packed and unpacked, padding included.
+// What has been packed to be sent, and unpacked, padding included.
 struct WireCounters {
   std::atomic<uint64_t> bytes_packed{0};
   std::atomic<uint64_t> bytes_unpacked{0};

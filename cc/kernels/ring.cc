@@ -2,7 +2,7 @@
 // merge their sparse gradients with those of other nodes, round by round (core/node_exchange.h).
 // Between Take and Put the graph sends what a rank has merged to the ranks with its key range on
 // the other nodes. Asynchronous, but the first: they wait for other ranks of the node.
-#include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +17,12 @@
 
 namespace tsps {
 namespace {
+
+// An error in between ends the exchange for all ranks, who would wait for this one.
+Status InExchange(OpenGroup& owner, const std::function<Status(NodeExchange&)>& part) {
+  return owner.WithExchange(
+      [&](NodeExchange& exchange) { return exchange.Part([&] { return part(exchange); }); });
+}
 
 class RingRoundsKernel {
  public:
@@ -64,11 +70,11 @@ class RingTakeKernel {
     TSPS_ASSIGN_OR_RETURN(const int64_t round, context.Scalar<int64_t>(first, "round"));
     TSPS_ASSIGN_OR_RETURN(const int64_t rounds, context.Scalar<int64_t>(first + 1, "rounds"));
     if (round >= rounds) return context.Output<uint8_t>(0, {0}).status();
-    const WorkSpan span("merge and pack");
+    const WorkSpan span("merge and pack", /*of_ring=*/true);
     MergeInputs inputs;
     TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    return inputs.owner->WithExchange([&](NodeExchange& exchange) -> Status {
+    return InExchange(*inputs.owner, [&](NodeExchange& exchange) -> Status {
       if (round == 0) {
         TSPS_RETURN_IF_ERROR(
             exchange.Begin(inputs.call, inputs.tables, static_cast<uint32_t>(rounds), *executor));
@@ -107,14 +113,17 @@ class RingPutKernel {
     TSPS_ASSIGN_OR_RETURN(const Tensor buffers, context.Input(1, 1, "buffers"));
     TSPS_ASSIGN_OR_RETURN(const int64_t round, context.Scalar<int64_t>(2, "round"));
     if (round < 0) return Status();
-    const WorkSpan span("unpack and reduce");
+    const WorkSpan span("unpack and reduce", /*of_ring=*/true);
     ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    TSPS_ASSIGN_OR_RETURN(const WireBuffers unpacked,
-                          WireBuffers::Unpack(buffers.data<const uint8_t>(), buffers.size(),
-                                              static_cast<size_t>(tables_), *executor));
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    return owner->WithExchange([&](NodeExchange& exchange) {
+    return InExchange(*owner, [&](NodeExchange& exchange) -> Status {
+      if (buffers.size() == 0) {
+        return Error(Code::kInvalidArgument, "nothing was received in round ", round);
+      }
+      TSPS_ASSIGN_OR_RETURN(const WireBuffers unpacked,
+                            WireBuffers::Unpack(buffers.data<const uint8_t>(), buffers.size(),
+                                                static_cast<size_t>(tables_), *executor));
       return exchange.Put(static_cast<uint32_t>(round), unpacked.tables(), *executor);
     });
   }
@@ -140,9 +149,9 @@ class RingApplyKernel {
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    StepUpdates updates;
-    TSPS_RETURN_IF_ERROR(updates.Read(context, 2, tables_, *owner, &cache_));
-    TSPS_RETURN_IF_ERROR(owner->WithExchange([&](NodeExchange& exchange) {
+    TSPS_RETURN_IF_ERROR(InExchange(*owner, [&](NodeExchange& exchange) -> Status {
+      StepUpdates updates;
+      TSPS_RETURN_IF_ERROR(updates.Read(context, 2, tables_, *owner, &cache_));
       return exchange.Finish([&](const std::vector<ReducedGradients>& reduced) {
         return updates.Apply(*owner, step, reduced);
       });

@@ -13,7 +13,7 @@ namespace {
 // Intervals that are kept to be compared with what ends later: work spans a collective or two.
 constexpr size_t kRecent = 8;
 
-// Names of collectives between nodes end so.
+// Names of collectives between nodes have this in them.
 bool IsBetweenNodes(const std::string& name) { return name.find(".nodes") != std::string::npos; }
 
 uint64_t Common(const Timeline::Interval& a, const std::vector<Timeline::Interval>& others) {
@@ -58,14 +58,17 @@ std::string Timeline::Stop() {
   return json + "]";
 }
 
-void Timeline::Record(const std::string& name, Interval interval) {
+template <typename Name>
+void Timeline::Record(const Name& name, Interval interval) {
   if (recording_ && spans_.size() < kMostSpans) spans_.push_back({name, interval});
 }
 
-void Timeline::AddWork(const std::string& name, Interval work) {
+void Timeline::AddWork(const char* name, Interval work, bool of_ring) {
   std::lock_guard<std::mutex> lock(mutex_);
-  counters_.overlapped_ns += Common(work, sent_);
-  Remember(&worked_, work);
+  if (of_ring) {
+    counters_.overlapped_ns += Common(work, sent_);
+    Remember(&worked_, work);
+  }
   Record(name, work);
 }
 
@@ -93,9 +96,10 @@ Timeline::Counters Timeline::counters() {
   return counters_;
 }
 
-WorkSpan::WorkSpan(const char* name) : name_(name), begin_ns_(NowNs()) {}
+WorkSpan::WorkSpan(const char* name, bool of_ring)
+    : name_(name), of_ring_(of_ring), begin_ns_(NowNs()) {}
 
-WorkSpan::~WorkSpan() { Timeline::Get().AddWork(name_, {begin_ns_, NowNs()}); }
+WorkSpan::~WorkSpan() { Timeline::Get().AddWork(name_, {begin_ns_, NowNs()}, of_ring_); }
 
 namespace {
 

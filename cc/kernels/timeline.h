@@ -1,7 +1,8 @@
 // Timeline: what this process's kernels and collectives did, and when.
 //
 // Always on are two counters: how long gradients were on their way between nodes, and how much of
-// that this rank spent merging, packing or reducing others. While recording, every span is kept.
+// that this rank was inside merging, packing or reducing others, waits for the ranks of its node
+// included. While recording, every span is kept.
 #ifndef TFSPS_KERNELS_TIMELINE_H_
 #define TFSPS_KERNELS_TIMELINE_H_
 
@@ -31,14 +32,14 @@ class Timeline {
   std::string Stop();
 
   // A kernel's work.
-  void AddWork(const std::string& name, Interval work);
+  void AddWork(const char* name, Interval work, bool of_ring);
   // A collective: handed over, and done.
   void BeginCollective(const std::string& name);
   void EndCollective(const std::string& name);
 
   struct Counters {
     uint64_t sending_ns = 0;     // collectives between nodes
-    uint64_t overlapped_ns = 0;  // with work of rings
+    uint64_t overlapped_ns = 0;  // with work of the ring
   };
   Counters counters();
 
@@ -47,7 +48,8 @@ class Timeline {
     std::string name;
     Interval interval;
   };
-  void Record(const std::string& name, Interval interval);
+  template <typename Name>
+  void Record(const Name& name, Interval interval);
 
   std::mutex mutex_;
   bool recording_ = false;
@@ -60,13 +62,14 @@ class Timeline {
 // Work of the enclosing block.
 class WorkSpan {
  public:
-  explicit WorkSpan(const char* name);
+  explicit WorkSpan(const char* name, bool of_ring = false);
   ~WorkSpan();
   WorkSpan(const WorkSpan&) = delete;
   WorkSpan& operator=(const WorkSpan&) = delete;
 
  private:
   const char* const name_;
+  const bool of_ring_;
   const uint64_t begin_ns_;
 };
 

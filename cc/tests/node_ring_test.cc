@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/node_ranks.h"
 #include "core/wire_buffers.h"
 #include "executor/eigen_executor.h"
 #include "tests/node_exchange_fixture.h"
@@ -201,7 +202,7 @@ TEST(NodeRingTest, CallsThatDoNotFollowEachOtherAreRefused) {
   {
     TempDir folder;
     expect(join(folder)->Take(0, tables, serial, &own), Code::kFailedPrecondition,
-           "round 0 is none of the 0");
+           "round 0 is not the next of the 0");
   }
   {
     TempDir folder;
@@ -221,6 +222,31 @@ TEST(NodeRingTest, CallsThatDoNotFollowEachOtherAreRefused) {
     const auto rank = join(folder);
     EXPECT_TRUE(rank->Begin(Call(), tables, 3, serial).ok());
     expect(rank->Begin(Call(), tables, 3, serial), Code::kFailedPrecondition, "was not finished");
+  }
+  {
+    TempDir folder;
+    const auto rank = join(folder);
+    EXPECT_TRUE(rank->Begin(Call(), tables, 3, serial).ok());
+    EXPECT_TRUE(rank->Take(0, tables, serial, &own).ok());
+    expect(rank->Take(2, tables, serial, &own), Code::kFailedPrecondition,
+           "round 2 is not the next");
+  }
+  {
+    TempDir folder;
+    const auto rank = join(folder);
+    EXPECT_TRUE(rank->Begin(Call(), tables, 3, serial).ok());
+    expect(rank->Put(0, {{3, {}}}, serial), Code::kFailedPrecondition, "sent in round 0");
+  }
+  {
+    TempDir folder;
+    const auto rank = join(folder);
+    EXPECT_TRUE(rank->Begin(Call(), tables, 3, serial).ok());
+    expect(rank->Part([] { return Error(Code::kDataLoss, "damaged"); }), Code::kDataLoss,
+           "damaged");
+    expect(rank->Take(0, tables, serial, &own), Code::kDataLoss, "damaged");  // is final, too
+    auto seen = NodeRanks::Open(folder / ".", 1);
+    ASSERT_TRUE(seen.ok());
+    EXPECT_EQ((*seen)->Look()[0].failure, "damaged");
   }
   {
     TempDir folder;

@@ -198,3 +198,32 @@ def test_the_timeline_has_collectives_and_work_while_it_is_recorded(group):
     assert _ops.ring_info(group.path).numpy()[-2] >= before + spans[0][2] - spans[0][1]
     step(tf.ones([2]))
     assert _ops.stop_timeline() == []
+
+
+def test_a_mark_passes_gradients_on():
+    @tf.function
+    def gradient(value):
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            total = tf.reduce_sum(_ops.mark(value, "other", "begin") ** 2)
+        return tape.gradient(total, value)
+
+    np.testing.assert_array_equal(gradient(tf.constant([1.0, 3.0])), [2.0, 6.0])
+
+
+def test_what_cannot_be_read_ends_the_exchange(group, tmp_path):
+    group.table(3, rows=4, optimizer="sgd")
+    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 0, 1 << 20)
+
+    def take():
+        return _ops.ring_take(
+            [tf.constant([1], i64)], [tf.ones([1, 3])], 2, group.path, tf.constant(1, i64), 5.0, 0, 1,
+            reduction="sum", operation="ring", wire="float32",
+        )  # fmt: skip
+
+    damaged = take().numpy()
+    damaged[44] ^= 1
+    with pytest.raises(tf.errors.DataLossError, match="damaged gradient buffer"):
+        _ops.ring_put(group.path, damaged, 0, 1)
+    with pytest.raises(tf.errors.DataLossError, match="damaged gradient buffer"):
+        take()

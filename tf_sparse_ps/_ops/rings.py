@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -136,6 +136,11 @@ def mark(value: tf.Tensor, name: str, phase: str) -> tf.Tensor:
     return lib.tsps_mark(value, name_of=name, phase=phase)
 
 
+@tf.RegisterGradient("TspsMark")
+def _mark_gradient(op: Any, grad: tf.Tensor) -> tf.Tensor:
+    return grad
+
+
 def start_timeline() -> None:
     """From now on this process records what its kernels and collectives do, up to 65,536 spans. Eager only."""
     lib.tsps_timeline(action="start")
@@ -256,8 +261,8 @@ def ring_take(
     """Merges one round of the gradients of the node's ranks, for other nodes. Every rank of the node calls it.
 
     Between nodes a step is: `ring_take` of every round, in order; the buffers to the ranks with the same local rank on
-    the other nodes; `ring_put` of every round, in order, which may be two rounds behind; then `ring_apply` or
-    `ring_collect`.
+    the other nodes; `ring_put` of every round, in order, which may be behind, alike on all ranks of the node; then
+    `ring_apply` or `ring_collect`.
 
     Args:
         keys, grads, world_size, path, step, timeout_s, reduction, operation: as in `node_merge`; the same in all

@@ -195,8 +195,9 @@ class DistributedOptimizer(_keras.Optimizer):
             over its ranks, the unique ratio is that over the sum of rows_shared.
           - rounds: merges; more than the steps when gradients are larger than the exchange's window.
           - waited_s: seconds spent waiting for other ranks of the node in merges.
-          - sending_s, overlapped_s: seconds in which sparse gradients were on their way between nodes, and how much of
-            them this rank spent on merging and packing the next, or reducing the last, or on its backward pass's sums.
+          - sending_s, overlapped_s: seconds in which sparse gradients were on their way between nodes, over Horovod,
+            and how much of them this rank was merging and packing the next, or reducing the last, waits for the other
+            ranks of its node included.
           - bytes_sent, bytes_received: sparse gradients handed to the all-gather by this rank, and what came out of it.
           - dense_bytes_per_step: dense gradients that this optimizer hands to the all-reduce in a step.
         """
