@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.local import LocalCollectives
-from tf_sparse_ps.training import sparse_ring
+from tf_sparse_ps.training import topologies
 
 keras = tf.keras
 OPTIMIZERS = {
@@ -91,10 +91,10 @@ def train(
         [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
     )
     functions = [tf.function(functools.partial(step, out), input_signature=signature) for out in (False, True)]
-    reduce_over = sparse_ring.reduce_over
+    reduce_over = topologies.reduce_over
     if control:
         # Nothing travels: every leader sees its own gradients only.
-        sparse_ring.reduce_over = lambda _, *args, **options: reduce_over(LocalCollectives(), *args, **options)
+        topologies.reduce_over = lambda _, *args, **options: reduce_over(LocalCollectives(), *args, **options)
     try:
         for i in range(steps):
             one = batches.batch(i, hvd.rank())
@@ -105,7 +105,7 @@ def train(
                 [tf.constant(targets) for targets in one.dense_targets],
             )
     finally:
-        sparse_ring.reduce_over = reduce_over
+        topologies.reduce_over = reduce_over
     results: dict[str, Any] = {}
     for t, layer in enumerate(tables):
         results[f"first{t}"], results[f"last{t}"] = first[t], numbers(layer, batches.all_keys(t))
