@@ -16,7 +16,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.collectives import horovod as horovod_collectives
+from tf_sparse_ps.collectives import processes
 
 AT_STEP, LAST_STEP, VICTIM = 20, 40, 2
 
@@ -34,7 +34,7 @@ def happen(what: str) -> None:
 def main() -> None:
     """Trains a table and a dense weight."""
     tsps.init()
-    horovod_collectives._EXIT_BARRIER_SECONDS = 1.0
+    processes._EXIT_BARRIER_SECONDS = 1.0
     what, folder = sys.argv[1], Path(sys.argv[2])
     rank = hvd.rank()
     layer = tsps.Embedding(None, 8)

@@ -21,31 +21,26 @@ barrier, for a bounded time; one that ends with an error does not, and the other
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import io
-import pickle
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import last_words
-from tf_sparse_ps.collectives.protocol import PROCESS_SETS, Collectives, CollectivesError
+from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
+from tf_sparse_ps.collectives.protocol import PROCESS_SETS, CollectivesError
 
-_EXIT_BARRIER_SECONDS = 30.0
 # Horovod raises tf.errors of these types from a graph, and its own type from an eager call.
 _FAILURES = (tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError)
 
 
-class HorovodCollectives(Collectives):
+class HorovodCollectives(ProcessCollectives):
     """All ranks of the Horovod job. Horovod must be initialised."""
 
     kind = "horovod"
@@ -56,18 +51,17 @@ class HorovodCollectives(Collectives):
         Args:
           process_set: For `subset`: Horovod's set of some of the ranks, this one among them; None: all ranks.
         """
+        super().__init__()
         self._process_set = process_set or hvd.global_process_set
         self.rank, self.size = int(self._process_set.rank()), int(self._process_set.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         self.cross_rank, self.cross_size = int(hvd.cross_rank()), int(hvd.cross_size())
-        self.failed = False
         self._lock = threading.RLock()
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._counters: dict[str, tf.Variable] = {}
-        self._at_exit: list[Callable[[], None]] = []
         if process_set is None:
             # After Horovod's own handler was registered, hence run before it.
-            atexit.register(self._end)
+            atexit.register(self.end)
             if self.size > 1:
                 # Whatever name it was imported under. Horovod itself refuses some collectives with it, not all.
                 mpi_ops.MPI_LIB.horovod_join = self._refuse_join
@@ -82,10 +76,8 @@ class HorovodCollectives(Collectives):
             return [total / tf.cast(self.size, total.dtype) for total in sums] if average else list(sums)
 
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if average and any(not tensor.dtype.is_floating for tensor in tensors):
-            raise TypeError(
-                f"allreduce '{name}' averages floating tensors only. Received: {[t.dtype.name for t in tensors]}"
-            )
+        if average:
+            floats_only(tensors, name)
         if self.size == 1:
             return list(tensors)
         return self._by_type("mean" if average else "sum", name, tensors, reduce)
@@ -139,32 +131,6 @@ class HorovodCollectives(Collectives):
         received.set_shape(tensor.shape)
         return received
 
-    # --- object operations ---
-
-    def barrier(self, name: str) -> None:
-        """See `Collectives.barrier`. A reduction of one number: `horovod.tensorflow` has no barrier."""
-        self._must_be_eager(name)
-        self.allreduce([tf.zeros([], tf.int32)], name, average=False)
-
-    def broadcast_object(self, obj: Any, root: int, name: str) -> Any:
-        """See `Collectives.broadcast_object`."""
-        self._must_be_eager(name)
-        if self.size == 1:
-            return obj
-        packed = np.frombuffer(pickle.dumps(obj), np.uint8) if self.rank == root else np.zeros([0], np.uint8)
-        # One gather to which only the root contributes: its size need not be told beforehand.
-        (data,) = self.allgather([tf.constant(packed)], name)
-        return pickle.loads(data.numpy().tobytes())
-
-    def allgather_object(self, obj: Any, name: str) -> list[Any]:
-        """See `Collectives.allgather_object`."""
-        self._must_be_eager(name)
-        if self.size == 1:
-            return [obj]
-        (data,) = self.allgather([tf.constant(np.frombuffer(pickle.dumps(obj), np.uint8))], name)
-        stream = io.BytesIO(data.numpy().tobytes())
-        return [pickle.load(stream) for _ in range(self.size)]
-
     def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
         """See `Collectives.subset`: a process set."""
         ranks = list(ranks)
@@ -179,10 +145,6 @@ class HorovodCollectives(Collectives):
                 f"{PROCESS_SETS}=1; or use topology='flat'."
             ) from error
         return HorovodCollectives(process_set) if self.rank in ranks else None
-
-    def at_exit(self, action: Callable[[], None]) -> None:
-        """See `Collectives.at_exit`."""
-        self._at_exit.append(action)
 
     def last_words(self) -> str | None:
         """See `Collectives.last_words`."""
@@ -262,43 +224,15 @@ class HorovodCollectives(Collectives):
                 self._functions[verb, label, specs] = wrapped
             return self._functions[verb, label, specs]
 
-    @staticmethod
-    def _must_be_eager(name: str) -> None:
-        if not tf.executing_eagerly():
-            raise RuntimeError(f"'{name}' must be called eagerly, not while a tf.function is traced")
-
     def _refuse_join(self, *_: Any, **__: Any) -> None:
         self.failed = True
         raise RuntimeError(last_words.joined(self.rank))
 
-    def _end(self) -> None:
-        try:
-            self._meet_at_exit()
-        finally:
-            with contextlib.ExitStack() as actions:
-                for action in self._at_exit:
-                    actions.callback(action)
+    def _connected(self) -> bool:
+        return bool(hvd.is_initialized())
 
-    def _meet_at_exit(self) -> None:
-        """Waits for the other ranks, unless this process ends with an error or Horovod is gone."""
-        crashed = getattr(sys, "last_value", None) is not None or self.failed
-        if self.size == 1 or crashed or not hvd.is_initialized():
-            return
-
-        def meet() -> None:
-            # An error means that Horovod shut down first: the rank that did so says why.
-            with contextlib.suppress(Exception):
-                self.barrier("tsps.exit")
-
-        waiter = threading.Thread(target=meet, name="tsps-exit-barrier", daemon=True)
-        try:
-            waiter.start()
-        except RuntimeError:  # Python 3.12 starts no threads this late
-            meet()
-            return
-        waiter.join(_EXIT_BARRIER_SECONDS)
-        if waiter.is_alive():
-            last_words.no_more_steps(self.rank, _EXIT_BARRIER_SECONDS)
+    def _missed_others(self, waited_s: float) -> None:
+        last_words.no_more_steps(self.rank, waited_s)
 
 
 def _one(tensor: tf.Tensor) -> tf.Tensor:

@@ -26,22 +26,17 @@ stopped ends them after TFSPS_TIMEOUT_S.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
-import io
-import pickle
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import _keras, job_folder, places
-from tf_sparse_ps.collectives.protocol import Collectives, CollectivesError, timeout_s
+from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
+from tf_sparse_ps.collectives.protocol import CollectivesError, timeout_s
 
-_EXIT_BARRIER_SECONDS = 30.0
 _GROUP = 0x54530000  # of all ranks; those of subsets follow from their ranks
 # Instance keys. Of operations whose sizes never change: 30 bits of their names' digests above this.
 _FIXED = 1 << 30
@@ -55,7 +50,7 @@ _ADDED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _ADDED_AS = {"int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
 
 
-class TfDistributeCollectives(Collectives):
+class TfDistributeCollectives(ProcessCollectives):
     """The workers of a MultiWorkerMirroredStrategy, or the one process of another strategy. See `make`."""
 
     kind = "tf.distribute"
@@ -70,14 +65,13 @@ class TfDistributeCollectives(Collectives):
           group: The runtime's key of these ranks.
           keys: Names by instance key, of the whole process.
         """
+        super().__init__()
         self.rank, self.size = rank, size
         self.local_rank, self.local_size, self.cross_rank, self.cross_size = 0, 1, rank, size
-        self.failed = False
         self.cluster: dict[str, list[str]] = {}
         self._device, self._group, self._keys = device, group, keys
         self._lock = threading.RLock()
         self._tokens: dict[str, tf.Variable] = {}
-        self._at_exit: list[Callable[[], None]] = []
         self._members = list(range(size))  # the rank of each member, in the runtime's order
         if size > 1:
             numbers = self._eager("tsps.members", lambda: self._gather(tf.constant([rank]), "tsps.members", 0))
@@ -98,10 +92,8 @@ class TfDistributeCollectives(Collectives):
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, *, average: bool = True) -> list[tf.Tensor]:
         """See `Collectives.allreduce`. One operation of the runtime per tensor."""
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if average and any(not tensor.dtype.is_floating for tensor in tensors):
-            raise TypeError(
-                f"allreduce '{name}' averages floating tensors only. Received: {[t.dtype.name for t in tensors]}"
-            )
+        if average:
+            floats_only(tensors, name)
         if self.size == 1:
             return list(tensors)
 
@@ -183,32 +175,6 @@ class TfDistributeCollectives(Collectives):
         received.set_shape(tensor.shape)
         return received
 
-    # --- object operations ---
-
-    def barrier(self, name: str) -> None:
-        """See `Collectives.barrier`. A reduction of one number."""
-        self._must_be_eager(name)
-        self.allreduce([tf.zeros([], tf.int32)], name, average=False)
-
-    def broadcast_object(self, obj: Any, root: int, name: str) -> Any:
-        """See `Collectives.broadcast_object`."""
-        self._must_be_eager(name)
-        if self.size == 1:
-            return obj
-        packed = np.frombuffer(pickle.dumps(obj), np.uint8) if self.rank == root else np.zeros([0], np.uint8)
-        # One gather to which only the root contributes: its size need not be told beforehand.
-        (data,) = self.allgather([tf.constant(packed)], name)
-        return pickle.loads(data.numpy().tobytes())
-
-    def allgather_object(self, obj: Any, name: str) -> list[Any]:
-        """See `Collectives.allgather_object`."""
-        self._must_be_eager(name)
-        if self.size == 1:
-            return [obj]
-        (data,) = self.allgather([tf.constant(np.frombuffer(pickle.dumps(obj), np.uint8))], name)
-        stream = io.BytesIO(data.numpy().tobytes())
-        return [pickle.load(stream) for _ in range(self.size)]
-
     def subset(self, ranks: Sequence[int]) -> TfDistributeCollectives | None:
         """See `Collectives.subset`: a group of the runtime."""
         ranks = list(ranks)
@@ -218,10 +184,6 @@ class TfDistributeCollectives(Collectives):
             return None
         group = _GROUP + 1 + int.from_bytes(hashlib.sha256(repr(ranks).encode()).digest()[:3], "big")
         return TfDistributeCollectives(self._device, ranks.index(self.rank), len(ranks), group, self._keys)
-
-    def at_exit(self, action: Callable[[], None]) -> None:
-        """See `Collectives.at_exit`."""
-        self._at_exit.append(action)
 
     # --- inner workings ---
 
@@ -306,39 +268,6 @@ class TfDistributeCollectives(Collectives):
             except tf.errors.OpError as error:
                 self.failed = True
                 raise CollectivesError(f"collective '{name}' failed on rank {self.rank}: {error}") from error
-
-    @staticmethod
-    def _must_be_eager(name: str) -> None:
-        if not tf.executing_eagerly():
-            raise RuntimeError(f"'{name}' must be called eagerly, not while a tf.function is traced")
-
-    def end(self) -> None:
-        """At the end of the process: meets the other ranks, then does what was registered with `at_exit`."""
-        try:
-            self._meet_at_exit()
-        finally:
-            with contextlib.ExitStack() as actions:
-                for action in self._at_exit:
-                    actions.callback(action)
-
-    def _meet_at_exit(self) -> None:
-        """Waits for the other ranks, unless this process ends with an error."""
-        crashed = getattr(sys, "last_value", None) is not None or self.failed
-        if self.size == 1 or crashed:
-            return
-
-        def meet() -> None:
-            # An error means that another rank ended first: it says why.
-            with contextlib.suppress(Exception):
-                self.barrier("tsps.exit")
-
-        waiter = threading.Thread(target=meet, name="tsps-exit-barrier", daemon=True)
-        try:
-            waiter.start()
-        except RuntimeError:  # Python 3.12 starts no threads this late
-            meet()
-            return
-        waiter.join(_EXIT_BARRIER_SECONDS)
 
 
 def make(strategy: Any) -> TfDistributeCollectives:
