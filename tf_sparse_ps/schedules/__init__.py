@@ -1,5 +1,6 @@
 """When gradients travel and when they are applied."""
 
+from tf_sparse_ps.schedules.protocol import Course, Schedule
 from tf_sparse_ps.schedules.synchronous import Synchronous
 
-__all__ = ["Synchronous"]
+__all__ = ["Course", "Schedule", "Synchronous"]

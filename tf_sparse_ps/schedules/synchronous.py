@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.schedules.protocol import Course, Schedule
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Synchronous:
+class Synchronous(Schedule):
     """All ranks apply the same reduced gradients in the step that computed them."""
+
+    def refuse(self, optimizer: Any, collectives: Collectives) -> None:
+        """Nothing: it goes with everything."""
+
+    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> Course:
+        """See `Schedule.start`."""
+        return Course(owner, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """No options."""

@@ -42,7 +42,7 @@ class DistributedOptimizer(_keras.Optimizer):
         sparse_reduction: str = "frequency",
         topology: str = "hierarchical",
         wire: str = "float32",
-        schedule: Any = None,
+        schedule: schedules.Schedule | None = None,
         collectives: str = "auto",
         name: str | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class DistributedOptimizer(_keras.Optimizer):
             nodes send any. "flat": every rank sends its own to all.
           wire: What sparse gradients are rounded to where they travel between nodes (or, "flat", between ranks):
             "float32", "bfloat16" or "float16". Sums are made in float32.
-          schedule: `tsps.schedules.Synchronous()`, the default.
+          schedule: When dense gradients travel and are applied, one of `tsps.schedules`; None: `Synchronous()`.
           collectives: "auto", "horovod", "tf.distribute" (of the strategy in whose scope this is made) or "local".
           name: For Keras.
 
@@ -78,12 +78,13 @@ class DistributedOptimizer(_keras.Optimizer):
         if wire not in sparse_ring.WIRES:
             raise ValueError(f"`wire` must be one of {sparse_ring.WIRES}. Received: {wire!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule
-        if not isinstance(schedule, schedules.Synchronous):
-            raise ValueError(f"`schedule` must be tsps.schedules.Synchronous() in this version. Received: {schedule!r}")
+        if not isinstance(schedule, schedules.Schedule):
+            raise ValueError(f"`schedule` must be one of tsps.schedules, as Synchronous(). Received: {schedule!r}")
         rule = optimizers.get(sparse_optimizer)
         found, strategy = collectives_lib.resolve(collectives), collectives_lib.active_strategy()
         if strategy is not None and strategy.num_replicas_in_sync > 1:
             replicas.check_optimizer(optimizer, strategy)
+        schedule.refuse(optimizer, found)
         if _keras.IS_KERAS_3:
             super().__init__(learning_rate=0.0, name=name or "distributed_optimizer")
         else:
@@ -207,8 +208,16 @@ class DistributedOptimizer(_keras.Optimizer):
         """The loss times the wrapped optimizer's `loss_scale_factor`, if it has one."""
         return loss if self.loss_scale_factor == 1.0 else loss * self.loss_scale_factor
 
+    def drain(self) -> None:
+        """Applies what the schedule still has outstanding: all ranks then have the same, complete weights and slots.
+
+        Eager; every rank calls it, after the same step. Does nothing under `Synchronous()`.
+        """
+        self._step.drain()
+
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Nothing to do: only EMA needs it, which is refused."""
+        """Keras calls it at the end of `fit`. Drains."""
+        self.drain()
 
     def get_config(self) -> dict[str, Any]:
         """A serializable configuration."""

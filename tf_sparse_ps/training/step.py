@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops, optimizers
+from tf_sparse_ps import _keras, _ops, optimizers, schedules
 from tf_sparse_ps import job as job_lib
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import (
     binding,
     clipping,
-    dense_ring,
     failures,
     rank_weight,
     replicas,
@@ -50,6 +49,7 @@ class Step:
         self._owner, self._collectives, self._rule = owner, collectives, rule
         self._ordinal: int | None = None  # names this optimizer's operations
         self._ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
+        self._course: schedules.Course | None = None  # of dense gradients, made with the first step
         self._bound: set[str] = set()
         self._dense_bytes = 0
 
@@ -73,6 +73,11 @@ class Step:
         for name in ("waited", "sending", "overlapped"):
             found[f"{name}_s"] = found.pop(f"{name}_ns") * 1e-9
         return {**found, "dense_bytes_per_step": float(self._dense_bytes)}
+
+    def drain(self) -> None:
+        """See `Course.drain`."""
+        if self._course is not None:
+            self._course.drain()
 
     def make(self, pairs: list[tuple[Any, Any]]) -> None:
         """Makes one step of these pairs of gradient and variable. In a graph, or eagerly.
@@ -99,10 +104,8 @@ class Step:
 
     def _apply(self, variables: list[Any], gradients: list[Any]) -> None:
         """Lets the wrapped optimizer apply reduced gradients, in every replica."""
-        if any(gradient is not None for gradient in gradients):
-            _keras.apply_optimizer(self._owner.inner_optimizer, gradients, variables)
-        else:
-            self._owner.iterations.assign_add(1)
+        assert self._course is not None  # made when the step was bound
+        self._course.apply(variables, gradients)
 
     def _reduce(
         self, per_replica: list[replicas.Pairs], n_replicas: int
@@ -133,8 +136,10 @@ class Step:
             [one.gradient for one in dense if one.big], world, f"{name}.big", weight
         )
         self._dense_bytes = sum(one.bytes for one in dense if one.to_average) if world.size > 1 else 0
-        averaged, sums = dense_ring.average(
-            [one.value for one in dense if one.to_average], world, f"{name}.dense", weight
+        to_average = [one for one in dense if one.to_average]
+        assert self._course is not None  # made when the step was bound
+        averaged, sums = self._course.average(
+            [one.value for one in to_average], [one.variable for one in to_average], weight
         )
         means = list(filter(None, (mean_of(one.value) for one in dense)))
         take_back(dense, averaged, big)
@@ -177,6 +182,8 @@ class Step:
             },
         )
         self._bound.update(table.path for table in new)
+        if self._course is None:
+            self._course = owner.schedule.start(owner, self._collectives, f"tsps.{self._ordinal}")
         if self._collectives.size > 1:
             failures.report(self._collectives)
         if new and self._collectives.size > 1:

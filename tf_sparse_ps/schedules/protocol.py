@@ -1,0 +1,71 @@
+"""What a schedule is to the training step: when dense gradients travel, and when they are applied."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.training import dense_ring
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+
+
+class Schedule(abc.ABC):
+    """What a user chooses: options, checked, without state. Equal ones have equal `repr`."""
+
+    @abc.abstractmethod
+    def refuse(self, optimizer: Any, collectives: Collectives) -> None:
+        """Raises ValueError, with the reason, if a wrapped Keras optimizer or the job cannot have this schedule."""
+
+    @abc.abstractmethod
+    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> Course:
+        """Begins to work for an optimizer, while its first step is traced. Eager, on all ranks.
+
+        Args:
+          owner: Whose wrapped optimizer is used.
+          collectives: Of this process.
+          name: What this optimizer's operations' names begin with, the same on all ranks.
+        """
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Its options, serializable."""
+
+
+class Course:
+    """A schedule at work for one optimizer. This one is the synchronous schedule's; others change what they must."""
+
+    def __init__(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> None:
+        """See `Schedule.start`."""
+        self._owner, self._collectives, self._name = owner, collectives, name
+
+    def average(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The weighted mean of a step's dense gradients over all ranks. In a graph, or eagerly.
+
+        Args:
+          gradients: Floating tensors of known shapes, the same list on all ranks.
+          variables: Whose they are.
+          weight: Of this rank, from `rank_weight.allowed`.
+
+        Returns:
+          As `dense_ring.average`.
+        """
+        return dense_ring.average(gradients, self._collectives, f"{self._name}.dense", weight)
+
+    def apply(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Lets the wrapped optimizer apply reduced gradients (None: none), and count the step."""
+        if any(gradient is not None for gradient in gradients):
+            _keras.apply_optimizer(self._owner.inner_optimizer, list(gradients), list(variables))
+        else:
+            self._owner.iterations.assign_add(1)
+
+    def drain(self) -> None:
+        """Makes every rank's weights and the wrapped optimizer's variables equal and complete. Eager, on all ranks."""
