@@ -133,6 +133,20 @@ def apply_optimizer(optimizer: Any, gradients: list[Any], variables: list[Any]) 
     optimizer.apply_gradients(zip(gradients, variables, strict=True), **options)
 
 
+def slots_of(optimizer: Any, variable: Any) -> list[tf.Variable]:
+    """What a Keras SGD, Adagrad or Adam (no legacy one) keeps for a variable that it was built for.
+
+    Returns:
+      SGD: its momentum, if it has some. Adagrad: the accumulator. Adam: first and second moment.
+    """
+    index = (
+        optimizer._get_variable_index(variable) if IS_KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
+    )
+    names = {"SGD": ["momentums"], "Adagrad": ["_accumulators"], "Adam": ["_momentums", "_velocities"]}
+    lists = [getattr(optimizer, name) for name in names[type(optimizer).__name__]]
+    return [tf_variable(slots[index]) for slots in lists if slots]
+
+
 # Called, it makes a variable of this process: a tf.distribute strategy mirrors what is made through `tf.Variable` only.
 ResourceVariable: Any = resource_variable_ops.ResourceVariable
 

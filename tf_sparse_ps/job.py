@@ -19,8 +19,9 @@ import secrets
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,13 @@ def exchange_window(nodes: int, mergers: int) -> int:
     pieces = 4 + 4 * nodes
     piece = (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 // (5 * pieces)
     return mergers * max(piece, _LEAST_PIECE_BYTES)
+
+
+class Trainer(Protocol):
+    """Makes steps of tables."""
+
+    def outstanding(self) -> bool:
+        """Whether some that it has begun are not made yet."""
 
 
 class Job:
@@ -115,6 +123,7 @@ class Job:
         self._ready_path = f"{self.group_path}/.session-{session}"
         self.exchange_path = f"{self.group_path}/.exchange-{session}"
         self._joined = False
+        self._trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
         self._counterparts: list[Collectives | None] = []
         self._lock = threading.Lock()
         self._ordinal = 0
@@ -157,6 +166,20 @@ class Job:
                 self.exchange_window,
             )
         self._joined = True
+
+    def trained_by(self, trainer: Trainer) -> None:
+        """Notes who makes steps of this job's tables.
+
+        Raises:
+          StateError: Another one's steps are being made beside its own: they could not be counted.
+        """
+        for other in self._trainers:
+            if other is not trainer and other.outstanding():
+                raise StateError(
+                    "another optimizer of this process delays steps of tables, and some are outstanding. Call its "
+                    "drain() before this one's first step; to use both by turns, give it DelayedGlobal(sparse=False)"
+                )
+        self._trainers.add(trainer)
 
     @property
     def exchange_window(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from tf_sparse_ps.training import dense_ring
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+    from tf_sparse_ps.training.sparse_step import SparseStep
 
 
 class Schedule(abc.ABC):
@@ -39,7 +40,15 @@ class Schedule(abc.ABC):
 
 
 class Course:
-    """A schedule at work for one optimizer. This one is the synchronous schedule's; others change what they must."""
+    """A schedule at work for one optimizer. This one is the synchronous schedule's; others change what they must.
+
+    Attributes:
+      delays: Steps are made by `step`; otherwise by `average` and `apply`.
+      delays_tables: With `delays`: `step` makes that of the tables, too.
+    """
+
+    delays = False
+    delays_tables = False
 
     def __init__(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
@@ -67,5 +76,35 @@ class Course:
         else:
             self._owner.iterations.assign_add(1)
 
+    def step(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[Any],
+        rate: tf.Tensor,
+        weight: tf.Tensor,
+        sparse: SparseStep | None,
+    ) -> None:
+        """Makes a step, where `delays` is set. In a graph, or eagerly.
+
+        Args:
+          gradients: Floating tensors of known shapes, this rank's own.
+          variables: Whose they are.
+          rate: Learning rate.
+          weight: Of this rank, from `rank_weight.allowed`.
+          sparse: The step of the tables that is to be delayed, if there is one.
+        """
+        raise NotImplementedError
+
     def drain(self) -> None:
         """Makes every rank's weights and the wrapped optimizer's variables equal and complete. Eager, on all ranks."""
+
+    def outstanding(self) -> bool:
+        """Whether `drain` has something to do. Eager; the same on all ranks that have made the same steps."""
+        return False
+
+    def report(self) -> dict[str, Any]:
+        """See `DistributedOptimizer.schedule_report`."""
+        return {}
+
+    def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """See `DistributedOptimizer.also_average`: nothing, where ranks do not part."""

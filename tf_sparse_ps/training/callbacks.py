@@ -194,3 +194,36 @@ class EqualSteps(_keras.keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gives the rank its weight back."""
         self.model.optimizer.weigh_until(None)
+
+
+class Drain(_keras.keras.callbacks.Callback):
+    """Applies what a schedule has outstanding before anything looks at the model: for `DelayedGlobal` in `fit`.
+
+    At the end of each epoch, before its validation if the number of batches is known, and else when validation begins:
+    then all ranks must validate, or none. Put it before callbacks that save, or change the learning rate. It also lets
+    statistics of normalisation be averaged with the parameters. Under other schedules it does nothing that can be seen.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Tells the optimizer which variables are no parameters.
+
+        Raises:
+          ValueError: The model's optimizer is no `DistributedOptimizer`.
+        """
+        model = self.model
+        if not isinstance(model.optimizer, distributed_optimizer.DistributedOptimizer):
+            raise ValueError(f"Drain needs a DistributedOptimizer. Received: {type(model.optimizer).__name__}")
+        model.optimizer.also_average(lambda: model.non_trainable_variables)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Drains after the epoch's last batch."""
+        if batch + 1 == self.params.get("steps"):
+            self.model.optimizer.drain()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Drains before validation."""
+        self.model.optimizer.drain()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Drains."""
+        self.model.optimizer.drain()

@@ -44,7 +44,7 @@ class Clipping:
 
 def table_factors(
     clipping: Clipping,
-    rows: Sequence[tf.Tensor] | None,
+    rows: Sequence[tf.Tensor],
     dense: Sequence[Any],
     n_tables: int,
     collectives: Collectives,
@@ -54,7 +54,7 @@ def table_factors(
 
     Args:
       clipping: With `needs_norms`.
-      rows: T of float32[u_t, dim], reduced; None on ranks that do not have them. Rank 0 has.
+      rows: T of float32[u_t, dim], reduced: of rank 0, which leads its node.
       dense: Reduced dense gradients; tensors or `IndexedSlices` with unique indices.
       n_tables: T.
       collectives: Of this process.
@@ -65,8 +65,6 @@ def table_factors(
     """
     factors = tf.zeros([n_tables], tf.float32)
     if collectives.rank == 0:
-        if rows is None:
-            raise AssertionError("rank 0 leads its node, hence has the reduced rows")
         squares = [tf.reduce_sum(tf.square(one)) for one in rows]
         limit = clipping.norm or clipping.global_norm or 0.0
         if clipping.norm is not None:

@@ -11,7 +11,7 @@ A step, on every rank (docs/training.md has the rules and a table of what works 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -162,11 +162,15 @@ class DistributedOptimizer(_keras.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The wrapped optimizer's learning rate; schedules and callbacks that set it drive the tables too."""
+        """The wrapped optimizer's learning rate; schedules and callbacks that set it drive the tables too.
+
+        Setting it drains first: every rank does, after the same step.
+        """
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
+        self.drain()
         self.inner_optimizer.learning_rate = value
 
     @property
@@ -204,6 +208,26 @@ class DistributedOptimizer(_keras.Optimizer):
         """
         return self._step.statistics()
 
+    def schedule_report(self) -> dict[str, Any]:
+        """What the schedule has done in this process, so far. Empty under `Synchronous()`.
+
+        Returns, under `DelayedGlobal`:
+          - iterations: local steps. global_gradients: how many have come back. discarded: of those, not applied
+            ("newest").
+          - most_late: the largest number of local steps between a local step and its correction.
+        """
+        return self._step.report()
+
+    def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """Gives the schedule variables that are no parameters, to be averaged with them: statistics of normalisation.
+
+        `tsps.callbacks.Drain` does it in `fit`. Before the first step. Other types than floating ones stay as they are.
+
+        Args:
+          variables: Called when they are needed: `lambda: model.non_trainable_variables`.
+        """
+        self._step.also_average(variables)
+
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the wrapped optimizer's `loss_scale_factor`, if it has one."""
         return loss if self.loss_scale_factor == 1.0 else loss * self.loss_scale_factor
@@ -214,6 +238,19 @@ class DistributedOptimizer(_keras.Optimizer):
         Eager; every rank calls it, after the same step. Does nothing under `Synchronous()`.
         """
         self._step.drain()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Keras calls it when it saves.
+
+        Raises:
+          RuntimeError: The schedule has something outstanding: this rank's weights are not the job's.
+        """
+        if self._step.outstanding():
+            raise RuntimeError(
+                f"gradients are outstanding under {self.schedule}: this rank's weights are not the job's. Call "
+                "optimizer.drain() on all ranks before any of them saves; in fit, use tsps.callbacks.Drain()"
+            )
+        super().save_own_variables(store)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Keras calls it at the end of `fit`. Drains."""

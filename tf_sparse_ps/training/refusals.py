@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tf_sparse_ps import _keras
 from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps.training.gradients import DenseGradient, mean_of
 
 LOSS_SCALING = (
     "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "
@@ -53,3 +55,15 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
             f"{kind}(use_ema=True) is not supported: it would average the dense weights and not the tables, and put "
             "the averages in place at the end of fit."
         )
+
+
+def refuse_not_own(schedule: Any, dense: Sequence[DenseGradient]) -> None:
+    """Raises ValueError, with the reason, for gradients that a schedule cannot delay: it steps with a rank's own."""
+    for one in dense:
+        if one.big:
+            wrong = "IndexedSlices of a large variable. Use tsps.Embedding for it"
+        elif one.value is not None and mean_of(one.value) is not None:
+            wrong = "the mean that a DistributedGradientTape has made. Use tf.GradientTape"
+        else:
+            continue
+        raise ValueError(f"{schedule} steps with a rank's own gradients. Received for {one.variable.name}: {wrong}")

@@ -88,8 +88,9 @@ class Update:
     uuids: list[str]
     hyper: list[tf.Tensor]
 
-    def apply(self, step: tf.Tensor, keys: list[tf.Tensor], rows: list[tf.Tensor]) -> tf.Tensor:
+    def apply(self, step: tf.Tensor, reduced: Sequence[SparseGradient]) -> tf.Tensor:
         """On a leader: writes the tables and publishes `step`, which is returned."""
+        keys, rows = [one.keys for one in reduced], [one.rows for one in reduced]
         return _ops.apply(step, self.paths, self.uuids, keys, rows, self.hyper)
 
 
@@ -97,7 +98,7 @@ class SparseRing(abc.ABC):
     """Makes one gradient per key and table of all ranks' gradients."""
 
     @abc.abstractmethod
-    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """Every rank calls it, in a step.
 
         Args:
@@ -106,19 +107,17 @@ class SparseRing(abc.ABC):
           step: int64, the step being made.
 
         Returns:
-          The reduced gradients on the leader of every node, the same bits on all of them; None on other ranks.
+          The reduced gradients on the leader of every node, the same bits on all of them; no rows on other ranks, once
+          they have done their part.
         """
 
+    @abc.abstractmethod
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """`reduce`, and the leaders apply what comes out of it.
 
         Returns:
           `step`, once this rank has done its part of it.
         """
-        reduced = self.reduce(gradients, name, step)
-        if reduced is None:
-            return step
-        return update.apply(step, [one.keys for one in reduced], [one.rows for one in reduced])
 
 
 def reduce_over(
@@ -130,7 +129,7 @@ def reduce_over(
     wire: str,
     world_size: int,
     wanted: bool = True,
-) -> list[SparseGradient] | None:
+) -> list[SparseGradient]:
     """Sends this process's gradients to all of `collectives`, and merges what all have sent, in their order.
 
     Args:
@@ -143,16 +142,17 @@ def reduce_over(
       wanted: Whether this process needs the result. It sends in any case.
 
     Returns:
-      One gradient per key, bit-identical wherever it is made; None unless `wanted`.
+      One gradient per key, bit-identical wherever it is made; no rows unless `wanted`.
     """
     if not own.keys:
         return []
     if collectives.size == 1 and world_size == 1:  # every reduction is the identity
         return as_gradients(own)
     (buffers,) = collectives.allgather([_ops.pack(*own, wire)], name)
-    if not wanted:
-        return None
     dims = [int(rows.shape[1]) for rows in own.grads]
+    if not wanted:
+        with tf.control_dependencies([buffers]):
+            return [SparseGradient(tf.zeros([0], tf.int64), tf.zeros([0, dim])) for dim in dims]
     return as_gradients(_ops.unpack_merge(buffers, world_size, reduction, dims))
 
 
@@ -170,7 +170,7 @@ def as_gradients(merged: _ops.Merged) -> list[SparseGradient]:
 def sum_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
     """The sum over all ranks of sparse gradients of replicated weights, on every rank. Keys come out unique."""
     own = of_one_rank(unique(gradients))
-    return reduce_over(collectives, own, name, reduction="sum", wire="float32", world_size=collectives.size) or []
+    return reduce_over(collectives, own, name, reduction="sum", wire="float32", world_size=collectives.size)
 
 
 def unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:

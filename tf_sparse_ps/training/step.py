@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -16,8 +17,10 @@ from tf_sparse_ps.training import (
     clipping,
     failures,
     rank_weight,
+    refusals,
     replicas,
     sparse_ring,
+    sparse_step,
     topologies,
 )
 from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_of, split, take_back, unscale
@@ -49,9 +52,15 @@ class Step:
         self._owner, self._collectives, self._rule = owner, collectives, rule
         self._ordinal: int | None = None  # names this optimizer's operations
         self._ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
-        self._course: schedules.Course | None = None  # of dense gradients, made with the first step
+        self._started: schedules.Course | None = None  # with the first step
         self._bound: set[str] = set()
+        self._also: Callable[[], Sequence[Any]] = tuple
         self._dense_bytes = 0
+
+    @property
+    def _course(self) -> schedules.Course:
+        assert self._started is not None  # when the step was bound
+        return self._started
 
     def rule_of(self, table: Any) -> optimizers.RowOptimizer:
         """The update rule of a table.
@@ -76,8 +85,22 @@ class Step:
 
     def drain(self) -> None:
         """See `Course.drain`."""
-        if self._course is not None:
-            self._course.drain()
+        if self._started is not None:
+            self._started.drain()
+
+    def outstanding(self) -> bool:
+        """See `Course.outstanding`."""
+        return self._started is not None and self._started.outstanding()
+
+    def report(self) -> dict[str, Any]:
+        """See `DistributedOptimizer.schedule_report`."""
+        return {} if self._started is None else self._started.report()
+
+    def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """See `DistributedOptimizer.also_average`."""
+        self._also = variables
+        if self._started is not None:
+            self._started.also_average(variables)
 
     def make(self, pairs: list[tuple[Any, Any]]) -> None:
         """Makes one step of these pairs of gradient and variable. In a graph, or eagerly.
@@ -88,15 +111,19 @@ class Step:
         owner = self._owner
         strategy = replicas.strategy_of_step(self._collectives)
         if strategy is None:
-            dense, wait = self._reduce([pairs], 1)
+            job, tables, dense = self._prepare([pairs], 1)
+            if self._course.delays:
+                self._make_delayed(job, tables, dense)
+                return
+            wait = self._reduce(job, tables, dense)
             self._apply([one.variable for one in dense], [one.result for one in dense])
             wait()
             return
         replicas.check_optimizer(owner.inner_optimizer, strategy)
 
         def together(per_replica: list[replicas.Pairs], n_replicas: int) -> list[Any]:
-            dense, wait = self._reduce(per_replica, n_replicas)
-            wait()
+            job, tables, dense = self._prepare(per_replica, n_replicas)
+            self._reduce(job, tables, dense)()
             return [one.result for one in dense]
 
         results = replicas.as_one(strategy, pairs, together)
@@ -104,20 +131,19 @@ class Step:
 
     def _apply(self, variables: list[Any], gradients: list[Any]) -> None:
         """Lets the wrapped optimizer apply reduced gradients, in every replica."""
-        assert self._course is not None  # made when the step was bound
         self._course.apply(variables, gradients)
 
-    def _reduce(
+    def _prepare(
         self, per_replica: list[replicas.Pairs], n_replicas: int
-    ) -> tuple[list[DenseGradient], Callable[[], None]]:
-        """Makes the step of the tables, and reduces the gradients of the dense weights.
+    ) -> tuple[job_lib.Job | None, list[TableGradient], list[DenseGradient]]:
+        """Sorts gradients, and binds what is new.
 
         Args:
           per_replica: The pairs of each replica of this process.
           n_replicas: Of all processes; 1 without a strategy.
 
         Returns:
-          The dense gradients with their results, and what waits for the tables' step to be published.
+          The job, if there are tables; their gradients; those of dense weights.
         """
         owner, pairs = self._owner, per_replica[0]
         if all(gradient is None for gradient, _ in pairs):
@@ -128,6 +154,17 @@ class Step:
         with tf.init_scope():
             job = job_lib.current() if tables else None
             self._bind(job, tables, dense)
+        return job, tables, dense
+
+    def _reduce(
+        self, job: job_lib.Job | None, tables: list[TableGradient], dense: list[DenseGradient]
+    ) -> Callable[[], None]:
+        """Makes the step of the tables, and reduces the gradients of the dense weights, in place.
+
+        Returns:
+          What waits for the tables' step to be published.
+        """
+        owner = self._owner
         world, name = self._collectives, f"tsps.{self._ordinal}"
 
         # Both rings' inputs are ready gradients, and neither's outputs are the other's inputs.
@@ -137,7 +174,6 @@ class Step:
         )
         self._dense_bytes = sum(one.bytes for one in dense if one.to_average) if world.size > 1 else 0
         to_average = [one for one in dense if one.to_average]
-        assert self._course is not None  # made when the step was bound
         averaged, sums = self._course.average(
             [one.value for one in to_average], [one.variable for one in to_average], weight
         )
@@ -146,18 +182,33 @@ class Step:
 
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
         rate, made = _keras.current_learning_rate(owner.inner_optimizer), tf.convert_to_tensor(owner.iterations)
-        published: list[tf.Tensor] = []
-        if job is not None:
-            published = [self._update_tables(job, tables, dense, rate, made, weight)]
+        of_tables = None if job is None else self._sparse_step(job, tables, rate, made, weight)
+        published = None if of_tables is None else self._update_tables(of_tables, dense)
         of_tape = means[0].weight if means else None
         rank_weight.check([*weights, *sums, *(means[0].sums if means else [])], weight, of_tape)
 
         def wait() -> None:
-            if job is not None:
-                with tf.control_dependencies(published):
-                    job.step.assign(_ops.wait_step(job.group_path, published[0], job.timeout_s))
+            if of_tables is not None and published is not None:
+                of_tables.wait(published)
 
-        return dense, wait
+        return wait
+
+    def _make_delayed(self, job: job_lib.Job | None, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
+        """A step of a schedule that delays gradients."""
+        owner, course = self._owner, self._course
+        refusals.refuse_not_own(owner.schedule, dense)
+        weight = self.weight.now(owner.iterations)
+        rate, made = _keras.current_learning_rate(owner.inner_optimizer), tf.convert_to_tensor(owner.iterations)
+        own = [one for one in dense if one.value is not None]
+        self._dense_bytes = sum(one.bytes for one in own)
+        of_tables = None if job is None else self._sparse_step(job, tables, rate, made, weight)
+        gradients, variables = [one.value for one in own], [one.variable for one in own]
+        if of_tables is None or course.delays_tables:
+            course.step(gradients, variables, rate, weight, of_tables)
+            return
+        published = self._update_tables(of_tables, dense)
+        course.step(gradients, variables, rate, weight, None)
+        of_tables.wait(published)
 
     def _bind(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
         owner = self._owner
@@ -182,8 +233,11 @@ class Step:
             },
         )
         self._bound.update(table.path for table in new)
-        if self._course is None:
-            self._course = owner.schedule.start(owner, self._collectives, f"tsps.{self._ordinal}")
+        if self._started is None:
+            self._started = owner.schedule.start(owner, self._collectives, f"tsps.{self._ordinal}")
+            self._started.also_average(self._also)
+        if new:
+            job.trained_by(self)
         if self._collectives.size > 1:
             failures.report(self._collectives)
         if new and self._collectives.size > 1:
@@ -192,43 +246,36 @@ class Step:
         if new and self._ring is None:
             self._ring = topologies.make(owner.topology, job, owner.sparse_reduction, owner.wire)
 
-    def _update_tables(
-        self,
-        job: Any,
-        tables: list[TableGradient],
-        dense: list[DenseGradient],
-        rate: tf.Tensor,
-        made: tf.Tensor,
-        weight: tf.Tensor,
-    ) -> tf.Tensor:
-        """Returns the step that these gradients make, once this process has done its part of it."""
-        owner = self._owner
-        factor, clip = owner.loss_scale_factor, clipping.Clipping.of(owner.inner_optimizer)
+    def _sparse_step(
+        self, job: job_lib.Job, tables: list[TableGradient], rate: tf.Tensor, made: tf.Tensor, weight: tf.Tensor
+    ) -> sparse_step.SparseStep:
         assert self._ring is not None  # made when the tables were bound
-        step = tf.identity(job.step) + 1
-        gradients, name = rank_weight.kept([one.gradient for one in tables], weight), f"tsps.{self._ordinal}"
         rules = [self.rule_of(one.table) for one in tables]
         update = sparse_ring.Update(
             [one.table.path for one in tables],
             [one.table.uuid for one in tables],
             [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules],
         )
-        if factor == 1.0 and clip == clipping.Clipping():
-            return self._ring.apply(gradients, f"{name}.sparse", step, update)
+        gradients = rank_weight.kept([one.gradient for one in tables], weight)
+        return sparse_step.SparseStep(job, self._ring, f"tsps.{self._ordinal}.sparse", gradients, update)
 
-        reduced = self._ring.reduce(gradients, f"{name}.sparse", step)
-        rows = None if reduced is None else [unscale(one.rows, factor) for one in reduced]
-        if rows is not None and clip.value is not None:
+    def _update_tables(self, step: sparse_step.SparseStep, dense: list[DenseGradient]) -> tf.Tensor:
+        """Returns the number of the step that these gradients make, once this process has done its part of it."""
+        factor, clip = self._owner.loss_scale_factor, clipping.Clipping.of(self._owner.inner_optimizer)
+        number = step.number()
+        if factor == 1.0 and clip == clipping.Clipping():
+            return step.apply(number)
+        reduced, name = step.reduce(number), f"tsps.{self._ordinal}.clip"
+        rows = [unscale(one.rows, factor) for one in reduced]
+        if clip.value is not None:
             rows = [tf.clip_by_value(one, -clip.value, clip.value) for one in rows]
         if clip.needs_norms:
             others = [unscale(one.result, factor) for one in dense if one.result is not None]
-            factors = clipping.table_factors(clip, rows, others, len(tables), self._collectives, f"{name}.clip")
-            if rows is not None:
-                rows = [one * factors[t] for t, one in enumerate(rows)]
+            factors = clipping.table_factors(clip, rows, others, len(step.gradients), self._collectives, name)
+            rows = [one * factors[t] for t, one in enumerate(rows)]
             if clip.global_norm is not None:
                 # The wrapped optimizer clips what it gets once more, which finds nothing left to clip.
                 for one in dense:
                     one.result = None if one.result is None else clipping.scale(one.result, factors[0])
-        if reduced is None or rows is None:
-            return step
-        return update.apply(step, [one.keys for one in reduced], rows)
+        clipped = [dataclasses.replace(one, rows=rows[t]) for t, one in enumerate(reduced)]
+        return step.apply_reduced(number, clipped)

@@ -28,7 +28,7 @@ class FlatRing(SparseRing):
         """`reduction`: one of `REDUCTIONS`; `wire`: one of `WIRES`."""
         self._job, self._reduction, self._wire = job, reduction, wire
 
-    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
         return reduce_over(
             self._job.collectives,
@@ -39,6 +39,11 @@ class FlatRing(SparseRing):
             world_size=self._job.size,
             wanted=self._job.is_leader,
         )
+
+    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
+        """See `SparseRing.apply`."""
+        reduced = self.reduce(gradients, name, step)
+        return update.apply(step, reduced) if self._job.is_leader else step
 
 
 class NodeRing(SparseRing):
@@ -65,7 +70,7 @@ class NodeRing(SparseRing):
             operation=name,
         )
 
-    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
         own = unique(gradients)
         merged = _ops.node_merge(
@@ -78,8 +83,6 @@ class NodeRing(SparseRing):
             reduction=self._reduction,
             operation=name,
         )
-        if not self._job.is_leader:
-            return None
         for rows, one in zip(merged.grads, own, strict=True):
             rows.set_shape([None, one.rows.shape[1]])
         return as_gradients(merged)
@@ -110,11 +113,11 @@ class HierarchicalRing(SparseRing):
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             return _ops.ring_apply(self._job.group_path, step, update.paths, update.uuids, update.hyper)
 
-    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient] | None:
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
-        return as_gradients(reduced) if self._job.is_leader else None
+        return as_gradients(reduced)
 
     def run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
         """`reduce`, up to where the leader has everything. Returns the number of rounds, int64."""

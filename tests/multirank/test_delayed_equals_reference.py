@@ -1,0 +1,130 @@
+"""Four ranks on two nodes under DelayedGlobal, in its reproducible form, follow the reference step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import delayed_cases as cases
+import launch
+import mode_a
+import mode_c
+import numpy as np
+import pytest
+
+RANKS = 4
+# Of the largest weight. float32, and sums in another order than the reference's; Adam divides by small roots.
+TOLERANCE = {"sgd": 2e-6, "momentum": 4e-6, "nesterov": 4e-6, "adagrad": 4e-6, "adam": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """Of every case, each rank's."""
+    with launch.launched("delayed_program.py") as job:
+        status = job.wait(300)
+        assert status == 0, job.output[-20000:]
+        yield {
+            case.name: [dict(np.load(Path(job.folder) / f"{case.name}-{rank}.npz")) for rank in range(RANKS)]
+            for case in cases.CASES
+        }
+
+
+def simulate(case: cases.Case, first_rows: np.ndarray, **changed: Any) -> tuple[mode_c.Simulation, list[np.ndarray]]:
+    """The reference at the end, and all ranks' weights after every step."""
+    first = np.concatenate([np.ravel(one) for one in cases.first_weights()])
+    options: dict[str, Any] = {"staleness": case.staleness, "cycle": case.cycle, "apply": case.apply, **changed}
+    tables = [dict(enumerate(first_rows))] if case.tables else []
+    simulation = mode_c.Simulation(first, RANKS, case.kind, tables=tables, senders=[[0, 1], [2, 3]], **options)
+    after = []
+    for i in range(cases.STEPS):
+        batches = [cases.batch(case, i, rank) for rank in range(RANKS)]
+        targets = [np.concatenate([np.ravel(one) for one in batch.targets]) for batch in batches]
+        sparse = []
+        for batch in batches:
+            rows = [simulation.tables[0][key] for key in batch.ids.tolist()] if case.tables else []
+            grads = np.stack(rows) - batch.rows if rows else np.zeros([0, cases.DIM], np.float32)
+            sparse.append([mode_a.SparseBatch(batch.ids if case.tables else batch.ids[:0], grads)])
+        simulation.train(
+            lambda rank, weights, targets=targets: weights - targets[rank],
+            cases.rate(case.kind, i),
+            [batch.weight for batch in batches],
+            sparse,
+        )
+        after.append(np.stack(simulation.weights))
+    simulation.drain()
+    return simulation, after
+
+
+def largest_error(case: cases.Case, simulation: mode_c.Simulation, after: list[np.ndarray], ranks: list[Any]) -> float:
+    """Of weights after every step and at the end, of slots and rows, relative to the largest of each or of the weights."""
+    wanted = [np.stack(after, axis=1), np.stack(simulation.weights), *simulation.rules[0].slots]
+    found = [np.stack([one["after"] for one in ranks]), np.stack([one["last"] for one in ranks]), *ranks[0]["slots"]]
+    if case.tables:
+        wanted.append(np.stack([simulation.tables[0][key] for key in range(cases.KEYS)]))
+        found.append(ranks[0]["rows"])
+    least = np.abs(wanted[0]).max()
+    errors = [
+        np.abs(one - other).max() / max(least, np.abs(one).max()) for one, other in zip(wanted, found, strict=True)
+    ]
+    return float(max(errors))
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_delayed_training_follows_the_stated_rules(case: cases.Case, results: dict[str, list[dict[str, Any]]]) -> None:
+    ranks = results[case.name]
+    simulation, after = simulate(case, ranks[0]["first_rows"])
+    error = largest_error(case, simulation, after, ranks)
+    print(f"{case}: {error:.1e}")
+    assert error < TOLERANCE[case.kind]
+    report = {name: int(ranks[0][f"report_{name}"]) for name in ("discarded", "most_late", "global_gradients")}
+    assert report == {
+        "discarded": simulation.discarded,
+        "most_late": simulation.most_late,
+        "global_gradients": cases.STEPS,
+    }
+    assert report["most_late"] <= case.staleness
+    assert int(ranks[0]["iterations"]) == cases.STEPS
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_ranks_are_identical_after_each_cycle(case: cases.Case, results: dict[str, list[dict[str, Any]]]) -> None:
+    ranks = results[case.name]
+    for name in ("last", "slots", "rows"):
+        for other in ranks[1:]:
+            np.testing.assert_array_equal(ranks[0][name], other[name])
+    ends = [i for i in range(cases.STEPS) if (i + 1) % case.cycle == 0]
+    for i in ends:
+        assert all((one["after"][i] == ranks[0]["after"][i]).all() for one in ranks)
+    between = [i for i in range(cases.STEPS) if i not in ends]
+    assert all((ranks[1]["after"][i] != ranks[0]["after"][i]).any() for i in between)
+
+
+def test_registered_statistics_are_averaged(results: dict[str, list[dict[str, Any]]]) -> None:
+    case = next(case for case in cases.CASES if not case.late and case.cycle > cases.STEPS)
+    assert [float(one["statistic"]) for one in results[case.name]] == [2.5] * RANKS
+
+
+@pytest.mark.parametrize("changed", [{"staleness": 4}, {"cycle": 5}, {"apply": "newest"}])
+def test_another_rule_does_not_fit(changed: dict[str, Any], results: dict[str, list[dict[str, Any]]]) -> None:
+    """The comparison would notice if ranks did something else."""
+    case = next(case for case in cases.CASES if case.kind == "adagrad" and case.apply == "all")
+    simulation, after = simulate(case, results[case.name][0]["first_rows"], **changed)
+    assert largest_error(case, simulation, after, results[case.name]) > 100 * TOLERANCE[case.kind]
+
+
+def test_plain_sgd_ends_where_synchronous_sgd_of_the_same_gradients_does(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
+    """The sum of all local steps and corrections is that of the global gradients alone."""
+    case = next(case for case in cases.CASES if case.kind == "sgd" and case.apply == "all" and not case.late)
+    ranks = results[case.name]
+    weights = np.concatenate([np.ravel(one) for one in cases.first_weights()]).astype(np.float64)
+    starts = [np.concatenate([[weights], one["after"][:-1]]).astype(np.float64) for one in ranks]
+    for i in range(cases.STEPS):
+        own = [
+            starts[rank][i] - np.concatenate([np.ravel(one) for one in cases.batch(case, i, rank).targets])
+            for rank in range(RANKS)
+        ]
+        weights = weights - cases.rate(case.kind, i) * np.mean(own, axis=0)
+    np.testing.assert_allclose(ranks[0]["last"], weights, atol=2e-6)

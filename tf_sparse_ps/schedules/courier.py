@@ -1,0 +1,133 @@
+"""Communication beside training: what a step hands over travels to the other ranks while the next steps compute.
+
+A step puts a letter, a list of tensors, into one queue and takes what came of it out of another. Between them are
+slots: each is a tf.function with operations of its own names, which takes a letter, communicates, and delivers, and a
+thread that calls it again and again. With n slots n letters are under way at a time. The queues are TensorFlow's: a
+step has no Python in it, and a wait holds none of TensorFlow's threads.
+
+Letters are taken and delivered in the order in which they were put: for either, a token goes round among the slots.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+_JOIN_S = 5.0
+
+Carry = Callable[[list[tf.Tensor], int], list[tf.Tensor]]
+InOrder = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+
+
+class Courier:
+    """Carries letters, in order, with several under way."""
+
+    def __init__(
+        self,
+        letter: Sequence[tf.TensorSpec],
+        delivery: Sequence[tf.TensorSpec],
+        slots: int,
+        carry: Carry,
+        in_order: InOrder,
+    ) -> None:
+        """Makes the queues. Eager.
+
+        Args:
+          letter, delivery: Types and shapes; an unknown dimension may differ between letters.
+          slots: How many may be under way.
+          carry: Communicates: called while a slot is traced, with a letter and the slot's number, by which
+            its operations are named. Returns what `in_order` gets. Letters may overtake each other in it.
+          in_order: Makes the delivery of what `carry` returned, of one letter after another.
+        """
+        self._letter, self._delivery = list(letter), list(delivery)
+        self._slots, self._carry, self._in_order = slots, carry, in_order
+        with tf.device("/CPU:0"):
+            # One more than can be under way: to put a letter never waits.
+            self._out = tf.queue.FIFOQueue(slots + 1, [one.dtype for one in letter])
+            self._back = tf.queue.FIFOQueue(slots + 1, [one.dtype for one in delivery])
+            self._to_take = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
+            self._to_deliver = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
+            self._to_take[0].enqueue([True])
+            self._to_deliver[0].enqueue([True])
+        self.error: BaseException | None = None
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(slot,), name=f"tsps-courier-{slot}", daemon=True)
+            for slot in range(slots)
+        ]
+
+    def start(self) -> None:
+        """Starts the threads, which call `carry` and `in_order` soon."""
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.close)
+
+    def put(self, letter: Sequence[tf.Tensor]) -> tf.Operation | None:
+        """Hands a letter over. In a graph, or eagerly."""
+        with tf.device("/CPU:0"):
+            return self._out.enqueue(list(letter))
+
+    def take(self) -> list[tf.Tensor]:
+        """The next delivery; waits for it. In a graph, or eagerly."""
+        with tf.device("/CPU:0"):
+            return _shaped(self._back.dequeue(), self._delivery)
+
+    def waiting(self) -> tf.Tensor:
+        """How many deliveries can be taken without a wait, int32."""
+        with tf.device("/CPU:0"):
+            return tf.reshape(self._back.size(), [])
+
+    def close(self) -> None:
+        """Ends the threads. Letters that are under way are lost."""
+        self._closed = True
+        self._stop()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+
+    def _stop(self) -> None:
+        for queue in (self._out, self._back, *self._to_take, *self._to_deliver):
+            queue.close(cancel_pending_enqueues=True)
+
+    def _work(self, slot: int) -> None:
+        function = tf.function(functools.partial(self._carry_one, slot), autograph=False)
+        try:
+            while not self._closed:
+                function()
+        except BaseException as error:
+            if self._closed:
+                return
+            # The step that waits for the delivery fails; this says why.
+            self.error, self._closed = error, True
+            text = f"{type(error).__name__}: {error}"
+            print(f"tf_sparse_ps: communication beside training failed: {text}", file=sys.stderr, flush=True)
+            self._stop()
+
+    def _carry_one(self, slot: int) -> None:
+        following = (slot + 1) % self._slots
+        with tf.device("/CPU:0"):
+            with tf.control_dependencies([self._to_take[slot].dequeue()]):
+                letter = _shaped(self._out.dequeue(), self._letter)
+            with tf.control_dependencies(letter):
+                self._to_take[following].enqueue([True])
+            carried = self._carry(letter, slot)
+            with tf.control_dependencies(carried):
+                turn = self._to_deliver[slot].dequeue()
+            with tf.control_dependencies([turn]):
+                carried = [tf.identity(one) for one in carried]
+            delivered = self._back.enqueue(self._in_order(carried))
+            with tf.control_dependencies([delivered]):
+                self._to_deliver[following].enqueue([True])
+
+
+def _shaped(tensors: tf.Tensor | list[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    found = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    for tensor, spec in zip(found, specs, strict=True):
+        if not tf.executing_eagerly():
+            tensor.set_shape(spec.shape)
+    return found

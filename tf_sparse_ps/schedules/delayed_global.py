@@ -1,0 +1,93 @@
+"""Training that does not wait for the network: local steps at once, global gradients when they arrive."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.schedules import delayed_rules
+from tf_sparse_ps.schedules.protocol import Course, Schedule
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+
+_APPLY = ("all", "newest")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DelayedGlobal(Schedule):
+    """Every rank steps with its own gradient at once; global gradients take the local ones' places as they arrive.
+
+    While iteration i computes, the gradients of iterations before it are on their way. Weights differ between ranks
+    until `drain`, which `fit` calls at its end, and `tsps.callbacks.Drain` before whatever looks at them.
+    docs/schedules.md has the rules.
+
+    Attributes:
+      staleness: S. When iteration i begins, every global gradient of iterations up to i - 1 - S has been applied; a
+        rank waits for nothing else.
+      cycle: K. After every K iterations what is outstanding is applied, and parameters, slots and statistics of batch
+        normalisation are averaged over the ranks, which makes these identical.
+      apply: "all": every global gradient is applied, oldest first. "newest", the published rule: of those that have
+        arrived, only the newest; the others are discarded, and repaired by the cycle's average.
+      sparse: Tables get their gradients late, too, by at most S steps; nothing moves a table at once. False: the step
+        of the tables is synchronous, which keeps ranks in step.
+      reproducible: A global gradient is applied exactly S iterations after its own, not sooner, so that a run can
+        be repeated.
+    """
+
+    staleness: int = 1
+    cycle: int = 100
+    apply: str = "all"
+    sparse: bool = True
+    reproducible: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the options.
+
+        Raises:
+          ValueError: One is out of range.
+        """
+        for name in ("staleness", "cycle"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"DelayedGlobal: {name} must be an integer of at least 1. Received: {value!r}")
+        if self.apply not in _APPLY:
+            raise ValueError(f"DelayedGlobal: apply must be one of {_APPLY}. Received: {self.apply!r}")
+        for name in ("sparse", "reproducible"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"DelayedGlobal: {name} must be a bool. Received: {getattr(self, name)!r}")
+
+    def refuse(self, optimizer: Any, collectives: Collectives) -> None:
+        """See `Schedule.refuse`."""
+        delayed_rules.kind_of(optimizer)
+        if collectives.kind == "tf.distribute":
+            raise ValueError(
+                "DelayedGlobal needs collectives='horovod': replicas of tf.distribute have no weights of their own, "
+                "hence no local step"
+            )
+        for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+            if getattr(optimizer, name, None):
+                raise ValueError(
+                    f"DelayedGlobal cannot clip ({name}={getattr(optimizer, name)}): a global gradient takes the place "
+                    "of a local one, and a clipped mean is not the mean of clipped ones. Use another schedule."
+                )
+        if getattr(optimizer, "weight_decay", None):
+            raise ValueError(
+                f"DelayedGlobal has no weight decay, add it to the loss. Received: {type(optimizer).__name__}"
+                f"(weight_decay={optimizer.weight_decay})"
+            )
+        if getattr(optimizer, "loss_scale_factor", None):
+            raise ValueError("DelayedGlobal has no loss_scale_factor. Use the policy mixed_bfloat16")
+
+    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> Course:
+        """See `Schedule.start`. On one rank there is nothing to wait for, and nothing is delayed."""
+        if collectives.size == 1:
+            return Course(owner, collectives, name)
+        from tf_sparse_ps.schedules.delayed_course import DelayedCourse
+
+        return DelayedCourse(self, owner, collectives, name)
+
+    def get_config(self) -> dict[str, Any]:
+        """The options."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,263 @@
+"""How optimizers take a local gradient at once and the global one later, in its place.
+
+`local` makes a step of this rank's own gradient; `correct` lets a global gradient take the place of the local one that
+was sent for it. Once all have been corrected, SGD, Adagrad and Adam are where a synchronous optimizer would be that got
+the same global gradients; docs/schedules.md derives each rule.
+
+Gradients of all variables are one flat vector here, float32[n].
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras
+
+_NO_SHARE = 0
+
+
+class Rule(abc.ABC):
+    """The update rule of the variables of one optimizer.
+
+    Attributes:
+      has_share: `correct` needs what `local` returned.
+      size: Elements of all variables together, n.
+      share_size: Elements of what `local` returns.
+      variables: That are trained.
+      slots: That belong to them, the same number for each variable.
+    """
+
+    has_share = True
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Takes the rule's constants, and the slots, of a Keras optimizer that was built for the variables."""
+        self.variables = [_keras.tf_variable(variable) for variable in variables]
+        self.slots = [_keras.slots_of(optimizer, variable) for variable in variables]
+        self._shapes = [variable.shape for variable in self.variables]
+        self._sizes = [shape.num_elements() for shape in self._shapes]
+        self.size = sum(self._sizes)
+        self.share_size = self.size if self.has_share else _NO_SHARE
+
+    @abc.abstractmethod
+    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """Moves the weights by this rank's gradient.
+
+        Args:
+          gradient: float32[n].
+          rate: Learning rate, float32 scalar.
+          seen: How many global gradients the rule has had, float32 scalar.
+
+        Returns:
+          float32[share_size]: what `correct` needs to know of it.
+        """
+
+    @abc.abstractmethod
+    def correct(
+        self,
+        own: tf.Tensor,
+        share: tf.Tensor,
+        own_rate: tf.Tensor,
+        mean: tf.Tensor,
+        rate: tf.Tensor,
+        late: tf.Tensor,
+        seen: tf.Tensor,
+    ) -> None:
+        """Lets a global gradient take the place of a local one.
+
+        Args:
+          own: float32[n], this rank's gradient, zeros if it has no part in the global one.
+          share: What `local` returned for it; zeros likewise.
+          own_rate: The learning rate that `local` had.
+          mean: float32[n], the global gradient.
+          rate: Its learning rate.
+          late: How many local steps have been made since that of `own`, float32 scalar.
+          seen: How many global gradients the rule has had before this one, float32 scalar.
+        """
+
+    def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """One vector of a tensor for each variable."""
+        return tf.concat([tf.zeros([0]), *(tf.reshape(one, [-1]) for one in tensors)], axis=0)
+
+    def pieces(self, flat: tf.Tensor) -> list[tf.Tensor]:
+        """The inverse of `flat`."""
+        parts = tf.split(flat, self._sizes) if self._sizes else []
+        return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+class PlainSGD(Rule):
+    """`w -= rate * g`. A correction adds `own_rate * own - rate * mean`, however late it is."""
+
+    has_share = False
+
+    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """See `Rule.local`."""
+        for variable, step in zip(self.variables, self.pieces(rate * gradient), strict=True):
+            variable.assign_sub(step)
+        return tf.zeros([_NO_SHARE])
+
+    def correct(
+        self,
+        own: tf.Tensor,
+        share: tf.Tensor,
+        own_rate: tf.Tensor,
+        mean: tf.Tensor,
+        rate: tf.Tensor,
+        late: tf.Tensor,
+        seen: tf.Tensor,
+    ) -> None:
+        """See `Rule.correct`."""
+        for variable, step in zip(self.variables, self.pieces(own_rate * own - rate * mean), strict=True):
+            variable.assign_add(step)
+
+
+class MomentumSGD(Rule):
+    """`v = b v - rate * g; w += v`, or `w += b v - rate * g` (Nesterov), as Keras.
+
+    Both are linear in the gradients. Had the gradient of d steps ago been larger by x, with e = -rate x, then v would
+    now be larger by b^d e, and w by (1 + b + ... + b^d) e = (1 - b^(d + 1)) / (1 - b) e; with Nesterov's rule by
+    (1 + b (1 - b^(d + 1)) / (1 - b)) e. That is what a correction adds. Local gradients reach the momentum at once.
+    """
+
+    has_share = False
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """See `Rule`."""
+        super().__init__(optimizer, variables)
+        self._momentum, self._nesterov = float(optimizer.momentum), bool(optimizer.nesterov)
+
+    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """See `Rule.local`."""
+        for variable, (velocity,), step in zip(self.variables, self.slots, self.pieces(rate * gradient), strict=True):
+            moved = velocity.assign(self._momentum * velocity - step)
+            variable.assign_add(self._momentum * moved - step if self._nesterov else moved)
+        return tf.zeros([_NO_SHARE])
+
+    def correct(
+        self,
+        own: tf.Tensor,
+        share: tf.Tensor,
+        own_rate: tf.Tensor,
+        mean: tf.Tensor,
+        rate: tf.Tensor,
+        late: tf.Tensor,
+        seen: tf.Tensor,
+    ) -> None:
+        """See `Rule.correct`."""
+        b = self._momentum
+        of_velocity = tf.pow(b, late)
+        of_weights = (1.0 - of_velocity * b) / (1.0 - b)
+        if self._nesterov:
+            of_weights = 1.0 + b * of_weights
+        missing = self.pieces(own_rate * own - rate * mean)
+        for variable, (velocity,), one in zip(self.variables, self.slots, missing, strict=True):
+            velocity.assign_add(of_velocity * one)
+            variable.assign_add(of_weights * one)
+
+
+class Adagrad(Rule):
+    """`a += g^2; w -= rate * g / sqrt(a + epsilon)`, as Keras; `a` is of global gradients only.
+
+    A local step uses `a + g^2` and does not keep it. Its change of the weights is what it returns, and what a
+    correction takes back.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """See `Rule`."""
+        super().__init__(optimizer, variables)
+        self._epsilon = float(optimizer.epsilon)
+
+    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """See `Rule.local`."""
+        steps = []
+        for variable, (total,), one in zip(self.variables, self.slots, self.pieces(gradient), strict=True):
+            steps.append(rate * one / tf.sqrt(total + tf.square(one) + self._epsilon))
+            variable.assign_sub(steps[-1])
+        return self.flat(steps)
+
+    def correct(
+        self,
+        own: tf.Tensor,
+        share: tf.Tensor,
+        own_rate: tf.Tensor,
+        mean: tf.Tensor,
+        rate: tf.Tensor,
+        late: tf.Tensor,
+        seen: tf.Tensor,
+    ) -> None:
+        """See `Rule.correct`."""
+        means, shares = self.pieces(mean), self.pieces(share)
+        for variable, (total,), one, taken in zip(self.variables, self.slots, means, shares, strict=True):
+            now = total.assign_add(tf.square(one))
+            variable.assign_add(taken - rate * one / tf.sqrt(now + self._epsilon))
+
+
+class Adam(Rule):
+    """Keras's Adam, both moments of global gradients only, and bias corrections that count those.
+
+    A local step is the one that Adam would make if the local gradient were the next global one; it keeps no moments.
+    Its change of the weights is what it returns, and what a correction takes back.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """See `Rule`."""
+        super().__init__(optimizer, variables)
+        self._beta_1, self._beta_2 = float(optimizer.beta_1), float(optimizer.beta_2)
+        self._epsilon = float(optimizer.epsilon)
+
+    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """See `Rule.local`."""
+        alpha, steps = self._alpha(rate, seen), []
+        for variable, (first, second), one in zip(self.variables, self.slots, self.pieces(gradient), strict=True):
+            m = first + (one - first) * (1.0 - self._beta_1)
+            v = second + (tf.square(one) - second) * (1.0 - self._beta_2)
+            steps.append(m * alpha / (tf.sqrt(v) + self._epsilon))
+            variable.assign_sub(steps[-1])
+        return self.flat(steps)
+
+    def correct(
+        self,
+        own: tf.Tensor,
+        share: tf.Tensor,
+        own_rate: tf.Tensor,
+        mean: tf.Tensor,
+        rate: tf.Tensor,
+        late: tf.Tensor,
+        seen: tf.Tensor,
+    ) -> None:
+        """See `Rule.correct`."""
+        alpha, means, shares = self._alpha(rate, seen), self.pieces(mean), self.pieces(share)
+        for variable, (first, second), one, taken in zip(self.variables, self.slots, means, shares, strict=True):
+            m = first.assign_add((one - first) * (1.0 - self._beta_1))
+            v = second.assign_add((tf.square(one) - second) * (1.0 - self._beta_2))
+            variable.assign_add(taken - m * alpha / (tf.sqrt(v) + self._epsilon))
+
+    def _alpha(self, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        t = seen + 1.0
+        return rate * tf.sqrt(1.0 - tf.pow(self._beta_2, t)) / (1.0 - tf.pow(self._beta_1, t))
+
+
+def kind_of(optimizer: Any) -> type[Rule]:
+    """The rule of a Keras optimizer.
+
+    Raises:
+      ValueError: There is none, with the reason.
+    """
+    kind, known, name = type(optimizer), _keras.keras.optimizers, type(optimizer).__name__
+    if _keras.is_legacy_optimizer(optimizer):
+        raise ValueError(f"DelayedGlobal cannot wrap a legacy optimizer. Use tf.keras.optimizers.{name}")
+    if kind is known.SGD and optimizer.momentum >= 1.0:
+        raise ValueError(f"DelayedGlobal needs a momentum below 1. Received: SGD(momentum={optimizer.momentum})")
+    if kind is known.SGD:
+        return MomentumSGD if optimizer.momentum else PlainSGD
+    if kind is known.Adagrad:
+        return Adagrad
+    if kind is known.Adam and not optimizer.amsgrad:
+        return Adam
+    raise ValueError(
+        "DelayedGlobal knows how a late global gradient takes the place of a local one for SGD (momentum and Nesterov "
+        f"too), Adagrad and Adam (without amsgrad). Received: {name}"
+    )

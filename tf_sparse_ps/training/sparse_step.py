@@ -1,0 +1,78 @@
+"""The step of the tables: what a rank has for it, in a form that can also be put aside and made later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps.job import Job
+from tf_sparse_ps.training.sparse_ring import SparseGradient, SparseRing, Update
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseStep:
+    """One step of the tables, on this rank.
+
+    Attributes:
+      job: Of this process.
+      ring: That reduces.
+      name: Of the operations.
+      gradients: This rank's, in the order of the tables' ordinals.
+      update: What is made of reduced ones.
+    """
+
+    job: Job
+    ring: SparseRing
+    name: str
+    gradients: list[SparseGradient]
+    update: Update
+
+    def number(self) -> tf.Tensor:
+        """The number of the step that is made next, int64."""
+        return tf.identity(self.job.step) + 1
+
+    def reduce(self, number: tf.Tensor) -> list[SparseGradient]:
+        """See `SparseRing.reduce`."""
+        return self.ring.reduce(self.gradients, self.name, number)
+
+    def apply(self, number: tf.Tensor) -> tf.Tensor:
+        """Reduces, and on the leader updates and publishes. Returns the number once this rank has done its part."""
+        return self.ring.apply(self.gradients, self.name, number, self.update)
+
+    def apply_reduced(self, number: tf.Tensor, reduced: Sequence[SparseGradient]) -> tf.Tensor:
+        """`apply`, of what `reduce` returned."""
+        return self.update.apply(number, reduced) if self.job.is_leader else number
+
+    def wait(self, done: tf.Tensor) -> None:
+        """Waits until the node's tables have the step that `apply` returned."""
+        with tf.control_dependencies([done]):
+            self.job.step.assign(_ops.wait_step(self.job.group_path, done, self.job.timeout_s))
+
+    # --- put aside ---
+
+    def tensors(self) -> list[tf.Tensor]:
+        """What differs between steps."""
+        keys, rows = [one.keys for one in self.gradients], [one.rows for one in self.gradients]
+        return [*keys, *rows, *self.update.hyper]
+
+    def specs(self) -> list[tf.TensorSpec]:
+        """Of `tensors`."""
+        dims = [int(one.rows.shape[1]) for one in self.gradients]
+        keys = [tf.TensorSpec([None], tf.int64) for _ in dims]
+        rows = [tf.TensorSpec([None, dim], tf.float32) for dim in dims]
+        return [*keys, *rows, *(tf.TensorSpec(one.shape, one.dtype) for one in self.update.hyper)]
+
+    def of(self, tensors: Sequence[tf.Tensor]) -> SparseStep:
+        """The step that was put aside as `tensors`."""
+        n = len(self.gradients)
+        step = self.with_gradients(
+            [SparseGradient(tensors[t], tensors[n + t], unique=one.unique) for t, one in enumerate(self.gradients)]
+        )
+        return dataclasses.replace(step, update=dataclasses.replace(self.update, hyper=list(tensors[2 * n :])))
+
+    def with_gradients(self, gradients: list[SparseGradient]) -> SparseStep:
+        """The step with other gradients."""
+        return dataclasses.replace(self, gradients=gradients)
