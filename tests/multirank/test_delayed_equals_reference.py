@@ -57,7 +57,7 @@ def simulate(case: cases.Case, first_rows: np.ndarray, **changed: Any) -> tuple[
 
 
 def largest_error(case: cases.Case, simulation: mode_c.Simulation, after: list[np.ndarray], ranks: list[Any]) -> float:
-    """Of weights after every step and at the end, of slots and rows, relative to the largest of each or of the weights."""
+    """Of weights after every step and at the end, of slots and rows, relative to the largest of them."""
     wanted = [np.stack(after, axis=1), np.stack(simulation.weights), *simulation.rules[0].slots]
     found = [np.stack([one["after"] for one in ranks]), np.stack([one["last"] for one in ranks]), *ranks[0]["slots"]]
     if case.tables:

@@ -119,8 +119,7 @@ class Courier:
             with tf.control_dependencies(carried):
                 turn = self._to_deliver[slot].dequeue()
             with tf.control_dependencies([turn]):
-                carried = [tf.identity(one) for one in carried]
-            delivered = self._back.enqueue(self._in_order(carried))
+                delivered = self._back.enqueue(self._in_order([tf.identity(one) for one in carried]))
             with tf.control_dependencies([delivered]):
                 self._to_deliver[following].enqueue([True])
 

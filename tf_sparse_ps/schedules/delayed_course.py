@@ -222,9 +222,7 @@ class DelayedCourse(Course):
             return carried
         dense, step = carried[:_DENSE], made.sparse.of(carried[_DENSE:])
         if not self._options.reproducible:
-            done = step.apply(step.number())
-            step.wait(done)
-            with tf.control_dependencies([done]):
+            with tf.control_dependencies(step.wait(step.apply(step.number()))):
                 return [tf.identity(one) for one in dense]
         reduced = step.reduce(made.committed + dense[0] + 1)
         return [*dense, *step.with_gradients(reduced).tensors()]

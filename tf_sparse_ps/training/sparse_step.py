@@ -46,10 +46,16 @@ class SparseStep:
         """`apply`, of what `reduce` returned."""
         return self.update.apply(number, reduced) if self.job.is_leader else number
 
-    def wait(self, done: tf.Tensor) -> None:
-        """Waits until the node's tables have the step that `apply` returned."""
+    def wait(self, done: tf.Tensor) -> list[tf.Operation]:
+        """Waits until the node's tables have the step that `apply` returned.
+
+        Returns:
+          What follows the wait, in a graph; nothing eagerly.
+        """
         with tf.control_dependencies([done]):
-            self.job.step.assign(_ops.wait_step(self.job.group_path, done, self.job.timeout_s))
+            published = _ops.wait_step(self.job.group_path, done, self.job.timeout_s)
+        noted = self.job.step.assign(published, read_value=False)
+        return [] if noted is None else [noted]
 
     # --- put aside ---
 

@@ -1,0 +1,153 @@
+"""One rank of jobs under DelayedGlobal as users run them: `fit`, and a loop on ranks of unequal speed.
+
+Arguments: "fit", "unequal" or "saving"; the folder for results.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+
+keras = tf.keras
+_EPOCHS, _BATCHES, _SIZE = 3, 11, 8  # batches are no multiple of the cycle
+UNEQUAL_STEPS = 40
+
+
+def make_model(schedule: Any, rate: float = 0.05, **options: Any) -> Any:
+    """A model with a table, normalisation and dense layers. Dense weights differ between ranks until broadcast."""
+    keras.utils.set_random_seed(7 + hvd.rank())
+    ids = keras.layers.Input((3,), dtype="int64")
+    x = keras.layers.Flatten()(tsps.Embedding(None, 4)(ids))
+    x = keras.layers.BatchNormalization(momentum=0.8)(keras.layers.Dense(6, activation="relu")(x))
+    model = keras.Model(ids, keras.layers.Dense(1)(x))
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(rate), schedule=schedule), "mse", **options)
+    return model
+
+
+def data(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of one rank."""
+    inputs = np.random.default_rng(rank).integers(0, 50, (_BATCHES * _SIZE, 3))
+    return inputs, (inputs % 7).sum(1, keepdims=True).astype("float32")
+
+
+def dense_weights(model: Any) -> np.ndarray:
+    """Of all layers but the table's, statistics among them."""
+    return np.concatenate([np.ravel(one) for layer in model.layers[2:] for one in layer.get_weights()])
+
+
+class Watch(keras.callbacks.Callback):
+    """Notes what there is at the end of each epoch, after the callbacks before it."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        super().__init__()
+        self.weights: list[np.ndarray] = []
+        self.apart = 0
+        self.rates: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Whether gradients were outstanding."""
+        self.apart += self.model.optimizer._step.outstanding()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Notes the weights, statistics among them."""
+        self.weights.append(dense_weights(self.model))
+        self.rates.append(float(np.asarray(self.model.optimizer.learning_rate)))
+
+
+def fit() -> dict[str, Any]:
+    """With validation on all ranks, metrics averaged, a scheduler that sets the rate, several steps per call."""
+    model = make_model(tsps.schedules.DelayedGlobal(staleness=2, cycle=4), steps_per_execution=3)
+    watch = Watch()
+    callbacks = [
+        tsps.callbacks.BroadcastVariables(),
+        tsps.callbacks.Drain(),
+        tsps.callbacks.MetricAverage(),
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (1 + epoch)),
+        watch,
+    ]
+    history = model.fit(
+        *data(hvd.rank()), batch_size=_SIZE, epochs=_EPOCHS, verbose=0, shuffle=False, callbacks=callbacks,
+        validation_data=data(9),
+    )  # fmt: skip
+    return {
+        "losses": np.array(history.history["loss"]),
+        "validation": np.array(history.history["val_loss"]),
+        "weights": np.stack(watch.weights),
+        "last": dense_weights(model),
+        "rows": np.asarray(model.layers[1](tf.range(50))),
+        "apart": watch.apart,
+        "rates": watch.rates,
+        **model.optimizer.schedule_report(),
+    }
+
+
+def unequal() -> dict[str, Any]:
+    """Every rank now and then takes its time; one rank always. No rank waits but for the bound."""
+    model = make_model(tsps.schedules.DelayedGlobal(staleness=3, cycle=15))
+    optimizer = model.optimizer
+    optimizer.also_average(lambda: model.non_trainable_variables)
+    random, (inputs, targets) = np.random.default_rng(hvd.rank()), data(hvd.rank())
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    bounds, ahead = [], []
+    for i in range(UNEQUAL_STEPS):
+        part = slice(i % _BATCHES * _SIZE, (i % _BATCHES + 1) * _SIZE)
+        step(tf.constant(inputs[part]), tf.constant(targets[part]))
+        report = optimizer.schedule_report()
+        bounds.append(report["iterations"] - report["global_gradients"])
+        ahead.append(int(tsps.job.current().step.numpy()) - report["iterations"])
+        time.sleep(0.004 * (hvd.rank() == 1) + 0.02 * (random.random() < 0.15))
+    optimizer.drain()
+    return {
+        "last": dense_weights(model),
+        "rows": np.asarray(model.layers[1](tf.range(50))),
+        "outstanding": bounds,
+        "ahead": ahead,
+        "table_steps": int(tsps.job.current().step.numpy()),
+        **optimizer.schedule_report(),
+    }
+
+
+def saving() -> dict[str, Any]:
+    """Saving in the middle of a cycle is refused, after `drain` it is not; rank 0 alone saves."""
+    model = make_model(tsps.schedules.DelayedGlobal(cycle=100))
+    inputs, targets = data(hvd.rank())
+    said = ""
+    for _ in range(2):
+        model.train_on_batch(inputs[:_SIZE], targets[:_SIZE])
+    path = Path(sys.argv[2]) / f"model-{hvd.rank()}.keras"
+    if hvd.rank() == 0:
+        try:
+            model.save(path)
+        except RuntimeError as error:
+            said = str(error)
+    model.optimizer.drain()
+    if hvd.rank() == 0:
+        model.save(path)
+    return {"said": said, "saved": path.exists()}
+
+
+def main() -> None:
+    """Runs one of them."""
+    tsps.init()
+    results = {"fit": fit, "unequal": unequal, "saving": saving}[sys.argv[1]]()
+    np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{hvd.rank()}.npz", **results)
+
+
+if __name__ == "__main__":
+    main()

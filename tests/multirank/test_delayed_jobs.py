@@ -1,0 +1,55 @@
+"""Jobs under DelayedGlobal as users run them: `fit` with callbacks, ranks of unequal speed, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import delayed_jobs_program as program
+import launch
+import numpy as np
+import pytest
+
+
+def results(which: str, ranks: int = 4, hosts: str = launch.TWO_NODES) -> list[dict[str, Any]]:
+    """Of each rank."""
+    with launch.launched("delayed_jobs_program.py", which, hosts=hosts, ranks=ranks) as job:
+        status = job.wait(180)
+        assert status == 0, job.output[-20000:]
+        return [dict(np.load(Path(job.folder) / f"{which}-{rank}.npz")) for rank in range(ranks)]
+
+
+def test_fit_drains_before_anything_looks() -> None:
+    ranks = results("fit")
+    first = ranks[0]
+    for other in ranks[1:]:
+        # Statistics of normalisation are among the weights.
+        for name in ("weights", "last", "rows", "losses", "validation", "rates"):
+            np.testing.assert_array_equal(first[name], other[name], err_msg=name)
+    np.testing.assert_array_equal(first["weights"][-1], first["last"])
+    assert first["apart"] > 0, "gradients were outstanding between"
+    np.testing.assert_allclose(first["rates"], [0.05, 0.025, 0.05 / 3], rtol=1e-6)
+    assert first["losses"][-1] < 0.7 * first["losses"][0]
+    assert int(first["iterations"]) == int(first["global_gradients"]) == 33
+    assert int(first["most_late"]) <= 2
+
+
+@pytest.mark.parametrize(("hosts", "ranks"), [(launch.TWO_NODES, 4), ("localhost:2", 2)])
+def test_ranks_of_unequal_speed_keep_the_bound(hosts: str, ranks: int) -> None:
+    found = results("unequal", ranks, hosts)
+    for other in found[1:]:
+        for name in ("last", "rows"):
+            np.testing.assert_array_equal(found[0][name], other[name], err_msg=name)
+    for one in found:
+        assert int(one["most_late"]) <= 3
+        assert one["outstanding"].max() <= 3
+        assert int(one["table_steps"]) == int(one["iterations"]) == program.UNEQUAL_STEPS
+        # A rank's steps of tables may be made before it asks for what came of them, never before it has sent them.
+        assert one["ahead"].max() <= 0
+    assert max(one["outstanding"].max() for one in found) == 3, "the fast ranks used the bound"
+
+
+def test_saving_with_gradients_outstanding_is_refused() -> None:
+    found = results("saving", 2, "localhost:2")
+    assert "drain()" in str(found[0]["said"])
+    assert bool(found[0]["saved"])
