@@ -1,0 +1,166 @@
+"""One rank of a job whose steps are made in several ways, by turns: computing alone, communicating alone, and both.
+
+The suite `delayed` starts it. Every way has a model of its own, of equal size: an MLP of 1.6 million weights, behind it
+(`--tables`) a table of 8 ids per sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from benchmarks.harness import Cycle, zipf_ids
+from tf_sparse_ps import _ops
+
+keras = tf.keras
+FIELDS, DIM, HIDDEN, ROWS, BATCH = 8, 64, 1024, 200_000, 1024
+_WARMUP, _BATCHES = 3, 4
+# Of a late rank: how often, and for how many times the time that computing takes.
+_LATE_SHARE, _LATE_TIMES = 0.25, 1.0
+
+
+def main() -> None:
+    """Times the ways in interleaved blocks and writes rank 0's figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ways", required=True, help="with commas: computing, communication, synchronous, delayed-S")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--late", action="store_true", help="every rank takes longer now and then")
+    parser.add_argument("--steps", type=int, default=10, help="of a block")
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--record", help="a way some of whose steps are recorded")
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tsps.init()
+    ranks = tsps.collectives.current()
+    ways = {name: Way(name, options.tables, options.batch) for name in options.ways.split(",")}
+    batches = Cycle(_make_batches(options.tables, options.batch, ranks.rank))
+    for way in ways.values():
+        for _ in range(_WARMUP):
+            way.step(*batches())
+        way.drain()
+    pause = Pause(ways["computing"], batches, ranks.rank) if options.late else None
+    figures: dict[str, list[float]] = {name: [] for name in ways}
+    for block in range(options.blocks):
+        for name in list(ways) if block % 2 == 0 else reversed(list(ways)):
+            ranks.barrier("bench.block")
+            figures[name].append(_block(ways[name], batches, options.steps, pause))
+            ways[name].drain()
+    document: dict[str, Any] = {"step_ms": figures}
+    if options.record:
+        ranks.barrier("bench.record")
+        _ops.start_timeline()
+        _block(ways[options.record], batches, 5, None)
+        document["spans"] = ranks.allgather_object(_ops.stop_timeline(), "bench.spans")
+        ways[options.record].drain()
+    if ranks.rank == 0:
+        options.out.write_text(json.dumps(document))
+
+
+def _block(way: Way, batches: Cycle[Any], steps: int, pause: Pause | None) -> float:
+    """Milliseconds per step; the first two, in which nothing is waited for yet, are not counted."""
+    for _ in range(2):
+        way.step(*batches())
+    began = time.perf_counter()
+    for _ in range(steps):
+        if pause is not None:
+            pause()
+        way.step(*batches())
+    return (time.perf_counter() - began) * 1e3 / steps
+
+
+class Pause:
+    """Keeps this rank now and then, for as long as computing a step takes."""
+
+    def __init__(self, computing: Way, batches: Cycle[Any], rank: int) -> None:
+        """Times some steps of `computing`."""
+        self._seconds = _block(computing, batches, 5, None) * 1e-3 * _LATE_TIMES
+        self._random = np.random.default_rng(rank)
+
+    def __call__(self) -> None:
+        """Sleeps, or not."""
+        if self._random.random() < _LATE_SHARE:
+            time.sleep(self._seconds)
+
+
+class Way:
+    """A model, and a way to make its steps."""
+
+    def __init__(self, name: str, tables: bool, batch: int) -> None:
+        """See `main` for names."""
+        rows = keras.layers.Input((FIELDS,), dtype="int64") if tables else keras.layers.Input((FIELDS * DIM,))
+        x = keras.layers.Flatten()(tsps.Embedding(None, DIM)(rows)) if tables else rows
+        for width in (HIDDEN, HIDDEN):
+            x = keras.layers.Dense(width, activation="relu")(x)
+        self._model = keras.Model(rows, keras.layers.Dense(1)(x))
+        self._inner = keras.optimizers.Adagrad(0.001)
+        staleness = int(name.partition("-")[2] or 0)
+        schedule = tsps.schedules.DelayedGlobal(staleness=staleness, cycle=1 << 30) if staleness else None
+        self._optimizer = tsps.DistributedOptimizer(self._inner, schedule=schedule)
+        self._held: list[tuple[Any, Any]] = []  # gradients that were computed before
+        make: dict[str, Callable[..., None]] = {"computing": self._compute, "communication": self._communicate}
+        self.step = tf.function(make.get(name, self._train), reduce_retracing=True)
+        if name == "communication":
+            self._hold(*_make_batches(tables, batch, tsps.collectives.current().rank)[0])
+
+    def drain(self) -> None:
+        """See `DistributedOptimizer.drain`."""
+        self._optimizer.drain()
+
+    def _gradients(self, x: tf.Tensor, y: tf.Tensor) -> list[tuple[Any, Any]]:
+        x = _ops.mark(x, "computing", "begin")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self._model(x, training=True) - y) ** 2)
+        variables = self._model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        with tf.control_dependencies(list(tf.nest.flatten(gradients, expand_composites=True))):
+            _ops.mark(tf.identity(loss), "computing", "end")
+        return list(zip(gradients, variables, strict=True))
+
+    def _train(self, x: tf.Tensor, y: tf.Tensor) -> None:
+        self._optimizer.apply_gradients(self._gradients(x, y))
+
+    def _compute(self, x: tf.Tensor, y: tf.Tensor) -> None:
+        """Gradients, and the local update of the dense weights."""
+        own = [(g, v) for g, v in self._gradients(x, y) if isinstance(g, tf.Tensor)]
+        self._inner.apply_gradients(own)
+
+    def _hold(self, x: tf.Tensor, y: tf.Tensor) -> None:
+        for gradient, variable in self._gradients(x, y):
+            tensors = (gradient,) if isinstance(gradient, tf.Tensor) else (gradient.values, gradient.indices)
+            self._held.append((tuple(tf.Variable(one, trainable=False) for one in tensors), variable))
+
+    def _communicate(self, x: tf.Tensor, y: tf.Tensor) -> None:
+        """A synchronous step of gradients that are there already, the update of tables and weights included."""
+        gradients = [
+            (tensors[0].read_value() if len(tensors) == 1 else tf.IndexedSlices(*(one.read_value() for one in tensors)))
+            for tensors, _ in self._held
+        ]
+        self._optimizer.apply_gradients(
+            [(gradient, variable) for gradient, (_, variable) in zip(gradients, self._held, strict=True)]
+        )
+
+
+def _make_batches(tables: bool, batch: int, rank: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    random = np.random.default_rng(rank)
+    targets = [tf.constant(random.normal(size=(batch, 1)).astype(np.float32)) for _ in range(_BATCHES)]
+    if tables:
+        ids = zipf_ids(ROWS, batch * FIELDS, _BATCHES, seed=1 + rank)
+        inputs = [tf.constant(one.reshape(batch, FIELDS)) for one in ids]
+    else:
+        inputs = [tf.constant(random.normal(size=(batch, FIELDS * DIM)).astype(np.float32)) for _ in range(_BATCHES)]
+    return list(zip(inputs, targets, strict=True))
+
+
+if __name__ == "__main__":
+    main()
