@@ -16,7 +16,7 @@ from ctr.generator import PlantedModel
 from ctr.models import MODELS
 from ctr.source import ClickData
 from ctr.text_files import Avazu, Criteo
-from support import launch, metrics
+from support import launch, metrics, schedules
 from support.progress import Progress
 
 _TEST_BATCH = 4096
@@ -37,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     # Built now, so that the broadcast finds its weights before the first step.
     model({"dense": tf.zeros([1, data.dense_width]), "ids": tf.zeros([1, len(data.features)], tf.int64)})
     model.compile(
-        tsps.DistributedOptimizer(make_optimizer(options)), loss=keras.losses.BinaryCrossentropy(from_logits=True)
+        tsps.DistributedOptimizer(make_optimizer(options), schedule=schedules.make(options)),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
     )
 
     total_steps = steps * options.epochs
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         dataset.repeat(options.epochs).prefetch(2),
         epochs=evaluations,
         steps_per_epoch=per_evaluation,
-        callbacks=[tsps.callbacks.BroadcastVariables(), progress, *([curve] if curve else [])],
+        callbacks=[tsps.callbacks.BroadcastVariables(), tsps.callbacks.Drain(), progress, *([curve] if curve else [])],
         verbose=0,
         shuffle=False,
     )

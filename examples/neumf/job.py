@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import tf_sparse_ps as tsps
 from neumf import movielens
 from neumf.model import NeuMF
-from support import launch, metrics
+from support import launch, metrics, schedules
 from support.progress import Progress
 
 _CASES_PER_BATCH = 100
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     # Built now, so that the broadcast finds its weights before the first step.
     model({"user": tf.zeros([1], tf.int64), "item": tf.zeros([1], tf.int64)})
     model.compile(
-        tsps.DistributedOptimizer(keras.optimizers.Adam(options.learning_rate)),
+        tsps.DistributedOptimizer(keras.optimizers.Adam(options.learning_rate), schedule=schedules.make(options)),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
     )
     ids = tf.TensorSpec([None], tf.int64)
@@ -56,7 +56,12 @@ def run(options: argparse.Namespace) -> int:
         dataset.prefetch(4),
         epochs=options.epochs,
         steps_per_epoch=sampler.steps,
-        callbacks=[tsps.callbacks.BroadcastVariables(), progress, *([ranking] if ranking else [])],
+        callbacks=[
+            tsps.callbacks.BroadcastVariables(),
+            tsps.callbacks.Drain(),
+            progress,
+            *([ranking] if ranking else []),
+        ],
         verbose=0,
         shuffle=False,
     )
