@@ -1,6 +1,6 @@
 """One rank of jobs under DelayedGlobal as users run them: `fit`, and a loop on ranks of unequal speed.
 
-Arguments: "fit", "unequal" or "saving"; the folder for results.
+Arguments: "fit", "unequal", "late" or "saving"; the folder for results.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Whether gradients were outstanding."""
         self.apart += self.model.optimizer._step.outstanding()
+        # Whatever else ranks do meanwhile must not disturb it.
+        tsps.collectives.current().allgather_object(batch, "test.metric")
+        if hvd.rank() == 0:
+            self.model.predict_on_batch(data(9)[0][:_SIZE])
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Notes the weights, statistics among them."""
@@ -123,6 +127,45 @@ def unequal() -> dict[str, Any]:
     }
 
 
+LATE_STEPS, LATE_RATE = 24, 0.125
+
+
+def late() -> dict[str, Any]:
+    """One rank is much slower than the others, which do not wait for it. Every gradient is -1, in places of its own."""
+    dense = tf.Variable(tf.zeros([hvd.size()]))
+    layer = tsps.Embedding(None, 2, embeddings_initializer="zeros")
+    layer.build(None)
+    optimizer = tsps.DistributedOptimizer(
+        keras.optimizers.SGD(LATE_RATE),
+        sparse_reduction="sum",
+        schedule=tsps.schedules.DelayedGlobal(staleness=2, cycle=8, late_after_s=0.03),
+    )
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = -dense[hvd.rank()] - tf.reduce_sum(layer(tf.constant([100, hvd.rank()], tf.int64)))
+        variables = [*layer.trainable_variables, dense]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    outstanding, ends = [], []
+    for i in range(LATE_STEPS):
+        step()
+        report = optimizer.schedule_report()
+        outstanding.append(report["iterations"] - report["global_gradients"] + report["without_own"])
+        if (i + 1) % 8 == 0:
+            ends.append(dense.numpy())
+        time.sleep(0.1 if hvd.rank() == 1 else 0.005)
+    optimizer.drain()
+    return {
+        "ends": np.stack(ends),
+        "last": dense.numpy(),
+        "rows": np.asarray(layer(tf.constant([100, *range(hvd.size())], tf.int64))),
+        "outstanding": outstanding,
+        **optimizer.schedule_report(),
+    }
+
+
 def saving() -> dict[str, Any]:
     """Saving in the middle of a cycle is refused, after `drain` it is not; rank 0 alone saves."""
     model = make_model(tsps.schedules.DelayedGlobal(cycle=100))
@@ -145,7 +188,7 @@ def saving() -> dict[str, Any]:
 def main() -> None:
     """Runs one of them."""
     tsps.init()
-    results = {"fit": fit, "unequal": unequal, "saving": saving}[sys.argv[1]]()
+    results = {"fit": fit, "unequal": unequal, "late": late, "saving": saving}[sys.argv[1]]()
     np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{hvd.rank()}.npz", **results)
 
 

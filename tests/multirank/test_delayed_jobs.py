@@ -49,6 +49,26 @@ def test_ranks_of_unequal_speed_keep_the_bound(hosts: str, ranks: int) -> None:
     assert max(one["outstanding"].max() for one in found) == 3, "the fast ranks used the bound"
 
 
+@pytest.mark.parametrize(("hosts", "ranks"), [(launch.TWO_NODES, 4), ("localhost:2", 2)])
+def test_a_late_rank_is_left_out_and_nothing_of_it_is_lost(hosts: str, ranks: int) -> None:
+    found = results("late", ranks, hosts)
+    for other in found[1:]:
+        for name in ("ends", "last", "rows"):
+            np.testing.assert_array_equal(found[0][name], other[name], err_msg=name)
+    steps, rate = program.LATE_STEPS, program.LATE_RATE
+    # Sums of tables: every gradient of every rank once, whenever it came.
+    np.testing.assert_array_equal(found[0]["rows"], rate * steps * np.array([[ranks]] + [[1]] * ranks) * np.ones(2))
+    assert int(found[1]["without_own"]) > 0
+    assert all(int(one["without_own"]) > 0 for one in found), "the late rank's own came without the others'"
+    assert len({int(one["global_gradients"]) for one in found}) == 1
+    # Means of M ranks: the late rank's gradients, with few others, count for more than a mean of all.
+    assert (found[0]["last"] >= rate * steps / ranks - 1e-5).all()
+    assert found[0]["last"][1] > 1.5 * rate * steps / ranks
+    for one in found:
+        assert int(one["most_late"]) <= 2
+        assert one["outstanding"].max() <= 2
+
+
 def test_saving_with_gradients_outstanding_is_refused() -> None:
     found = results("saving", 2, "localhost:2")
     assert "drain()" in str(found[0]["said"])

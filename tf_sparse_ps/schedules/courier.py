@@ -6,22 +6,44 @@ thread that calls it again and again. With n slots n letters are under way at a 
 step has no Python in it, and a wait holds none of TensorFlow's threads.
 
 Letters are taken and delivered in the order in which they were put: for either, a token goes round among the slots.
+
+Every rank takes part in every communication. Where it has no letter in time it may do so with a blank one (`Blanks`).
 """
 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 _JOIN_S = 5.0
+_POLL_S = 0.001
 
 Carry = Callable[[list[tf.Tensor], int], list[tf.Tensor]]
 InOrder = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Blanks:
+    """How a rank takes part without a letter of its own, by one slot.
+
+    Attributes:
+      after_s: For so long after the last delivery a letter is waited for.
+      make: A blank letter; `closing`: after a closing one, when none of this rank's own will come.
+      outcome: Of a delivery: whether this rank is closing, and whether nobody had anything to send. After that the
+        next letter is waited for however long it takes, so that ranks which rest send nothing.
+    """
+
+    after_s: float
+    make: Callable[[bool], list[tf.Tensor]]
+    outcome: Callable[[list[tf.Tensor]], tuple[tf.Tensor, tf.Tensor]]
 
 
 class Courier:
@@ -34,6 +56,7 @@ class Courier:
         slots: int,
         carry: Carry,
         in_order: InOrder,
+        blanks: Blanks | None = None,
     ) -> None:
         """Makes the queues. Eager.
 
@@ -43,18 +66,20 @@ class Courier:
           carry: Communicates: called while a slot is traced, with a letter and the slot's number, by which
             its operations are named. Returns what `in_order` gets. Letters may overtake each other in it.
           in_order: Makes the delivery of what `carry` returned, of one letter after another.
+          blanks: How to take part without a letter; None: every letter is waited for.
         """
         self._letter, self._delivery = list(letter), list(delivery)
-        self._slots, self._carry, self._in_order = slots, carry, in_order
+        self._carry, self._in_order, self._blanks = carry, in_order, blanks
         with tf.device("/CPU:0"):
-            # One more than can be under way: to put a letter never waits.
-            self._out = tf.queue.FIFOQueue(slots + 1, [one.dtype for one in letter])
+            # More than can be outstanding: to put a letter, a closing one too, never waits.
+            self._out = tf.queue.FIFOQueue(slots + 2, [one.dtype for one in letter])
             self._back = tf.queue.FIFOQueue(slots + 1, [one.dtype for one in delivery])
+            slots = slots if blanks is None else 1
+            self._slots = slots
             self._to_take = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
             self._to_deliver = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
             self._to_take[0].enqueue([True])
             self._to_deliver[0].enqueue([True])
-        self.error: BaseException | None = None
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"tsps-courier-{slot}", daemon=True)
@@ -95,33 +120,70 @@ class Courier:
             queue.close(cancel_pending_enqueues=True)
 
     def _work(self, slot: int) -> None:
-        function = tf.function(functools.partial(self._carry_one, slot), autograph=False)
         try:
-            while not self._closed:
-                function()
+            if self._blanks is None:
+                carry_own = self._function(lambda: self._carry_one(slot, self._next_letter))
+                while not self._closed:
+                    carry_own()
+            else:
+                self._work_with_blanks(self._blanks)
         except BaseException as error:
             if self._closed:
                 return
             # The step that waits for the delivery fails; this says why.
-            self.error, self._closed = error, True
+            self._closed = True
             text = f"{type(error).__name__}: {error}"
             print(f"tf_sparse_ps: communication beside training failed: {text}", file=sys.stderr, flush=True)
             self._stop()
 
-    def _carry_one(self, slot: int) -> None:
+    def _work_with_blanks(self, blanks: Blanks) -> None:
+        def carry(letter: Callable[[], list[tf.Tensor]]) -> Callable[[], tuple[tf.Tensor, tf.Tensor]]:
+            return self._function(lambda: blanks.outcome(self._carry_one(0, letter)))
+
+        carry_own, carry_blank = carry(self._next_letter), carry(lambda: blanks.make(False))
+        carry_closing = carry(lambda: blanks.make(True))
+        closing, idle = False, True
+        while not self._closed:
+            if closing:
+                found = carry_closing()
+            elif idle or self._comes_within(blanks.after_s):
+                found = carry_own()
+            else:
+                found = carry_blank()
+            closing, idle = (bool(one) for one in found)
+
+    def _comes_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not int(self._out.size()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    @staticmethod
+    def _function(body: Callable[[], Any]) -> Any:
+        # Not the function itself: TensorFlow counts traces by code object, and would warn of retracing.
+        return tf.function(functools.partial(body), autograph=False)
+
+    def _next_letter(self) -> list[tf.Tensor]:
+        return _shaped(self._out.dequeue(), self._letter)
+
+    def _carry_one(self, slot: int, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         following = (slot + 1) % self._slots
         with tf.device("/CPU:0"):
             with tf.control_dependencies([self._to_take[slot].dequeue()]):
-                letter = _shaped(self._out.dequeue(), self._letter)
+                letter = take()
             with tf.control_dependencies(letter):
                 self._to_take[following].enqueue([True])
             carried = self._carry(letter, slot)
             with tf.control_dependencies(carried):
                 turn = self._to_deliver[slot].dequeue()
             with tf.control_dependencies([turn]):
-                delivered = self._back.enqueue(self._in_order([tf.identity(one) for one in carried]))
+                delivery = self._in_order([tf.identity(one) for one in carried])
+                delivered = self._back.enqueue(delivery)
             with tf.control_dependencies([delivered]):
                 self._to_deliver[following].enqueue([True])
+        return delivery
 
 
 def _shaped(tensors: tf.Tensor | list[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_sparse_ps import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules import delayed_rules
-from tf_sparse_ps.schedules.courier import Courier
+from tf_sparse_ps.schedules.courier import Blanks, Courier
 from tf_sparse_ps.schedules.protocol import Course
 from tf_sparse_ps.training import rank_weight
 
@@ -30,12 +30,13 @@ class Delivered(NamedTuple):
     """What comes back of a local step, in the order in which it travels; the tables' tensors follow.
 
     Attributes:
-      number: int64, of the local step.
+      number: int64, of the local step; `_BLANK` or `_CLOSING` when there is none.
       rate: Its learning rate.
       weight: This rank's.
       own: float32[n], this rank's gradient.
       share: What `Rule.local` returned.
-      sums: float32[n + 2]: sums over the ranks of weight times gradient, of weight, of weight times learning rate.
+      sums: float32[n + 3 + h]: sums over the ranks of weight times gradient, of weight, of weight times learning rate,
+        of closing ranks, and of weight times the tables' hyperparameters.
     """
 
     number: tf.Tensor
@@ -46,11 +47,17 @@ class Delivered(NamedTuple):
     sums: tf.Tensor
 
     @classmethod
-    def specs(cls, rule: delayed_rules.Rule) -> Delivered:
+    def specs(cls, rule: delayed_rules.Rule, sparse: SparseStep | None) -> Delivered:
         """Types and shapes."""
+        hyper = 0 if sparse is None else sum(sparse.hyper_sizes())
         scalar, vector = tf.TensorSpec([], tf.float32), tf.TensorSpec([rule.size], tf.float32)
-        share, sums = tf.TensorSpec([rule.share_size], tf.float32), tf.TensorSpec([rule.size + 2], tf.float32)
+        share, sums = tf.TensorSpec([rule.share_size], tf.float32), tf.TensorSpec([rule.size + 3 + hyper], tf.float32)
         return cls(tf.TensorSpec([], tf.int64), scalar, scalar, vector, share, sums)
+
+
+# In place of a local step's number. Where late ranks are not waited for: this rank was late; and: it is at the end of a
+# cycle, and sends no more until all ranks are there.
+_BLANK, _CLOSING = -1, -2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +104,14 @@ class DelayedCourse(Course):
         self._drain: Callable[[], None] | None = None
         counter = _keras.local_variable
         self._sent = counter(0, "int64", "delayed_sent")  # letters: the local steps made
-        self._taken = counter(0, "int64", "delayed_taken")  # global gradients that came back
+        self._back = counter(0, "int64", "delayed_back")  # of them, those whose global gradients have come
+        self._taken = counter(0, "int64", "delayed_taken")  # global gradients
+        self._without_own = counter(0, "int64", "delayed_without_own")  # of them, those this rank was late for
         self._discarded = counter(0, "int64", "delayed_discarded")
         self._most_late = counter(0, "int64", "delayed_most_late")
         self._in_cycle = counter(0, "int64", "delayed_in_cycle")  # iterations
         self._with_samples = counter(0.0, "float32", "delayed_with_samples")  # of those, with a weight above 0
+        self._zero = counter(0, "int64", "delayed_zero")
         self._seen = counter(tf.cast(owner.iterations, tf.float32), "float32", "delayed_seen")  # by the rule
 
     def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
@@ -141,7 +151,11 @@ class DelayedCourse(Course):
         self._with_samples.assign_add(tf.cast(weight > 0.0, tf.float32))
         self._owner.iterations.assign_add(1)
         ends = in_cycle >= self._options.cycle
-        self._take(tf.where(ends, sent, sent - self._options.staleness), sent)
+        if self._options.late_after_s is None:
+            self._take(tf.where(ends, sent, sent - self._options.staleness), sent, tf.constant(False))
+        else:
+            tf.cond(ends, self._close, lambda: None)
+            self._take(sent - self._options.staleness, sent, ends)
         tf.cond(ends, self._average, lambda: None)
 
     def drain(self) -> None:
@@ -154,8 +168,10 @@ class DelayedCourse(Course):
         self._drain()
 
     def _drained(self) -> None:
-        sent = self._sent.read_value()
-        self._take(sent, sent)
+        sent, late = self._sent.read_value(), self._options.late_after_s is not None
+        if late:
+            self._close()
+        self._take(sent, sent, tf.constant(late))
         self._average()
 
     def outstanding(self) -> bool:
@@ -168,6 +184,7 @@ class DelayedCourse(Course):
             "iterations": self._sent,
             "global_gradients": self._taken,
             "discarded": self._discarded,
+            "without_own": self._without_own,
             "most_late": self._most_late,
         }
         return {name: int(counter) for name, counter in counters.items()}
@@ -201,18 +218,56 @@ class DelayedCourse(Course):
         return self._first
 
     def _make_courier(self, rule: delayed_rules.Rule, sparse: SparseStep | None) -> Courier:
-        specs, tables = list(Delivered.specs(rule)), [] if sparse is None else sparse.specs()
-        letter = [*specs[:-1], *tables]
-        delivery = [*specs, *(tables if self._options.reproducible else [])]
-        return Courier(letter, delivery, self._options.staleness + 1, self._carry, self._in_order)
+        specs, tables = list(Delivered.specs(rule, sparse)), [] if sparse is None else sparse.specs()
+        letter, delivery = [*specs[:-1], *tables], [*specs, *(tables if self._options.reproducible else [])]
+        blanks = None
+        if self._options.late_after_s is not None:
+            blanks = Blanks(self._options.late_after_s, lambda closing: self._no_letter(closing=closing), self._outcome)
+        return Courier(letter, delivery, self._options.staleness + 1, self._carry, self._in_order, blanks)
+
+    # --- ranks that are not in time ---
+
+    def _close(self) -> None:
+        """Tells the other ranks that this one has come to the end of the cycle."""
+        self._made.courier.put(self._no_letter(closing=True))
+
+    def _no_letter(self, *, closing: bool) -> list[tf.Tensor]:
+        """A letter without a local step.
+
+        Of a variable that is 0: TensorFlow would fold constants, and the all-reduce of them with it.
+        """
+        made = self._made
+        specs = list(Delivered.specs(made.rule, made.sparse)[:-1]) + (
+            [] if made.sparse is None else made.sparse.specs()
+        )
+        zero = self._zero.read_value()
+        letter = [tf.fill([size or 0 for size in spec.shape], tf.cast(zero, spec.dtype)) for spec in specs]
+        letter[0] += _CLOSING if closing else _BLANK
+        return letter
+
+    def _outcome(self, delivery: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Blanks`."""
+        delivered = Delivered(*delivery[:_DENSE])
+        over = self._over(delivered)
+        return tf.equal(delivered.number, _CLOSING) & ~over, over | tf.equal(self._weights(delivered), 0.0)
+
+    def _over(self, delivered: Delivered) -> tf.Tensor:
+        """Whether all ranks are closing."""
+        return delivered.sums[self._made.rule.size + 2] >= float(self._collectives.size)
+
+    def _weights(self, delivered: Delivered) -> tf.Tensor:
+        return delivered.sums[self._made.rule.size]
 
     # --- beside the steps ---
 
     def _carry(self, letter: list[tf.Tensor], slot: int) -> list[tf.Tensor]:
         """Adds up the ranks' gradients. Letters may overtake each other here."""
         number, rate, weight, gradient, share, *tables = letter
-        sent = tf.concat([rank_weight.weighted(gradient, weight), [weight, weight * rate]], axis=0)
-        (sums,) = self._collectives.allreduce([sent], f"{self._name}.delayed.{slot}", average=False)
+        closing = tf.cast(tf.equal(number, _CLOSING), tf.float32)
+        parts = [rank_weight.weighted(gradient, weight), [weight, weight * rate, closing]]
+        if self._made.sparse is not None:
+            parts += [weight * one for one in self._made.sparse.of(tables).update.hyper]
+        (sums,) = self._collectives.allreduce([tf.concat(parts, axis=0)], f"{self._name}.delayed.{slot}", average=False)
         return [*Delivered(number, rate, weight, gradient, share, sums), *tables]
 
     def _in_order(self, carried: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -221,47 +276,71 @@ class DelayedCourse(Course):
         if made.sparse is None:
             return carried
         dense, step = carried[:_DENSE], made.sparse.of(carried[_DENSE:])
+        step = self._with_mean_hyper(step, Delivered(*dense))
         if not self._options.reproducible:
             with tf.control_dependencies(step.wait(step.apply(step.number()))):
                 return [tf.identity(one) for one in dense]
         reduced = step.reduce(made.committed + dense[0] + 1)
         return [*dense, *step.with_gradients(reduced).tensors()]
 
+    def _with_mean_hyper(self, step: SparseStep, delivered: Delivered) -> SparseStep:
+        """Hyperparameters of the ranks that were in time: a leader may not be one, and all must use the same."""
+        weights = self._weights(delivered)
+        sums = tf.split(delivered.sums[self._made.rule.size + 3 :], step.hyper_sizes())
+        means = [rank_weight.mean(one, weights) for one in sums]
+        return step.with_hyper(
+            [tf.where(weights > 0.0, mean, own) for mean, own in zip(means, step.update.hyper, strict=True)]
+        )
+
     # --- global gradients ---
 
-    def _take(self, due: tf.Tensor, sent: tf.Tensor) -> None:
-        """Takes deliveries, of local steps before number `due` and others that have come, and corrects weights."""
+    def _take(self, due: tf.Tensor, sent: tf.Tensor, ends: tf.Tensor) -> None:
+        """Takes deliveries and corrects weights.
+
+        Args:
+          due: Those of local steps before this number are waited for; others are taken if they have come.
+          sent: Local steps made.
+          ends: Until all ranks are closing.
+        """
         courier = self._made.courier
 
-        def more(taken: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            needed = taken < due
-            return needed if self._options.reproducible else needed | ((taken < sent) & (courier.waiting() > 0))
+        def more(back: tf.Tensor, over: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            needed = (back < due) | (ends & ~over)
+            return needed if self._options.reproducible else needed | ((courier.waiting() > 0) & ~over)
 
-        def take(taken: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def take(back: tf.Tensor, _: tf.Tensor, n: tf.Tensor, *newest: tf.Tensor) -> tuple[tf.Tensor, ...]:
             delivered = courier.take()
             self._apply_tables(delivered[_DENSE:])
             dense = Delivered(*delivered[:_DENSE])
+            own = dense.number >= 0
+            # Not where nobody had anything.
+            some = own | (self._weights(dense) > 0.0)
             if self._options.apply == "newest":
-                return (taken + 1, *dense)
-            self._correct(dense, sent)
-            return (taken + 1,)
+                kept = [tf.where(some, one, other) for one, other in zip(dense, newest, strict=True)]
+            else:
+                kept = []
+                tf.cond(some, lambda: self._correct(dense, sent), lambda: None)
+            return (back + tf.cast(own, tf.int64), self._over(dense), n + tf.cast(some, tf.int64), *kept)
 
-        before = self._taken.read_value()
+        first = (self._back.read_value(), tf.constant(False), tf.constant(0, tf.int64))
         if self._options.apply == "all":
-            (taken,) = tf.while_loop(more, take, (before,))
+            back, _, n = tf.while_loop(more, take, first, parallel_iterations=1)
         else:
-            nothing = [tf.zeros(spec.shape, spec.dtype) for spec in Delivered.specs(self._made.rule)]
-            taken, *newest = tf.while_loop(more, take, (before, *nothing))
-            tf.cond(taken > before, lambda: self._correct(Delivered(*newest), sent), lambda: None)
-            self._discarded.assign_add(tf.maximum(taken - before - 1, 0))
-        self._taken.assign(taken)
+            specs = Delivered.specs(self._made.rule, self._made.sparse)
+            nothing = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+            back, _, n, *newest = tf.while_loop(more, take, (*first, *nothing), parallel_iterations=1)
+            tf.cond(n > 0, lambda: self._correct(Delivered(*newest), sent), lambda: None)
+            self._discarded.assign_add(tf.maximum(n - 1, 0))
+        self._back.assign(back)
+        self._taken.assign_add(n)
 
     def _correct(self, delivered: Delivered, sent: tf.Tensor) -> None:
-        rule = self._made.rule
-        gradients, weights, weighted_rate = delivered.sums[: rule.size], delivered.sums[-2], delivered.sums[-1]
+        rule, weights = self._made.rule, self._weights(delivered)
+        gradients, weighted_rate = delivered.sums[: rule.size], delivered.sums[rule.size + 1]
         rank_weight.check([weights], delivered.weight, None)
-        late = sent - 1 - delivered.number
+        late = tf.where(delivered.number >= 0, sent - 1 - delivered.number, 0)
         self._most_late.assign(tf.maximum(self._most_late, late))
+        self._without_own.assign_add(tf.cast(delivered.number < 0, tf.int64))
         rate = tf.where(weights > 0.0, rank_weight.mean(weighted_rate, weights), delivered.rate)
         mean = rank_weight.mean(gradients, weights)
         rule.correct(delivered.own, delivered.share, delivered.rate, mean, rate, tf.cast(late, tf.float32), self._seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps.collectives import Collectives
@@ -32,6 +33,9 @@ class DelayedGlobal(Schedule):
         arrived, only the newest; the others are discarded, and repaired by the cycle's average.
       sparse: Tables get their gradients late, too, by at most S steps; nothing moves a table at once. False: the step
         of the tables is synchronous, which keeps ranks in step.
+      late_after_s: Seconds after the last communication's end after which a rank whose gradient is not there takes part
+        in the next without one: the global gradient is then the mean over the ranks that were in time. More than a
+        step takes. None: every gradient is waited for.
       reproducible: A global gradient is applied exactly S iterations after its own, not sooner, so that a run can
         be repeated.
     """
@@ -40,6 +44,7 @@ class DelayedGlobal(Schedule):
     cycle: int = 100
     apply: str = "all"
     sparse: bool = True
+    late_after_s: float | None = None
     reproducible: bool = False
 
     def __post_init__(self) -> None:
@@ -57,6 +62,15 @@ class DelayedGlobal(Schedule):
         for name in ("sparse", "reproducible"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"DelayedGlobal: {name} must be a bool. Received: {getattr(self, name)!r}")
+
+        late = self.late_after_s
+        if late is not None and not (isinstance(late, (int, float)) and 0 < late < math.inf):
+            raise ValueError(f"DelayedGlobal: late_after_s must be a positive number or None. Received: {late!r}")
+        if late is not None and self.reproducible:
+            raise ValueError(
+                "DelayedGlobal: who is late differs from run to run. Received: "
+                f"reproducible=True, late_after_s={late!r}"
+            )
 
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """See `Schedule.refuse`."""

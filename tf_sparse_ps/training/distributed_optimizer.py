@@ -212,8 +212,8 @@ class DistributedOptimizer(_keras.Optimizer):
         """What the schedule has done in this process, so far. Empty under `Synchronous()`.
 
         Returns, under `DelayedGlobal`:
-          - iterations: local steps. global_gradients: how many have come back. discarded: of those, not applied
-            ("newest").
+          - iterations: local steps. global_gradients: how many have come. Of those, discarded: not applied ("newest");
+            without_own: this rank was late for them (`late_after_s`).
           - most_late: the largest number of local steps between a local step and its correction.
         """
         return self._step.report()

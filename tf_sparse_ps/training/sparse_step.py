@@ -77,7 +77,15 @@ class SparseStep:
         step = self.with_gradients(
             [SparseGradient(tensors[t], tensors[n + t], unique=one.unique) for t, one in enumerate(self.gradients)]
         )
-        return dataclasses.replace(step, update=dataclasses.replace(self.update, hyper=list(tensors[2 * n :])))
+        return step.with_hyper(tensors[2 * n :])
+
+    def hyper_sizes(self) -> list[int]:
+        """How many hyperparameters each table's rule has."""
+        return [int(one.shape[0]) for one in self.update.hyper]
+
+    def with_hyper(self, hyper: Sequence[tf.Tensor]) -> SparseStep:
+        """The step with other hyperparameters."""
+        return dataclasses.replace(self, update=dataclasses.replace(self.update, hyper=list(hyper)))
 
     def with_gradients(self, gradients: list[SparseGradient]) -> SparseStep:
         """The step with other gradients."""
