@@ -64,12 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", type=int, default=2, help="per node (default: 2)")
     parser.add_argument("--threads", type=int, default=1, help="per rank (default: 1)")
     parser.add_argument("--latency-us", type=float, default=50.0, help="of a message (default: 50)")
+    parser.add_argument("--schedule", choices=("synchronous", "delayed"), default="synchronous", help="of gradients")
+    parser.add_argument("--operations", type=int, default=1, help="of the dense ring in a step: buckets (default: 1)")
     parser.add_argument("--calibration", type=Path, help="results of the suite cluster with one host: for the costs")
     parser.add_argument("--check", type=Path, help="results of the suite cluster: compares the model with them")
     parser.add_argument("--json", action="store_true", help="prints JSON")
     parser.add_argument("--plot", type=Path, help="PNG file to write")
     arguments = parser.parse_args(argv)
-    job = Job()
+    job = Job(operations=arguments.operations)
     try:
         costs = costs_from(job, json.loads(arguments.calibration.read_text())) if arguments.calibration else COSTS
         if arguments.check:
@@ -79,12 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     cluster = Cluster(
         1, arguments.ranks_per_node, arguments.mbit, arguments.cores, arguments.threads, arguments.latency_us
     )
-    points = curve(job, cluster, costs)
+    points = curve(job, cluster, costs, delayed=arguments.schedule == "delayed")
     if arguments.plot:
         plot(points, cluster, arguments.plot)
     if arguments.json:
         document = {
             "assumptions": step_model.__doc__,
+            "schedule": arguments.schedule,
             "job": dataclasses.asdict(job),
             "cluster": {name: value for name, value in dataclasses.asdict(cluster).items() if name != "nodes"},
             "costs": dataclasses.asdict(costs),
@@ -96,19 +99,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def curve(job: Job, cluster: Cluster, costs: Costs) -> list[Point]:
+def curve(job: Job, cluster: Cluster, costs: Costs, *, delayed: bool = False) -> list[Point]:
     """Every method on every number of nodes.
 
     Args:
         job: what is trained.
         cluster: of one node; the number of nodes is replaced.
         costs: of work on one core.
+        delayed: under `DelayedGlobal`.
     """
     points = []
     for nodes in NODES:
         here = dataclasses.replace(cluster, nodes=nodes)
         for method in METHODS:
-            time = step_model.step_time(method, job, here, costs).total
+            found = step_model.step_time(method, job, here, costs)
+            time = found.delayed if delayed else found.total
             points.append(Point(method, nodes, step_model.sent_bytes(method, job, here), time))
     return points
 

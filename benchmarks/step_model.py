@@ -35,7 +35,11 @@ Time of a step is the sum of:
 - of hierarchical's two merges and its exchange, done in K rounds beside each other, the longest, and a K-th of the
   others. Nothing else overlaps;
 - `latency_us` for every message that waits for the one before: N - 1 in an allgather over all ranks, K (H - 1) over
-  nodes, 2 (N - 1) in an allreduce, 2 in the exchanges of the sharded method.
+  nodes, 2 (N - 1) in an allreduce, 2 in the exchanges of the sharded method. Dense gradients take one allreduce, or
+  one for each bucket (`tsps.schedules.TimedBuckets`) or tensor: `operations`, one after another.
+
+Under `tsps.schedules.DelayedGlobal` all but own work runs beside the next steps' own work. Merging and updating need
+the same cores: a step takes these, and own work or exchange and latency, whichever are longer.
 
 Work of several workers on too few cores takes proportionally longer; a worker never uses more cores than it has
 threads. Nodes are alike, none is late, and links carry the full rate in both directions at once.
@@ -77,6 +81,7 @@ class Job:
         ids: per rank and step.
         dense: floats of all dense weights.
         exponent: of Zipf's law.
+        operations: in which a step's dense gradients are reduced.
     """
 
     rows: int = job_sizes.ROWS
@@ -84,6 +89,7 @@ class Job:
     ids: int = job_sizes.BATCH * job_sizes.FIELDS
     dense: int = (job_sizes.DIM + 1) * job_sizes.HIDDEN + job_sizes.HIDDEN + 1
     exponent: float = job_sizes.EXPONENT
+    operations: int = 1
 
     def distinct(self, ranks: float) -> float:
         """The expected number of distinct ids in a step of so many ranks."""
@@ -172,6 +178,11 @@ class StepTime:
         """Of the step."""
         return self.own + self.merge + self.update + self.exchange + self.latency
 
+    @property
+    def delayed(self) -> float:
+        """Of the step under `DelayedGlobal`."""
+        return self.merge + self.update + max(self.own, self.exchange + self.latency)
+
 
 def sent_bytes(method: str, job: Job, cluster: Cluster) -> float:
     """Bytes that a node sends per step, on average.
@@ -255,7 +266,7 @@ def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime
         raise ValueError(f"there is no model of the time of {method!r}. Expected: one of {', '.join(TIMED)}")
     nodes, per_node, ranks = cluster.nodes, cluster.ranks_per_node, cluster.ranks
     own, node, everywhere = job.distinct(1), job.distinct(per_node), job.distinct(ranks)
-    messages = 2 * (ranks - 1)
+    messages = 2 * (ranks - 1) * job.operations
     row = 8 + 4 * job.dim
     in_node = cluster.duration(own * costs.merge_ns * 1e-9, per_node) if per_node > 1 else 0.0
     between = 0.0

@@ -191,3 +191,20 @@ def test_table_says_what_it_assumes_and_the_plot_is_drawn(tmp_path: Path, capsys
     assert scaling_model.main(["--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["points"]) == 11 * 4
+
+
+def test_a_delayed_step_hides_the_shorter_of_work_and_exchange() -> None:
+    four, costs = Cluster(4, 1, 100.0), Costs(rank_ms=5.0, copy_ns=1.0)
+    job = Job()
+    time = step_model.step_time("flat", job, four, costs)
+    assert time.exchange > time.own > 0
+    assert time.delayed == pytest.approx(time.total - time.own)
+    slow = step_model.step_time("flat", job, four, Costs(rank_ms=1e6, copy_ns=1.0))
+    assert slow.delayed == pytest.approx(slow.total - slow.exchange - slow.latency)
+
+
+def test_more_operations_of_the_dense_ring_take_more_messages() -> None:
+    four, costs = Cluster(4, 1, 100.0), Costs(rank_ms=5.0, copy_ns=1.0)
+    one, ten = (step_model.step_time("flat", Job(operations=n), four, costs) for n in (1, 10))
+    assert ten.latency - one.latency == pytest.approx(9 * 2 * 3 * 0.05)
+    assert ten.exchange == one.exchange
