@@ -1,0 +1,86 @@
+"""Options of DelayedGlobal, what it refuses, and one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _keras
+
+keras = tf.keras
+Delayed = tsps.schedules.DelayedGlobal
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"staleness": 0}, "staleness must be an integer of at least 1. Received: 0"),
+        ({"cycle": 1.5}, "cycle must be an integer"),
+        ({"apply": "oldest"}, "apply must be one of"),
+        ({"sparse": 1}, "sparse must be a bool"),
+        ({"late_after_s": 0.0}, "late_after_s must be a positive number"),
+        ({"late_after_s": 1.0, "reproducible": True}, "differs from run to run"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Delayed(**options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, clipnorm=1.0), "cannot clip"),
+        (lambda: keras.optimizers.Adam(clipvalue=1.0), "cannot clip"),
+        (lambda: keras.optimizers.Adam(global_clipnorm=1.0), "cannot clip"),
+        (lambda: keras.optimizers.Adam(weight_decay=0.01), "weight decay"),
+        (lambda: keras.optimizers.RMSprop(), "RMSprop"),
+    ],
+)
+def test_optimizers_that_cannot_be_delayed_are_refused(optimizer: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        tsps.DistributedOptimizer(optimizer(), sparse_optimizer="sgd", schedule=Delayed())
+
+
+@pytest.mark.skipif(not _keras.IS_KERAS_3, reason="an option of Keras 3")
+def test_a_loss_scale_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss_scale_factor"):
+        tsps.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=8.0), schedule=Delayed())
+
+
+def test_the_schedule_is_part_of_the_configuration() -> None:
+    schedule = Delayed(staleness=3, cycle=7, apply="newest", sparse=False, late_after_s=0.5)
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=schedule)
+    assert tsps.DistributedOptimizer.from_config(optimizer.get_config()).schedule == schedule
+
+
+def train(schedule: Any) -> tuple[list[np.ndarray], np.ndarray, Any]:
+    """Dense weights, rows and the optimizer."""
+    keras.utils.set_random_seed(1)
+    ids = keras.layers.Input((3,), dtype="int64")
+    layer = tsps.Embedding(40, 4, embeddings_initializer="zeros")
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1), schedule=schedule), "mse")
+    x = np.random.default_rng(0).integers(0, 40, (64, 3))
+    model.fit(x, (x % 5).sum(1), batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=[tsps.callbacks.Drain()])
+    return model.layers[-1].get_weights(), np.asarray(layer(tf.range(40))), model.optimizer
+
+
+def test_on_one_rank_nothing_is_delayed() -> None:
+    (weights, rows, optimizer), (plain_weights, plain_rows, _) = train(Delayed(staleness=2)), train(None)
+    for one, other in zip(weights, plain_weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(rows, plain_rows)
+    assert not optimizer._step.outstanding()
+
+
+def test_drain_needs_our_optimizer() -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="Drain needs a DistributedOptimizer"):
+        model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[tsps.callbacks.Drain()])

@@ -1,0 +1,113 @@
+"""Local steps and corrections, beside Keras's own optimizers that get the same global gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps import _keras
+from tf_sparse_ps.schedules import delayed_rules
+
+keras = tf.keras
+SHAPES, STEPS, RATE = ((3, 2), (4,)), 12, 0.1
+N = 10
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(RATE),
+    "momentum": lambda: keras.optimizers.SGD(RATE, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(RATE, momentum=0.8, nesterov=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(RATE),
+    "adam": lambda: keras.optimizers.Adam(RATE),
+}
+
+
+def first_weights() -> list[tf.Variable]:
+    random = np.random.default_rng(0)
+    return [tf.Variable(random.normal(size=shape).astype(np.float32)) for shape in SHAPES]
+
+
+def gradients(seed: int) -> np.ndarray:
+    """float32[STEPS, N]."""
+    return np.random.default_rng(seed).normal(size=(STEPS, N)).astype(np.float32)
+
+
+def flat(variables: list[Any]) -> np.ndarray:
+    return np.concatenate([np.ravel(one.numpy()) for one in variables])
+
+
+def made(kind: str) -> tuple[Any, delayed_rules.Rule]:
+    """A Keras optimizer and the rule with its slots."""
+    variables, optimizer = first_weights(), OPTIMIZERS[kind]()
+    _keras.build_optimizer(optimizer, variables)
+    return optimizer, delayed_rules.kind_of(optimizer)(optimizer, variables)
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_corrected_steps_are_keras_steps_with_the_global_gradients(kind: str, staleness: int) -> None:
+    own, mean = gradients(1), gradients(2)
+    _, rule = made(kind)
+    rate, shares, seen = tf.constant(RATE), [], 0
+    for i in range(STEPS + staleness):
+        if i < STEPS:
+            shares.append(rule.local(tf.constant(own[i]), rate, tf.constant(float(seen))))
+        k = i - staleness
+        if k >= 0:
+            late = min(i, STEPS - 1) - k  # none is made any more at the end
+            rule.correct(
+                tf.constant(own[k]), shares[k], rate, tf.constant(mean[k]), rate, tf.constant(float(late)),
+                tf.constant(float(seen)),
+            )  # fmt: skip
+            seen += 1
+    variables, optimizer = first_weights(), OPTIMIZERS[kind]()
+    _keras.build_optimizer(optimizer, variables)
+    for one in mean:
+        pieces = [tf.reshape(part, shape) for part, shape in zip(tf.split(one, [6, 4]), SHAPES, strict=True)]
+        optimizer.apply_gradients(zip(pieces, variables, strict=True))
+    tolerance = 2e-5 if kind == "adam" else 4e-6
+    np.testing.assert_allclose(flat(rule.variables), flat(variables), atol=tolerance * np.abs(flat(variables)).max())
+    if kind != "sgd":
+        theirs = [_keras.slots_of(optimizer, one) for one in variables]
+        for k in range(len(theirs[0])):
+            ours = flat([slots[k] for slots in rule.slots])
+            np.testing.assert_allclose(ours, flat([slots[k] for slots in theirs]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_local_step_is_keras_step_of_that_gradient(kind: str) -> None:
+    own = gradients(3)[0]
+    _, rule = made(kind)
+    before = flat(rule.variables)
+    share = rule.local(tf.constant(own), tf.constant(RATE), tf.constant(0.0))
+    variables, optimizer = first_weights(), OPTIMIZERS[kind]()
+    pieces = [tf.reshape(part, shape) for part, shape in zip(tf.split(own, [6, 4]), SHAPES, strict=True)]
+    optimizer.apply_gradients(zip(pieces, variables, strict=True))
+    np.testing.assert_allclose(flat(rule.variables), flat(variables), atol=1e-6)
+    if rule.has_share:
+        np.testing.assert_allclose(before - flat(rule.variables), share, atol=1e-6)
+
+
+def test_corrections_in_second_moments_would_inflate_them() -> None:
+    """Why Adagrad's sum takes global gradients alone: at 2 ranks of independent gradients roots are sqrt(3) too big."""
+    random = np.random.default_rng(4)
+    own = random.normal(size=(2, 200_000)).astype(np.float32)
+    mean = own.mean(axis=0)
+    fed = np.square(own[0]) + np.square(mean - own[0])
+    assert np.sqrt(fed.mean() / np.square(mean).mean()) == pytest.approx(np.sqrt(3), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [
+        (lambda: keras.optimizers.RMSprop(), "RMSprop"),
+        (lambda: keras.optimizers.Adam(amsgrad=True), "amsgrad"),
+        (lambda: keras.optimizers.SGD(momentum=1.0), "momentum below 1"),
+    ],
+)
+def test_other_optimizers_are_refused(optimizer: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        delayed_rules.kind_of(optimizer())
