@@ -133,6 +133,23 @@ def apply_optimizer(optimizer: Any, gradients: list[Any], variables: list[Any]) 
     optimizer.apply_gradients(zip(gradients, variables, strict=True), **options)
 
 
+def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
+    """The optimizer's variables: iterations, slots, and others."""
+    variables = optimizer.variables
+    return [tf_variable(one) for one in (variables() if callable(variables) else variables)]
+
+
+def touched_by_update(optimizer: Any, variables: list[Any]) -> list[tf.Variable]:
+    """The optimizer's variables that an update of these variables of a model reads or writes. Nothing is updated."""
+
+    @tf.function(autograph=False)
+    def update() -> None:
+        apply_optimizer(optimizer, [tf.zeros_like(tf_variable(one)) for one in variables], variables)
+
+    handles = {id(external) for external, _ in update.get_concrete_function().graph.captures}
+    return [one for one in optimizer_variables(optimizer) if id(one.handle) in handles]
+
+
 # Called, it makes a variable of this process: a tf.distribute strategy mirrors what is made through `tf.Variable` only.
 ResourceVariable: Any = resource_variable_ops.ResourceVariable
 
@@ -148,9 +165,75 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def variable_name(variable: Any) -> str:
+    """A variable's name within its model: Keras 3 calls it its path."""
+    return str(getattr(variable, "path", variable.name))
+
+
 def is_deferred(variable: Any) -> bool:
     """Whether a Keras 3 variable has no value yet: it was made while Keras only works out shapes."""
     return not isinstance(variable, tf.Variable) and variable._value is None
+
+
+# --- tf.functions around a step (schedules/) ---
+
+
+class CallHook:
+    """Runs something on the host before each call of the tf.functions that a step is traced in; lets them trace anew.
+
+    TensorFlow has no public way to say that a trace is out of date. While it traces, its `_create_concrete_function`
+    is on Python's stack, once for every function around the step, and holds the cache in which the next call looks for
+    its trace. And a value captured "at call time" is asked for on the host before each run.
+    """
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        """Does nothing yet."""
+        self._callback = callback
+        self._caches: dict[int, Any] = {}  # until they are cleared: they take no weak references
+        self._nothing = local_constant(0)
+
+    def attach(self) -> None:
+        """While a step is traced: has the callback run before each call of that trace.
+
+        Raises:
+          RuntimeError: This TensorFlow traces in a way that is not known here, or the graph is not a tf.function's.
+        """
+        frame, found = inspect.currentframe(), False
+        while frame is not None:
+            options = frame.f_locals.get("tracing_options") if frame.f_code.co_name == _TRACING else None
+            if (cache := getattr(options, "function_cache", None)) is not None:
+                self._caches[id(cache)] = cache
+                found = True
+            frame = frame.f_back
+        graph = tf.compat.v1.get_default_graph()
+        # The outermost: loops around the step have graphs of their own, which nobody calls.
+        while hasattr(getattr(graph, "outer_graph", None), "capture_call_time_value"):
+            graph = graph.outer_graph
+        if not found or not hasattr(graph, "capture_call_time_value"):
+            raise RuntimeError(
+                "the step is traced in a graph that cannot be traced anew: not a tf.function's, or one of a TensorFlow "
+                f"that is not known here (2.15 and 2.21 are). Received: TensorFlow {tf.__version__}, {graph!r}"
+            )
+        graph.capture_call_time_value(self._call, tf.TensorSpec([], tf.int32), key=self, default_value=self._nothing)
+
+    def retrace(self) -> None:
+        """Every function that `attach` has seen is traced anew at its next call; one that runs ends as it is."""
+        for cache in self._caches.values():
+            cache.clear()
+        self._caches.clear()
+
+    def _call(self) -> tf.Tensor:
+        self._callback()
+        return self._nothing
+
+
+_TRACING = "_create_concrete_function"
+
+
+def local_constant(value: int) -> tf.Tensor:
+    """An int32 scalar outside of all graphs."""
+    with tf.init_scope(), tf.device("/CPU:0"):
+        return tf.constant(value, tf.int32)
 
 
 # --- layers (layers/) ---

@@ -1,6 +1,8 @@
 """When gradients travel and when they are applied."""
 
+from tf_sparse_ps.schedules.bucket_plan import Plan
 from tf_sparse_ps.schedules.protocol import Course, Schedule
 from tf_sparse_ps.schedules.synchronous import Synchronous
+from tf_sparse_ps.schedules.timed_buckets import TimedBuckets
 
-__all__ = ["Course", "Schedule", "Synchronous"]
+__all__ = ["Course", "Plan", "Schedule", "Synchronous", "TimedBuckets"]

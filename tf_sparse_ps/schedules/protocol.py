@@ -67,5 +67,9 @@ class Course:
         else:
             self._owner.iterations.assign_add(1)
 
+    def report(self) -> dict[str, Any]:
+        """What it has found out and done so far, by name."""
+        return {}
+
     def drain(self) -> None:
         """Makes every rank's weights and the wrapped optimizer's variables equal and complete. Eager, on all ranks."""

@@ -74,6 +74,15 @@ class Step:
             found[f"{name}_s"] = found.pop(f"{name}_ns") * 1e-9
         return {**found, "dense_bytes_per_step": float(self._dense_bytes)}
 
+    @property
+    def begun(self) -> bool:
+        """Whether the schedule is at work: its first step has been traced."""
+        return self._course is not None
+
+    def report(self) -> dict[str, Any]:
+        """See `Course.report`."""
+        return {} if self._course is None else self._course.report()
+
     def drain(self) -> None:
         """See `Course.drain`."""
         if self._course is not None:
