@@ -15,10 +15,12 @@ TIMEOUT_S = 4
 VICTIM, OTHERS, AT_STEP = 2, (0, 1, 3), 20
 
 
-@pytest.mark.parametrize("what", ["kill", "stop", "slow"])
-def test_the_others_say_which_rank_and_in_which_step(what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "schedule"), [("kill", ""), ("stop", ""), ("slow", ""), ("kill", "-buckets"), ("slow", "-buckets")]
+)
+def test_the_others_say_which_rank_and_in_which_step(what: str, schedule: str) -> None:
     environment = {"TFSPS_TIMEOUT_S": str(TIMEOUT_S)}
-    with launched("failure_program.py", what, hosts=ONE_NODE, env=environment) as job:
+    with launched("failure_program.py", what + schedule, hosts=ONE_NODE, env=environment) as job:
         happened = job.wait_for(f"rank {VICTIM}: {what}", 150)
         pid = re.search(rf"rank {VICTIM} is pid (\d+)", job.output)
         assert pid
