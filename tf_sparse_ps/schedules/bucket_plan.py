@@ -83,11 +83,13 @@ class Plan:
             )
         owners = len(self.owners) in (0, len(self.buckets)) and all(0 <= one < self.world_size for one in self.owners)
         times = len(self.ready_s) in (0, len(self.gradients))
-        if not owners or not times or self.world_size < 1:
+        points = len(self.points_s) in (0, len(self.buckets) - 1)
+        if not owners or not times or not points or self.world_size < 1:
             raise ValueError(
                 f"a plan of {len(self.buckets)} buckets and {len(self.gradients)} gradients has an owner for each "
-                "bucket, or none, and a time for each gradient, or none. Received: "
-                f"world_size={self.world_size}, owners={self.owners}, {len(self.ready_s)} times"
+                "bucket, or none, a time for each gradient, or none, and points between the buckets, or none. "
+                f"Received: world_size={self.world_size}, owners={self.owners}, {len(self.ready_s)} times, "
+                f"{len(self.points_s)} points"
             )
 
     def __repr__(self) -> str:
