@@ -16,16 +16,13 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from bucket_sizes import NO_SAMPLES, PROFILE, RECORDED_FROM, SIZES, STEPS
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops
 from tf_sparse_ps.schedules import bucket_cost
 
 keras = tf.keras
-# The third matrix is big enough to travel as it is.
-SIZES = (6, 12, 150, 120, 9, 1)
-STEPS, PROFILE = 14, 3
-IN_BUCKETS = STEPS - PROFILE - 2  # one more step warms up; the one during which the plan is made is an old trace's
-NO_SAMPLES = (5, 9)  # steps in which the last rank has weight 0 and gradients that are not numbers
 SEPARATE = (0.0, 0.0, 0.012, 0.0, 0.0)  # seconds that the gradient needs in front of each layer
 found: dict[str, Any] = {}
 
@@ -87,17 +84,19 @@ def train(
 
     run = step if eager else tf.function(step)
     for number in range(steps):
+        if number == RECORDED_FROM:
+            _ops.start_timeline()
         inputs, targets = batch(number)
         if weights_differ:
             absent = number in NO_SAMPLES and hvd.rank() == hvd.size() - 1
             ours.rank_weight.assign(0.0 if absent else 1.0 + hvd.rank())
             inputs = inputs * np.float32(np.nan) if absent else inputs
         run(tf.constant(inputs), tf.constant(targets), tf.constant(delays(number), tf.float32))
-    updated_here = ours.variables
-    kept = [np.asarray(one) for one in updated_here]
+    spans = [(label, begin) for label, begin, _ in _ops.stop_timeline() if ".bucket." in label]
+    kept = [np.asarray(one) for one in ours.variables]
     ours.drain()
     note(name, weights, ours, before)
-    found[name]["slots before drain"] = kept
+    found[name] |= {"slots before drain": kept, "begun": spans}
     return ours
 
 
@@ -114,6 +113,7 @@ def note(name: str, weights: list[Any], ours: Any, before: dict[str, int]) -> No
         "ran": ran,
         "plan": None if plan is None else plan.to_dict(),
         "hash": None if plan is None else plan.hash,
+        "begun": [],
     }
 
 
@@ -182,6 +182,9 @@ def pair() -> None:
     train("eager", keras.optimizers.SGD(0.1), timed(profile_steps=PROFILE), eager=True)
     plan = tsps.schedules.Plan.of(found["sgd buckets"]["plan"])
     train("planned", keras.optimizers.SGD(0.1), timed(plan=plan))
+    halves = plan.to_dict() | {"buckets": [[6, 7, 8, 9], [0, 1, 2, 3, 4, 5]], "points_s": []}
+    train("two halves", keras.optimizers.SGD(0.1), timed(plan=halves))
+    train("two halves turned", keras.optimizers.SGD(0.1), timed(plan=halves | {"buckets": halves["buckets"][::-1]}))
     fit("fit", synchronous())
     fit("fit buckets", timed(profile_steps=4))
     fit("fit server", timed(profile_steps=4, server=True))
@@ -214,7 +217,7 @@ def main() -> None:
             for kind in ("weights", "slots", "slots before drain")
             for i, array in enumerate(values.get(kind, []))
         }
-        facts = json.dumps({key: values[key] for key in ("ran", "plan", "hash")})
+        facts = json.dumps({key: values[key] for key in ("ran", "plan", "hash", "begun")})
         np.savez(Path(sys.argv[2]) / f"{name}-{hvd.rank()}.npz", facts=np.array(facts), **arrays)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buckets_program import IN_BUCKETS, PROFILE, STEPS
+from bucket_sizes import IN_BUCKETS, PROFILE, RECORDED_FROM, STEPS
 from launch import launched
 
 Results = dict[str, list[dict[str, Any]]]
@@ -97,6 +97,25 @@ def test_a_step_enqueues_as_many_operations_as_there_are_buckets(two: Results, n
         assert operations(result, "bucket.") == {f"bucket.{b}.float32": IN_BUCKETS for b in range(len(buckets))}
         assert operations(result, "dense.") == {"dense.float32": STEPS - IN_BUCKETS}
         assert sorted(itertools.chain(*buckets)) == list(range(10))
+
+
+def behind_ms(result: dict[str, Any]) -> float:
+    """How much later than the first bucket the second one begins: the median of some steps."""
+    begun = [[when for name, when in result["begun"] if f".bucket.{bucket}." in name] for bucket in (0, 1)]
+    assert len(begun[0]) == len(begun[1]) == STEPS - RECORDED_FROM
+    return float(np.median([(second - first) * 1e-6 for first, second in zip(*begun, strict=True)]))
+
+
+def test_a_bucket_is_sent_while_gradients_of_the_next_are_computed(two: Results) -> None:
+    # Between the halves lie 12 ms in which the gradient is on its way.
+    assert min(behind_ms(rank) for rank in two["two halves"]) > 8
+
+
+def test_buckets_are_sent_in_the_order_of_the_plan(two: Results) -> None:
+    # The plan's second half is ready 12 ms before the first, and must wait for it to be handed over.
+    assert min(behind_ms(rank) for rank in two["two halves turned"]) > -4
+    for name in ("two halves", "two halves turned"):
+        assert different(two[name][0], two["sgd"][0]) == []
 
 
 def test_a_given_plan_needs_no_profile(two: Results) -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_sparse_ps.collectives import Collectives
 
-_REPEATS, _RUNS = 10, 3
+_REPEATS, _RUNS = 10, 5
 _ELEMENTS = 1 << 18  # of float32: 1 MiB
 
 

@@ -40,8 +40,8 @@ def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
             axis.axvline(point * 1e3, color="black", linestyle="--", linewidth=0.8)
     gradients.set_ylabel("gradient, in the model's order")
     gradients.set_title(
-        f"{len(plan.gradients)} gradients, {len(plan.buckets)} buckets, {plan.world_size} ranks: ready times (dots), "
-        "buckets (bands), points (dashed)",
+        f"{plan.world_size} ranks, {len(plan.gradients)} gradients, {len(plan.buckets)} bucket{'s' * (len(spans) > 1)}: "
+        "ready times (dots), buckets (bands), points (dashed)",
         fontsize=9,
         loc="left",
     )
