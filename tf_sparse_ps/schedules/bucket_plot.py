@@ -40,8 +40,8 @@ def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
             axis.axvline(point * 1e3, color="black", linestyle="--", linewidth=0.8)
     gradients.set_ylabel("gradient, in the model's order")
     gradients.set_title(
-        f"{plan.world_size} ranks, {len(plan.gradients)} gradients, {len(plan.buckets)} bucket{'s' * (len(spans) > 1)}: "
-        "ready times (dots), buckets (bands), points (dashed)",
+        f"{len(plan.gradients)} gradients (dots, when ready) in {len(plan.buckets)} buckets (bands), points (dashed), "
+        f"on {plan.world_size} ranks",
         fontsize=9,
         loc="left",
     )
