@@ -183,7 +183,8 @@ class CallHook:
 
     TensorFlow has no public way to say that a trace is out of date. While it traces, its `_create_concrete_function`
     is on Python's stack, once for every function around the step, and holds the cache in which the next call looks for
-    its trace. And a value captured "at call time" is asked for on the host before each run.
+    its trace; while it calls a function, so does its `call_function`. And a value captured "at call time" is asked for
+    on the host before each run.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -198,13 +199,7 @@ class CallHook:
         Raises:
           RuntimeError: This TensorFlow traces in a way that is not known here, or the graph is not a tf.function's.
         """
-        frame, found = inspect.currentframe(), False
-        while frame is not None:
-            options = frame.f_locals.get("tracing_options") if frame.f_code.co_name == _TRACING else None
-            if (cache := getattr(options, "function_cache", None)) is not None:
-                self._caches[id(cache)] = cache
-                found = True
-            frame = frame.f_back
+        found = self._note_caches("_create_concrete_function")
         graph = tf.compat.v1.get_default_graph()
         # The outermost: loops around the step have graphs of their own, which nobody calls.
         while hasattr(getattr(graph, "outer_graph", None), "capture_call_time_value"):
@@ -216,18 +211,33 @@ class CallHook:
             )
         graph.capture_call_time_value(self._call, tf.TensorSpec([], tf.int32), key=self, default_value=self._nothing)
 
-    def retrace(self) -> None:
-        """Every function that `attach` has seen is traced anew at its next call; one that runs ends as it is."""
-        for cache in self._caches.values():
+    def retrace(self) -> bool:
+        """Functions seen so far are traced anew at their next call; one that runs ends as it is.
+
+        Returns:
+          Whether there was one, since the last time.
+        """
+        caches, self._caches = self._caches, {}
+        for cache in caches.values():
             cache.clear()
-        self._caches.clear()
+        return bool(caches)
 
     def _call(self) -> tf.Tensor:
+        # Not all were seen when they were traced: one may have found what it calls traced before.
+        self._note_caches("call_function")
         self._callback()
         return self._nothing
 
-
-_TRACING = "_create_concrete_function"
+    def _note_caches(self, of: str) -> bool:
+        """Looks for the caches of functions in calls of a function of TensorFlow's that are on the stack."""
+        frame, found = inspect.currentframe(), False
+        while frame is not None:
+            options = frame.f_locals.get("tracing_options") if frame.f_code.co_name == of else None
+            if (cache := getattr(options, "function_cache", None)) is not None:
+                self._caches[id(cache)] = cache
+                found = True
+            frame = frame.f_back
+        return found
 
 
 def local_constant(value: int) -> tf.Tensor:

@@ -83,7 +83,10 @@ class GradientSet:
         All ranks do the same here: each step is made by all, so they have recorded equally many.
         """
         if self.plan is not None:
-            self._warn_of_an_old_trace()
+            # An old trace: of a function that was not seen when it was traced, or of one that TensorFlow never traces
+            # anew.
+            if not self._hook.retrace():
+                self._warn_of_an_old_trace()
             return
         self._profile.add(_ops.ready_times(self.recorder))
         self.profiled_steps = self._profile.steps
