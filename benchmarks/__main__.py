@@ -18,6 +18,7 @@ SUITES = {
     "growth": "an unbounded table takes in 5 million keys by training; what that costs readers",
     "cluster": "time and bytes per step on emulated hosts with slow cables, against Horovod with replicated tables",
     "exchange": "the memory it takes to reduce gradients of 2 million keys per rank on two nodes",
+    "buckets": "dense gradients: TimedBuckets against an operation per gradient, and against buckets of fixed sizes",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 

@@ -147,6 +147,23 @@ def slots_of(optimizer: Any, variable: Any) -> list[tf.Variable]:
     return [tf_variable(slots[index]) for slots in lists if slots]
 
 
+def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
+    """The optimizer's variables: iterations, slots, and others."""
+    variables = optimizer.variables
+    return [tf_variable(one) for one in (variables() if callable(variables) else variables)]
+
+
+def touched_by_update(optimizer: Any, variables: list[Any]) -> list[tf.Variable]:
+    """The optimizer's variables that an update of these variables of a model reads or writes. Nothing is updated."""
+
+    @tf.function(autograph=False)
+    def update() -> None:
+        apply_optimizer(optimizer, [tf.zeros_like(tf_variable(one)) for one in variables], variables)
+
+    handles = {id(external) for external, _ in update.get_concrete_function().graph.captures}
+    return [one for one in optimizer_variables(optimizer) if id(one.handle) in handles]
+
+
 # Called, it makes a variable of this process: a tf.distribute strategy mirrors what is made through `tf.Variable` only.
 ResourceVariable: Any = resource_variable_ops.ResourceVariable
 
@@ -162,9 +179,85 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def variable_name(variable: Any) -> str:
+    """A variable's name within its model: Keras 3 calls it its path."""
+    return str(getattr(variable, "path", variable.name))
+
+
 def is_deferred(variable: Any) -> bool:
     """Whether a Keras 3 variable has no value yet: it was made while Keras only works out shapes."""
     return not isinstance(variable, tf.Variable) and variable._value is None
+
+
+# --- tf.functions around a step (schedules/) ---
+
+
+class CallHook:
+    """Runs something on the host before each call of the tf.functions that a step is traced in; lets them trace anew.
+
+    TensorFlow has no public way to say that a trace is out of date. While it traces, its `_create_concrete_function`
+    is on Python's stack, once for every function around the step, and holds the cache in which the next call looks for
+    its trace; while it calls a function, so does its `call_function`. And a value captured "at call time" is asked for
+    on the host before each run.
+    """
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        """Does nothing yet."""
+        self._callback = callback
+        self._caches: dict[int, Any] = {}  # until they are cleared: they take no weak references
+        self._nothing = local_constant(0)
+
+    def attach(self) -> None:
+        """While a step is traced: has the callback run before each call of that trace.
+
+        Raises:
+          RuntimeError: This TensorFlow traces in a way that is not known here, or the graph is not a tf.function's.
+        """
+        found = self._note_caches("_create_concrete_function")
+        graph = tf.compat.v1.get_default_graph()
+        # The outermost: loops around the step have graphs of their own, which nobody calls.
+        while hasattr(getattr(graph, "outer_graph", None), "capture_call_time_value"):
+            graph = graph.outer_graph
+        if not found or not hasattr(graph, "capture_call_time_value"):
+            raise RuntimeError(
+                "the step is traced in a graph that cannot be traced anew: not a tf.function's, or one of a TensorFlow "
+                f"that is not known here (2.15 and 2.21 are). Received: TensorFlow {tf.__version__}, {graph!r}"
+            )
+        graph.capture_call_time_value(self._call, tf.TensorSpec([], tf.int32), key=self, default_value=self._nothing)
+
+    def retrace(self) -> bool:
+        """Functions seen so far are traced anew at their next call; one that runs ends as it is.
+
+        Returns:
+          Whether there was one, since the last time.
+        """
+        caches, self._caches = self._caches, {}
+        for cache in caches.values():
+            cache.clear()
+        return bool(caches)
+
+    def _call(self) -> tf.Tensor:
+        # Not all were seen when they were traced: one may have found what it calls traced before.
+        self._note_caches("call_function")
+        self._callback()
+        return self._nothing
+
+    def _note_caches(self, of: str) -> bool:
+        """Looks for the caches of functions in calls of a function of TensorFlow's that are on the stack."""
+        frame, found = inspect.currentframe(), False
+        while frame is not None:
+            options = frame.f_locals.get("tracing_options") if frame.f_code.co_name == of else None
+            if (cache := getattr(options, "function_cache", None)) is not None:
+                self._caches[id(cache)] = cache
+                found = True
+            frame = frame.f_back
+        return found
+
+
+def local_constant(value: int) -> tf.Tensor:
+    """An int32 scalar outside of all graphs."""
+    with tf.init_scope(), tf.device("/CPU:0"):
+        return tf.constant(value, tf.int32)
 
 
 # --- layers (layers/) ---

@@ -68,6 +68,7 @@ void RegisterRingKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
 void RegisterTimelineKernels();
+void RegisterReadyTimesKernels();
 void RegisterWaitKernels();
 void RegisterAdminKernels();
 

@@ -157,6 +157,14 @@ std::vector<Op> Ops() {
        {"value: dtype"},
        {"same: dtype"}},
       {"TspsTimeline", true, PackShapes, {"action: {'start', 'stop'}"}, {}, {"spans: uint8"}},
+      // Not stateful, as TspsMark.
+      {"TspsReady",
+       false,
+       SameShape,
+       {"dtype: type", "profile: string", "gradient: int"},
+       {"value: dtype"},
+       {"same: dtype"}},
+      {"TspsReadyTimes", true, PackShapes, {"profile: string"}, {}, {"times: int64"}},
       {"TspsWaitStep",
        true,
        ScalarOutputs,
@@ -230,6 +238,7 @@ bool RegisterAll() {
   RegisterWireKernels();
   RegisterApplyKernels();
   RegisterTimelineKernels();
+  RegisterReadyTimesKernels();
   RegisterWaitKernels();
   RegisterAdminKernels();
   return true;

@@ -1,7 +1,8 @@
 """One rank of the failure tests: trains until something happens to rank 2.
 
 Arguments: what happens ("kill", "stop", "slow", "late" to rank 2; "nan" to its gradient; "join": it calls hvd.join;
-"short": it has no more steps to make; "end": rank 0 works on when the others have ended), the folder for results.
+"short": it has no more steps to make; "end": rank 0 works on when the others have ended), with "-buckets" or
+"-delayed" behind it for the schedule; the folder for results.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ def main() -> None:
     """Trains a table and a dense weight."""
     tsps.init()
     processes._EXIT_BARRIER_SECONDS = 1.0
-    what, folder = sys.argv[1], Path(sys.argv[2])
+    (what, _, schedule), folder = sys.argv[1].partition("-"), Path(sys.argv[2])
     rank = hvd.rank()
     layer = tsps.Embedding(None, 8)
     layer.build(None)
     dense = tf.Variable(tf.ones([8]))
-    optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+    chosen = {
+        "buckets": tsps.schedules.TimedBuckets(profile_steps=4, max_profiles=1),
+        "delayed": tsps.schedules.DelayedGlobal(staleness=1),
+    }.get(schedule)
+    optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), schedule=chosen)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.float32)])
     def step(ids: tf.Tensor, factor: tf.Tensor) -> None:
@@ -52,6 +57,8 @@ def main() -> None:
     print(f"rank {rank} is pid {os.getpid()}", flush=True)
     for number in range(1, LAST_STEP + 1):
         factor = 1.0
+        if number == AT_STEP and schedule == "buckets":
+            assert optimizer.schedule_report()["plan"] is not None
         if number == AT_STEP and rank == VICTIM and what != "end":
             print(f"rank {rank}: {what}", flush=True)
             if what == "nan":

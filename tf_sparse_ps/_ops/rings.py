@@ -141,6 +141,25 @@ def _mark_gradient(op: Any, grad: tf.Tensor) -> tf.Tensor:
     return grad
 
 
+def ready(value: tf.Tensor, profile: str, gradient: int) -> tf.Tensor:
+    """The same tensor; a profile learns when it is there, at every run: constants are hidden from grappler.
+
+    Args:
+        value: anything. It follows the data: no order with other ops is asked for.
+        profile: a name.
+        gradient: what to record.
+    """
+    if not tf.executing_eagerly():
+        value = tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)
+    return lib.tsps_ready(value, profile=profile, gradient=gradient)
+
+
+def ready_times(profile: str) -> list[tuple[int, int]]:
+    """What `ready` has recorded since the last call: gradients, and nanoseconds of the monotonic clock. Eager only."""
+    found = lib.tsps_ready_times(profile=profile).numpy().reshape(-1, 2).tolist()
+    return [(gradient, when) for gradient, when in found]
+
+
 def start_timeline() -> None:
     """From now on this process records what its kernels and collectives do, up to 65,536 spans. Eager only."""
     lib.tsps_timeline(action="start")

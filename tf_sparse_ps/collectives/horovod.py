@@ -31,7 +31,7 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
-from tf_sparse_ps import _ops
+from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import last_words
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.collectives.protocol import PROCESS_SETS, CollectivesError
@@ -200,8 +200,8 @@ class HorovodCollectives(ProcessCollectives):
     def _counter(self, label: str) -> tf.Variable:
         with self._lock:
             if label not in self._counters:
-                with tf.init_scope(), tf.device("/CPU:0"):
-                    self._counters[label] = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"enqueued.{label}")
+                # Not a tf.Variable, which a function that is traced anew, with new operations, may not make.
+                self._counters[label] = _keras.local_variable(0, "int64", f"enqueued.{label}")
             return self._counters[label]
 
     def _function(

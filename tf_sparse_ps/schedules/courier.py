@@ -176,8 +176,9 @@ class Courier:
             with tf.control_dependencies(letter):
                 self._to_take[following].enqueue([True])
             carried = self._carry(letter, slot)
-            with tf.control_dependencies(carried):
+            with tf.control_dependencies(letter):
                 turn = self._to_deliver[slot].dequeue()
+            # What does not need what `carry` sends is done beside it.
             with tf.control_dependencies([turn]):
                 delivery = self._in_order([tf.identity(one) for one in carried])
                 delivered = self._back.enqueue(delivery)

@@ -48,7 +48,7 @@ class Delivered(NamedTuple):
 
     @classmethod
     def specs(cls, rule: delayed_rules.Rule, sparse: SparseStep | None) -> Delivered:
-        """Types and shapes."""
+        """Types and shapes. `sparse`: whose hyperparameters travel."""
         hyper = 0 if sparse is None else sum(sparse.hyper_sizes())
         scalar, vector = tf.TensorSpec([], tf.float32), tf.TensorSpec([rule.size], tf.float32)
         share, sums = tf.TensorSpec([rule.share_size], tf.float32), tf.TensorSpec([rule.size + 3 + hyper], tf.float32)
@@ -218,12 +218,15 @@ class DelayedCourse(Course):
         return self._first
 
     def _make_courier(self, rule: delayed_rules.Rule, sparse: SparseStep | None) -> Courier:
-        specs, tables = list(Delivered.specs(rule, sparse)), [] if sparse is None else sparse.specs()
+        specs, tables = list(self._specs(rule, sparse)), [] if sparse is None else sparse.specs()
         letter, delivery = [*specs[:-1], *tables], [*specs, *(tables if self._options.reproducible else [])]
         blanks = None
         if self._options.late_after_s is not None:
             blanks = Blanks(self._options.late_after_s, lambda closing: self._no_letter(closing=closing), self._outcome)
         return Courier(letter, delivery, self._options.staleness + 1, self._carry, self._in_order, blanks)
+
+    def _specs(self, rule: delayed_rules.Rule, sparse: SparseStep | None) -> Delivered:
+        return Delivered.specs(rule, None if self._options.late_after_s is None else sparse)
 
     # --- ranks that are not in time ---
 
@@ -237,9 +240,7 @@ class DelayedCourse(Course):
         Of a variable that is 0: TensorFlow would fold constants, and the all-reduce of them with it.
         """
         made = self._made
-        specs = list(Delivered.specs(made.rule, made.sparse)[:-1]) + (
-            [] if made.sparse is None else made.sparse.specs()
-        )
+        specs = list(self._specs(made.rule, made.sparse)[:-1]) + ([] if made.sparse is None else made.sparse.specs())
         zero = self._zero.read_value()
         letter = [tf.fill([size or 0 for size in spec.shape], tf.cast(zero, spec.dtype)) for spec in specs]
         letter[0] += _CLOSING if closing else _BLANK
@@ -265,7 +266,7 @@ class DelayedCourse(Course):
         number, rate, weight, gradient, share, *tables = letter
         closing = tf.cast(tf.equal(number, _CLOSING), tf.float32)
         parts = [rank_weight.weighted(gradient, weight), [weight, weight * rate, closing]]
-        if self._made.sparse is not None:
+        if self._made.sparse is not None and self._options.late_after_s is not None:
             parts += [weight * one for one in self._made.sparse.of(tables).update.hyper]
         (sums,) = self._collectives.allreduce([tf.concat(parts, axis=0)], f"{self._name}.delayed.{slot}", average=False)
         return [*Delivered(number, rate, weight, gradient, share, sums), *tables]
@@ -276,7 +277,8 @@ class DelayedCourse(Course):
         if made.sparse is None:
             return carried
         dense, step = carried[:_DENSE], made.sparse.of(carried[_DENSE:])
-        step = self._with_mean_hyper(step, Delivered(*dense))
+        if self._options.late_after_s is not None:
+            step = self._with_mean_hyper(step, Delivered(*dense))
         if not self._options.reproducible:
             with tf.control_dependencies(step.wait(step.apply(step.number()))):
                 return [tf.identity(one) for one in dense]
@@ -326,7 +328,7 @@ class DelayedCourse(Course):
         if self._options.apply == "all":
             back, _, n = tf.while_loop(more, take, first, parallel_iterations=1)
         else:
-            specs = Delivered.specs(self._made.rule, self._made.sparse)
+            specs = self._specs(self._made.rule, self._made.sparse)
             nothing = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
             back, _, n, *newest = tf.while_loop(more, take, (*first, *nothing), parallel_iterations=1)
             tf.cond(n > 0, lambda: self._correct(Delivered(*newest), sent), lambda: None)

@@ -55,7 +55,7 @@ def bind(
         facts[f"update rule of {label}"] = f"{rule.kind}{rule.slot_init}"
     if tables:
         facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
-    _must_agree(collectives.allgather_object(facts, "tsps.bind"))
+    must_agree(collectives.allgather_object(facts, "tsps.bind"))
     if not tables:
         return ordinal
 
@@ -75,7 +75,7 @@ def bind(
     return ordinal
 
 
-def _must_agree(facts: list[dict[str, str]]) -> None:
+def must_agree(facts: list[dict[str, str]]) -> None:
     """Raises ValueError when a rank's facts differ from rank 0's; on all ranks, since all have all facts."""
     differences = []
     for rank, theirs in enumerate(facts):

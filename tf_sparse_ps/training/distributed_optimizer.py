@@ -78,13 +78,11 @@ class DistributedOptimizer(_keras.Optimizer):
         if wire not in sparse_ring.WIRES:
             raise ValueError(f"`wire` must be one of {sparse_ring.WIRES}. Received: {wire!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule
-        if not isinstance(schedule, schedules.Schedule):
-            raise ValueError(f"`schedule` must be one of tsps.schedules, as Synchronous(). Received: {schedule!r}")
         rule = optimizers.get(sparse_optimizer)
         found, strategy = collectives_lib.resolve(collectives), collectives_lib.active_strategy()
         if strategy is not None and strategy.num_replicas_in_sync > 1:
             replicas.check_optimizer(optimizer, strategy)
-        schedule.refuse(optimizer, found)
+        _check_schedule(schedule, optimizer, found)
         if _keras.IS_KERAS_3:
             super().__init__(learning_rate=0.0, name=name or "distributed_optimizer")
         else:
@@ -94,7 +92,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self.sparse_reduction = sparse_reduction
         self.topology = topology
         self.wire = wire
-        self.schedule = schedule
+        self._schedule = schedule
         self.collectives = collectives
         self._step = step.Step(self, found, rule or _match(optimizer))
 
@@ -164,14 +162,30 @@ class DistributedOptimizer(_keras.Optimizer):
     def learning_rate(self) -> Any:
         """The wrapped optimizer's learning rate; schedules and callbacks that set it drive the tables too.
 
-        Setting it drains first: every rank does, after the same step.
+        Setting it drains first where gradients are outstanding: every rank does, after the same step.
         """
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self.drain()
+        if self._step.outstanding():
+            self.drain()
         self.inner_optimizer.learning_rate = value
+
+    @property
+    def schedule(self) -> schedules.Schedule:
+        """When dense gradients travel and are applied. It can be assigned until the first step is made."""
+        return self._schedule
+
+    @schedule.setter
+    def schedule(self, value: schedules.Schedule) -> None:
+        if self._step.begun:
+            raise ValueError(
+                f"the schedule cannot be changed once training has begun: gradients may be on their way, and functions "
+                f"are traced for {self._schedule!r}. Make a new DistributedOptimizer. Received: {value!r}"
+            )
+        _check_schedule(value, self.inner_optimizer, collectives_lib.resolve(self.collectives))
+        self._schedule = value
 
     @property
     def rank_weight(self) -> tf.Variable:
@@ -209,9 +223,12 @@ class DistributedOptimizer(_keras.Optimizer):
         return self._step.statistics()
 
     def schedule_report(self) -> dict[str, Any]:
-        """What the schedule has done in this process, so far. Empty under `Synchronous()`.
+        """What the schedule has found out and done so far; nothing before the first step, or under `Synchronous()`.
 
-        Returns, under `DelayedGlobal`:
+        Returns, under `TimedBuckets`:
+          - plan: a `tsps.schedules.Plan`, None until it is made.
+
+        Under `DelayedGlobal`:
           - iterations: local steps. global_gradients: how many have come. Of those, discarded: not applied ("newest");
             without_own: this rank was late for them (`late_after_s`).
           - most_late: the largest number of local steps between a local step and its correction.
@@ -298,6 +315,12 @@ class DistributedOptimizer(_keras.Optimizer):
     @_is_wrapped_by_loss_scale_optimizer.setter
     def _is_wrapped_by_loss_scale_optimizer(self, value: Any) -> None:
         raise ValueError(refusals.LOSS_SCALING)
+
+
+def _check_schedule(schedule: Any, optimizer: Any, collectives: Any) -> None:
+    if not isinstance(schedule, schedules.Schedule):
+        raise ValueError(f"`schedule` must be one of tsps.schedules, as Synchronous(). Received: {schedule!r}")
+    schedule.refuse(optimizer, collectives)
 
 
 def _match(optimizer: Any) -> optimizers.RowOptimizer | ValueError:

@@ -83,6 +83,11 @@ class Step:
             found[f"{name}_s"] = found.pop(f"{name}_ns") * 1e-9
         return {**found, "dense_bytes_per_step": float(self._dense_bytes)}
 
+    @property
+    def begun(self) -> bool:
+        """Whether the schedule is at work: its first step has been traced."""
+        return self._started is not None
+
     def drain(self) -> None:
         """See `Course.drain`."""
         if self._started is not None:

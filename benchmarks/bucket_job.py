@@ -1,0 +1,236 @@
+"""One rank of the suite `buckets`: the same model trained under several schedules in turn, block by block.
+
+All variants are in one process, each with weights and an optimizer of its own, so that they share whatever the machine
+does meanwhile. A variant is "per-tensor" (an all-reduce operation for each gradient, as Horovod's own optimizers do it;
+"per-tensor again" is the A/A control), "synchronous", "timed", or "fixed N": buckets of about N bytes, in the reverse
+order of the variables, which is what is commonly done without a profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from benchmarks.harness import Cycle
+from benchmarks.rank_job import _counters
+from tf_sparse_ps import _keras
+from tf_sparse_ps.schedules import Course, Plan, Schedule, Synchronous, TimedBuckets
+from tf_sparse_ps.schedules.bucket_plan import Gradient
+from tf_sparse_ps.training import rank_weight
+
+_RATE = 1e-3
+_BATCHES = 4  # different ones, in turn
+_MOST_WARMUP = 60  # steps until a plan must be there
+
+
+@dataclasses.dataclass(frozen=True)
+class PerTensor(Schedule):
+    """Every gradient is an operation of its own; the ranks' weights are one more."""
+
+    def refuse(self, optimizer: Any, collectives: Any) -> None:
+        """Nothing."""
+
+    def start(self, owner: Any, collectives: Any, name: str) -> Course:
+        """See `Schedule.start`."""
+        return _PerTensorCourse(owner, collectives, name)
+
+    def get_config(self) -> dict[str, Any]:
+        """No options."""
+        return {}
+
+
+class _PerTensorCourse(Course):
+    def average(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """See `Course.average`."""
+        (weights,) = self._collectives.allreduce([weight], f"{self._name}.weight", average=False)
+        sums = [
+            self._collectives.allreduce(
+                [rank_weight.weighted(one, weight)], f"{self._name}.gradient{i}", average=False
+            )[0]
+            for i, one in enumerate(gradients)
+        ]
+        return [rank_weight.mean(one, weights) for one in sums], [weights]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A chain of layers.
+
+    Attributes:
+        shapes: of the weights, in the order of use.
+        batch: rows of the input.
+        features: of a row.
+        layer: what a layer does with its input and its weights.
+        weights_per_layer: as many as `layer` takes.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    batch: int
+    features: int
+    layer: Callable[..., tf.Tensor]
+    weights_per_layer: int = 1
+
+
+MODELS = {
+    "400 x 1k floats": Model(((1024,),) * 400, 8, 1024, lambda x, w: tf.tanh(x * w)),
+    "60 layers": Model(((96, 96), (96,)) * 60, 128, 96, lambda x, w, b: tf.tanh(x @ w + b), 2),
+    "120 x 64k floats": Model(((256, 256),) * 120, 64, 256, lambda x, w: tf.tanh(x @ w)),
+}
+
+
+class Variant:
+    """One way to train the model, with weights of its own."""
+
+    def __init__(self, model: Model, schedule: Callable[[list[tf.Variable]], Schedule]) -> None:
+        """Makes weights; every rank and every variant the same."""
+        random = np.random.default_rng(1)
+        self.weights = [
+            tf.Variable(random.normal(size=shape).astype("float32") / shape[0] ** 0.5, name=f"weight{i}")
+            for i, shape in enumerate(model.shapes)
+        ]
+        weights, number = self.weights, model.weights_per_layer
+        self.optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(_RATE), schedule=schedule(self.weights))
+
+        @tf.function(reduce_retracing=True, autograph=False)
+        def step(inputs: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                hidden = inputs
+                for first in range(0, len(weights), number):
+                    hidden = model.layer(hidden, *weights[first : first + number])
+                loss = tf.reduce_mean(hidden**2)
+            self.optimizer.apply_gradients(list(zip(tape.gradient(loss, weights), weights, strict=True)))
+
+        self.step = step
+
+
+def fixed_plan(weights: list[tf.Variable], limit: int, world_size: int) -> Plan:
+    """Buckets of about `limit` bytes, from the last weight to the first one."""
+    gradients = tuple(
+        Gradient(_keras.variable_name(one), tuple(one.shape.as_list()), one.dtype.name) for one in weights
+    )
+    buckets: list[list[int]] = [[]]
+    size = 0
+    for i in reversed(range(len(weights))):
+        if buckets[-1] and size + gradients[i].bytes > limit:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(i)
+        size += gradients[i].bytes
+    return Plan(gradients, world_size, tuple(tuple(sorted(one)) for one in buckets))
+
+
+def _schedule(name: str, world_size: int) -> Callable[[list[tf.Variable]], Schedule]:
+    kind, _, rest = name.partition(" ")
+    if kind == "fixed":
+        return lambda weights: TimedBuckets(plan=fixed_plan(weights, int(rest), world_size))
+    return lambda _: {"per-tensor": PerTensor, "synchronous": Synchronous, "timed": TimedBuckets}[kind]()
+
+
+def main() -> None:
+    """Trains all variants in turn and writes the figures of all ranks from rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--variant", action="append", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--blocks", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True, help="in a block")
+    parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
+    parser.add_argument("--plot", type=Path, help="PNG of the plan, from rank 0")
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    world = tsps.init()
+    tensors = _count_tensors(world)
+    model = MODELS[options.model]
+    random = np.random.default_rng(world.rank)
+    inputs = [random.normal(size=(model.batch, model.features)).astype("float32") for _ in range(_BATCHES)]
+    following = Cycle([tf.constant(one) for one in inputs])
+    variants = {name: Variant(model, _schedule(name, world.size)) for name in options.variant}
+    for variant in variants.values():
+        _warm_up(variant, following)
+
+    blocks: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+    order = list(variants)
+    for turn in range(options.blocks):
+        for name in order if turn % 2 == 0 else reversed(order):
+            blocks[name].append(_block(variants[name], following, options, world, tensors))
+    everywhere = world.allgather_object((int(os.environ.get("HOROVOD_LOCAL_RANK", 0)), blocks), "bench.blocks")
+    if world.rank == 0:
+        plans = {name: one.optimizer.schedule_report().get("plan") for name, one in variants.items()}
+        figures = {
+            "ranks": [{"local_rank": local_rank, "blocks": blocks} for local_rank, blocks in everywhere],
+            "plans": {name: None if plan is None else plan.to_dict() for name, plan in plans.items()},
+        }
+        options.out.write_text(json.dumps(figures))
+        if options.plot and plans.get("timed"):
+            plans["timed"].plot(options.plot)
+
+
+def _warm_up(variant: Variant, following: Cycle[tf.Tensor]) -> None:
+    """Until the plan is there and the trace by it has run some times."""
+    planned = isinstance(variant.optimizer.schedule, TimedBuckets)
+    for _ in range(_MOST_WARMUP):
+        variant.step(following())
+        if not planned or variant.optimizer.schedule_report()["plan"] is not None:
+            break
+    for _ in range(4):
+        variant.step(following())
+
+
+def _block(
+    variant: Variant, following: Cycle[tf.Tensor], options: argparse.Namespace, world: Any, tensors: dict[str, int]
+) -> dict[str, float]:
+    """Figures per step of some steps that all ranks make together."""
+    world.barrier("bench.block")
+    before, sent = world.enqueued(), _sent(options.count_bytes)
+    times, began_cpu = [], time.process_time()
+    for _ in range(options.steps):
+        began = time.perf_counter()
+        variant.step(following())
+        times.append(time.perf_counter() - began)
+    cpu = time.process_time() - began_cpu
+    ran = {name: count - before.get(name, 0) for name, count in world.enqueued().items()}
+    world.barrier("bench.block")  # a rank may be done while its neighbour still sends
+    return {
+        "step_ms": float(np.median(times)) * 1e3,
+        "cpu_ms": cpu / options.steps * 1e3,
+        "sent_kb": (_sent(options.count_bytes) - sent) / options.steps / 1e3,
+        "operations": sum(count for name, count in ran.items() if name in tensors) / options.steps,
+        "tensors": sum(count * tensors[name] for name, count in ran.items() if name in tensors) / options.steps,
+    }
+
+
+def _sent(interface: str | None) -> int:
+    return _counters(interface)[0] if interface else 0
+
+
+def _count_tensors(world: Any) -> dict[str, int]:
+    """From now on: how many tensors each operation of gradients hands to Horovod, by the operation's name."""
+    tensors: dict[str, int] = {}
+    allreduce = world.allreduce
+
+    def counted(values: Sequence[tf.Tensor], name: str, **options: Any) -> list[tf.Tensor]:
+        if name.startswith("tsps."):
+            for one in {value.dtype.name for value in values}:
+                tensors[f"{name}.{one}"] = sum(value.dtype.name == one for value in values)
+        return allreduce(values, name, **options)
+
+    world.allreduce = counted
+    return tensors
+
+
+if __name__ == "__main__":
+    main()

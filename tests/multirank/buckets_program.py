@@ -1,0 +1,225 @@
+"""One rank of the tests of TimedBuckets. Writes what training ended with, and what it sent; the tests compare.
+
+Arguments: which runs ("pair", "four"), the folder for results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from bucket_sizes import NO_SAMPLES, PROFILE, RECORDED_FROM, SIZES, STEPS
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops
+from tf_sparse_ps.schedules import bucket_cost
+
+keras = tf.keras
+SEPARATE = (0.0, 0.0, 0.012, 0.0, 0.0)  # seconds that the gradient needs in front of each layer
+found: dict[str, Any] = {}
+
+
+def delayed(values: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
+    """The same values, whose gradient takes so long."""
+
+    @tf.custom_gradient
+    def same(inputs: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            def wait(array: np.ndarray, duration: np.ndarray) -> np.ndarray:
+                time.sleep(float(duration))
+                return array
+
+            return tf.ensure_shape(tf.numpy_function(wait, [upstream, seconds], tf.float32), upstream.shape)
+
+        return tf.identity(inputs), gradient
+
+    return same(values)
+
+
+def first_weights() -> list[tf.Variable]:
+    random, weights = np.random.default_rng(3), []
+    for number, (rows, columns) in enumerate(itertools.pairwise(SIZES)):
+        weights.append(tf.Variable(random.normal(size=(rows, columns)).astype("float32") * 0.3, name=f"matrix{number}"))
+        weights.append(tf.Variable(np.zeros(columns, np.float32), name=f"bias{number}"))
+    return weights
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng([step, hvd.rank()])
+    return random.normal(size=(8, SIZES[0])).astype("float32"), random.normal(size=(8, 1)).astype("float32")
+
+
+def train(
+    name: str,
+    optimizer: Any,
+    schedule: tsps.schedules.Schedule,
+    *,
+    steps: int = STEPS,
+    delays: Callable[[int], Any] = lambda step: SEPARATE,
+    weights_differ: bool = False,
+    eager: bool = False,
+) -> Any:
+    """Trains in a loop, notes weights and slots, and how often each operation ran; returns the wrapper."""
+    print(f"rank {hvd.rank()}: {name}", flush=True)
+    weights, world = first_weights(), tsps.collectives.current()
+    ours = tsps.DistributedOptimizer(optimizer, schedule=schedule)
+    before = world.enqueued()
+
+    def step(inputs: tf.Tensor, targets: tf.Tensor, seconds: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            hidden = inputs
+            for number in range(len(SIZES) - 1):
+                hidden = delayed(hidden, seconds[number])
+                hidden = tf.tanh(hidden @ weights[2 * number] + weights[2 * number + 1])
+            loss = tf.reduce_mean((hidden - targets) ** 2)
+        ours.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    run = step if eager else tf.function(step)
+    for number in range(steps):
+        if number == RECORDED_FROM:
+            _ops.start_timeline()
+        inputs, targets = batch(number)
+        if weights_differ:
+            absent = number in NO_SAMPLES and hvd.rank() == hvd.size() - 1
+            ours.rank_weight.assign(0.0 if absent else 1.0 + hvd.rank())
+            inputs = inputs * np.float32(np.nan) if absent else inputs
+        run(tf.constant(inputs), tf.constant(targets), tf.constant(delays(number), tf.float32))
+    spans = [(label, begin) for label, begin, _ in _ops.stop_timeline() if ".bucket." in label]
+    kept = [np.asarray(one) for one in ours.variables]
+    ours.drain()
+    note(name, weights, ours, before)
+    found[name] |= {"slots before drain": kept, "begun": spans}
+    return ours
+
+
+def note(name: str, weights: list[Any], ours: Any, before: dict[str, int]) -> None:
+    ran = {
+        label.split(".", 2)[2]: count - before.get(label, 0)
+        for label, count in tsps.collectives.current().enqueued().items()
+        if count > before.get(label, 0) and label.startswith("tsps.")
+    }
+    plan = ours.schedule_report().get("plan")
+    found[name] = {
+        "weights": [np.asarray(one) for one in weights],
+        "slots": [np.asarray(one) for one in ours.variables],
+        "ran": ran,
+        "plan": None if plan is None else plan.to_dict(),
+        "hash": None if plan is None else plan.hash,
+        "begun": [],
+    }
+
+
+def fit(name: str, schedule: tsps.schedules.Schedule) -> None:
+    """`fit` of a model with a table, two steps per execution, the last one of an epoch with one."""
+    keras.utils.set_random_seed(7)
+    ids = keras.layers.Input((3,), dtype="int64")
+    hidden = keras.layers.Flatten()(tsps.Embedding(None, 4, embeddings_initializer="ones")(ids))
+    for _ in range(3):
+        hidden = keras.layers.Dense(8, activation="tanh")(hidden)
+    model = keras.Model(ids, keras.layers.Dense(1)(hidden))
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1), schedule=schedule)
+    model.compile(optimizer, "mse", steps_per_execution=2)
+    inputs = np.random.default_rng(hvd.rank()).integers(0, 50, (7 * 8, 3))
+    before = tsps.collectives.current().enqueued()
+    callbacks = [tsps.callbacks.BroadcastVariables()]
+    model.fit(inputs, inputs.sum(1) % 7, batch_size=8, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
+    note(name, [*model.trainable_variables[1:], model.layers[1](tf.range(50))], optimizer, before)
+
+
+def errors() -> dict[str, str]:
+    """What the ways that cannot work are refused with."""
+    said = {}
+    rank, size = hvd.rank(), hvd.size()
+
+    def attempt(name: str, schedule: Callable[[], Any]) -> None:
+        try:
+            train(f"refused {name}", keras.optimizers.SGD(0.1), schedule(), steps=1)
+            said[name] = "no error"
+        except ValueError as error:
+            said[name] = str(error)
+
+    good = tsps.schedules.Plan.of(found["slow on other ranks"]["plan"])
+    swapped = (good.buckets[1], good.buckets[0], *good.buckets[2:])
+
+    def changed(**values: Any) -> Any:
+        return tsps.schedules.TimedBuckets(plan=good.to_dict() | values)
+
+    attempt("other plans", lambda: changed(buckets=swapped) if rank == 1 else changed())
+    attempt("other model", lambda: changed(gradients=good.to_dict()["gradients"][::-1]))
+    attempt("other size", lambda: changed(world_size=size + 1))
+    return said
+
+
+def pair() -> None:
+    """Two ranks: every way to train, beside the synchronous one."""
+    bucket_cost.measure = lambda *_: (1e-4, 1e-7)  # a slow wire, so that more than one bucket is worth it
+    timed, synchronous = tsps.schedules.TimedBuckets, tsps.schedules.Synchronous
+    optimizers: dict[str, Callable[[], Any]] = {
+        "sgd": lambda: keras.optimizers.SGD(0.1),
+        "adam": lambda: keras.optimizers.Adam(0.01),
+        "momentum-clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05),
+        "adagrad-clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.01),
+    }
+    for name, make in optimizers.items():
+        train(name, make(), synchronous())
+        train(f"{name} buckets", make(), timed(profile_steps=PROFILE, gap_threshold=1.0))
+        train(f"{name} server", make(), timed(profile_steps=PROFILE, gap_threshold=1.0, server=True))
+    train("global", keras.optimizers.SGD(0.1, global_clipnorm=0.05), synchronous())
+    train("global buckets", keras.optimizers.SGD(0.1, global_clipnorm=0.05), timed(profile_steps=PROFILE))
+    train("weighted", keras.optimizers.Adam(0.01), synchronous(), weights_differ=True)
+    for server in (False, True):
+        schedule = timed(profile_steps=PROFILE, server=server)
+        name = "weighted server" if server else "weighted buckets"
+        train(name, keras.optimizers.Adam(0.01), schedule, weights_differ=True)
+    train("eager", keras.optimizers.SGD(0.1), timed(profile_steps=PROFILE), eager=True)
+    plan = tsps.schedules.Plan.of(found["sgd buckets"]["plan"])
+    train("planned", keras.optimizers.SGD(0.1), timed(plan=plan))
+    halves = plan.to_dict() | {"buckets": [[6, 7, 8, 9], [0, 1, 2, 3, 4, 5]], "points_s": []}
+    train("two halves", keras.optimizers.SGD(0.1), timed(plan=halves))
+    train("two halves turned", keras.optimizers.SGD(0.1), timed(plan=halves | {"buckets": halves["buckets"][::-1]}))
+    fit("fit", synchronous())
+    fit("fit buckets", timed(profile_steps=4))
+    fit("fit server", timed(profile_steps=4, server=True))
+
+
+def four() -> None:
+    """Four ranks, the cost as measured; then ranks that are slow in other places, erratic ones, and refusals."""
+    train("adam", keras.optimizers.Adam(0.01), tsps.schedules.Synchronous())
+    train("adam buckets", keras.optimizers.Adam(0.01), tsps.schedules.TimedBuckets(profile_steps=PROFILE))
+    bucket_cost.measure = lambda *_: (1e-4, 1e-7)
+    place = hvd.rank() % (len(SIZES) - 2) + 1
+    slow = np.eye(len(SIZES) - 1)[place] * 0.015
+    schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE, gap_threshold=1.0)
+    train("slow on other ranks", keras.optimizers.SGD(0.1), schedule, delays=lambda step: slow)
+    # In front of another layer in each step: the medians jump where only one step of three does.
+    schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE, gap_threshold=0.01, max_profiles=2)
+    erratic = np.eye(len(SIZES) - 1) * 0.03
+    train("erratic", keras.optimizers.SGD(0.1), schedule, delays=lambda step: erratic[1 + step % 3])
+    (Path(sys.argv[2]) / f"errors-{hvd.rank()}.json").write_text(json.dumps(errors()))
+
+
+def main() -> None:
+    """Runs everything that the tests look at."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)  # sums in the same order every time
+    tsps.init()
+    {"pair": pair, "four": four}[sys.argv[1]]()
+    for name, values in found.items():
+        arrays = {
+            f"{kind} {i}": array
+            for kind in ("weights", "slots", "slots before drain")
+            for i, array in enumerate(values.get(kind, []))
+        }
+        facts = json.dumps({key: values[key] for key in ("ran", "plan", "hash", "begun")})
+        np.savez(Path(sys.argv[2]) / f"{name}-{hvd.rank()}.npz", facts=np.array(facts), **arrays)
+
+
+if __name__ == "__main__":
+    main()

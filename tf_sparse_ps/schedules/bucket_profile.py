@@ -1,0 +1,142 @@
+"""From the times at which gradients became ready to a plan of buckets.
+
+Ready times are clustered in one dimension by gaps, which is single linkage: what makes it worth sending a bucket is
+that the wire would be idle until the next gradients come, and that is the gap. (Jenks' natural breaks minimize the
+variance within clusters: they cut long runs of evenly spaced gradients in the middle, where nothing is idle.) Cutting
+the k - 1 widest gaps gives nested candidates for k = 1, 2, 3, ...; k is what a small cost model finds to be over first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan, sending
+
+MOST_BUCKETS = 64
+_WARM_UP = 1  # steps: the first one of a trace also makes executors, buffers and slots
+_AS_GOOD = 1.01  # a candidate within 1 % of the best one is as good, and fewer buckets cost less of the processor
+_OF_THE_STEPS = 0.75  # that must show a gap for it to be the model's
+
+
+class Profile:
+    """Ready times of steps, as they come in."""
+
+    def __init__(self, gradients: int) -> None:
+        """Nothing is recorded yet of so many gradients."""
+        self._times: list[list[int]] = [[] for _ in range(gradients)]
+
+    def add(self, recorded: Sequence[tuple[int, int]]) -> None:
+        """Takes in what was recorded: gradients and nanoseconds, each gradient once per step."""
+        for gradient, when in recorded:
+            self._times[gradient].append(when)
+
+    @property
+    def steps(self) -> int:
+        """Recorded of all gradients, without those in which things warm up."""
+        return max(0, min(map(len, self._times)) - _WARM_UP)
+
+    def times(self) -> NDArray[np.float64]:
+        """float64[steps, gradients]: seconds from the first ready gradient of each step."""
+        count = self.steps + _WARM_UP
+        times = np.array([one[_WARM_UP:count] for one in self._times], np.int64).T
+        return (times - times.min(axis=1, keepdims=True)) * 1e-9
+
+
+def unconfirmed(times: NDArray[np.float64], gap_threshold: float) -> list[float]:
+    """The gaps above the threshold that the steps do not confirm.
+
+    A gap between two gradients that follow each other, by their median times, is the model's if it is there in nearly
+    all steps: a layer that takes long. Else it is the machine's (another process, a collection of garbage), or only of
+    the medians: where a delay hits another gradient in each step, they jump, and no step has the jump. A gap counts as
+    confirmed when in 3 of 4 steps the same two gradients are more than half of it apart.
+
+    Args:
+      times: float64[steps, gradients].
+      gap_threshold: Seconds.
+    """
+    order, medians = _in_order(times)
+    found = []
+    for (first, second), gap in zip(itertools.pairwise(order), np.diff(medians), strict=True):
+        shown = np.mean(times[:, second] - times[:, first] > gap / 2)
+        if gap > gap_threshold and shown < _OF_THE_STEPS:
+            found.append(float(gap))
+    return found
+
+
+def make_plan(
+    gradients: Sequence[Gradient],
+    times: NDArray[np.float64],
+    world_size: int,
+    latency_s: float,
+    seconds_per_byte: float,
+    *,
+    server: bool = False,
+    profiles: int = 1,
+    erratic: bool = False,
+) -> Plan:
+    """The plan that the cost model prefers.
+
+    Args:
+      gradients: Of the model.
+      times: float64[steps, gradients].
+      world_size: Ranks.
+      latency_s, seconds_per_byte: Of an all-reduce.
+      server: Whether buckets get owners.
+      profiles, erratic: As in `Plan`.
+    """
+    order, medians = _in_order(times)
+    ready = np.empty(len(gradients))
+    ready[order] = medians
+    candidates = [_buckets(order, cuts) for cuts in _nested_cuts(np.diff(medians))]
+    sizes = [[sum(gradients[i].bytes for i in bucket) for bucket in buckets] for buckets in candidates]
+    ends = [
+        sending(ready.tolist(), of_bucket, buckets, latency_s, seconds_per_byte)[-1][1]
+        for buckets, of_bucket in zip(candidates, sizes, strict=True)
+    ]
+    chosen = next(k for k, end in enumerate(ends) if end <= _AS_GOOD * min(ends))
+    cuts = np.cumsum([len(bucket) for bucket in candidates[chosen]])[:-1]
+    return Plan(
+        gradients=tuple(gradients),
+        world_size=world_size,
+        buckets=candidates[chosen],
+        points_s=tuple(float(medians[cut - 1] + medians[cut]) / 2 for cut in cuts),
+        owners=_owners(sizes[chosen], world_size) if server else (),
+        ready_s=tuple(ready.tolist()),
+        latency_s=latency_s,
+        seconds_per_byte=seconds_per_byte,
+        candidates_s=tuple(ends),
+        steps=len(times),
+        profiles=profiles,
+        erratic=erratic,
+    )
+
+
+def _in_order(times: NDArray[np.float64]) -> tuple[list[int], NDArray[np.float64]]:
+    """Gradients in the order of their median times, and these, from the first one on."""
+    medians = np.median(times, axis=0)
+    order = np.argsort(medians, kind="stable")
+    return order.tolist(), medians[order] - medians[order[0]]
+
+
+def _nested_cuts(gaps: NDArray[np.float64]) -> list[list[int]]:
+    """Where to cut for 1, 2, 3, ... clusters: before which gradients, ascending. The widest gaps first."""
+    widest = [int(i) for i in np.argsort(-gaps, kind="stable") if gaps[i] > 0][: MOST_BUCKETS - 1]
+    return [sorted(i + 1 for i in widest[:count]) for count in range(len(widest) + 1)]
+
+
+def _buckets(order: Sequence[int], cuts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    bounds = [0, *cuts, len(order)]
+    return tuple(tuple(sorted(order[a:b])) for a, b in itertools.pairwise(bounds))
+
+
+def _owners(sizes: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Ranks for buckets of these sizes: the largest first, each to the rank that has least so far."""
+    load, owners = [0] * world_size, [0] * len(sizes)
+    for bucket in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+        owners[bucket] = load.index(min(load))
+        load[owners[bucket]] += sizes[bucket]
+    return tuple(owners)

@@ -1,0 +1,178 @@
+"""Time-point gradient buckets: gradients that become ready together travel together, in one operation per bucket.
+
+Profile steps, which are synchronous ones, record when each gradient is ready. Their clusters are the buckets. From then
+on a bucket is sent as soon as its last gradient is ready, in the order of the plan, and its numbers are those of the
+synchronous schedule. docs/schedules.md has the rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
+from tf_sparse_ps.schedules.bucket_server import BucketServer
+from tf_sparse_ps.schedules.gradient_set import GradientSet, average_in_buckets
+from tf_sparse_ps.schedules.protocol import Course, Schedule
+from tf_sparse_ps.training import clipping
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimedBuckets(Schedule):
+    """Synchronous training whose dense gradients travel in buckets, each as soon as its last gradient is ready.
+
+    Attributes:
+      profile_steps: Synchronous steps that make a profile.
+      gap_threshold: Seconds. When two gradients that follow each other are further apart than that, and the steps of
+        the profile do not agree on it, another profile is made.
+      max_profiles: After so many the plan is made from what there is.
+      server: Each bucket is updated on one rank, its owner, which sends the new parameters to the others.
+      plan: To begin with, in place of a profile: a `Plan` of the same model and number of ranks, or the path of one
+        that was saved. `optimizer.schedule_report()["plan"]` is the one that was made.
+    """
+
+    profile_steps: int = 8
+    gap_threshold: float = 1e-3
+    max_profiles: int = 3
+    server: bool = False
+    plan: Any = None
+
+    def __post_init__(self) -> None:
+        """Checks the options and reads the plan.
+
+        Raises:
+          ValueError: An option that cannot work, with the reason.
+          OSError: The plan's file cannot be read.
+        """
+        for name in ("profile_steps", "max_profiles"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be a number of 1 or more. Received: {value!r}")
+        if isinstance(self.gap_threshold, bool) or not isinstance(self.gap_threshold, (int, float)):
+            raise ValueError(f"`gap_threshold` must be a number of seconds. Received: {self.gap_threshold!r}")
+        if not self.gap_threshold > 0:
+            raise ValueError(f"`gap_threshold` must be more than 0 seconds. Received: {self.gap_threshold!r}")
+        if not isinstance(self.server, bool):
+            raise ValueError(f"`server` must be True or False. Received: {self.server!r}")
+        if self.plan is None:
+            return
+        if not isinstance(self.plan, (Plan, Mapping, str, os.PathLike)):
+            raise ValueError(f"`plan` must be a Plan or the path of a saved one. Received: {self.plan!r}")
+        plan = Plan.of(self.plan)
+        if bool(plan.owners) != self.server:
+            has = "has" if plan.owners else "has no"
+            raise ValueError(f"`plan` {has} owners of buckets, which does not go with server={self.server}")
+        object.__setattr__(self, "plan", plan)
+
+    def refuse(self, optimizer: Any, collectives: Collectives) -> None:
+        """See `Schedule.refuse`."""
+        if collectives.kind == "tf.distribute":
+            raise ValueError(
+                "TimedBuckets needs Horovod's collectives: under a tf.distribute strategy the replicas' gradients meet "
+                "in a merge call, which has all of them at once. Use Synchronous()."
+            )
+        if self.server and clipping.Clipping.of(optimizer).global_norm is not None:
+            raise ValueError(
+                "TimedBuckets(server=True) cannot clip by global_clipnorm: no rank has all reduced gradients, so none "
+                "knows their norm. Use clipnorm, clipvalue, or server=False."
+            )
+        if self.plan is None and tf.config.get_visible_devices("GPU"):
+            raise ValueError(
+                "TimedBuckets cannot make a profile where TensorFlow sees a GPU: kernels are launched there ahead of "
+                "time, so what is recorded would be launches. Give it a `plan`, hide the GPU "
+                "(tf.config.set_visible_devices([], 'GPU')), or use Synchronous()."
+            )
+        if self.plan is not None and self.plan.world_size != collectives.size:
+            raise ValueError(
+                f"`plan` is for {self.plan.world_size} ranks, and this job has {collectives.size}. Leave it out: a new "
+                "one is made in the first steps."
+            )
+
+    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> Course:
+        """See `Schedule.start`."""
+        return _Course(self, owner, collectives, name)
+
+    def get_config(self) -> dict[str, Any]:
+        """Its options; a plan is a part of them."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return found | {"plan": None if self.plan is None else self.plan.to_dict()}
+
+
+class _Course(Course):
+    """Keeps the sets of gradients that its optimizer is given: nearly always one."""
+
+    def __init__(
+        self, schedule: TimedBuckets, owner: DistributedOptimizer, collectives: Collectives, name: str
+    ) -> None:
+        super().__init__(owner, collectives, name)
+        self._schedule = schedule
+        self._sets: dict[tuple[Any, ...], GradientSet] = {}
+        self._servers: list[BucketServer] = []  # of the step that is being made
+
+    def average(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """See `Course.average`."""
+        self._servers = []
+        if not gradients:
+            return [], []
+        described = [
+            Gradient(_keras.variable_name(variable), tuple(gradient.shape.as_list()), gradient.dtype.name)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        # By the variables themselves: names need not be unique.
+        key = tuple((one, id(variable)) for one, variable in zip(described, variables, strict=True))
+        if key not in self._sets:
+            number = len(self._sets)
+            name = f"{self._name}.set{number}" if number else self._name
+            with tf.init_scope():
+                self._sets[key] = GradientSet(self._schedule, described, list(variables), self._collectives, name)
+        found = self._sets[key]
+        plan = found.plan_of_this_step()
+        if plan is None:
+            marked = [_ops.ready(one, found.recorder, i) for i, one in enumerate(gradients)]
+            return super().average(marked, variables, weight)
+        if self._collectives.size == 1:
+            return super().average(gradients, variables, weight)
+        if found.server is None:
+            return average_in_buckets(plan, gradients, self._collectives, found.name, weight)
+        self._servers = [found.server]
+        return found.server.reduce(gradients, weight), []
+
+    def apply(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """See `Course.apply`."""
+        for server in self._servers:
+            variables, gradients = server.own(variables, gradients)
+        super().apply(variables, gradients)
+        for server in self._servers:
+            server.send_back()
+
+    def drain(self) -> None:
+        """See `Course.drain`: with a server, slots are where their bucket is updated."""
+        for one in self._sets.values():
+            if one.server is not None:
+                one.server.send_slots(self._owner.inner_optimizer)
+
+    def report(self) -> dict[str, Any]:
+        """See `Course.report`.
+
+        Returns:
+          - plan: of the first set of gradients that was trained; None until it is made.
+          - plans: of all sets.
+          - profiled_steps: recorded so far, of all sets.
+        """
+        sets = list(self._sets.values())
+        return {
+            "plan": sets[0].plan if sets else None,
+            "plans": [one.plan for one in sets if one.plan is not None],
+            "profiled_steps": sum(one.profiled_steps for one in sets),
+        }
