@@ -1,0 +1,46 @@
+"""What the suite `buckets` makes of the figures of its ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import buckets
+
+PLAN = {"buckets": [[0, 1]], "profiles": 1, "erratic": False, "gradients": [{"shape": [1000]}, {"shape": [10, 50]}]}
+
+
+def figures() -> dict[str, Any]:
+    """Two ranks on two hosts, two blocks of each variant."""
+
+    def block(step: float, sent: float) -> dict[str, float]:
+        return {"step_ms": step, "cpu_ms": 2 * step, "sent_kb": sent, "operations": 1, "tensors": 1}
+
+    def rank(slower: float) -> dict[str, Any]:
+        blocks = {
+            "per-tensor": [block(10, 9), block(20, 9)],
+            "per-tensor again": [block(11, 9), block(18, 9)],
+            "timed": [block(5 + slower, 7), block(8, 7)],
+            "fixed 65536": [block(8, 8), block(16, 8)],
+            "fixed 262144": [block(5, 8), block(5, 8)],
+        }
+        return {"local_rank": 0, "blocks": blocks}
+
+    names = rank(0)["blocks"]
+    return {"ranks": [rank(0), rank(1)], "plans": {name: PLAN if name == "timed" else None for name in names}}
+
+
+def test_ratios_are_of_the_same_turn_and_of_the_slowest_rank() -> None:
+    results = buckets.report("60 layers", buckets.Place(2, 2), figures())
+    found = {(one.variant, one.parameters.get("to", one.parameters["figure"])): one for one in results}
+    assert found["timed", "per-tensor"].median == pytest.approx((6 / 10 + 8 / 20) / 2)
+    assert found["timed", "fixed 262144"].median == pytest.approx((6 / 5 + 8 / 5) / 2)
+    assert found["timed", "per-tensor"].parameters["half_spread_of_control"] == pytest.approx((1.1 - 0.9) / 4)
+    assert found["timed", "cpu_ms"].median == pytest.approx(2 * (5 + 6 + 8 + 8) / 2)
+    assert found["timed", "control_kb"].median == pytest.approx(7 - 4 * 1500 / 1000)
+
+
+def test_on_one_machine_nothing_leaves_a_host() -> None:
+    results = buckets.report("60 layers", buckets.Place(2), figures())
+    assert not any("sent" in one.case for one in results)
