@@ -143,8 +143,10 @@ def slots_of(optimizer: Any, variable: Any) -> list[tf.Variable]:
         optimizer._get_variable_index(variable) if IS_KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
     )
     names = {"SGD": ["momentums"], "Adagrad": ["_accumulators"], "Adam": ["_momentums", "_velocities"]}
+    if not getattr(optimizer, "momentum", True):  # Keras 2 has slots for it even so
+        return []
     lists = [getattr(optimizer, name) for name in names[type(optimizer).__name__]]
-    return [tf_variable(slots[index]) for slots in lists if slots]
+    return [tf_variable(slots[index]) for slots in lists]
 
 
 def optimizer_variables(optimizer: Any) -> list[tf.Variable]:

@@ -30,7 +30,7 @@ def test_fit_drains_before_anything_looks() -> None:
     assert first["apart"] > 0, "gradients were outstanding between"
     np.testing.assert_allclose(first["rates"], [0.05, 0.025, 0.05 / 3], rtol=1e-6)
     assert first["losses"][-1] < 0.7 * first["losses"][0]
-    assert int(first["iterations"]) == int(first["global_gradients"]) == 33
+    assert int(first["iterations"]) == int(first["global_gradients"]) == 36
     assert int(first["most_late"]) <= 2
 
 

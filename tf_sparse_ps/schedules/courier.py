@@ -13,6 +13,7 @@ Every rank takes part in every communication. Where it has no letter in time it 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -23,6 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
+# The number of a delivery that is none.
+FAILED = -100
 _JOIN_S = 5.0
 _POLL_S = 0.001
 
@@ -80,6 +83,7 @@ class Courier:
             self._to_deliver = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
             self._to_take[0].enqueue([True])
             self._to_deliver[0].enqueue([True])
+        self._failure = [tf.fill([size or 0 for size in one.shape], tf.cast(FAILED, one.dtype)) for one in delivery]
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"tsps-courier-{slot}", daemon=True)
@@ -98,9 +102,17 @@ class Courier:
             return self._out.enqueue(list(letter))
 
     def take(self) -> list[tf.Tensor]:
-        """The next delivery; waits for it. In a graph, or eagerly."""
+        """The next delivery, whose first tensor is a number above `FAILED`; waits for it. In a graph, or eagerly.
+
+        Raises:
+          tf.errors.InvalidArgumentError: When it runs: communication has failed.
+        """
         with tf.device("/CPU:0"):
-            return _shaped(self._back.dequeue(), self._delivery)
+            delivery = _shaped(self._back.dequeue(), self._delivery)
+            failed = "communication beside training has failed, for a reason that was printed"
+            check = tf.debugging.assert_greater(delivery[0], tf.cast(FAILED, delivery[0].dtype), failed)
+            with tf.control_dependencies([] if check is None else [check]):
+                return [tf.identity(one) for one in delivery]
 
     def waiting(self) -> tf.Tensor:
         """How many deliveries can be taken without a wait, int32."""
@@ -134,6 +146,9 @@ class Courier:
             self._closed = True
             text = f"{type(error).__name__}: {error}"
             print(f"tf_sparse_ps: communication beside training failed: {text}", file=sys.stderr, flush=True)
+            # Not by closing the queue alone: Keras takes that error for the end of the data, and goes on.
+            with contextlib.suppress(tf.errors.OpError):
+                self._back.enqueue(self._failure)
             self._stop()
 
     def _work_with_blanks(self, blanks: Blanks) -> None:
