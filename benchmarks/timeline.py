@@ -3,32 +3,69 @@
 `python -m benchmarks.timeline --plot FILE` runs the job of the suite `cluster` on 2 hosts x 2 ranks, records some steps
 in all ranks, draws them, and prints for what share of the time in which sparse gradients were on the wire each rank was
 inside merging or reducing others, waits for the other rank of its host included.
+
+`--delayed` runs the dense job of the suite `delayed` on 2 hosts x 1 rank instead, and prints for what share of the time
+in which global gradients were on the wire each rank was computing.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import harness, host_job, hosts
+from benchmarks import delayed, harness, host_job, hosts
 
 Spans = list[tuple[str, int, int]]
 _JOB_S = 600.0
-# Rows of the picture in each rank, from the top; a span is in the first whose word its name has.
-_ROWS = {
-    "lookup": "lookup",
-    "segment sum": "segment sum",
-    "dense": "dense ring",
-    "rounds": "rounds agreed on",
-    "merge and pack": "merge, pack",
-    ".nodes": "sparse ring",
-    "unpack and reduce": "unpack, reduce",
-    "apply": "apply",
-}
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What is drawn.
+
+    Attributes:
+        rows: of the picture in each rank, from the top; a span is in the first whose word its name has.
+        wire: the row of what is sent.
+        work: rows of what is done meanwhile.
+        words: what is printed: milliseconds on the wire, and the share of them with work.
+    """
+
+    rows: Mapping[str, str]
+    wire: str
+    work: tuple[str, ...]
+    words: str
+
+    def row_of(self, name: str) -> str | None:
+        """The row of a span, or None: it is none of a step."""
+        return next((row for word, row in self.rows.items() if word in name), None)
+
+
+_SYNCHRONOUS = View(
+    {
+        "lookup": "lookup",
+        "segment sum": "segment sum",
+        "dense": "dense ring",
+        "rounds": "rounds agreed on",
+        "merge and pack": "merge, pack",
+        ".nodes": "sparse ring",
+        "unpack and reduce": "unpack, reduce",
+        "apply": "apply",
+    },
+    "sparse ring",
+    ("merge, pack", "unpack, reduce"),
+    "sparse gradients on the wire for {:.0f} ms, merging meanwhile {:.0%}",
+)
+_DELAYED = View(
+    {"computing": "computing", ".delayed": "all-reduce"},
+    "all-reduce",
+    ("computing",),
+    "global gradients on the wire for {:.0f} ms, computing meanwhile {:.0%}",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,18 +73,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timeline", description=__doc__)
     parser.add_argument("--mbit", type=float, default=harness.Cluster().mbit_per_s, help="per second and host")
     parser.add_argument("--steps", type=int, default=2, help="drawn (default: 2)")
+    parser.add_argument("--delayed", action="store_true", help="of DelayedGlobal(staleness=1)")
     parser.add_argument("--plot", type=Path, required=True, help="PNG to write")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
     options = parser.parse_args(argv)
     if reason := hosts.unavailable():
         print(f"timeline: {reason}", file=sys.stderr)
         return 1
-    ranks = record(options.mbit, options.steps, quick=options.quick)
+    view = _DELAYED if options.delayed else _SYNCHRONOUS
+    if options.delayed:
+        ranks = record_delayed(options.mbit, quick=options.quick)
+    else:
+        ranks = record(options.mbit, options.steps, quick=options.quick)
     for rank, spans in enumerate(ranks):
-        sending, worked = overlap(spans)
+        sending, worked = overlap(spans, view)
         share = worked / sending if sending else 0.0
-        print(f"rank {rank}: sparse gradients on the wire for {sending:.0f} ms, merging meanwhile {share:.0%}")
-    draw(ranks, options.plot)
+        print(f"rank {rank}: {view.words.format(sending, share)}")
+    draw(ranks, options.plot, view)
     print(options.plot)
     return 0
 
@@ -69,37 +111,48 @@ def record(mbit_per_s: float, steps: int, *, quick: bool) -> list[Spans]:
         return [[(name, begin, end) for name, begin, end in rank] for rank in json.loads(out.read_text())["spans"]]
 
 
-def overlap(spans: Spans) -> tuple[float, float]:
-    """Milliseconds in which sparse gradients were on the wire, and those of them in which others were merged."""
-    sending = [(begin, end) for name, begin, end in spans if row_of(name) == "sparse ring"]
-    working = [(begin, end) for name, begin, end in spans if row_of(name) in ("merge, pack", "unpack, reduce")]
-    # Neither overlaps with its own kind: one after another in the loop of rounds.
+def record_delayed(mbit_per_s: float, *, quick: bool) -> list[Spans]:
+    """The spans of every rank of a delayed job: five steps.
+
+    Args:
+        mbit_per_s: of each host.
+        quick: small sizes.
+    """
+    options = harness.Options(quick=quick)
+    found = delayed.job(("delayed-1",), [], options, mbit_per_s, blocks=1, record="delayed-1")
+    return [[(name, begin, end) for name, begin, end in rank] for rank in found["spans"]]
+
+
+def overlap(spans: Spans, view: View) -> tuple[float, float]:
+    """Milliseconds in which gradients were on the wire, and those of them with work."""
+    sending = [(begin, end) for name, begin, end in spans if view.row_of(name) == view.wire]
+    working = [(begin, end) for name, begin, end in spans if view.row_of(name) in view.work]
+    # Neither overlaps with its own kind: one after another.
     common = sum(max(0, min(s[1], w[1]) - max(s[0], w[0])) for s in sending for w in working)
     return sum(end - begin for begin, end in sending) / 1e6, common / 1e6
 
 
-def row_of(name: str) -> str | None:
-    """The row of a span, or None: it is none of a step."""
-    return next((row for word, row in _ROWS.items() if word in name), None)
-
-
-def draw(ranks: Sequence[Spans], path: Path) -> None:
+def draw(ranks: Sequence[Spans], path: Path, view: View) -> None:
     """Draws the spans, a row for each kind and rank, one rank under the other."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = list(_ROWS.values())
+    rows = list(view.rows.values())
     start = min(begin for spans in ranks for _, begin, _ in spans)
-    figure, axes = pyplot.subplots(len(ranks), 1, sharex=True, figsize=(12, 1.9 * len(ranks)), layout="constrained")
+    figure, axes = pyplot.subplots(
+        len(ranks), 1, sharex=True, figsize=(12, 0.5 + (0.3 + 0.2 * len(rows)) * len(ranks)), layout="constrained"
+    )
     for rank, (spans, axis) in enumerate(zip(ranks, axes, strict=True)):
         for number, row in enumerate(rows):
-            bars = [((begin - start) / 1e6, (end - begin) / 1e6) for name, begin, end in spans if row_of(name) == row]
+            bars = [
+                ((begin - start) / 1e6, (end - begin) / 1e6) for name, begin, end in spans if view.row_of(name) == row
+            ]
             axis.broken_barh(bars, (number - 0.4, 0.8), color=f"C{number}", linewidth=0)
         axis.set_yticks(range(len(rows)), rows, fontsize=7)
         axis.invert_yaxis()
-        axis.set_title(f"rank {rank}, host {rank // 2}", fontsize=9, loc="left")
+        axis.set_title(f"rank {rank}, host {rank * 2 // len(ranks)}", fontsize=9, loc="left")
         axis.grid(axis="x", alpha=0.3)
     axes[-1].set_xlabel("ms")
     figure.savefig(path, dpi=110)
