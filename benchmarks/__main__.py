@@ -19,6 +19,7 @@ SUITES = {
     "cluster": "time and bytes per step on emulated hosts with slow cables, against Horovod with replicated tables",
     "exchange": "the memory it takes to reduce gradients of 2 million keys per rank on two nodes",
     "buckets": "dense gradients: TimedBuckets against an operation per gradient, and against buckets of fixed sizes",
+    "delayed": "steps that overlap computing and communicating, beside each of them alone, on hosts with slow cables",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 

@@ -108,7 +108,7 @@ class Way:
         schedule = tsps.schedules.DelayedGlobal(staleness=staleness, cycle=1 << 30) if staleness else None
         self._optimizer = tsps.DistributedOptimizer(self._inner, schedule=schedule)
         self._held: list[tuple[Any, Any]] = []  # gradients that were computed before
-        make: dict[str, Callable[..., None]] = {"computing": self._compute, "communication": self._communicate}
+        make: dict[str, Callable[..., Any]] = {"computing": self._compute, "communication": self._communicate}
         self.step = tf.function(make.get(name, self._train), reduce_retracing=True)
         if name == "communication":
             self._hold(*_make_batches(tables, batch, tsps.collectives.current().rank)[0])
@@ -117,26 +117,30 @@ class Way:
         """See `DistributedOptimizer.drain`."""
         self._optimizer.drain()
 
-    def _gradients(self, x: tf.Tensor, y: tf.Tensor) -> list[tuple[Any, Any]]:
+    def _gradients(self, x: tf.Tensor, y: tf.Tensor) -> tuple[list[tuple[Any, Any]], tf.Tensor]:
+        """Gradients with variables, and the loss, without which the mark at the end would not run."""
         x = _ops.mark(x, "computing", "begin")
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self._model(x, training=True) - y) ** 2)
         variables = self._model.trainable_variables
         gradients = tape.gradient(loss, variables)
         with tf.control_dependencies(list(tf.nest.flatten(gradients, expand_composites=True))):
-            _ops.mark(tf.identity(loss), "computing", "end")
-        return list(zip(gradients, variables, strict=True))
+            loss = _ops.mark(tf.identity(loss), "computing", "end")
+        return list(zip(gradients, variables, strict=True)), loss
 
-    def _train(self, x: tf.Tensor, y: tf.Tensor) -> None:
-        self._optimizer.apply_gradients(self._gradients(x, y))
+    def _train(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        gradients, loss = self._gradients(x, y)
+        self._optimizer.apply_gradients(gradients)
+        return loss
 
-    def _compute(self, x: tf.Tensor, y: tf.Tensor) -> None:
+    def _compute(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         """Gradients, and the local update of the dense weights."""
-        own = [(g, v) for g, v in self._gradients(x, y) if isinstance(g, tf.Tensor)]
-        self._inner.apply_gradients(own)
+        gradients, loss = self._gradients(x, y)
+        self._inner.apply_gradients([(g, v) for g, v in gradients if isinstance(g, tf.Tensor)])
+        return loss
 
     def _hold(self, x: tf.Tensor, y: tf.Tensor) -> None:
-        for gradient, variable in self._gradients(x, y):
+        for gradient, variable in self._gradients(x, y)[0]:
             tensors = (gradient,) if isinstance(gradient, tf.Tensor) else (gradient.values, gradient.indices)
             self._held.append((tuple(tf.Variable(one, trainable=False) for one in tensors), variable))
 

@@ -1,6 +1,7 @@
 """One rank of jobs under DelayedGlobal as users run them: `fit`, and a loop on ranks of unequal speed.
 
-Arguments: "fit", "unequal", "late" or "saving"; the folder for results.
+Arguments: "fit", "unequal", "late",
+"undrained" or "saving"; the folder for results.
 """
 
 from __future__ import annotations
@@ -166,6 +167,16 @@ def late() -> dict[str, Any]:
     }
 
 
+def undrained() -> dict[str, Any]:
+    """The program ends with gradients on their way, on one rank much later than on the others."""
+    model = make_model(tsps.schedules.DelayedGlobal(staleness=3, cycle=100))
+    inputs, targets = data(hvd.rank())
+    for i in range(8):
+        model.train_on_batch(inputs[:_SIZE], targets[:_SIZE])
+        time.sleep(0.2 * (hvd.rank() == 1 and i > 3))
+    return {"iterations": model.optimizer.schedule_report()["iterations"]}
+
+
 def saving() -> dict[str, Any]:
     """Saving in the middle of a cycle is refused, after `drain` it is not; rank 0 alone saves."""
     model = make_model(tsps.schedules.DelayedGlobal(cycle=100))
@@ -188,7 +199,7 @@ def saving() -> dict[str, Any]:
 def main() -> None:
     """Runs one of them."""
     tsps.init()
-    results = {"fit": fit, "unequal": unequal, "late": late, "saving": saving}[sys.argv[1]]()
+    results = {"fit": fit, "unequal": unequal, "late": late, "undrained": undrained, "saving": saving}[sys.argv[1]]()
     np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{hvd.rank()}.npz", **results)
 
 

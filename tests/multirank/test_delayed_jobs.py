@@ -69,6 +69,11 @@ def test_a_late_rank_is_left_out_and_nothing_of_it_is_lost(hosts: str, ranks: in
         assert one["outstanding"].max() <= 2
 
 
+def test_ranks_may_end_with_gradients_on_their_way() -> None:
+    """A rank that ends first still takes part in what the others wait for."""
+    assert [int(one["iterations"]) for one in results("undrained", 2, "localhost:2")] == [8, 8]
+
+
 def test_saving_with_gradients_outstanding_is_refused() -> None:
     found = results("saving", 2, "localhost:2")
     assert "drain()" in str(found[0]["said"])

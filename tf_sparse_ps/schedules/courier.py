@@ -26,7 +26,7 @@ import tensorflow as tf
 
 # The number of a delivery that is none.
 FAILED = -100
-_JOIN_S = 5.0
+_JOIN_S = 30.0
 _POLL_S = 0.001
 
 Carry = Callable[[list[tf.Tensor], int], list[tf.Tensor]]
@@ -57,8 +57,8 @@ class Courier:
         letter: Sequence[tf.TensorSpec],
         delivery: Sequence[tf.TensorSpec],
         slots: int,
-        carry: Carry,
         in_order: InOrder,
+        carry: Carry,
         blanks: Blanks | None = None,
     ) -> None:
         """Makes the queues. Eager.
@@ -66,9 +66,9 @@ class Courier:
         Args:
           letter, delivery: Types and shapes; an unknown dimension may differ between letters.
           slots: How many may be under way.
-          carry: Communicates: called while a slot is traced, with a letter and the slot's number, by which
-            its operations are named. Returns what `in_order` gets. Letters may overtake each other in it.
-          in_order: Makes the delivery of what `carry` returned, of one letter after another.
+          in_order: Done to one letter after another, while a slot is traced. Returns what `carry` gets.
+          carry: Communicates: called with that and the slot's number, by which its operations are named. Returns the
+            delivery. Letters may overtake each other in it.
           blanks: How to take part without a letter; None: every letter is waited for.
         """
         self._letter, self._delivery = list(letter), list(delivery)
@@ -120,12 +120,17 @@ class Courier:
             return tf.reshape(self._back.size(), [])
 
     def close(self) -> None:
-        """Ends the threads. Letters that are under way are lost."""
+        """Takes no more letters, and ends the threads when those under way have been delivered: others wait for them.
+
+        After an uncaught error it does not wait.
+        """
         self._closed = True
-        self._stop()
+        for queue in (self._out, *self._to_take):
+            queue.close(cancel_pending_enqueues=True)
+        deadline = time.monotonic() + (_JOIN_S if getattr(sys, "last_value", None) is None else 0.0)
         for thread in self._threads:
-            if thread.is_alive() and thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._stop()
 
     def _stop(self) -> None:
         for queue in (self._out, self._back, *self._to_take, *self._to_deliver):
@@ -186,16 +191,15 @@ class Courier:
     def _carry_one(self, slot: int, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         following = (slot + 1) % self._slots
         with tf.device("/CPU:0"):
+            # Its own reads of variables, too, come after the letter before.
             with tf.control_dependencies([self._to_take[slot].dequeue()]):
-                letter = take()
+                letter = self._in_order(take())
             with tf.control_dependencies(letter):
                 self._to_take[following].enqueue([True])
-            carried = self._carry(letter, slot)
-            with tf.control_dependencies(letter):
+            delivery = self._carry(letter, slot)
+            with tf.control_dependencies(delivery):
                 turn = self._to_deliver[slot].dequeue()
-            # What does not need what `carry` sends is done beside it.
             with tf.control_dependencies([turn]):
-                delivery = self._in_order([tf.identity(one) for one in carried])
                 delivered = self._back.enqueue(delivery)
             with tf.control_dependencies([delivered]):
                 self._to_deliver[following].enqueue([True])

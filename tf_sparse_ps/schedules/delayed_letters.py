@@ -1,0 +1,193 @@
+"""What travels for a delayed step, and what is done with it beside the steps: the other half of `delayed_course`.
+
+A letter carries a local step; its delivery, the sums over the ranks as well. Tables' gradients travel in it, and their
+step is made on the way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import tensorflow as tf
+
+from tf_sparse_ps import _keras
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.schedules import delayed_rules
+from tf_sparse_ps.schedules.courier import Blanks, Courier
+from tf_sparse_ps.training import rank_weight
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
+    from tf_sparse_ps.training.sparse_step import SparseStep
+
+# In place of a local step's number. Where late ranks are not waited for: this rank was late; and: it is at the end of a
+# cycle, and sends no more until all ranks are there.
+_BLANK, _CLOSING = -1, -2
+
+
+class Delivery(NamedTuple):
+    """What comes back of a local step, in the order in which it travels; the tables' tensors follow.
+
+    Attributes:
+      number: int64, of the local step; `_BLANK` or `_CLOSING` when there is none.
+      rate: Its learning rate.
+      weight: This rank's.
+      own: float32[n], this rank's gradient.
+      share: What `Rule.local` returned.
+      sums: float32[n + 3 + h]: sums over the ranks of weight times gradient, of weight, of weight times learning rate,
+        of closing ranks, and, where late ranks are not waited for, of weight times the tables' hyperparameters.
+    """
+
+    number: tf.Tensor
+    rate: tf.Tensor
+    weight: tf.Tensor
+    own: tf.Tensor
+    share: tf.Tensor
+    sums: tf.Tensor
+
+
+_DENSE = len(Delivery._fields)
+
+
+class Letters:
+    """Sends the local steps of one optimizer, and receives what comes of them.
+
+    Attributes:
+      specs: Types and shapes of a `Delivery`.
+      sparse: The first step's step of the tables, the pattern of the others; None: they are not delayed.
+    """
+
+    def __init__(
+        self,
+        options: DelayedGlobal,
+        rule: delayed_rules.Rule,
+        sparse: SparseStep | None,
+        collectives: Collectives,
+        name: str,
+    ) -> None:
+        """Starts to work. Eager.
+
+        Args:
+          options: The schedule.
+          rule: Of the dense variables.
+          sparse: See there.
+          collectives: Of this process.
+          name: What the operations' names begin with.
+        """
+        self.sparse = sparse
+        self._collectives, self._name, self._size = collectives, name, rule.size
+        self._reproducible, self._leaves_out = options.reproducible, options.late_after_s is not None
+        self._committed = 0 if sparse is None else int(sparse.job.step)
+        self._zero = _keras.local_variable(0, "int64", "delayed_zero")
+        hyper = sum(sparse.hyper_sizes()) if sparse is not None and self._leaves_out else 0
+        scalar, vector = tf.TensorSpec([], tf.float32), tf.TensorSpec([rule.size], tf.float32)
+        share, sums = tf.TensorSpec([rule.share_size], tf.float32), tf.TensorSpec([rule.size + 3 + hyper], tf.float32)
+        self.specs = Delivery(tf.TensorSpec([], tf.int64), scalar, scalar, vector, share, sums)
+        tables = [] if sparse is None else sparse.specs()
+        self._letter = [*self.specs[:-1], *tables]
+        blanks = None
+        if options.late_after_s is not None:
+            blanks = Blanks(options.late_after_s, lambda closing: self._without_step(closing=closing), self._outcome)
+        delivery = [*self.specs, *(tables if options.reproducible else [])]
+        self._courier = Courier(self._letter, delivery, options.staleness + 1, self._in_order, self._carry, blanks)
+        self._courier.start()
+
+    # --- in a step ---
+
+    def send(
+        self,
+        number: tf.Tensor,
+        rate: tf.Tensor,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        share: tf.Tensor,
+        sparse: SparseStep | None,
+    ) -> None:
+        """Puts a local step on its way; arguments as in `Delivery`."""
+        self._courier.put([number, rate, weight, gradient, share, *([] if sparse is None else sparse.tensors())])
+
+    def close(self) -> None:
+        """Tells the other ranks that this one has come to the end of a cycle."""
+        self._courier.put(self._without_step(closing=True))
+
+    def waiting(self) -> tf.Tensor:
+        """How many deliveries can be received without a wait."""
+        return self._courier.waiting()
+
+    def receive(self) -> Delivery:
+        """The next delivery; waits for it. The tables' step, if it was only reduced beside the steps, is made here."""
+        received = self._courier.take()
+        if self.sparse is not None and self._reproducible:
+            step = self.sparse.of(received[_DENSE:])
+            step.wait(step.apply_reduced(step.number(), step.gradients))
+        return Delivery(*received[:_DENSE])
+
+    def weights(self, delivery: Delivery) -> tf.Tensor:
+        """The sum of the ranks' weights in it, 0: nobody had anything."""
+        return delivery.sums[self._size]
+
+    def is_last(self, delivery: Delivery) -> tf.Tensor:
+        """Whether all ranks are closing: the cycle has no more."""
+        return delivery.sums[self._size + 2] >= float(self._collectives.size)
+
+    # --- beside the steps ---
+
+    def _in_order(self, letter: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Makes the step of the tables, before the dense gradients go: Horovod sends one after the other anyway.
+
+        To be reproducible it does no more than reduce for it.
+        """
+        dense, tables = letter[: _DENSE - 1], letter[_DENSE - 1 :]
+        if self.sparse is None or self._leaves_out:
+            return letter
+        step = self.sparse.of(tables)
+        if self._reproducible:
+            reduced = step.reduce(self._committed + dense[0] + 1)
+            return [*dense, *step.with_gradients(reduced).tensors()]
+        with tf.control_dependencies(step.wait(step.apply(step.number()))):
+            return [tf.identity(one) for one in dense]
+
+    def _carry(self, letter: list[tf.Tensor], slot: int) -> list[tf.Tensor]:
+        """Adds up the ranks' gradients. Letters may overtake each other here."""
+        number, rate, weight, gradient, share, *tables = letter
+        closing = tf.cast(tf.equal(number, _CLOSING), tf.float32)
+        parts = [rank_weight.weighted(gradient, weight), [weight, weight * rate, closing]]
+        if self.sparse is not None and self._leaves_out:
+            parts += [weight * one for one in self.sparse.of(tables).update.hyper]
+        (sums,) = self._collectives.allreduce([tf.concat(parts, axis=0)], f"{self._name}.delayed.{slot}", average=False)
+        delivery = Delivery(number, rate, weight, gradient, share, sums)
+        if self.sparse is None or not self._leaves_out:
+            return [*delivery, *tables]
+        # The only slot: one letter at a time, here too.
+        step = self._with_mean_hyper(self.sparse.of(tables), delivery)
+        with tf.control_dependencies([sums]):
+            done = step.wait(step.apply(step.number()))
+        with tf.control_dependencies(done):
+            return [tf.identity(one) for one in delivery]
+
+    def _with_mean_hyper(self, step: SparseStep, delivery: Delivery) -> SparseStep:
+        """Hyperparameters of the ranks that were in time: a leader may not be one, and all must use the same."""
+        weights = self.weights(delivery)
+        sums = tf.split(delivery.sums[self._size + 3 :], step.hyper_sizes())
+        means = [rank_weight.mean(one, weights) for one in sums]
+        return step.with_hyper(
+            [tf.where(weights > 0.0, mean, own) for mean, own in zip(means, step.update.hyper, strict=True)]
+        )
+
+    # --- without a local step ---
+
+    def _without_step(self, *, closing: bool) -> list[tf.Tensor]:
+        """A letter without one.
+
+        Of a variable that is 0: TensorFlow would fold constants, and the all-reduce of them with it.
+        """
+        zero = self._zero.read_value()
+        letter = [tf.fill([size or 0 for size in spec.shape], tf.cast(zero, spec.dtype)) for spec in self._letter]
+        letter[0] += _CLOSING if closing else _BLANK
+        return letter
+
+    def _outcome(self, received: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Blanks`."""
+        delivery = Delivery(*received[:_DENSE])
+        last = self.is_last(delivery)
+        return tf.equal(delivery.number, _CLOSING) & ~last, last | tf.equal(self.weights(delivery), 0.0)
