@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--record", help="a way some of whose steps are recorded")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_inter_op_parallelism_threads(4)
     tsps.init()
     ranks = tsps.collectives.current()
     ways = {name: Way(name, options.tables, options.batch) for name in options.ways.split(",")}

@@ -191,9 +191,11 @@ class Courier:
     def _carry_one(self, slot: int, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         following = (slot + 1) % self._slots
         with tf.device("/CPU:0"):
-            # Its own reads of variables, too, come after the letter before.
             with tf.control_dependencies([self._to_take[slot].dequeue()]):
-                letter = self._in_order(take())
+                letter = take()
+            # Whatever variables it reads, too, it reads when the letter is there.
+            with tf.control_dependencies(letter):
+                letter = self._in_order(letter)
             with tf.control_dependencies(letter):
                 self._to_take[following].enqueue([True])
             delivery = self._carry(letter, slot)
