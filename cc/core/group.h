@@ -88,7 +88,8 @@ class Snapshot {
   uint64_t step() const;
   int table_count() const;
   // rows[i] = address of the row of keys[i], or nullptr when the key is absent. Prefetches in
-  // batches.
+  // batches. While a mutation runs a key that is there may look absent: Read() then throws away
+  // what its callback made, and calls it again.
   void Find(int table, const int64_t* keys, size_t n, const float** rows) const;
   // The same for row numbers (kAbsentRow when absent), to read slots by.
   void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;

@@ -292,7 +292,12 @@ TEST_F(GroupTest, ReadersBesideAWriterSeeWholeStepsOfAllTables) {
           snapshot.Find(table, keys.data(), keys.size(), rows.data());
           for (size_t i = 0; i < rows.size(); ++i) {
             float* to = seen.data() + static_cast<size_t>(table) * zeros.size() + i * 16;
-            RacyRead(to, rows[i], 16 * sizeof(float));
+            // Null only in a read that a mutation came between, and that is thrown away.
+            if (rows[i] == nullptr) {
+              std::fill_n(to, 16, 1.0f);
+            } else {
+              RacyRead(to, rows[i], 16 * sizeof(float));
+            }
           }
         }
         return Status();
