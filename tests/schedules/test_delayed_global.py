@@ -54,7 +54,7 @@ def test_a_loss_scale_is_refused() -> None:
 
 
 def test_the_schedule_is_part_of_the_configuration() -> None:
-    schedule = Delayed(staleness=3, cycle=7, apply="newest", sparse=False, late_after_s=0.5)
+    schedule = Delayed(3, 7, apply="newest", sparse=False, late_after_s=0.5)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=schedule)
     assert tsps.DistributedOptimizer.from_config(optimizer.get_config()).schedule == schedule
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _APPLY = ("all", "newest")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class DelayedGlobal(Schedule):
     """Every rank steps with its own gradient at once; global gradients take the local ones' places as they arrive.
 
@@ -42,6 +42,7 @@ class DelayedGlobal(Schedule):
 
     staleness: int = 1
     cycle: int = 100
+    _: dataclasses.KW_ONLY
     apply: str = "all"
     sparse: bool = True
     late_after_s: float | None = None
