@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def undrained() -> dict[str, Any]:
 
 
 def saving() -> dict[str, Any]:
-    """Saving in the middle of a cycle is refused, after `drain` it is not; rank 0 alone saves."""
+    """Saving in the middle of a cycle is refused, after `drain` it is not; rank 0 alone saves. Then sparse=False."""
     model = make_model(tsps.schedules.DelayedGlobal(cycle=100))
     inputs, targets = data(hvd.rank())
     said = ""
@@ -193,7 +194,13 @@ def saving() -> dict[str, Any]:
     model.optimizer.drain()
     if hvd.rank() == 0:
         model.save(path)
-    return {"said": said, "saved": path.exists()}
+    model = make_model(tsps.schedules.DelayedGlobal(sparse=False))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model.train_on_batch(inputs[:_SIZE], targets[:_SIZE])
+    steps = int(tsps.job.current().step.numpy())
+    model.optimizer.drain()
+    return {"said": said, "saved": path.exists(), "warned": [str(one.message) for one in warned], "steps": steps}
 
 
 def main() -> None:

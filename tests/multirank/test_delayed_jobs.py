@@ -78,3 +78,6 @@ def test_saving_with_gradients_outstanding_is_refused() -> None:
     found = results("saving", 2, "localhost:2")
     assert "drain()" in str(found[0]["said"])
     assert bool(found[0]["saved"])
+    for one in found:
+        assert any("step of the tables is synchronous" in str(text) for text in one["warned"])
+        assert int(one["steps"]) == 3, "made in the step itself"

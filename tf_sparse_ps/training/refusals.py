@@ -1,7 +1,8 @@
-"""What DistributedOptimizer cannot wrap or work in, and why."""
+"""What DistributedOptimizer cannot wrap or work in, and why; and what it can, to little use."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,3 +68,12 @@ def refuse_not_own(schedule: Any, dense: Sequence[DenseGradient]) -> None:
         else:
             continue
         raise ValueError(f"{schedule} steps with a rank's own gradients. Received for {one.variable.name}: {wrong}")
+
+
+def warn_of_synchronous_tables(schedule: Any) -> None:
+    """Says that little is gained where a schedule delays dense gradients and not those of tables."""
+    warnings.warn(
+        f"{schedule}: the step of the tables is synchronous, so that ranks wait for each other in every step. "
+        "sparse=True delays it, too.",
+        stacklevel=2,
+    )

@@ -211,6 +211,7 @@ class Step:
         if of_tables is None or course.delays_tables:
             course.step(gradients, variables, rate, weight, of_tables)
             return
+        refusals.warn_of_synchronous_tables(owner.schedule)
         published = self._update_tables(of_tables, dense)
         course.step(gradients, variables, rate, weight, None)
         of_tables.wait(published)
