@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from benchmarks.harness import Cycle
-from benchmarks.rank_job import _counters
+from benchmarks.rank_job import interface_counters
 from tf_sparse_ps import _keras
 from tf_sparse_ps.schedules import Course, Plan, Schedule, Synchronous, TimedBuckets
 from tf_sparse_ps.schedules.bucket_plan import Gradient
@@ -214,7 +214,7 @@ def _block(
 
 
 def _sent(interface: str | None) -> int:
-    return _counters(interface)[0] if interface else 0
+    return interface_counters(interface)[0] if interface else 0
 
 
 def _count_tensors(world: Any) -> dict[str, int]:

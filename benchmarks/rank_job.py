@@ -124,16 +124,16 @@ def _passed(interface: str, work: _Work, action: Callable[[], Any]) -> dict[str,
     """
     local_rank = int(os.environ["HOROVOD_LOCAL_RANK"])
     work.gather([0])
-    began, before = time.perf_counter(), _counters(interface)
+    began, before = time.perf_counter(), interface_counters(interface)
     action()
     work.gather([0])  # a rank may be done while its neighbour still sends
-    passed = [now - then for now, then in zip(_counters(interface), before, strict=True)]
+    passed = [now - then for now, then in zip(interface_counters(interface), before, strict=True)]
     seconds = time.perf_counter() - began
     everywhere = [numbers[1:] for numbers in work.gather([local_rank, *passed]) if numbers[0] == 0]
     return {"seconds": seconds, "sent": [one for one, _ in everywhere], "received": [one for _, one in everywhere]}
 
 
-def _counters(interface: str) -> tuple[int, int]:
+def interface_counters(interface: str) -> tuple[int, int]:
     """Bytes that the interface has sent and received."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")

@@ -58,10 +58,8 @@ def test_corrected_steps_are_keras_steps_with_the_global_gradients(kind: str, st
         k = i - staleness
         if k >= 0:
             late = min(i, STEPS - 1) - k  # none is made any more at the end
-            rule.correct(
-                tf.constant(own[k]), shares[k], rate, tf.constant(mean[k]), rate, tf.constant(float(late)),
-                tf.constant(float(seen)),
-            )  # fmt: skip
+            by = (own[k], shares[k], RATE, mean[k], RATE, float(late), float(seen))
+            rule.correct(delayed_rules.Correction(*map(tf.constant, by)))
             seen += 1
     variables, optimizer = first_weights(), OPTIMIZERS[kind]()
     _keras.build_optimizer(optimizer, variables)

@@ -16,7 +16,8 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules.bucket_plan import Plan
 from tf_sparse_ps.training import dense_ring, rank_weight
 
-_ALL = float("inf")  # bytes: an all-to-all, and a broadcast, take one tensor, so large gradients are concatenated too
+# An all-to-all, and a broadcast, take one tensor, so large gradients are concatenated too.
+_ALL = dense_ring.CONCATENATE_ALL
 
 
 class BucketServer:

@@ -17,8 +17,9 @@ from tf_sparse_ps import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_letters import Delivery, Letters
+from tf_sparse_ps.schedules.delayed_rules import Correction
 from tf_sparse_ps.schedules.protocol import Course
-from tf_sparse_ps.training import rank_weight
+from tf_sparse_ps.training import dense_ring, rank_weight
 
 if TYPE_CHECKING:
     from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
@@ -217,7 +218,8 @@ class DelayedCourse(Course):
         self._without_own.assign_add(tf.cast(delivery.number < 0, tf.int64))
         rate = tf.where(weights > 0.0, rank_weight.mean(weighted_rate, weights), delivery.rate)
         mean = rank_weight.mean(gradients, weights)
-        rule.correct(delivery.own, delivery.share, delivery.rate, mean, rate, tf.cast(late, tf.float32), self._seen)
+        late = tf.cast(late, tf.float32)
+        rule.correct(Correction(delivery.own, delivery.share, delivery.rate, mean, rate, late, self._seen))
         self._seen.assign_add(1.0)
 
     # --- the end of a cycle ---
@@ -230,14 +232,12 @@ class DelayedCourse(Course):
         variables = [*rule.variables, *slots, *(one for one in also if one.dtype.is_floating), self._seen]
         # A number of at most 1, so that where all ranks have done the same, products with it are exact.
         done = self._with_samples / tf.cast(self._in_cycle, tf.float32)
-        flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in variables], axis=0)
-        sent = tf.concat([rank_weight.weighted(flat, done), [done]], axis=0)
-        (sums,) = self._collectives.allreduce([sent], f"{self._name}.cycle", average=False)
-        # No rank has done anything: ranks are as equal as they were.
-        means = tf.where(sums[-1] > 0.0, tf.math.divide_no_nan(sums[:-1], sums[-1]), flat)
-        pieces = tf.split(means, [one.shape.num_elements() for one in variables])
-        for variable, piece in zip(variables, pieces, strict=True):
-            variable.assign(tf.cast(tf.reshape(piece, variable.shape), variable.dtype))
+        values = [tf.cast(one, tf.float32) for one in variables]
+        packing = dense_ring.WeightedPacking(values, done, dense_ring.CONCATENATE_ALL)
+        means, total = packing.means(self._collectives.allreduce(packing.buffers, f"{self._name}.cycle", average=False))
+        for variable, value, mean in zip(variables, values, means, strict=True):
+            # No rank has done anything: ranks are as equal as they were.
+            variable.assign(tf.cast(tf.where(total > 0.0, mean, value), variable.dtype))
         self._in_cycle.assign(0)
         self._with_samples.assign(0.0)
 

@@ -11,13 +11,35 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_sparse_ps import _keras
 
 _NO_SHARE = 0
+
+
+class Correction(NamedTuple):
+    """A global gradient, and the local step whose place it takes.
+
+    Attributes:
+      own: float32[n], this rank's gradient, zeros if it has no part in the global one.
+      share: What `Rule.local` returned for it; zeros likewise.
+      own_rate: The learning rate that the local step had.
+      mean: float32[n], the global gradient.
+      rate: Its learning rate.
+      late: How many local steps have been made since that of `own`, float32 scalar.
+      seen: How many global gradients the rule has had before this one, float32 scalar.
+    """
+
+    own: tf.Tensor
+    share: tf.Tensor
+    own_rate: tf.Tensor
+    mean: tf.Tensor
+    rate: tf.Tensor
+    late: tf.Tensor
+    seen: tf.Tensor
 
 
 class Rule(abc.ABC):
@@ -56,27 +78,8 @@ class Rule(abc.ABC):
         """
 
     @abc.abstractmethod
-    def correct(
-        self,
-        own: tf.Tensor,
-        share: tf.Tensor,
-        own_rate: tf.Tensor,
-        mean: tf.Tensor,
-        rate: tf.Tensor,
-        late: tf.Tensor,
-        seen: tf.Tensor,
-    ) -> None:
-        """Lets a global gradient take the place of a local one.
-
-        Args:
-          own: float32[n], this rank's gradient, zeros if it has no part in the global one.
-          share: What `local` returned for it; zeros likewise.
-          own_rate: The learning rate that `local` had.
-          mean: float32[n], the global gradient.
-          rate: Its learning rate.
-          late: How many local steps have been made since that of `own`, float32 scalar.
-          seen: How many global gradients the rule has had before this one, float32 scalar.
-        """
+    def correct(self, by: Correction) -> None:
+        """Lets a global gradient take the place of a local one."""
 
     def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """One vector of a tensor for each variable."""
@@ -99,18 +102,9 @@ class PlainSGD(Rule):
             variable.assign_sub(step)
         return tf.zeros([_NO_SHARE])
 
-    def correct(
-        self,
-        own: tf.Tensor,
-        share: tf.Tensor,
-        own_rate: tf.Tensor,
-        mean: tf.Tensor,
-        rate: tf.Tensor,
-        late: tf.Tensor,
-        seen: tf.Tensor,
-    ) -> None:
+    def correct(self, by: Correction) -> None:
         """See `Rule.correct`."""
-        for variable, step in zip(self.variables, self.pieces(own_rate * own - rate * mean), strict=True):
+        for variable, step in zip(self.variables, self.pieces(by.own_rate * by.own - by.rate * by.mean), strict=True):
             variable.assign_add(step)
 
 
@@ -136,71 +130,73 @@ class MomentumSGD(Rule):
             variable.assign_add(self._momentum * moved - step if self._nesterov else moved)
         return tf.zeros([_NO_SHARE])
 
-    def correct(
-        self,
-        own: tf.Tensor,
-        share: tf.Tensor,
-        own_rate: tf.Tensor,
-        mean: tf.Tensor,
-        rate: tf.Tensor,
-        late: tf.Tensor,
-        seen: tf.Tensor,
-    ) -> None:
+    def correct(self, by: Correction) -> None:
         """See `Rule.correct`."""
         b = self._momentum
-        of_velocity = tf.pow(b, late)
+        of_velocity = tf.pow(b, by.late)
         of_weights = (1.0 - of_velocity * b) / (1.0 - b)
         if self._nesterov:
             of_weights = 1.0 + b * of_weights
-        missing = self.pieces(own_rate * own - rate * mean)
+        missing = self.pieces(by.own_rate * by.own - by.rate * by.mean)
         for variable, (velocity,), one in zip(self.variables, self.slots, missing, strict=True):
             velocity.assign_add(of_velocity * one)
             variable.assign_add(of_weights * one)
 
 
-class Adagrad(Rule):
-    """`a += g^2; w -= rate * g / sqrt(a + epsilon)`, as Keras; `a` is of global gradients only.
+class AdaptiveRule(Rule):
+    """A rule with moments, which are of global gradients only.
 
-    A local step uses `a + g^2` and does not keep it. Its change of the weights is what it returns, and what a
-    correction takes back.
+    A local step is the one that the optimizer would make if the local gradient were the next global one; it keeps no
+    moments. Its change of the weights is what it returns, and what a correction takes back.
     """
+
+    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """See `Rule.local`."""
+        scale, steps = self._scale(rate, seen), []
+        for variable, slots, one in zip(self.variables, self.slots, self.pieces(gradient), strict=True):
+            steps.append(self._step(self._moments(slots, one), one, scale))
+            variable.assign_sub(steps[-1])
+        return self.flat(steps)
+
+    def correct(self, by: Correction) -> None:
+        """See `Rule.correct`."""
+        scale, means, shares = self._scale(by.rate, by.seen), self.pieces(by.mean), self.pieces(by.share)
+        for variable, slots, one, taken in zip(self.variables, self.slots, means, shares, strict=True):
+            moments = self._moments(slots, one)
+            for slot, moment in zip(slots, moments, strict=True):
+                slot.assign(moment)
+            variable.assign_add(taken - self._step(moments, one, scale))
+
+    def _scale(self, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """What a step is multiplied by."""
+        return rate
+
+    @abc.abstractmethod
+    def _moments(self, slots: Sequence[tf.Variable], gradient: tf.Tensor) -> list[tf.Tensor]:
+        """A variable's slots after one more gradient."""
+
+    @abc.abstractmethod
+    def _step(self, moments: Sequence[tf.Tensor], gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """What a variable becomes smaller by."""
+
+
+class Adagrad(AdaptiveRule):
+    """`a += g^2; w -= rate * g / sqrt(a + epsilon)`, as Keras."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """See `Rule`."""
         super().__init__(optimizer, variables)
         self._epsilon = float(optimizer.epsilon)
 
-    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """See `Rule.local`."""
-        steps = []
-        for variable, (total,), one in zip(self.variables, self.slots, self.pieces(gradient), strict=True):
-            steps.append(rate * one / tf.sqrt(total + tf.square(one) + self._epsilon))
-            variable.assign_sub(steps[-1])
-        return self.flat(steps)
+    def _moments(self, slots: Sequence[tf.Variable], gradient: tf.Tensor) -> list[tf.Tensor]:
+        return [slots[0] + tf.square(gradient)]
 
-    def correct(
-        self,
-        own: tf.Tensor,
-        share: tf.Tensor,
-        own_rate: tf.Tensor,
-        mean: tf.Tensor,
-        rate: tf.Tensor,
-        late: tf.Tensor,
-        seen: tf.Tensor,
-    ) -> None:
-        """See `Rule.correct`."""
-        means, shares = self.pieces(mean), self.pieces(share)
-        for variable, (total,), one, taken in zip(self.variables, self.slots, means, shares, strict=True):
-            now = total.assign_add(tf.square(one))
-            variable.assign_add(taken - rate * one / tf.sqrt(now + self._epsilon))
+    def _step(self, moments: Sequence[tf.Tensor], gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        return scale * gradient / tf.sqrt(moments[0] + self._epsilon)
 
 
-class Adam(Rule):
-    """Keras's Adam, both moments of global gradients only, and bias corrections that count those.
-
-    A local step is the one that Adam would make if the local gradient were the next global one; it keeps no moments.
-    Its change of the weights is what it returns, and what a correction takes back.
-    """
+class Adam(AdaptiveRule):
+    """Keras's Adam, with bias corrections that count global gradients."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """See `Rule`."""
@@ -208,34 +204,17 @@ class Adam(Rule):
         self._beta_1, self._beta_2 = float(optimizer.beta_1), float(optimizer.beta_2)
         self._epsilon = float(optimizer.epsilon)
 
-    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """See `Rule.local`."""
-        alpha, steps = self._alpha(rate, seen), []
-        for variable, (first, second), one in zip(self.variables, self.slots, self.pieces(gradient), strict=True):
-            m = first + (one - first) * (1.0 - self._beta_1)
-            v = second + (tf.square(one) - second) * (1.0 - self._beta_2)
-            steps.append(m * alpha / (tf.sqrt(v) + self._epsilon))
-            variable.assign_sub(steps[-1])
-        return self.flat(steps)
+    def _moments(self, slots: Sequence[tf.Variable], gradient: tf.Tensor) -> list[tf.Tensor]:
+        first, second = slots
+        return [
+            first + (gradient - first) * (1.0 - self._beta_1),
+            second + (tf.square(gradient) - second) * (1.0 - self._beta_2),
+        ]
 
-    def correct(
-        self,
-        own: tf.Tensor,
-        share: tf.Tensor,
-        own_rate: tf.Tensor,
-        mean: tf.Tensor,
-        rate: tf.Tensor,
-        late: tf.Tensor,
-        seen: tf.Tensor,
-    ) -> None:
-        """See `Rule.correct`."""
-        alpha, means, shares = self._alpha(rate, seen), self.pieces(mean), self.pieces(share)
-        for variable, (first, second), one, taken in zip(self.variables, self.slots, means, shares, strict=True):
-            m = first.assign_add((one - first) * (1.0 - self._beta_1))
-            v = second.assign_add((tf.square(one) - second) * (1.0 - self._beta_2))
-            variable.assign_add(taken - m * alpha / (tf.sqrt(v) + self._epsilon))
+    def _step(self, moments: Sequence[tf.Tensor], gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        return moments[0] * scale / (tf.sqrt(moments[1]) + self._epsilon)
 
-    def _alpha(self, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+    def _scale(self, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
         t = seen + 1.0
         return rate * tf.sqrt(1.0 - tf.pow(self._beta_2, t)) / (1.0 - tf.pow(self._beta_1, t))
 

@@ -14,6 +14,7 @@ from tf_sparse_ps.training import rank_weight
 # concatenating, by that of sending as they are, copies in and out included: 4 KiB 0.7, 16 KiB 0.8, 32 and 64 KiB 1.0,
 # 128 KiB 1.08, 256 KiB 1.13, 1 MiB 1.15.
 CONCATENATE_BELOW_BYTES = 64 * 1024
+CONCATENATE_ALL = float("inf")
 
 
 class Packing:
