@@ -6,7 +6,8 @@ is the same as "per-tensor": half the distance between the quartiles of its rati
 
 Bytes are those that leave a host. Beyond the gradients, of which a ring of N ranks takes 2 (N - 1) / N times their size
 over the cable of each host, that is what ranks tell each other to agree on what is ready (Horovod asks a thousand times
-per second, whatever is done: a shorter step has less of it), and headers.
+per second, whatever is done: a shorter step has less of it), and headers. Each time Horovod sends a bit for every
+tensor that it remembers, so these bytes are counted in jobs of one variant each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ PEER, CONTROL = "per-tensor", "per-tensor again"
 FIXED = tuple(f"fixed {1 << power}" for power in (16, 18, 20, 22, 24))  # bytes
 VARIANTS = (PEER, "synchronous", "timed", CONTROL, *FIXED)
 MODELS = ("400 x 1k floats", "60 layers", "120 x 64k floats")
+ALONE = (PEER, CONTROL, "timed")  # in jobs of their own, too, on hosts
 _STEPS = 10  # in a block
 _JOB_S = 1800.0
 # Horovod forgets operations beyond that many, 1,024 by default: the variants together have more.
@@ -41,8 +43,6 @@ _FIGURES = {
     "cpu_ms": ("processor time of all ranks", "ms"),
     "tensors": ("tensors enqueued", ""),
     "operations": ("operations enqueued", ""),
-    "sent_kb": ("sent per host", "kB"),
-    "control_kb": ("sent per host beyond the gradients", "kB"),
 }
 
 
@@ -76,38 +76,54 @@ def run(options: harness.Options) -> list[harness.Result]:
         for model in models:
             for place in places:
                 bar.set_postfix_str(f"{model}, {place.words}")
-                results += report(model, place, _job(model, place, options))
+                results += report(model, place, job(model, place, VARIANTS, options))
+                if place.hosts:
+                    jobs = {name: job(model, place, (name,), options) for name in ALONE}
+                    results += report_alone(model, place, jobs)
                 bar.update()
     return results
 
 
 def report(model: str, place: Place, figures: dict[str, Any]) -> list[harness.Result]:
-    """Results from the figures of a job.
+    """Results from the figures of a job of all variants.
 
     Args:
         model: its name.
         place: where it ran.
         figures: of bucket_job.
     """
-    case = f"{model}, {place.words}"
-    plan = figures["plans"]["timed"]
-    parameters: dict[str, float | str] = {"model": model, "ranks": place.ranks, "hosts": place.hosts}
-    parameters |= {"buckets": len(plan["buckets"]), "profiles": plan["profiles"], "erratic": str(plan["erratic"])}
+    case, parameters = _case(model, place, figures)
     results = []
     for figure, (words, unit) in _FIGURES.items():
-        if figure in ("sent_kb", "control_kb") and not place.hosts:
-            continue
-        counted = "sent_kb" if figure == "control_kb" else figure
-        blocks = {name: _over_ranks(figures["ranks"], name, counted) for name in figures["plans"]}
-        if figure == "control_kb":
-            size = 4 * sum(math.prod(one["shape"]) for one in plan["gradients"]) / 1e3
-            ring = 2 * (place.ranks - 1) / place.ranks * size
-            blocks = {name: [sent - ring for sent in found] for name, found in blocks.items()}
+        blocks = {name: _over_ranks(figures["ranks"], name, figure) for name in figures["plans"]}
         for one in harness.summarize("buckets", f"{case}: {words}", blocks, peer=PEER, unit=unit):
             results.append(dataclasses.replace(one, parameters={**parameters, "figure": figure}))
         if figure == "step_ms":
             results += _ratios(case, blocks, parameters)
     return results
+
+
+def report_alone(model: str, place: Place, jobs: dict[str, dict[str, Any]]) -> list[harness.Result]:
+    """What hosts send beyond the gradients, from the figures of jobs of one variant each; `jobs`: by variant."""
+    case, parameters = _case(model, place, jobs["timed"])
+    plan = jobs["timed"]["plans"]["timed"]
+    size = 4 * sum(math.prod(one["shape"]) for one in plan["gradients"]) / 1e3
+    ring = 2 * (place.ranks - 1) / place.ranks * size
+    blocks = {
+        name: [sent - ring for sent in _over_ranks(figures["ranks"], name, "sent_kb")] for name, figures in jobs.items()
+    }
+    label = f"{case}: sent per host beyond the gradients"
+    return [
+        dataclasses.replace(one, parameters={**parameters, "figure": "control_kb"})
+        for one in harness.summarize("buckets", label, blocks, peer=PEER, unit="kB")
+    ]
+
+
+def _case(model: str, place: Place, figures: dict[str, Any]) -> tuple[str, dict[str, float | str]]:
+    plan = figures["plans"]["timed"]
+    parameters: dict[str, float | str] = {"model": model, "ranks": place.ranks, "hosts": place.hosts}
+    parameters |= {"buckets": len(plan["buckets"]), "profiles": plan["profiles"], "erratic": str(plan["erratic"])}
+    return f"{model}, {place.words}", parameters
 
 
 def _over_ranks(ranks: Sequence[dict[str, Any]], name: str, figure: str) -> list[float]:
@@ -144,7 +160,8 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def _job(model: str, place: Place, options: harness.Options) -> dict[str, Any]:
+def job(model: str, place: Place, variants: Sequence[str], options: harness.Options) -> dict[str, Any]:
+    """Runs a job of some variants; returns the figures of bucket_job."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         # The suite's folder is what may be looked at afterwards.
@@ -153,7 +170,7 @@ def _job(model: str, place: Place, options: harness.Options) -> dict[str, Any]:
         command = [sys.executable, "-m", "benchmarks.bucket_job", "--model", model, "--out", str(out)]
         command += ["--threads", str(max(1, options.threads // place.ranks)), "--plot", str(plot)]
         command += ["--blocks", str(2 if options.quick else options.blocks), "--steps", str(_STEPS)]
-        command += [word for name in VARIANTS for word in ("--variant", name)]
+        command += [word for name in variants for word in ("--variant", name)]
         if place.hosts:
             _on_hosts(place, [*command, "--count-bytes", "eth0"], options.cluster.mbit_per_s)
         else:
@@ -165,8 +182,8 @@ def _on_hosts(place: Place, command: Sequence[str], mbit_per_s: float) -> None:
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(hosts.emulated(place.hosts, mbit_per_s=mbit_per_s))
         ranks_per_host = place.ranks // place.hosts
-        job = stack.enter_context(host_job.started(network, ranks_per_host, command, env=_ENVIRONMENT))
-        job.wait(_JOB_S)
+        started = stack.enter_context(host_job.started(network, ranks_per_host, command, env=_ENVIRONMENT))
+        started.wait(_JOB_S)
 
 
 def _here(ranks: int, command: Sequence[str]) -> None:

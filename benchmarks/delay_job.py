@@ -68,8 +68,8 @@ def main() -> None:
 
 
 def _block(way: Way, batches: Cycle[Any], steps: int, pause: Pause | None) -> float:
-    """Milliseconds per step; the first two, in which nothing is waited for yet, are not counted."""
-    for _ in range(2):
+    """Milliseconds per step; the first ones, in which nothing is waited for yet, are not counted."""
+    for _ in range(way.staleness + 2):
         way.step(*batches())
     began = time.perf_counter()
     for _ in range(steps):
@@ -94,7 +94,11 @@ class Pause:
 
 
 class Way:
-    """A model, and a way to make its steps."""
+    """A model, and a way to make its steps.
+
+    Attributes:
+        staleness: of the schedule; 0: none.
+    """
 
     def __init__(self, name: str, tables: bool, batch: int) -> None:
         """See `main` for names."""
@@ -104,8 +108,8 @@ class Way:
             x = keras.layers.Dense(width, activation="relu")(x)
         self._model = keras.Model(rows, keras.layers.Dense(1)(x))
         self._inner = keras.optimizers.Adagrad(0.001)
-        staleness = int(name.partition("-")[2] or 0)
-        schedule = tsps.schedules.DelayedGlobal(staleness=staleness, cycle=1 << 30) if staleness else None
+        self.staleness = int(name.partition("-")[2] or 0)
+        schedule = tsps.schedules.DelayedGlobal(self.staleness, cycle=1 << 30) if self.staleness else None
         self._optimizer = tsps.DistributedOptimizer(self._inner, schedule=schedule)
         self._held: list[tuple[Any, Any]] = []  # gradients that were computed before
         make: dict[str, Callable[..., Any]] = {"computing": self._compute, "communication": self._communicate}

@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,16 @@ def main() -> None:
 
     shared, with_table = options.kind == "shared", not options.dense_only
     work = _ours(with_table, options.optimizer) if shared else _replicated(rows, with_table)
-    ids = zipf_ids(rows, batch * FIELDS, batches=_BATCHES, exponent=EXPONENT, seed=1 + work.rank)
     labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
-    following = Cycle([(tf.constant(one.reshape(batch, FIELDS)), tf.constant(labels)) for one in ids])
+    following = Cycle(
+        [
+            (tf.constant(one.reshape(batch, FIELDS)), tf.constant(labels))
+            for one in zipf_ids(rows, batch * FIELDS, batches=_BATCHES, exponent=EXPONENT, seed=1 + work.rank)
+        ]
+    )
     if shared and with_table:  # rows appear when they are first trained: the peer has all of them from the start
-        fill = np.arange(rows)[work.rank :: work.size]
-        fill = np.resize(fill, -(-fill.size // (batch * FIELDS)) * batch * FIELDS)
-        for part in fill.reshape(-1, batch, FIELDS):
-            work.step(tf.constant(part), tf.constant(labels))
+        for part in _fill(rows, batch * FIELDS, work):
+            work.step(tf.constant(part.reshape(batch, FIELDS)), tf.constant(labels))
     for _ in range(_WARMUP):
         work.step(*following())
     idle = _passed(options.count_bytes, work, lambda: time.sleep(idle_s)) if options.count_bytes else None
@@ -101,6 +103,16 @@ def main() -> None:
         if idle is not None:
             figures |= {"steps": count, "idle": idle, "busy": busy}
         options.out.write_text(json.dumps(figures))
+
+
+def _fill(rows: int, ids: int, work: _Work) -> Iterator[np.ndarray]:
+    """Batches of ids that make this rank's share of all rows, with fewer distinct ones each than a timed batch has.
+
+    Buffers and logs keep the size of the largest step: these must not be it.
+    """
+    steps = -(-rows // (work.size * (ids // 4)))
+    for part in np.array_split(np.arange(work.rank, rows, work.size), steps):
+        yield np.resize(part, ids)
 
 
 def _spans(steps: int, step: Callable[[], Any]) -> list[list[tuple[str, int, int]]]:

@@ -38,9 +38,10 @@ def test_ratios_are_of_the_same_turn_and_of_the_slowest_rank() -> None:
     assert found["timed", "fixed 262144"].median == pytest.approx((6 / 5 + 8 / 5) / 2)
     assert found["timed", "per-tensor"].parameters["half_spread_of_control"] == pytest.approx((1.1 - 0.9) / 4)
     assert found["timed", "cpu_ms"].median == pytest.approx(2 * (5 + 6 + 8 + 8) / 2)
-    assert found["timed", "control_kb"].median == pytest.approx(7 - 4 * 1500 / 1000)
 
 
-def test_on_one_machine_nothing_leaves_a_host() -> None:
-    results = buckets.report("60 layers", buckets.Place(2), figures())
-    assert not any("sent" in one.case for one in results)
+def test_beyond_the_gradients_is_what_a_ring_does_not_take() -> None:
+    jobs = {name: figures() for name in buckets.ALONE}
+    found = {one.variant: one for one in buckets.report_alone("60 layers", buckets.Place(2, 2), jobs)}
+    assert found["per-tensor"].median == pytest.approx(9 - 4 * 1500 / 1000)
+    assert found["timed"].median == pytest.approx(7 - 4 * 1500 / 1000)
