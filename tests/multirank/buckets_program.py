@@ -160,7 +160,9 @@ def errors() -> dict[str, str]:
 
 def pair() -> None:
     """Two ranks: every way to train, beside the synchronous one."""
-    bucket_cost.measure = lambda *_: (1e-4, 1e-7)  # a slow wire, so that more than one bucket is worth it
+    bucket_cost.measure = lambda *_: bucket_cost.Cost(
+        1e-4, 1e-7
+    )  # a slow wire, so that more than one bucket is worth it
     timed, synchronous = tsps.schedules.TimedBuckets, tsps.schedules.Synchronous
     optimizers: dict[str, Callable[[], Any]] = {
         "sgd": lambda: keras.optimizers.SGD(0.1),
@@ -194,7 +196,7 @@ def four() -> None:
     """Four ranks, the cost as measured; then ranks that are slow in other places, erratic ones, and refusals."""
     train("adam", keras.optimizers.Adam(0.01), tsps.schedules.Synchronous())
     train("adam buckets", keras.optimizers.Adam(0.01), tsps.schedules.TimedBuckets(profile_steps=PROFILE))
-    bucket_cost.measure = lambda *_: (1e-4, 1e-7)
+    bucket_cost.measure = lambda *_: bucket_cost.Cost(1e-4, 1e-7)
     place = hvd.rank() % (len(SIZES) - 2) + 1
     slow = np.eye(len(SIZES) - 1)[place] * 0.015
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE, gap_threshold=1.0)

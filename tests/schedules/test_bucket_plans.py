@@ -12,6 +12,7 @@ import pytest
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives.local import LocalCollectives
 from tf_sparse_ps.schedules import Plan, TimedBuckets
+from tf_sparse_ps.schedules.bucket_cost import Cost
 from tf_sparse_ps.schedules.bucket_plan import Gradient, sending
 from tf_sparse_ps.schedules.bucket_profile import Profile, make_plan, unconfirmed
 from tf_sparse_ps.schedules.gradient_set import GradientSet
@@ -24,9 +25,11 @@ def gradients(*sizes: int) -> list[Gradient]:
     return [Gradient(f"weight{i}", (size // 4,), "float32") for i, size in enumerate(sizes)]
 
 
-def plan_of(ready_ms: list[float], sizes: list[int], latency_ms: float, ms_per_mb: float, **options: Any) -> Plan:
-    times = np.array([ready_ms]) * 1e-3
-    return make_plan(gradients(*sizes), times, 2, latency_ms * 1e-3, ms_per_mb * 1e-3 / MB, **options)
+def plan_of(
+    ready_ms: list[float], sizes: list[int], latency_ms: float, ms_per_mb: float, share: float = 0.0, **options: Any
+) -> Plan:
+    cost = Cost(latency_ms * 1e-3, ms_per_mb * 1e-3 / MB, share)
+    return make_plan(gradients(*sizes), np.array([ready_ms]) * 1e-3, 2, cost, **options)
 
 
 THREE = [0.0, 1.0, 20.0, 21.0, 40.0, 41.0]  # ms, three clusters
@@ -43,6 +46,14 @@ def test_buckets_are_cut_in_the_widest_gaps_and_points_are_their_middles() -> No
 def test_buckets_follow_readiness_not_the_order_of_the_model() -> None:
     plan = plan_of(THREE[::-1], [MB] * 6, latency_ms=1, ms_per_mb=5)
     assert plan.buckets == ((4, 5), (2, 3), (0, 1))
+
+
+def test_sending_that_takes_the_processors_hides_nothing() -> None:
+    three = plan_of(THREE, [MB] * 6, latency_ms=1, ms_per_mb=5, share=0.25)
+    assert len(three.buckets) == 3
+    # The first two are sent beside computing, 11 ms each, which is done a quarter of that later.
+    assert three.candidates_s[2] == pytest.approx(0.052 + 0.25 * 0.022)
+    assert len(plan_of(THREE, [MB] * 6, latency_ms=1, ms_per_mb=5, share=1.0).buckets) == 1
 
 
 def test_gradients_that_come_evenly_go_one_by_one_where_operations_are_nearly_free() -> None:

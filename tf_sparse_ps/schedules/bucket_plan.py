@@ -50,6 +50,7 @@ class Plan:
       owners: With a server: the rank that updates each bucket. Else none.
       ready_s: When each gradient is ready, in this order of `gradients`: the median over the steps of the profile.
       latency_s, seconds_per_byte: What an all-reduce takes: latency_s + bytes * seconds_per_byte.
+      processor_share: What it takes of the node's processors meanwhile.
       candidates_s: When the last of 1, 2, 3, ... buckets would have been sent, by the cost model.
       steps: That were recorded.
       profiles: Made: more than 1 if a gap had to be looked at again.
@@ -64,6 +65,7 @@ class Plan:
     ready_s: tuple[float, ...] = ()
     latency_s: float = 0.0
     seconds_per_byte: float = 0.0
+    processor_share: float = 0.0
     candidates_s: tuple[float, ...] = ()
     steps: int = 0
     profiles: int = 0

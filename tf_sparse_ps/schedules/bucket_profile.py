@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tf_sparse_ps.schedules.bucket_cost import Cost
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan, sending
 
 MOST_BUCKETS = 64
 _WARM_UP = 1  # steps: the first one of a trace also makes executors, buffers and slots
-# A candidate within 5 % of the best one is as good, and fewer buckets are better: the model knows what an operation
-# costs on an idle machine, and nothing of the processor time that it takes from the model's own operations.
+# A candidate within 5 % of the best is as good, and fewer buckets are better: costs are measured on an idle machine.
 _AS_GOOD = 1.05
 _OF_THE_STEPS = 0.75  # that must show a gap for it to be the model's
 
@@ -73,8 +73,7 @@ def make_plan(
     gradients: Sequence[Gradient],
     times: NDArray[np.float64],
     world_size: int,
-    latency_s: float,
-    seconds_per_byte: float,
+    cost: Cost,
     *,
     server: bool = False,
     profiles: int = 1,
@@ -86,7 +85,7 @@ def make_plan(
       gradients: Of the model.
       times: float64[steps, gradients].
       world_size: Ranks.
-      latency_s, seconds_per_byte: Of an all-reduce.
+      cost: Of an all-reduce.
       server: Whether buckets get owners.
       profiles, erratic: As in `Plan`.
     """
@@ -95,10 +94,7 @@ def make_plan(
     ready[order] = medians
     candidates = [_buckets(order, cuts) for cuts in _nested_cuts(np.diff(medians))]
     sizes = [[sum(gradients[i].bytes for i in bucket) for bucket in buckets] for buckets in candidates]
-    ends = [
-        sending(ready.tolist(), of_bucket, buckets, latency_s, seconds_per_byte)[-1][1]
-        for buckets, of_bucket in zip(candidates, sizes, strict=True)
-    ]
+    ends = [_end(ready, of_bucket, buckets, cost) for buckets, of_bucket in zip(candidates, sizes, strict=True)]
     chosen = next(k for k, end in enumerate(ends) if end <= _AS_GOOD * min(ends))
     cuts = np.cumsum([len(bucket) for bucket in candidates[chosen]])[:-1]
     return Plan(
@@ -108,13 +104,24 @@ def make_plan(
         points_s=tuple(float(medians[cut - 1] + medians[cut]) / 2 for cut in cuts),
         owners=_owners(sizes[chosen], world_size) if server else (),
         ready_s=tuple(ready.tolist()),
-        latency_s=latency_s,
-        seconds_per_byte=seconds_per_byte,
+        latency_s=cost.latency_s,
+        seconds_per_byte=cost.seconds_per_byte,
+        processor_share=cost.processor_share,
         candidates_s=tuple(ends),
         steps=len(times),
         profiles=profiles,
         erratic=erratic,
     )
+
+
+def _end(
+    ready: NDArray[np.float64], bucket_bytes: Sequence[int], buckets: Sequence[Sequence[int]], cost: Cost
+) -> float:
+    """When all buckets have been sent, in seconds; what is sent beside computing delays it by its share."""
+    spans = sending(ready.tolist(), bucket_bytes, buckets, cost.latency_s, cost.seconds_per_byte)
+    computed = ready.max()
+    beside = sum(max(0.0, min(end, computed) - begin) for begin, end in spans)
+    return float(spans[-1][1] + cost.processor_share * beside)
 
 
 def _in_order(times: NDArray[np.float64]) -> tuple[list[int], NDArray[np.float64]]:

@@ -98,13 +98,11 @@ class GradientSet:
         erratic = world.broadcast_object(found, 0, f"{self.name}.erratic")
         if erratic and self._profiles < schedule.max_profiles:
             return
-        latency_s, seconds_per_byte = bucket_cost.measure(world, f"{self.name}.cost")
         made = bucket_profile.make_plan(
             self._gradients,
             times,
             world.size,
-            latency_s,
-            seconds_per_byte,
+            bucket_cost.measure(world, f"{self.name}.cost"),
             server=schedule.server,
             profiles=self._profiles,
             erratic=erratic,
