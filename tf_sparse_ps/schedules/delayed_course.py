@@ -96,8 +96,11 @@ class DelayedCourse(Course):
         gradient = tf.where(weight > 0.0, rule.flat(gradients), 0.0)
         number = self._sent.read_value()
         share = rule.local(gradient, rate, self._seen)
-        letters.send(number, rate, weight, gradient, share, sparse)
-        sent, in_cycle = number + 1, self._in_cycle + 1
+        put = letters.send(number, rate, weight, gradient, share, sparse)
+        # What is received below may change tables: not before this step has looked its rows up.
+        with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
+            sent = number + 1
+        in_cycle = self._in_cycle + 1
         self._sent.assign(sent)
         self._in_cycle.assign(in_cycle)
         self._with_samples.assign_add(tf.cast(weight > 0.0, tf.float32))

@@ -102,9 +102,10 @@ class Letters:
         gradient: tf.Tensor,
         share: tf.Tensor,
         sparse: SparseStep | None,
-    ) -> None:
-        """Puts a local step on its way; arguments as in `Delivery`."""
-        self._courier.put([number, rate, weight, gradient, share, *([] if sparse is None else sparse.tensors())])
+    ) -> tf.Operation | None:
+        """Puts a local step on its way; arguments as in `Delivery`. See `Courier.put`."""
+        tables = [] if sparse is None else sparse.tensors()
+        return self._courier.put([number, rate, weight, gradient, share, *tables])
 
     def close(self) -> None:
         """Tells the other ranks that this one has come to the end of a cycle."""
@@ -119,8 +120,17 @@ class Letters:
         received = self._courier.take()
         if self.sparse is not None and self._reproducible:
             step = self.sparse.of(received[_DENSE:])
-            step.wait(step.apply_reduced(step.number(), step.gradients))
+            with tf.control_dependencies(self._meet(received[0])):
+                applied = step.apply_reduced(step.number(), step.gradients)
+            step.wait(applied)
         return Delivery(*received[:_DENSE])
+
+    def _meet(self, number: tf.Tensor) -> list[tf.Tensor]:
+        """Waits for all ranks to receive this delivery: one that is behind must not see in the table what follows."""
+        job = self.sparse.job if self.sparse is not None else None
+        if job is None or job.size == len(job.leaders):  # one rank per node
+            return []
+        return self._collectives.allreduce([tf.cast(number, tf.float32)], f"{self._name}.delayed.meet", average=False)
 
     def weights(self, delivery: Delivery) -> tf.Tensor:
         """The sum of the ranks' weights in it, 0: nobody had anything."""
