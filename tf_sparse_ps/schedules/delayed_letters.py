@@ -17,6 +17,7 @@ from tf_sparse_ps.schedules.courier import Blanks, Courier
 from tf_sparse_ps.training import rank_weight
 
 if TYPE_CHECKING:
+    from tf_sparse_ps.job import Job
     from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
     from tf_sparse_ps.training.sparse_step import SparseStep
 
@@ -120,15 +121,14 @@ class Letters:
         received = self._courier.take()
         if self.sparse is not None and self._reproducible:
             step = self.sparse.of(received[_DENSE:])
-            with tf.control_dependencies(self._meet(received[0])):
+            with tf.control_dependencies(self._meet(step.job, received[0])):
                 applied = step.apply_reduced(step.number(), step.gradients)
             step.wait(applied)
         return Delivery(*received[:_DENSE])
 
-    def _meet(self, number: tf.Tensor) -> list[tf.Tensor]:
+    def _meet(self, job: Job, number: tf.Tensor) -> list[tf.Tensor]:
         """Waits for all ranks to receive this delivery: one that is behind must not see in the table what follows."""
-        job = self.sparse.job if self.sparse is not None else None
-        if job is None or job.size == len(job.leaders):  # one rank per node
+        if job.size == len(job.leaders):  # one rank per node
             return []
         return self._collectives.allreduce([tf.cast(number, tf.float32)], f"{self._name}.delayed.meet", average=False)
 
