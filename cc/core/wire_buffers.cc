@@ -4,8 +4,21 @@
 
 namespace tsps {
 
-Result<WireBuffers> WireBuffers::Unpack(const uint8_t* data, size_t size, size_t n_tables,
-                                        Executor& executor) {
+namespace {
+
+// With some room, so that rounds of about the same size need no other memory.
+template <typename T>
+void Resize(std::vector<T>& values, size_t n) {
+  if (n > values.capacity()) {
+    values = std::vector<T>();  // nothing of it need be copied
+    values.reserve(n + n / 16);
+  }
+  values.resize(n);
+}
+
+}  // namespace
+
+Status WireBuffers::Unpack(const uint8_t* data, size_t size, size_t n_tables, Executor& executor) {
   std::vector<WireReader> readers;
   for (size_t at = 0; at < size;) {
     TSPS_ASSIGN_OR_RETURN(WireReader reader, WireReader::Open(data + at, size - at));
@@ -20,20 +33,18 @@ Result<WireBuffers> WireBuffers::Unpack(const uint8_t* data, size_t size, size_t
   for (const WireReader& reader : readers) {
     for (size_t t = 0; t < n_tables; ++t) sizes[t] += reader.n(t);
   }
-  WireBuffers buffers;
-  buffers.held_.resize(n_tables);
-  buffers.tables_.resize(n_tables);
+  held_.resize(n_tables);
+  tables_.assign(n_tables, TableSets());
   std::vector<Status> statuses(n_tables);
-  ForEachItem(sizes, executor,
-              [&](size_t t) { statuses[t] = buffers.UnpackTable(readers, t, executor); });
-  TSPS_RETURN_IF_ERROR(FirstError(statuses));
-  return buffers;
+  ForEachItem(sizes, executor, [&](size_t t) { statuses[t] = UnpackTable(readers, t, executor); });
+  return FirstError(statuses);
 }
 
 Status WireBuffers::UnpackTable(const std::vector<WireReader>& readers, size_t table,
                                 Executor& executor) {
   TableSets& sets = tables_[table];
   if (!readers.empty()) sets.dim = readers.front().dim(table);
+  held_[table].resize(readers.size());
   for (size_t s = 0; s < readers.size(); ++s) {
     const WireReader& reader = readers[s];
     if (reader.dim(table) != sets.dim) {
@@ -41,17 +52,18 @@ Status WireBuffers::UnpackTable(const std::vector<WireReader>& readers, size_t t
                    " floats for table ", table, ", sender 0 of ", sets.dim);
     }
     const size_t n = reader.n(table);
-    Unpacked one{std::vector<int64_t>(n), std::vector<int32_t>(n), nullptr};
+    Unpacked& one = held_[table][s];
+    Resize(one.keys, n);
+    Resize(one.counts, n);
     TSPS_RETURN_IF_ERROR(reader.Keys(table, one.keys.data()));
     TSPS_RETURN_IF_ERROR(reader.Counts(table, one.counts.data()));
     const float* rows = reader.RowsInPlace(table);
     if (rows == nullptr) {
-      one.rows.reset(new float[n * sets.dim]);
-      reader.Rows(table, one.rows.get(), executor);
-      rows = one.rows.get();
+      Resize(one.rows, n * sets.dim);
+      reader.Rows(table, one.rows.data(), executor);
+      rows = one.rows.data();
     }
     sets.sets.push_back({one.keys.data(), one.counts.data(), rows, n});
-    held_[table].push_back(std::move(one));
   }
   return Status();
 }

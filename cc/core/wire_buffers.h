@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "core/executor.h"
@@ -16,12 +15,17 @@ namespace tsps {
 
 class WireBuffers {
  public:
-  // `data`: buffers one after another, each of PaddedBytes; must outlive this. DataLoss: see
-  // WireReader. InvalidArgument: a sender has other tables than `n_tables`, or than sender 0.
-  static Result<WireBuffers> Unpack(const uint8_t* data, size_t size, size_t n_tables,
-                                    Executor& executor);
+  WireBuffers() = default;
+  WireBuffers(const WireBuffers&) = delete;  // tables() points into this
+  WireBuffers& operator=(const WireBuffers&) = delete;
 
-  // [table], a set for each sender, in their order.
+  // `data`: buffers one after another, each of PaddedBytes; must outlive what tables() says of
+  // them. May be called again: the memory of the last call is used then, because in many rounds
+  // malloc would leave holes of that size. DataLoss: see WireReader. InvalidArgument: a sender has
+  // other tables than `n_tables`, or than sender 0.
+  Status Unpack(const uint8_t* data, size_t size, size_t n_tables, Executor& executor);
+
+  // Of the last call that succeeded: [table], a set for each sender, in their order.
   const std::vector<TableSets>& tables() const { return tables_; }
 
  private:
@@ -29,7 +33,7 @@ class WireBuffers {
   struct Unpacked {
     std::vector<int64_t> keys;
     std::vector<int32_t> counts;
-    std::unique_ptr<float[]> rows;  // null: they are used where they lie
+    std::vector<float> rows;  // unless they are used where they lie
   };
 
   Status UnpackTable(const std::vector<WireReader>& readers, size_t table, Executor& executor);

@@ -18,6 +18,7 @@
 #include "core/group.h"
 #include "core/node_exchange.h"
 #include "core/status.h"
+#include "core/wire_buffers.h"
 #include "kernels/tensors.h"
 
 namespace tsps {
@@ -42,6 +43,8 @@ class OpenGroup {
   // Runs `use` with the exchange, one caller at a time. FailedPrecondition before JoinExchange.
   Status WithExchange(const std::function<Status(NodeExchange&)>& use);
   bool HasExchange();
+  // What a round of the exchange has received; its memory is kept. Only inside WithExchange.
+  WireBuffers& received() { return received_; }
   // Tells the other ranks of the node, if it has joined them, which step this process is making.
   void ShowStep(int64_t step);
   // Gives up the writer lock and ends waits. Handles that ops still hold can go on reading.
@@ -57,6 +60,7 @@ class OpenGroup {
   std::unique_ptr<GroupWriter> writer_;  // after group_: destroyed first
   std::mutex exchange_mutex_;
   std::unique_ptr<NodeExchange> exchange_;
+  WireBuffers received_;
 };
 
 struct TableHandle {

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/wire_buffers.h"
 #include "kernels/async_kernel.h"
 #include "kernels/gradients.h"
 #include "kernels/node_merge.h"
@@ -121,10 +120,10 @@ class RingPutKernel {
       if (buffers.size() == 0) {
         return Error(Code::kInvalidArgument, "nothing was received in round ", round);
       }
-      TSPS_ASSIGN_OR_RETURN(const WireBuffers unpacked,
-                            WireBuffers::Unpack(buffers.data<const uint8_t>(), buffers.size(),
-                                                static_cast<size_t>(tables_), *executor));
-      return exchange.Put(static_cast<uint32_t>(round), unpacked.tables(), *executor);
+      WireBuffers& received = owner->received();
+      TSPS_RETURN_IF_ERROR(received.Unpack(buffers.data<const uint8_t>(), buffers.size(),
+                                           static_cast<size_t>(tables_), *executor));
+      return exchange.Put(static_cast<uint32_t>(round), received.tables(), *executor);
     });
   }
 

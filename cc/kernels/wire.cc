@@ -54,9 +54,9 @@ class UnpackMergeKernel {
     TSPS_ASSIGN_OR_RETURN(const int32_t world_size, context.Scalar<int32_t>(1, "world_size"));
     ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    TSPS_ASSIGN_OR_RETURN(const WireBuffers unpacked,
-                          WireBuffers::Unpack(buffers.data<const uint8_t>(), buffers.size(),
-                                              static_cast<size_t>(tables_), *executor));
+    WireBuffers unpacked;
+    TSPS_RETURN_IF_ERROR(unpacked.Unpack(buffers.data<const uint8_t>(), buffers.size(),
+                                         static_cast<size_t>(tables_), *executor));
     return MergeIntoOutputs(context, unpacked.tables(), reduction_, world_size, *executor);
   }
 

@@ -95,11 +95,10 @@ void Step(NodeExchange& rank, size_t node, Allgather& ring, const RankGradients&
   check(rank.Begin(Call(), tables, rounds, executor));
   std::vector<std::vector<uint8_t>> gathered(rounds);
   std::vector<GradientSet> own;
+  WireBuffers received;
   const auto put = [&](uint32_t round) {
-    auto buffers = WireBuffers::Unpack(gathered[round].data(), gathered[round].size(),
-                                       tables.size(), executor);
-    ASSERT_TRUE(buffers.ok()) << buffers.status().message();
-    check(rank.Put(round, buffers->tables(), executor));
+    check(received.Unpack(gathered[round].data(), gathered[round].size(), tables.size(), executor));
+    check(rank.Put(round, received.tables(), executor));
   };
   for (uint32_t round = 0; round < rounds; ++round) {
     check(rank.Take(round, tables, executor, &own));
