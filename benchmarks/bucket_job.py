@@ -3,7 +3,8 @@
 All variants are in one process, each with weights and an optimizer of its own, so that they share whatever the machine
 does meanwhile. A variant is "per-tensor" (an all-reduce operation for each gradient, as Horovod's own optimizers do it;
 "per-tensor again" is the A/A control), "synchronous", "timed", or "fixed N": buckets of about N bytes, in the reverse
-order of the variables, which is what is commonly done without a profile.
+order of the variables, which is what is commonly done without a profile. A plan that an earlier variant has is not
+trained by a second time: the same operations once more would show how much two models of a process differ by chance.
 """
 
 from __future__ import annotations
@@ -158,9 +159,19 @@ def main() -> None:
     random = np.random.default_rng(world.rank)
     inputs = [random.normal(size=(model.batch, model.features)).astype("float32") for _ in range(_BATCHES)]
     following = Cycle([tf.constant(one) for one in inputs])
-    variants = {name: Variant(model, _schedule(name, world.size)) for name in options.variant}
-    for variant in variants.values():
+    variants: dict[str, Variant] = {}
+    by_plan: dict[str, str] = {}  # the first variant of each plan, by the plan's hash
+    same: dict[str, str] = {}
+    for name in options.variant:
+        variant = Variant(model, _schedule(name, world.size))
+        given = getattr(variant.optimizer.schedule, "plan", None)
+        if given is not None and given.hash in by_plan:
+            same[name] = by_plan[given.hash]
+            continue
         _warm_up(variant, following)
+        variants[name] = variant
+        if plan := variant.optimizer.schedule_report().get("plan"):
+            by_plan[plan.hash] = name
 
     blocks: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     order = list(variants)
@@ -173,6 +184,7 @@ def main() -> None:
         figures = {
             "ranks": [{"local_rank": local_rank, "blocks": blocks} for local_rank, blocks in everywhere],
             "plans": {name: None if plan is None else plan.to_dict() for name, plan in plans.items()},
+            "same": same,
         }
         options.out.write_text(json.dumps(figures))
         if options.plot and plans.get("timed"):

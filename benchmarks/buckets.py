@@ -2,7 +2,8 @@
 
 A job is one of the models of `benchmarks.bucket_job` on 2 or 4 ranks, on this machine or on two emulated hosts; the
 variants take turns within the job, and what is compared is what stood side by side in the same turn. "per-tensor again"
-is the same as "per-tensor": half the distance between the quartiles of its ratios is what a ratio may be off.
+is the same as "per-tensor": half the distance between the quartiles of its ratios is what a ratio may be off. A fixed
+size that comes to the same plan as "timed", or as a smaller size, has its figures: it is the same thing.
 
 Bytes are those that leave a host. Beyond the gradients, of which a ring of N ranks takes 2 (N - 1) / N times their size
 over the cable of each host, that is what ranks tell each other to agree on what is ready (Horovod asks a thousand times
@@ -96,6 +97,7 @@ def report(model: str, place: Place, figures: dict[str, Any]) -> list[harness.Re
     results = []
     for figure, (words, unit) in _FIGURES.items():
         blocks = {name: _over_ranks(figures["ranks"], name, figure) for name in figures["plans"]}
+        blocks |= {name: blocks[other] for name, other in figures["same"].items()}
         for one in harness.summarize("buckets", f"{case}: {words}", blocks, peer=PEER, unit=unit):
             results.append(dataclasses.replace(one, parameters={**parameters, "figure": figure}))
         if figure == "step_ms":

@@ -28,7 +28,8 @@ def figures() -> dict[str, Any]:
         return {"local_rank": 0, "blocks": blocks}
 
     names = rank(0)["blocks"]
-    return {"ranks": [rank(0), rank(1)], "plans": {name: PLAN if name == "timed" else None for name in names}}
+    plans = {name: PLAN if name == "timed" else None for name in names}
+    return {"ranks": [rank(0), rank(1)], "plans": plans, "same": {}}
 
 
 def test_ratios_are_of_the_same_turn_and_of_the_slowest_rank() -> None:
@@ -38,6 +39,15 @@ def test_ratios_are_of_the_same_turn_and_of_the_slowest_rank() -> None:
     assert found["timed", "fixed 262144"].median == pytest.approx((6 / 5 + 8 / 5) / 2)
     assert found["timed", "per-tensor"].parameters["half_spread_of_control"] == pytest.approx((1.1 - 0.9) / 4)
     assert found["timed", "cpu_ms"].median == pytest.approx(2 * (5 + 6 + 8 + 8) / 2)
+
+
+def test_a_size_with_the_plan_of_another_variant_has_its_figures() -> None:
+    twins = figures() | {"same": {"fixed 1048576": "timed"}}
+    results = buckets.report("60 layers", buckets.Place(2, 2), twins)
+    found = {(one.variant, one.parameters["figure"]): one for one in results}
+    assert found["fixed 1048576", "cpu_ms"].median == found["timed", "cpu_ms"].median
+    # Not the best one here.
+    assert found["timed", "ratio"].parameters["to"] == "fixed 262144"
 
 
 def test_beyond_the_gradients_is_what_a_ring_does_not_take() -> None:
