@@ -7,7 +7,7 @@ namespace tsps {
 std::string ProcessState(int64_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
-  std::getline(in, line);
+  if (!std::getline(in, line)) return "gone";
   // pid (name, which may hold anything) state ...
   const size_t end = line.rfind(") ");
   const char state = end == std::string::npos ? '?' : line[end + 2];
@@ -22,6 +22,9 @@ std::string ProcessState(int64_t pid) {
       return "stopped by a signal";
     case 't':
       return "stopped by a debugger";
+    case 'Z':
+    case 'X':
+      return "gone";
     default:
       return "alive";
   }

@@ -7,9 +7,9 @@
 
 namespace tsps {
 
-// "stopped by a signal", "stopped by a debugger", "running", "waiting for a disk", ... in words
-// that follow "is". "alive" when the kernel does not tell. `pid` counts in this process's PID
-// namespace: a number from another one may be somebody else's here.
+// "stopped by a signal", "stopped by a debugger", "running", "waiting for a disk", "gone", ... in
+// words that follow "is". "alive" when the kernel tells something else. `pid` counts in this
+// process's PID namespace: a number from another one may be somebody else's here.
 std::string ProcessState(int64_t pid);
 
 }  // namespace tsps

@@ -184,6 +184,12 @@ Status SetPoolThreads(const KernelContext& context) {
   return Status();
 }
 
+// No inputs.
+Status HoldProcessEnd(const KernelContext&) {
+  HoldTerminate();
+  return Status();
+}
+
 }  // namespace
 
 void RegisterAdminKernels() {
@@ -197,6 +203,7 @@ void RegisterAdminKernels() {
   RegisterKernel<AdminKernel<DescribeGroup>>("TspsGroupInfo");
   RegisterKernel<AdminKernel<CloseGroup>>("TspsCloseGroup");
   RegisterKernel<AdminKernel<SetPoolThreads>>("TspsSetThreads");
+  RegisterKernel<AdminKernel<HoldProcessEnd>>("TspsHoldTerminate");
 }
 
 }  // namespace tsps

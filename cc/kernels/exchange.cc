@@ -43,7 +43,6 @@ class JoinExchangeKernel {
     options.rank = rank;
     options.mergers = static_cast<int>(mergers);
     options.window = static_cast<size_t>(window);
-    HoldTerminate();
     return owner->JoinExchange(folder, options);
   }
 };

@@ -156,7 +156,12 @@ std::vector<Op> Ops() {
        {"dtype: type", "name_of: string", "phase: {'begin', 'end'}"},
        {"value: dtype"},
        {"same: dtype"}},
-      {"TspsTimeline", true, PackShapes, {"action: {'start', 'stop'}"}, {}, {"spans: uint8"}},
+      {"TspsTimeline",
+       true,
+       PackShapes,
+       {"action: {'start', 'stop', 'in_flight'}"},
+       {},
+       {"spans: uint8"}},
       // Not stateful, as TspsMark.
       {"TspsReady",
        false,
@@ -207,6 +212,7 @@ std::vector<Op> Ops() {
        {"step: int64", "version: int64", "counters: int64"}},
       {"TspsCloseGroup", true, NoOutputs, {}, {"path: string"}, {}},
       {"TspsSetThreads", true, NoOutputs, {}, {"threads: int64", "writer_threads: int64"}, {}},
+      {"TspsHoldTerminate", true, NoOutputs, {}, {}, {}},
   };
 }
 

@@ -30,6 +30,21 @@ void Remember(std::vector<Timeline::Interval>* recent, const Timeline::Interval&
   recent->push_back(interval);
 }
 
+// A JSON list, which grows.
+class JsonSpans {
+ public:
+  void Add(const std::string& name, uint64_t begin_ns, uint64_t end_ns) {
+    if (text_.size() > 1) text_ += ",";
+    text_ += "[\"";
+    for (const char c : name) text_ += c == '"' || c == '\\' || c < ' ' ? '_' : c;
+    text_ += "\"," + std::to_string(begin_ns) + "," + std::to_string(end_ns) + "]";
+  }
+  std::string Text() const { return text_ + "]"; }
+
+ private:
+  std::string text_ = "[";
+};
+
 }  // namespace
 
 Timeline& Timeline::Get() {
@@ -46,16 +61,19 @@ void Timeline::Start() {
 std::string Timeline::Stop() {
   std::lock_guard<std::mutex> lock(mutex_);
   recording_ = false;
-  std::string json = "[";
+  JsonSpans json;
   for (const Span& span : spans_) {
-    if (json.size() > 1) json += ",";
-    json += "[\"";
-    for (const char c : span.name) json += c == '"' || c == '\\' || c < ' ' ? '_' : c;
-    json += "\"," + std::to_string(span.interval.begin_ns) + "," +
-            std::to_string(span.interval.end_ns) + "]";
+    json.Add(span.name, span.interval.begin_ns, span.interval.end_ns);
   }
   spans_.clear();
-  return json + "]";
+  return json.Text();
+}
+
+std::string Timeline::InFlight() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  JsonSpans json;
+  for (const auto& [name, begin_ns] : begun_) json.Add(name, begin_ns, NowNs());
+  return json.Text();
 }
 
 template <typename Name>
@@ -140,7 +158,7 @@ class TimelineKernel {
     if (action_ == "start") {
       Timeline::Get().Start();
     } else {
-      text = Timeline::Get().Stop();
+      text = action_ == "stop" ? Timeline::Get().Stop() : Timeline::Get().InFlight();
     }
     TSPS_ASSIGN_OR_RETURN(const Tensor out,
                           context.Output<uint8_t>(0, {static_cast<int64_t>(text.size())}));

@@ -30,6 +30,8 @@ class Timeline {
   void Start();
   // Stops, and returns a JSON list of [name, begin, end], times in nanoseconds.
   std::string Stop();
+  // Collectives that have begun and not ended, likewise; their end is now.
+  std::string InFlight();
 
   // A kernel's work.
   void AddWork(const char* name, Interval work, bool of_ring);

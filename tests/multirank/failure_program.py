@@ -1,8 +1,8 @@
 """One rank of the failure tests: trains until something happens to rank 2.
 
-Arguments: what happens ("kill", "stop", "slow", "late" to rank 2; "nan" to its gradient; "join": it calls hvd.join;
-"short": it has no more steps to make; "end": rank 0 works on when the others have ended), with "-buckets" or
-"-delayed" behind it for the schedule; the folder for results.
+Arguments: what happens ("kill", "stop", "slow", "late", "raise" to rank 2; "nan" to its gradient; "join": it calls
+hvd.join; "short": it has no more steps to make; "end": rank 0 works on when the others have ended), with "-dense"
+behind it for a model without tables, and "-buckets" or "-delayed" for the schedule; the folder for results.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def happen(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "raise":
+        raise ValueError("no such shard")
     else:
         time.sleep(60 if what == "slow" else 2)
 
@@ -36,28 +38,34 @@ def main() -> None:
     """Trains a table and a dense weight."""
     tsps.init()
     processes._EXIT_BARRIER_SECONDS = 1.0
-    (what, _, schedule), folder = sys.argv[1].partition("-"), Path(sys.argv[2])
+    what, *options = sys.argv[1].split("-")
+    folder = Path(sys.argv[2])
     rank = hvd.rank()
-    layer = tsps.Embedding(None, 8)
-    layer.build(None)
+    layer = None
+    if "dense" not in options:
+        layer = tsps.Embedding(None, 8)
+        layer.build(None)
     dense = tf.Variable(tf.ones([8]))
-    chosen = {
-        "buckets": tsps.schedules.TimedBuckets(profile_steps=4, max_profiles=1),
-        "delayed": tsps.schedules.DelayedGlobal(staleness=1),
-    }.get(schedule)
+    chosen = None
+    if "buckets" in options:
+        chosen = tsps.schedules.TimedBuckets(profile_steps=4, max_profiles=1)
+    elif "delayed" in options:
+        chosen = tsps.schedules.DelayedGlobal(staleness=1)
     optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), schedule=chosen)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.float32)])
     def step(ids: tf.Tensor, factor: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(factor * layer(ids) ** 2) + tf.reduce_sum(dense**2)
-        variables = [*layer.trainable_variables, dense]
+            loss = tf.reduce_sum(dense**2)
+            if layer is not None:
+                loss += tf.reduce_sum(factor * layer(ids) ** 2)
+        variables = [*(layer.trainable_variables if layer is not None else []), dense]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     print(f"rank {rank} is pid {os.getpid()}", flush=True)
     for number in range(1, LAST_STEP + 1):
         factor = 1.0
-        if number == AT_STEP and schedule == "buckets":
+        if number == AT_STEP and "buckets" in options:
             assert optimizer.schedule_report()["plan"] is not None
         if number == AT_STEP and rank == VICTIM and what != "end":
             print(f"rank {rank}: {what}", flush=True)

@@ -160,3 +160,8 @@ def close_group(path: tf.Tensor | str) -> None:
 def set_threads(threads: int, writer_threads: int) -> None:
     """Sets the sizes of the op library's thread pools: of all ops, and of updates. 0: all processors it may use."""
     lib.tsps_set_threads(threads, writer_threads)
+
+
+def hold_terminate() -> None:
+    """From now on std::terminate waits half a second before it ends the process: Horovod calls it when others end."""
+    lib.tsps_hold_terminate()

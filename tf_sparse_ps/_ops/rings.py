@@ -167,7 +167,16 @@ def start_timeline() -> None:
 
 def stop_timeline() -> list[tuple[str, int, int]]:
     """What has been recorded: names, beginnings and ends, in nanoseconds of the monotonic clock. Eager only."""
-    return [(name, begin, end) for name, begin, end in json.loads(bytes(lib.tsps_timeline(action="stop").numpy()))]
+    return _spans("stop")
+
+
+def in_flight() -> list[tuple[str, int, int]]:
+    """Collectives of this process that have begun and not ended, likewise; their end is now. Eager only."""
+    return _spans("in_flight")
+
+
+def _spans(action: str) -> list[tuple[str, int, int]]:
+    return [(name, begin, end) for name, begin, end in json.loads(bytes(lib.tsps_timeline(action=action).numpy()))]
 
 
 def node_merge(

@@ -33,6 +33,7 @@ from horovod.tensorflow import mpi_ops
 
 from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import last_words
+from tf_sparse_ps.collectives.board import LAST_WORDS, Board
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.collectives.protocol import PROCESS_SETS, CollectivesError
 
@@ -56,6 +57,7 @@ class HorovodCollectives(ProcessCollectives):
         self.rank, self.size = int(self._process_set.rank()), int(self._process_set.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         self.cross_rank, self.cross_size = int(hvd.cross_rank()), int(hvd.cross_size())
+        self.board = Board.of_launcher()
         self._lock = threading.RLock()
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._counters: dict[str, tf.Variable] = {}
@@ -146,10 +148,6 @@ class HorovodCollectives(ProcessCollectives):
             ) from error
         return HorovodCollectives(process_set) if self.rank in ranks else None
 
-    def last_words(self) -> str | None:
-        """See `Collectives.last_words`."""
-        return last_words.said()
-
     def enqueued(self) -> dict[str, int]:
         """How often each operation has run in this process, by name."""
         return {name: int(counter.numpy()) for name, counter in self._counters.items()}
@@ -226,13 +224,15 @@ class HorovodCollectives(ProcessCollectives):
 
     def _refuse_join(self, *_: Any, **__: Any) -> None:
         self.failed = True
-        raise RuntimeError(last_words.joined(self.rank))
+        text = last_words.joined(self.rank)
+        self.board.write(LAST_WORDS, text)
+        raise RuntimeError(text)
 
     def _connected(self) -> bool:
         return bool(hvd.is_initialized())
 
     def _missed_others(self, waited_s: float) -> None:
-        last_words.no_more_steps(self.rank, waited_s)
+        self.board.write(LAST_WORDS, last_words.no_more_steps(self.rank, waited_s))
 
 
 def _one(tensor: tf.Tensor) -> tf.Tensor:

@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tf_sparse_ps.collectives.board import Board
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -38,10 +40,12 @@ class Collectives(abc.ABC):
       local_rank, local_size: among the processes of this node. Local rank 0 is the node's leader.
       cross_rank, cross_size: this process among those with its local rank, one of each node that has so many. Where
         nodes have different numbers of ranks that is not the number of nodes: see `Job.leaders`.
+      board: where ranks can tell each other something outside of operations.
       host: what tells this process's node from the job's others; None: its hostname, or what horovodrun calls it.
     """
 
     kind: str
+    board: Board = Board()
     host: str | None = None
     rank: int
     size: int
@@ -124,10 +128,6 @@ class Collectives(abc.ABC):
         what the others may still use can be taken away; where it ends with an error, at once. Last registered, first
         run.
         """
-
-    def last_words(self) -> str | None:
-        """What a rank has said to all before it ended with an error, as far as that can be found out."""
-        return None
 
     @abc.abstractmethod
     def allgather_object(self, obj: Any, name: str) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops, optimizers, schedules
+from tf_sparse_ps import _keras, _ops, _table, optimizers, schedules
 from tf_sparse_ps import job as job_lib
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.layers import anchor
@@ -56,6 +56,7 @@ class Step:
         self._bound: set[str] = set()
         self._also: Callable[[], Sequence[Any]] = tuple
         self._dense_bytes = 0
+        self._begun: tf.Variable | None = None  # steps, counted when others may ask: see `failures`
 
     @property
     def _course(self) -> schedules.Course:
@@ -117,6 +118,8 @@ class Step:
         strategy = replicas.strategy_of_step(self._collectives)
         if strategy is None:
             job, tables, dense = self._prepare([pairs], 1)
+            if self._begun is not None:
+                self._begun.assign_add(1)
             if self._course.delays:
                 self._make_delayed(job, tables, dense)
                 return
@@ -216,6 +219,12 @@ class Step:
         course.step(gradients, variables, rate, weight, None)
         of_tables.wait(published)
 
+    def _making(self) -> int:
+        """Which step this process is making: of the tables, or, where there are none, the one that it has begun."""
+        if self._ring is not None:
+            return int(_table.Group.open(job_lib.current().group_path).info()["step"]) + 1
+        return int(self._begun) if self._begun is not None else 0
+
     def _bind(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
         owner = self._owner
         new = [one.table for one in tables if one.table.path not in self._bound]
@@ -245,7 +254,9 @@ class Step:
         if new:
             job.trained_by(self)
         if self._collectives.size > 1:
-            failures.report(self._collectives)
+            if self._begun is None:
+                self._begun = _keras.local_variable(0, "int64", f"tsps.{self._ordinal}.begun")
+            failures.report(self._collectives, self._making)
         if new and self._collectives.size > 1:
             binding.on_all(self._collectives, job.join_exchange, "tsps.exchange")
             failures.watch(job)
