@@ -2,8 +2,9 @@
 
 Two emulated hosts of one rank each. Their cables are slowed down until communicating alone takes as long as computing
 alone, which a job before finds out; then a synchronous step takes the sum of both, and one that overlaps them the
-larger. All ways take turns in one job: computing alone (gradients and the dense update), communicating alone (a
-synchronous step of gradients that are there already, with the update of weights and tables), and both.
+larger. A host has its own share of the processors, which is all that computing and communicating have on it. All ways
+take turns in one job: computing alone (gradients and the dense update), communicating alone (a synchronous step of
+gradients that are there already, with the update of weights and tables), and both.
 
 "late": each rank now and then takes twice the time. "one machine": two ranks and no cable, where communicating takes
 next to nothing.
@@ -25,7 +26,7 @@ from tqdm import tqdm
 from benchmarks import harness, host_job, hosts
 
 _FIRST_MBIT_PER_S = 200.0
-_BATCH = 8192  # computing takes long beside what communicating costs the processor
+_BATCH = 4096  # computing takes long beside what communicating costs the processor
 _QUICK_BATCH = 256
 _BOTH = ("synchronous", "delayed-1", "delayed-4")
 _JOB_S = 900.0
@@ -91,7 +92,7 @@ def job(
         command += ["--record", record] if record else []
         with (
             hosts.emulated(count, mbit_per_s=mbit_per_s) as network,
-            host_job.started(network, ranks_per_host, command) as started,
+            host_job.started(network, ranks_per_host, command, own_processors=True) as started,
         ):
             started.wait(_JOB_S)
         found: dict[str, Any] = json.loads(out.read_text())

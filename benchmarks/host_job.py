@@ -74,6 +74,7 @@ def started(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
+    own_processors: bool = False,
 ) -> Iterator[HostJob]:
     """Starts a program on all ranks; kills what is left of it afterwards.
 
@@ -82,8 +83,16 @@ def started(
         ranks_per_host: on each of them.
         command: with its arguments; its first word is an interpreter that has Horovod.
         env: added to the environment. The repository is on PYTHONPATH; tables lie in the host's /dev/shm.
+        own_processors: each rank gets an equal share of this machine's, for itself. Else they take from each other.
+
+    Raises:
+        ValueError: there are more ranks than processors to share.
     """
     size = len(hosts.names) * ranks_per_host
+    processors = sorted(os.sched_getaffinity(0))
+    share = len(processors) // size
+    if own_processors and not share:
+        raise ValueError(f"{size} ranks cannot have processors of their own: there are {len(processors)}")
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="tsps-host-job-") as folder, contextlib.ExitStack() as stack:
         stack.callback(_kill, processes)
@@ -114,7 +123,9 @@ def started(
             }
             environment.pop("TFSPS_JOB", None)
             with log.open("w") as output:
-                processes.append(hosts.start(command, host=host, env=environment, output=output))
+                own = ",".join(map(str, processors[rank * share : (rank + 1) * share]))
+                pinned = ["taskset", "--cpu-list", own] if own_processors else []
+                processes.append(hosts.start([*pinned, *command], host=host, env=environment, output=output))
         yield HostJob(processes, logs)
 
 

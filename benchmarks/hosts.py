@@ -23,7 +23,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-_TOOLS = ("ip", "tc", "mount", "nsenter", "setpriv", "unshare")
+_TOOLS = ("ip", "tc", "mount", "nsenter", "setpriv", "taskset", "unshare")
 _MOST = 200
 _CLOSE_S = 10.0
 _ISOLATE = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
