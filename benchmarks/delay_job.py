@@ -1,6 +1,6 @@
 """One rank of a job whose steps are made in several ways, by turns: computing alone, communicating alone, and both.
 
-The suite `delayed` starts it. Every way has a model of its own, of equal size: an MLP of 5.3 million weights, behind it
+The suite `delayed` starts it. Every way has a model of its own, of equal size: an MLP of 1.6 million weights, behind it
 (`--tables`) a table of 8 ids per sample.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.harness import Cycle, zipf_ids
 from tf_sparse_ps import _ops
 
 keras = tf.keras
-FIELDS, DIM, HIDDEN, ROWS, BATCH = 8, 64, 2048, 200_000, 1024
+FIELDS, DIM, HIDDEN, ROWS, BATCH = 8, 64, 1024, 200_000, 1024
 _WARMUP, _BATCHES = 3, 4
 # Of a late rank: how often, and for how many times the time that computing takes.
 _LATE_SHARE, _LATE_TIMES = 0.25, 1.0

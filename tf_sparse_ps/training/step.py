@@ -254,7 +254,7 @@ class Step:
         if new:
             job.trained_by(self)
         if self._collectives.size > 1:
-            if self._begun is None:
+            if self._begun is None and job is None:
                 self._begun = _keras.local_variable(0, "int64", f"tsps.{self._ordinal}.begun")
             failures.report(self._collectives, self._making)
         if new and self._collectives.size > 1:

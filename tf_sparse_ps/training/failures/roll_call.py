@@ -27,7 +27,7 @@ from tf_sparse_ps.training.failures.members import Member, Members, name_of
 from tf_sparse_ps.training.failures.node_watch import NodeWatch
 
 _CALL = "roll_call"
-_POLL_S = 0.025  # a look at a process costs 10 us
+_POLL_S = 0.05  # a look at a process costs 10 us
 _LONGEST_LOOK_S = 5.0
 _LOOKS_PER_S = 40.0  # of all ranks together, at the most: the launcher is one process
 _SETTLE_S = 0.3  # in which ranks that call at the same moment see who was last
@@ -176,7 +176,7 @@ class RollCall:
     def _run(self) -> None:
         before: list[tuple[str, int]] = []
         next_look = time.monotonic() + self._look_s
-        while not self._stop.wait(_POLL_S):
+        while not self._stop.wait(self._look_s if self._watches() else _POLL_S):
             watches = self._watches()
             if not watches and (dead := self._members.dead()) is not None:
                 self._report_death(dead)
