@@ -3,7 +3,6 @@
 #include <utility>
 
 namespace tsps {
-
 namespace {
 
 // With some room, so that rounds of about the same size need no other memory.

@@ -25,7 +25,7 @@ class WireBuffers {
   // other tables than `n_tables`, or than sender 0.
   Status Unpack(const uint8_t* data, size_t size, size_t n_tables, Executor& executor);
 
-  // Of the last call that succeeded: [table], a set for each sender, in their order.
+  // Of the last call, if it succeeded: [table], a set for each sender, in their order.
   const std::vector<TableSets>& tables() const { return tables_; }
 
  private:

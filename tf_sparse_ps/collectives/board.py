@@ -40,6 +40,10 @@ class Board:
         """What was written last; "" if nothing was."""
         return self._request("GET", key, None)
 
+    def reason(self) -> str:
+        """Why a rank has ended or is waited for, from itself or else from others; "" if nobody has said."""
+        return self.read(LAST_WORDS) or self.read(FOUND)
+
     def write(self, key: str, text: str) -> None:
         """In place of what was there."""
         self._request("PUT", key, text.encode())

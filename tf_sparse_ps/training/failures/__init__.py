@@ -126,7 +126,7 @@ def explain(error: BaseException, timeout_s: float = 2.0) -> BaseException:
     while sources and found is None and time.monotonic() < began + timeout_s:
         found = next((one.found for one in sources if one.found), None)
         if found is None and board is not None and _may_be_anothers(error):
-            told = board.read(LAST_WORDS) or board.read(FOUND)
+            told = board.reason()
             found = RankLost(f"rank {_rank}: {told}") if told else None
         # A death shows soon. What is left of the time is for other nodes, to be told.
         if found is None and time.monotonic() > began + timeout_s / 2:

@@ -9,42 +9,29 @@ its operations of the same step.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from typing import Any
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.collectives.board import FOUND, LAST_WORDS, Board
+from tf_sparse_ps.collectives.board import LAST_WORDS, Board
 from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.table_binding import eager_ops
-from tf_sparse_ps.training.failures import ending
 from tf_sparse_ps.training.failures.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped
+from tf_sparse_ps.training.failures.watcher import Watcher
 
 _POLL_S = 0.025  # a look costs 5 us per rank
 _OWN_FAILURE_S = 1.0  # how long to wait for a failure of this rank's own, once another's is there
 
 
-class NodeWatch:
-    """A thread that waits for the death of another rank of this node.
-
-    Attributes:
-      found: What to raise for it; None: all live.
-    """
+class NodeWatch(Watcher):
+    """Waits for the death of another rank of this node, or for a failure of their merges."""
 
     def __init__(self, job: Any, board: Board) -> None:
         """Watches the ranks that have joined the exchange of `job`'s node."""
-        self.found: RankDied | RankLost | ExchangeFailed | None = None
-        self._group, self._node, self._rank = job.group_path, job.node, job.rank
-        self._leader, self._board = job.leaders[job.node], board
+        super().__init__("tsps-rank-watch", job.rank, board)
+        self._group, self._node, self._leader = job.group_path, job.node, job.leaders[job.node]
         self._ranks = _table.NodeRanks.open(job.exchange_path, job.collectives.local_size)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tsps-rank-watch", daemon=True)
         self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._stop.set()
-        self._thread.join(1.0)
 
     def leave(self) -> None:
         """Tells the other ranks of the node that this one needs them no more."""
@@ -72,7 +59,7 @@ class NodeWatch:
                 failed_since = failed_since or time.monotonic()
                 waited = time.monotonic() > failed_since + _OWN_FAILURE_S
                 if waited or failed[0].rank == self._rank or not failed[0].alive:
-                    self._report(ExchangeFailed, self._failure_of(failed[0]))
+                    self._tell(ExchangeFailed, self._failure_of(failed[0]))
                     return
                 continue
             dead = [one for one in ranks if not one.alive and not one.left and one.rank != self._rank]
@@ -82,15 +69,15 @@ class NodeWatch:
 
     def _report_death(self, dead: Any, step: int) -> None:
         if said := self._board.read(LAST_WORDS):
-            self._report(RankLost, said)
+            self._tell(RankLost, said)
         elif dead.rank == self._leader:
-            self._report(
+            self._tell(
                 LeaderDied,
                 f"the leader of node {self._node} (pid {dead.pid}) died after step {step} of {self._group}; "
                 f"step {step + 1} will not be made",
             )
         else:
-            self._report(
+            self._tell(
                 RankDied,
                 f"rank {dead.rank} of node {self._node} (pid {dead.pid}) died in step {dead.step}; the tables are as "
                 f"of step {step}",
@@ -102,8 +89,3 @@ class NodeWatch:
         return (
             f"rank {failed.rank} of node {self._node} (pid {failed.pid}) failed in step {failed.step}: {failed.failure}"
         )
-
-    def _report(self, kind: type[RankDied] | type[RankLost] | type[ExchangeFailed], text: str) -> None:
-        self.found = kind(f"rank {self._rank}: {text}")
-        self._board.write_first(FOUND, text)
-        ending.tell(self.found, self._rank, self._stop)

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.collectives.board import FOUND, LAST_WORDS, Board
+from tf_sparse_ps.collectives.board import FOUND, Board
 from tf_sparse_ps.collectives.protocol import timeout_s
-from tf_sparse_ps.training.failures import ending
 from tf_sparse_ps.training.failures.errors import RankDied, RankLost, RankStopped
 from tf_sparse_ps.training.failures.members import Member, Members, name_of
 from tf_sparse_ps.training.failures.node_watch import NodeWatch
+from tf_sparse_ps.training.failures.watcher import Watcher
 
 _CALL = "roll_call"
 _POLL_S = 0.05  # a look at a process costs 10 us
@@ -118,14 +117,11 @@ def _in_flight() -> list[tuple[str, int]]:
     return [(name, begin) for name, begin, _ in _ops.in_flight()]
 
 
-class RollCall:
-    """A thread that answers when the roll is called, and calls it.
+class RollCall(Watcher):
+    """Answers when the roll is called, and calls it.
 
     Where no `NodeWatch` sees the other ranks of the node, because there are no tables, it looks whether their processes
     live, too.
-
-    Attributes:
-      found: What to raise for a rank that died or does not come; None: nothing is known.
     """
 
     def __init__(
@@ -143,23 +139,15 @@ class RollCall:
           step: Says which step this process is making; called from a thread.
           watches: Of this process, as of now.
         """
-        self.found: RankDied | RankLost | None = None
-        self._rank, self._size = collectives.rank, collectives.size
-        self._board, self._step, self._watches = board, step, watches
+        super().__init__("tsps-roll-call", collectives.rank, board)
+        self._size, self._step, self._watches = collectives.size, step, watches
         self._members = Members(collectives, board)
         self._timeout_s = timeout_s()
         self._look_s = max(min(self._timeout_s / 8, _LONGEST_LOOK_S), self._size / _LOOKS_PER_S)
         # How long before the time is over the roll is called, so that all have looked by then.
         self._lead_s = min(4 * self._look_s + 1.0, 0.75 * self._timeout_s)
         self._answered = ""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tsps-roll-call", daemon=True)
         self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._stop.set()
-        self._thread.join(1.0)
 
     def leave(self) -> None:
         """Tells the other ranks that this one needs them no more."""
@@ -198,16 +186,11 @@ class RollCall:
                 self._ask(wait)
 
     def _report_death(self, dead: int) -> None:
-        text = self._board.read(LAST_WORDS) or self._board.read(FOUND)
-        kind: type[RankDied] | type[RankLost] = RankLost if text else RankDied
-        name = name_of(dead, self._members.all[dead])
-        text = text or f"{name} died; rank {self._rank} is in step {self._step()}"
-        self._tell(kind(f"rank {self._rank}: {text}"), text)
-
-    def _tell(self, found: RankDied | RankLost, text: str) -> None:
-        self.found = found
-        self._board.write_first(FOUND, text)
-        ending.tell(found, self._rank, self._stop)
+        if said := self._board.reason():
+            self._tell(RankLost, said)
+        else:
+            name = name_of(dead, self._members.all[dead])
+            self._tell(RankDied, f"{name} died; rank {self._rank} is in step {self._step()}")
 
     def _answer(self, call: str) -> None:
         if call == self._answered:
@@ -233,14 +216,14 @@ class RollCall:
             self._board.write_first(FOUND, self._verdict(call, wait))
         text = ""
         while not text and wait.goes_on() and wait.seconds() < self._timeout_s + self._lead_s:
-            text = self._board.read(LAST_WORDS) or self._board.read(FOUND)
+            text = self._board.reason()
             if self._stop.wait(0 if text else _POLL_S * 4):
                 return
         if call == own:
             self._board.write(_CALL, "")
         if wait.goes_on() and not any(one.found for one in self._watches()):
             text = text or f"waited {wait} of step {self._step()} for other ranks; nobody says for which"
-            self._tell(RankLost(f"rank {self._rank}: {text}"), text)
+            self._tell(RankLost, text)
 
     def _verdict(self, call: str, wait: _Wait) -> str:
         said = {r: self._board.read(f"{call}.{r}") for r in range(self._size)}
