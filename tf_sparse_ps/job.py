@@ -53,17 +53,16 @@ _FUSION_BYTES, _ORDER_BYTES = protocol.FUSION_BYTES, 8 << 20
 
 
 def exchange_window(nodes: int, mergers: int) -> int:
-    """Shared memory of a node for one round of gradients, in bytes; as much again for what is merged from them.
+    """Shared memory of a node for one round of gradients, in bytes; up to as much again for what is merged from them.
 
     Args:
       nodes: Of the job.
       mergers: Ranks of a node that merge, each with its own buffers.
     """
-    if nodes == 1:
-        return EXCHANGE_BUDGET_BYTES // 2
-    # In pieces of a round's share of one merger: 2 contributed and merged, 2 packed, and of every node 2 received, 1
-    # unpacked and 1 merged; a quarter more for rows that are longer as a node's than as a rank's, and for hash tables.
-    pieces = 4 + 4 * nodes
+    # In pieces of a round's share of one merger: 2 contributed and merged; of several nodes 2 packed, and of every node
+    # 2 received, 1 unpacked and 1 merged; a quarter more for rows that are longer as a node's than as a rank's, and for
+    # hash tables.
+    pieces = 2 if nodes == 1 else 4 + 4 * nodes
     piece = (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 // (5 * pieces)
     return mergers * max(piece, _LEAST_PIECE_BYTES)
 
