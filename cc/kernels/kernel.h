@@ -63,6 +63,7 @@ void RegisterKernel(const char* op) {
 void RegisterLookupKernels();
 void RegisterPooledKernels();
 void RegisterReduceKernels();
+void RegisterDenseKernels();
 void RegisterExchangeKernels();
 void RegisterRingKernels();
 void RegisterWireKernels();

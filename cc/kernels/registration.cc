@@ -74,6 +74,18 @@ std::vector<Op> Ops() {
        {tables},
        {"weight: float", "keys: T * int64", "grads: T * float"},
        {"kept_keys: T * int64", "kept_grads: T * float"}},
+      {"TspsWeightedConcat",
+       false,
+       WeightedConcatShapes,
+       {"N: int >= 1"},
+       {"tensors: N * float", "weight: float"},
+       {"buffer: float"}},
+      {"TspsMeanSplit",
+       false,
+       MeanSplitShapes,
+       {"N: int >= 1"},
+       {"like: N * float", "sums: float", "weights: float"},
+       {"means: N * float"}},
       {"TspsPack",
        false,
        PackShapes,
@@ -239,6 +251,7 @@ bool RegisterAll() {
   RegisterLookupKernels();
   RegisterPooledKernels();
   RegisterReduceKernels();
+  RegisterDenseKernels();
   RegisterExchangeKernels();
   RegisterRingKernels();
   RegisterWireKernels();

@@ -75,6 +75,17 @@ class Inference {
     return TF_DimensionHandleValueKnown(dimension.get()) ? TF_DimensionHandleValue(dimension.get())
                                                          : -1;
   }
+  // Number of elements; -1 when unknown.
+  int64_t Size(const Shape& shape) {
+    if (failed() || !TF_ShapeInferenceContextRankKnown(context_, shape.get())) return -1;
+    int64_t size = 1;
+    for (int axis = 0; axis < TF_ShapeInferenceContextRank(context_, shape.get()); ++axis) {
+      const int64_t dimension = Dimension(shape, axis);
+      if (dimension < 0) return -1;
+      size *= dimension;
+    }
+    return size;
+  }
   void SetOutput(int index, const Shape& shape) {
     if (!failed()) TF_ShapeInferenceContextSetOutput(context_, index, shape.get(), status_);
   }
@@ -222,6 +233,23 @@ void KeepIfShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
     inference.SetOutput(tables + t,
                         inference.Concatenate(inference.Vector(), inference.Vector(width)));
   }
+}
+
+// Inputs: tensors N, weight. Output: buffer.
+void WeightedConcatShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  int64_t total = 0;
+  for (int i = 0; i + 1 < inference.inputs() && total >= 0; ++i) {
+    const int64_t size = inference.Size(inference.Input(i));
+    total = size < 0 ? -1 : total + size;
+  }
+  inference.SetOutput(0, inference.Vector(total));
+}
+
+// Inputs: like N, sums, weights. Outputs: means N.
+void MeanSplitShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  for (int i = 0; i < inference.outputs(); ++i) inference.SetOutput(i, inference.Input(i));
 }
 
 // Outputs: a vector.

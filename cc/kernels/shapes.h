@@ -25,6 +25,8 @@ void PooledWeightGradShapes(TF_ShapeInferenceContext*, TF_Status*);
 void MergeShapes(TF_ShapeInferenceContext*, TF_Status*);
 void RingInfoShapes(TF_ShapeInferenceContext*, TF_Status*);
 void KeepIfShapes(TF_ShapeInferenceContext*, TF_Status*);
+void WeightedConcatShapes(TF_ShapeInferenceContext*, TF_Status*);
+void MeanSplitShapes(TF_ShapeInferenceContext*, TF_Status*);
 void RingRoundsShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PackShapes(TF_ShapeInferenceContext*, TF_Status*);
 void UnpackMergeShapes(TF_ShapeInferenceContext*, TF_Status*);

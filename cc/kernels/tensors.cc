@@ -122,6 +122,18 @@ Result<Tensor> KernelContext::Output(int index, TF_DataType type, size_t item,
   return owner;
 }
 
+Result<Tensor> KernelContext::InputAsOutput(int input, int output,
+                                            const std::vector<int64_t>& shape) const {
+  const StatusOwner status(TF_NewStatus());
+  Tensor owner(TF_ForwardInputOrAllocateOutput(raw_, &input, 1, output, shape.data(),
+                                               static_cast<int>(shape.size()), nullptr,
+                                               status.get()));
+  if (TF_GetCode(status.get()) != TF_OK) {
+    return FromTensorFlow(status.get(), "output", std::to_string(output).c_str());
+  }
+  return owner;
+}
+
 Status KernelContext::OutputScalar(int index, int64_t value) const {
   TSPS_ASSIGN_OR_RETURN(const Tensor tensor, Output<int64_t>(index, {}));
   *tensor.data<int64_t>() = value;

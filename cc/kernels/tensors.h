@@ -85,6 +85,9 @@ class KernelContext {
     return Status();
   }
   Status OutputScalar(int index, int64_t value) const;
+  // Output `output`, of the input's type: in the input's buffer if nobody else has it, else in one
+  // of its own.
+  Result<Tensor> InputAsOutput(int input, int output, const std::vector<int64_t>& shape) const;
   // Output `output` is input `input`, uncopied.
   Status Forward(int input, int output) const;
 

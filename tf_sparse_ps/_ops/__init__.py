@@ -6,6 +6,7 @@ A carrier is a `float32[0, dim]` tensor, in practice the value of a layer's anch
 shape inference, and the gradient that arrives at it is the table's sparse gradient.
 """
 
+from tf_sparse_ps._ops.dense import mean_split, weighted_concat
 from tf_sparse_ps._ops.groups import (
     COUNTERS,
     GroupInfo,
@@ -81,6 +82,7 @@ __all__ = [
     "lib",
     "lookup",
     "mark",
+    "mean_split",
     "merge",
     "node_apply",
     "node_merge",
@@ -102,4 +104,5 @@ __all__ = [
     "stop_timeline",
     "unpack_merge",
     "wait_step",
+    "weighted_concat",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.training import rank_weight
 
@@ -36,7 +37,7 @@ class Packing:
         self._placed: list[list[int]] = []  # which tensors are in each buffer
         fused: dict[str, list[int]] = {}
         for i, tensor in enumerate(tensors):
-            if tensor.shape.num_elements() * tensor.dtype.size < concatenate_below:
+            if _bytes(tensor) < concatenate_below:
                 fused.setdefault(tensor.dtype.name, []).append(i)
             else:
                 self._placed.append([i])
@@ -44,12 +45,6 @@ class Packing:
         for members in fused.values():
             self._placed.append(members)
             self.buffers.append(tf.concat([tf.reshape(tensors[i], [-1]) for i in members], axis=0))
-
-    def last_number(self, buffers: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The last element of the last tensor, which must be a small one: a scalar."""
-        last = len(self._shapes) - 1
-        position = next(position for position, members in enumerate(self._placed) if members[-1] == last)
-        return tf.reshape(buffers[position], [-1])[-1]
 
     def unpack(self, buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors in buffers like those that were packed."""
@@ -65,8 +60,8 @@ class Packing:
 class WeightedPacking:
     """Gradients on their way to their weighted mean, in the buffers that are to be added up over the ranks.
 
-    The ranks' weights travel along as the gradient of one more weight, which is 1 on every rank: the last of the
-    float32 buffer.
+    The ranks' weights travel along as the gradient of one more weight, which is 1 on every rank. It is the last of the
+    small float32 tensors, which are one buffer; the others go as `Packing` has them.
 
     Attributes:
       buffers: What travels, multiplied by this rank's weight.
@@ -79,13 +74,25 @@ class WeightedPacking:
         concatenate_below: float = CONCATENATE_BELOW_BYTES,
     ) -> None:
         """Packs; `weight` is this rank's."""
-        self._packing = Packing([*gradients, tf.ones([1], tf.float32)], concatenate_below)
+        self._small = [
+            i for i, one in enumerate(gradients) if one.dtype == tf.float32 and _bytes(one) < concatenate_below
+        ]
+        small = set(self._small)
+        self._others = [i for i in range(len(gradients)) if i not in small]
+        self._packing = Packing([gradients[i] for i in self._others], concatenate_below)
+        self._like = [*(gradients[i] for i in self._small), tf.ones([1], tf.float32)]
         self.buffers = [rank_weight.weighted(one, weight) for one in self._packing.buffers]
+        self.buffers.append(_ops.weighted_concat(self._like, weight))
 
     def means(self, sums: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The gradients' means, and the sum of weights, from the sums of all ranks' buffers."""
-        weights = self._packing.last_number(sums)
-        return self._packing.unpack([rank_weight.mean(one, weights) for one in sums])[:-1], weights
+        *others, joined = sums
+        weights = joined[-1]
+        means = dict(zip(self._small, _ops.mean_split(self._like, joined, weights), strict=False))  # all but the last
+        means |= zip(
+            self._others, self._packing.unpack([rank_weight.mean(one, weights) for one in others]), strict=True
+        )
+        return [means[i] for i in range(len(means))], weights
 
 
 def average(
@@ -111,3 +118,7 @@ def average(
     packing = WeightedPacking(gradients, weight)
     means, weights = packing.means(collectives.allreduce(packing.buffers, name, average=False))
     return means, [weights]
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    return tensor.shape.num_elements() * tensor.dtype.size

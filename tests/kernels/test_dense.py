@@ -1,0 +1,94 @@
+"""Dense gradients as one buffer, against TensorFlow's ops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps.training import rank_weight
+
+SHAPES = [(3, 4), (), (0, 5), (70_000,), (1,), (2, 3, 4)]
+
+
+@pytest.fixture
+def tensors() -> list[tf.Tensor]:
+    draw = np.random.default_rng(0)
+    made = [draw.normal(size=shape).astype("float32") for shape in SHAPES]
+    made[0][1, 2], made[0][2, 0], made[3][69_999] = np.nan, np.inf, -np.inf
+    return [tf.constant(one) for one in made]
+
+
+def flat(tensors: list[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(one, [-1]) for one in tensors], 0)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3, 0.0, float("nan")])
+def test_concat_multiplies_as_tensorflow_does(mode, tensors, weight):
+    found = mode(lambda: _ops.weighted_concat(tensors, tf.constant(weight)))()
+    np.testing.assert_array_equal(found, rank_weight.weighted(flat(tensors), tf.constant(weight)))
+
+
+@pytest.mark.parametrize("weights", [1.0, 3.0, 0.0, float("nan"), float("inf")])
+def test_split_divides_as_tensorflow_does(mode, tensors, weights):
+    sums = flat(tensors)
+    found = mode(lambda: _ops.mean_split(tensors, sums, tf.constant(weights)))()
+    for one, tensor in zip(found, tensors, strict=True):
+        assert one.shape == tensor.shape
+        np.testing.assert_array_equal(one, rank_weight.mean(tensor, tf.constant(weights)))
+
+
+def test_results_take_the_memory_of_tensors_that_nobody_needs_only(tensors):
+    kept = tf.constant([1.0, 2.0])
+
+    @tf.function(autograph=False)
+    def split(sums: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        made = tf.exp(kept)  # nobody else's, but for the second call
+        means = _ops.mean_split([kept, made, made + 1.0], sums, tf.constant(2.0))
+        return means, tf.identity(made)
+
+    for _ in range(2):
+        means, made = split(tf.range(6.0))
+        np.testing.assert_array_equal(tf.stack(means), [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]])
+        np.testing.assert_array_equal(kept, [1.0, 2.0])
+        np.testing.assert_allclose(made, np.exp([1.0, 2.0]), rtol=1e-6)
+
+
+def test_shapes_are_inferred(tensors):
+    @tf.function(input_signature=[tf.TensorSpec([2, 3]), tf.TensorSpec([None])])
+    def shapes(known: tf.Tensor, unknown: tf.Tensor) -> tf.Tensor:
+        assert _ops.weighted_concat([known, known], tf.constant(1.0)).shape == [12]
+        assert _ops.weighted_concat([known, unknown], tf.constant(1.0)).shape.as_list() == [None]
+        first, second = _ops.mean_split([known, unknown], tf.zeros([9]), tf.constant(1.0))
+        assert first.shape == [2, 3] and second.shape.as_list() == [None]
+        return first
+
+    shapes(tf.zeros([2, 3]), tf.zeros([3]))
+
+
+def test_as_many_sums_as_elements(mode):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many elements as the tensors in like, 6. Received: 5"):
+        mode(lambda: _ops.mean_split([tf.zeros([2, 3])], tf.zeros([5]), tf.constant(1.0)))()
+
+
+def test_gradients_are_those_of_tensorflow(mode):
+    draw = np.random.default_rng(1)
+    tensors = [tf.constant(draw.normal(size=shape).astype("float32")) for shape in [(2, 3), (), (4,)]]
+    weight, weights = tf.constant(0.7), tf.constant(1.9)
+
+    def ours() -> list[tf.Tensor]:
+        buffer = _ops.weighted_concat(tensors, weight)
+        return _ops.mean_split([tf.zeros_like(one) for one in tensors], buffer * buffer, weights)
+
+    def theirs() -> list[tf.Tensor]:
+        return [rank_weight.mean(rank_weight.weighted(one, weight) ** 2, weights) for one in tensors]
+
+    def gradients(function) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch([*tensors, weight, weights])
+            loss = tf.add_n([tf.reduce_sum(tf.sin(one)) for one in function()])
+        return tape.gradient(loss, [*tensors, weight, weights])
+
+    for found, expected in zip(mode(lambda: gradients(ours))(), gradients(theirs), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
