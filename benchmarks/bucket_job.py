@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def main() -> None:
     parser.add_argument("--variant", action="append", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--blocks", type=int, required=True)
+    parser.add_argument("--blocks", type=int, required=True, help="turns of each variant, at least")
+    parser.add_argument("--seconds", type=float, required=True, help="in which there may be more turns")
     parser.add_argument("--steps", type=int, required=True, help="in a block")
     parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
     parser.add_argument("--plot", type=Path, help="PNG of the plan, from rank 0")
@@ -175,7 +177,7 @@ def main() -> None:
 
     blocks: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     order = list(variants)
-    for turn in range(options.blocks):
+    for turn in _turns(world, options.blocks, options.seconds):
         for name in order if turn % 2 == 0 else reversed(order):
             blocks[name].append(_block(variants[name], following, options, world, tensors))
     everywhere = world.allgather_object((int(os.environ.get("HOROVOD_LOCAL_RANK", 0)), blocks), "bench.blocks")
@@ -200,6 +202,16 @@ def _warm_up(variant: Variant, following: Cycle[tf.Tensor]) -> None:
             break
     for _ in range(4):
         variant.step(following())
+
+
+def _turns(world: Any, least: int, seconds: float) -> Iterator[int]:
+    """Numbers of turns, until there were enough and rank 0's time is over."""
+    began = time.monotonic()
+    for turn in itertools.count():
+        more = turn < least or time.monotonic() - began < seconds
+        if not world.broadcast_object(more, 0, "bench.more"):
+            return
+        yield turn
 
 
 def _block(

@@ -1,7 +1,8 @@
 """The buckets suite: TimedBuckets beside an operation per gradient, the plain schedule, and buckets of fixed sizes.
 
 A job is one of the models of `benchmarks.bucket_job` on 2 or 4 ranks, on this machine or on two emulated hosts; the
-variants take turns within the job, and what is compared is what stood side by side in the same turn. "per-tensor again"
+variants take turns within the job, and what is compared is what stood side by side in the same turn. Steps take 15 ms to
+2 s, and the short ones vary most: there are turns for 10 s per --blocks, and at least half of --blocks. "per-tensor again"
 is the same as "per-tensor": half the distance between the quartiles of its ratios is what a ratio may be off. A fixed
 size that comes to the same plan as "timed", or as a smaller size, has its figures: it is the same thing.
 
@@ -36,6 +37,7 @@ VARIANTS = (PEER, "synchronous", "timed", CONTROL, *FIXED)
 MODELS = ("400 x 1k floats", "60 layers", "120 x 64k floats")
 ALONE = (PEER, CONTROL, "timed")  # in jobs of their own, too, on hosts
 _STEPS = 10  # in a block
+_SECONDS = 10.0  # of turns, per --blocks
 _JOB_S = 1800.0
 # Horovod forgets operations beyond that many, 1,024 by default: the variants together have more.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CACHE_CAPACITY": "8192"}
@@ -79,7 +81,7 @@ def run(options: harness.Options) -> list[harness.Result]:
                 bar.set_postfix_str(f"{model}, {place.words}")
                 results += report(model, place, job(model, place, VARIANTS, options))
                 if place.hosts:
-                    jobs = {name: job(model, place, (name,), options) for name in ALONE}
+                    jobs = {name: job(model, place, (name,), options, seconds=0.0) for name in ALONE}
                     results += report_alone(model, place, jobs)
                 bar.update()
     return results
@@ -162,8 +164,10 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def job(model: str, place: Place, variants: Sequence[str], options: harness.Options) -> dict[str, Any]:
-    """Runs a job of some variants; returns the figures of bucket_job."""
+def job(
+    model: str, place: Place, variants: Sequence[str], options: harness.Options, seconds: float = _SECONDS
+) -> dict[str, Any]:
+    """Runs a job of some variants, for so many seconds per --blocks; returns the figures of bucket_job."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         # The suite's folder is what may be looked at afterwards.
@@ -171,7 +175,8 @@ def job(model: str, place: Place, variants: Sequence[str], options: harness.Opti
         plot.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.bucket_job", "--model", model, "--out", str(out)]
         command += ["--threads", str(max(1, options.threads // place.ranks)), "--plot", str(plot)]
-        command += ["--blocks", str(2 if options.quick else options.blocks), "--steps", str(_STEPS)]
+        command += ["--blocks", str(max(2, 0 if options.quick else options.blocks // 2)), "--steps", str(_STEPS)]
+        command += ["--seconds", str(0.0 if options.quick else seconds * options.blocks)]
         command += [word for name in variants for word in ("--variant", name)]
         if place.hosts:
             _on_hosts(place, [*command, "--count-bytes", "eth0"], options.cluster.mbit_per_s)

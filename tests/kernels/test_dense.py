@@ -68,7 +68,7 @@ def test_shapes_are_inferred(tensors):
 
 
 def test_as_many_sums_as_elements(mode):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="as many elements as the tensors in like, 6. Received: 5"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"as many elements as the tensors in like, 6\. Received: 5"):
         mode(lambda: _ops.mean_split([tf.zeros([2, 3])], tf.zeros([5]), tf.constant(1.0)))()
 
 
