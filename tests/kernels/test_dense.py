@@ -61,14 +61,15 @@ def test_shapes_are_inferred(tensors):
         assert _ops.weighted_concat([known, known], tf.constant(1.0)).shape == [12]
         assert _ops.weighted_concat([known, unknown], tf.constant(1.0)).shape.as_list() == [None]
         first, second = _ops.mean_split([known, unknown], tf.zeros([9]), tf.constant(1.0))
-        assert first.shape == [2, 3] and second.shape.as_list() == [None]
+        assert first.shape == [2, 3]
+        assert second.shape.as_list() == [None]
         return first
 
     shapes(tf.zeros([2, 3]), tf.zeros([3]))
 
 
 def test_as_many_sums_as_elements(mode):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"as many elements as the tensors in like, 6\. Received: 5"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"as many elements as the tensors in like, 6\. .*: 5"):
         mode(lambda: _ops.mean_split([tf.zeros([2, 3])], tf.zeros([5]), tf.constant(1.0)))()
 
 
