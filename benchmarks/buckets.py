@@ -1,10 +1,12 @@
 """The buckets suite: TimedBuckets beside an operation per gradient, the plain schedule, and buckets of fixed sizes.
 
 A job is one of the models of `benchmarks.bucket_job` on 2 or 4 ranks, on this machine or on two emulated hosts; the
-variants take turns within the job, and what is compared is what stood side by side in the same turn. Steps take 15 ms to
-2 s, and the short ones vary most: there are turns for 10 s per --blocks, and at least half of --blocks. "per-tensor again"
-is the same as "per-tensor": half the distance between the quartiles of its ratios is what a ratio may be off. A fixed
-size that comes to the same plan as "timed", or as a smaller size, has its figures: it is the same thing.
+variants take turns within the job, and what is compared is what stood side by side in the same turn. Steps take 15 ms
+to 2 s, and the short ones vary most: there are turns for 10 s per --blocks, and at least half of --blocks.
+
+"per-tensor again" is the same as "per-tensor": half the distance between the quartiles of its ratios is what a ratio
+may be off. A fixed size that comes to the same plan as "timed", or as a smaller size, has its figures: it is the same
+thing.
 
 Bytes are those that leave a host. Beyond the gradients, of which a ring of N ranks takes 2 (N - 1) / N times their size
 over the cable of each host, that is what ranks tell each other to agree on what is ready (Horovod asks a thousand times
