@@ -1,5 +1,6 @@
 // TspsWeightedConcat and TspsMeanSplit: dense gradients on their way to their weighted mean over
 // the ranks, as one buffer. One pass over them each, in place of an op or more per gradient.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -18,12 +19,13 @@ class WeightedConcatKernel {
     return Status();
   }
 
-  // Inputs: tensors N, weight. Output: buffer.
+  // Inputs: tensors N, weight, tail. Output: buffer.
   Status Compute(const KernelContext& context) {
     const WorkSpan span("pack dense");
     TSPS_ASSIGN_OR_RETURN(const float weight, context.Scalar<float>(n_, "weight"));
+    TSPS_ASSIGN_OR_RETURN(const Tensor tail, context.Input(n_ + 1, 1, "tail"));
     std::vector<Tensor> tensors;
-    size_t total = 0;
+    size_t total = tail.size();
     for (int i = 0; i < n_; ++i) {
       TSPS_ASSIGN_OR_RETURN(Tensor tensor, context.Input(i));
       total += tensor.size();
@@ -38,6 +40,7 @@ class WeightedConcatKernel {
       to += tensor.size();
     }
     CopyMultiplied(copies, weight, *SharedExecutor());
+    std::copy_n(tail.data<const float>(), tail.size(), to);
     return Status();
   }
 
@@ -64,10 +67,9 @@ class MeanSplitKernel {
       total += like.size();
       shapes.push_back(like.shape());
     }
-    if (total != sums.size()) {
-      return Error(Code::kInvalidArgument,
-                   "sums must have as many elements as the tensors in like, ", total,
-                   ". Received: ", sums.size());
+    if (total > sums.size()) {
+      return Error(Code::kInvalidArgument, "sums must have the elements of the tensors in like, ",
+                   total, ", or more. Received: ", sums.size());
     }
     const float* from = sums.data<const float>();
     std::vector<Tensor> means;

@@ -235,12 +235,13 @@ void KeepIfShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-// Inputs: tensors N, weight. Output: buffer.
+// Inputs: tensors N, weight, tail. Output: buffer.
 void WeightedConcatShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
+  const int weight = inference.inputs() - 2;
   int64_t total = 0;
-  for (int i = 0; i + 1 < inference.inputs() && total >= 0; ++i) {
-    const int64_t size = inference.Size(inference.Input(i));
+  for (int i = 0; i < inference.inputs() && total >= 0; ++i) {
+    const int64_t size = i == weight ? 0 : inference.Size(inference.Input(i));
     total = size < 0 ? -1 : total + size;
   }
   inference.SetOutput(0, inference.Vector(total));

@@ -26,13 +26,21 @@ def flat(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 @pytest.mark.parametrize("weight", [1.0, 0.3, 0.0, float("nan")])
 def test_concat_multiplies_as_tensorflow_does(mode, tensors, weight):
-    found = mode(lambda: _ops.weighted_concat(tensors, tf.constant(weight)))()
-    np.testing.assert_array_equal(found, rank_weight.weighted(flat(tensors), tf.constant(weight)))
+    tail = tf.constant([np.nan, 7.0])
+    found = mode(lambda: _ops.weighted_concat(tensors, tf.constant(weight), tail))()
+    expected = tf.concat([rank_weight.weighted(flat(tensors), tf.constant(weight)), tail], 0)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_there_may_be_no_tensors(mode):
+    tail = tf.constant([1.0, 2.0])
+    np.testing.assert_array_equal(mode(lambda: _ops.weighted_concat([], tf.constant(3.0), tail))(), tail)
+    assert mode(lambda: _ops.mean_split([], tail, tf.constant(3.0)))() == []
 
 
 @pytest.mark.parametrize("weights", [1.0, 3.0, 0.0, float("nan"), float("inf")])
 def test_split_divides_as_tensorflow_does(mode, tensors, weights):
-    sums = flat(tensors)
+    sums = tf.concat([flat(tensors), [8.0, 9.0]], 0)  # two more than are asked for
     found = mode(lambda: _ops.mean_split(tensors, sums, tf.constant(weights)))()
     for one, tensor in zip(found, tensors, strict=True):
         assert one.shape == tensor.shape
@@ -58,8 +66,9 @@ def test_results_take_the_memory_of_tensors_that_nobody_needs_only(tensors):
 def test_shapes_are_inferred(tensors):
     @tf.function(input_signature=[tf.TensorSpec([2, 3]), tf.TensorSpec([None])])
     def shapes(known: tf.Tensor, unknown: tf.Tensor) -> tf.Tensor:
-        assert _ops.weighted_concat([known, known], tf.constant(1.0)).shape == [12]
-        assert _ops.weighted_concat([known, unknown], tf.constant(1.0)).shape.as_list() == [None]
+        one, tail = tf.constant(1.0), tf.zeros([5])
+        assert _ops.weighted_concat([known, known], one, tail).shape == [17]
+        assert _ops.weighted_concat([known, unknown], one, tail).shape.as_list() == [None]
         first, second = _ops.mean_split([known, unknown], tf.zeros([9]), tf.constant(1.0))
         assert first.shape == [2, 3]
         assert second.shape.as_list() == [None]
@@ -69,27 +78,28 @@ def test_shapes_are_inferred(tensors):
 
 
 def test_as_many_sums_as_elements(mode):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"as many elements as the tensors in like, 6\. .*: 5"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"in like, 6, or more. Received: 5"):
         mode(lambda: _ops.mean_split([tf.zeros([2, 3])], tf.zeros([5]), tf.constant(1.0)))()
 
 
 def test_gradients_are_those_of_tensorflow(mode):
     draw = np.random.default_rng(1)
     tensors = [tf.constant(draw.normal(size=shape).astype("float32")) for shape in [(2, 3), (), (4,)]]
-    weight, weights = tf.constant(0.7), tf.constant(1.9)
+    weight, weights, tail = tf.constant(0.7), tf.constant(1.9), tf.constant([0.4, 0.6])
 
     def ours() -> list[tf.Tensor]:
-        buffer = _ops.weighted_concat(tensors, weight)
-        return _ops.mean_split([tf.zeros_like(one) for one in tensors], buffer * buffer, weights)
+        buffer = _ops.weighted_concat(tensors, weight, tail)
+        return [*_ops.mean_split([tf.zeros_like(one) for one in tensors], buffer * buffer, weights), buffer[-2:]]
 
     def theirs() -> list[tf.Tensor]:
-        return [rank_weight.mean(rank_weight.weighted(one, weight) ** 2, weights) for one in tensors]
+        return [*(rank_weight.mean(rank_weight.weighted(one, weight) ** 2, weights) for one in tensors), tail]
 
     def gradients(function) -> list[tf.Tensor]:
+        sources = [*tensors, weight, weights, tail]
         with tf.GradientTape() as tape:
-            tape.watch([*tensors, weight, weights])
+            tape.watch(sources)
             loss = tf.add_n([tf.reduce_sum(tf.sin(one)) for one in function()])
-        return tape.gradient(loss, [*tensors, weight, weights])
+        return tape.gradient(loss, sources)
 
     for found, expected in zip(mode(lambda: gradients(ours))(), gradients(theirs), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -39,6 +39,11 @@ def flat(variables: list[Any]) -> np.ndarray:
     return np.concatenate([np.ravel(one.numpy()) for one in variables])
 
 
+def pieces(gradient: np.ndarray) -> list[tf.Tensor]:
+    """Of each variable."""
+    return [tf.reshape(part, shape) for part, shape in zip(tf.split(gradient, [6, 4]), SHAPES, strict=True)]
+
+
 def made(kind: str) -> tuple[Any, delayed_rules.Rule]:
     """A Keras optimizer and the rule with its slots."""
     variables, optimizer = first_weights(), OPTIMIZERS[kind]()
@@ -54,18 +59,17 @@ def test_corrected_steps_are_keras_steps_with_the_global_gradients(kind: str, st
     rate, shares, seen = tf.constant(RATE), [], 0
     for i in range(STEPS + staleness):
         if i < STEPS:
-            shares.append(rule.local(tf.constant(own[i]), rate, tf.constant(float(seen))))
+            shares.append(rule.local(pieces(own[i]), rate, tf.constant(float(seen))))
         k = i - staleness
         if k >= 0:
             late = min(i, STEPS - 1) - k  # none is made any more at the end
-            by = (own[k], shares[k], RATE, mean[k], RATE, float(late), float(seen))
-            rule.correct(delayed_rules.Correction(*map(tf.constant, by)))
+            now = tf.constant(float(late)), tf.constant(float(seen))
+            rule.correct(delayed_rules.Correction(pieces(own[k]), shares[k], rate, pieces(mean[k]), rate, *now))
             seen += 1
     variables, optimizer = first_weights(), OPTIMIZERS[kind]()
     _keras.build_optimizer(optimizer, variables)
     for one in mean:
-        pieces = [tf.reshape(part, shape) for part, shape in zip(tf.split(one, [6, 4]), SHAPES, strict=True)]
-        optimizer.apply_gradients(zip(pieces, variables, strict=True))
+        optimizer.apply_gradients(zip(pieces(one), variables, strict=True))
     tolerance = 2e-5 if kind == "adam" else 4e-6
     np.testing.assert_allclose(flat(rule.variables), flat(variables), atol=tolerance * np.abs(flat(variables)).max())
     if kind != "sgd":
@@ -80,13 +84,12 @@ def test_a_local_step_is_keras_step_of_that_gradient(kind: str) -> None:
     own = gradients(3)[0]
     _, rule = made(kind)
     before = flat(rule.variables)
-    share = rule.local(tf.constant(own), tf.constant(RATE), tf.constant(0.0))
+    share = rule.local(pieces(own), tf.constant(RATE), tf.constant(0.0))
     variables, optimizer = first_weights(), OPTIMIZERS[kind]()
-    pieces = [tf.reshape(part, shape) for part, shape in zip(tf.split(own, [6, 4]), SHAPES, strict=True)]
-    optimizer.apply_gradients(zip(pieces, variables, strict=True))
+    optimizer.apply_gradients(zip(pieces(own), variables, strict=True))
     np.testing.assert_allclose(flat(rule.variables), flat(variables), atol=1e-6)
     if rule.has_share:
-        np.testing.assert_allclose(before - flat(rule.variables), share, atol=1e-6)
+        np.testing.assert_allclose(before - flat(rule.variables), flat(share), atol=1e-6)
 
 
 def test_corrections_in_second_moments_would_inflate_them() -> None:

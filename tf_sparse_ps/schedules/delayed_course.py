@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_letters import Delivery, Letters
@@ -93,10 +93,11 @@ class DelayedCourse(Course):
         rule, letters = made.rule, made.letters
         rate = tf.cast(rate, tf.float32)
         # A rank without samples moves by nothing, not even by NaN.
-        gradient = tf.where(weight > 0.0, rule.flat(gradients), 0.0)
+        present = tf.cast(weight > 0.0, tf.float32)
+        own = [rank_weight.weighted(one, present) for one in gradients]
         number = self._sent.read_value()
-        share = rule.local(gradient, rate, self._seen)
-        put = letters.send(number, rate, weight, gradient, share, sparse)
+        share = rule.local(own, rate, self._seen)
+        put = letters.send(number, rate, weight, own, share, sparse)
         # What is received below may change tables: not before this step has looked its rows up.
         with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
             sent = number + 1
@@ -195,7 +196,9 @@ class DelayedCourse(Course):
             # Not where nobody had anything.
             some = own | (letters.weights(delivery) > 0.0)
             if self._options.apply == "newest":
-                kept = [tf.where(some, one, other) for one, other in zip(delivery, newest, strict=True)]
+                kept = [
+                    tf.where(some, one, other) for one, other in zip(tf.nest.flatten(delivery), newest, strict=True)
+                ]
             else:
                 kept = []
                 tf.cond(some, lambda: self._correct(delivery, sent), lambda: None)
@@ -205,24 +208,25 @@ class DelayedCourse(Course):
         if self._options.apply == "all":
             back, _, n = tf.while_loop(more, take, first, parallel_iterations=1)
         else:
-            nothing = [tf.zeros(spec.shape, spec.dtype) for spec in letters.specs]
+            nothing = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(letters.specs)]
             back, _, n, *newest = tf.while_loop(more, take, (*first, *nothing), parallel_iterations=1)
-            tf.cond(n > 0, lambda: self._correct(Delivery(*newest), sent), lambda: None)
+            delivery = tf.nest.pack_sequence_as(letters.specs, newest)
+            tf.cond(n > 0, lambda: self._correct(delivery, sent), lambda: None)
             self._discarded.assign_add(tf.maximum(n - 1, 0))
         self._back.assign(back)
         self._taken.assign_add(n)
 
     def _correct(self, delivery: Delivery, sent: tf.Tensor) -> None:
         rule, weights = self._made.rule, self._made.letters.weights(delivery)
-        gradients, weighted_rate = delivery.sums[: rule.size], delivery.sums[rule.size + 1]
+        weighted_rate = delivery.sums[rule.size + 1]
         rank_weight.check([weights], delivery.weight, None)
         late = tf.where(delivery.number >= 0, sent - 1 - delivery.number, 0)
         self._most_late.assign(tf.maximum(self._most_late, late))
         self._without_own.assign_add(tf.cast(delivery.number < 0, tf.int64))
         rate = tf.where(weights > 0.0, rank_weight.mean(weighted_rate, weights), delivery.rate)
-        mean = rank_weight.mean(gradients, weights)
+        means = _ops.mean_split(delivery.own, delivery.sums, weights)
         late = tf.cast(late, tf.float32)
-        rule.correct(Correction(delivery.own, delivery.share, delivery.rate, mean, rate, late, self._seen))
+        rule.correct(Correction(delivery.own, delivery.share, delivery.rate, means, rate, late, self._seen))
         self._seen.assign_add(1.0)
 
     # --- the end of a cycle ---

@@ -6,11 +6,12 @@ step is made on the way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.courier import Blanks, Courier
@@ -27,34 +28,31 @@ _BLANK, _CLOSING = -1, -2
 
 
 class Delivery(NamedTuple):
-    """What comes back of a local step, in the order in which it travels; the tables' tensors follow.
+    """What comes back of a local step. It travels flat, in this order; the tables' tensors follow.
 
     Attributes:
       number: int64, of the local step; `_BLANK` or `_CLOSING` when there is none.
       rate: Its learning rate.
       weight: This rank's.
-      own: float32[n], this rank's gradient.
+      own: This rank's gradients.
       share: What `Rule.local` returned.
-      sums: float32[n + 3 + h]: sums over the ranks of weight times gradient, of weight, of weight times learning rate,
+      sums: float32[n + 3 + h]: sums over the ranks of weight times gradients, of weight, of weight times learning rate,
         of closing ranks, and, where late ranks are not waited for, of weight times the tables' hyperparameters.
     """
 
     number: tf.Tensor
     rate: tf.Tensor
     weight: tf.Tensor
-    own: tf.Tensor
-    share: tf.Tensor
+    own: list[tf.Tensor]
+    share: list[tf.Tensor]
     sums: tf.Tensor
-
-
-_DENSE = len(Delivery._fields)
 
 
 class Letters:
     """Sends the local steps of one optimizer, and receives what comes of them.
 
     Attributes:
-      specs: Types and shapes of a `Delivery`.
+      specs: Types and shapes, a `Delivery`.
       sparse: The first step's step of the tables, the pattern of the others; None: they are not delayed.
     """
 
@@ -81,15 +79,17 @@ class Letters:
         self._committed = 0 if sparse is None else int(sparse.job.step)
         self._zero = _keras.local_variable(0, "int64", "delayed_zero")
         hyper = sum(sparse.hyper_sizes()) if sparse is not None and self._leaves_out else 0
-        scalar, vector = tf.TensorSpec([], tf.float32), tf.TensorSpec([rule.size], tf.float32)
-        share, sums = tf.TensorSpec([rule.share_size], tf.float32), tf.TensorSpec([rule.size + 3 + hyper], tf.float32)
-        self.specs = Delivery(tf.TensorSpec([], tf.int64), scalar, scalar, vector, share, sums)
+        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([rule.size + 3 + hyper], tf.float32)
+        own = [tf.TensorSpec(variable.shape, tf.float32) for variable in rule.variables]
+        share = own if rule.has_share else []
+        self.specs = Delivery(tf.TensorSpec([], tf.int64), scalar, scalar, own, share, sums)
+        self._dense = len(tf.nest.flatten(self.specs))
         tables = [] if sparse is None else sparse.specs()
-        self._letter = [*self.specs[:-1], *tables]
+        self._letter = [*tf.nest.flatten(self.specs)[:-1], *tables]  # without sums
         blanks = None
         if options.late_after_s is not None:
             blanks = Blanks(options.late_after_s, lambda closing: self._without_step(closing=closing), self._outcome)
-        delivery = [*self.specs, *(tables if options.reproducible else [])]
+        delivery = [*tf.nest.flatten(self.specs), *(tables if options.reproducible else [])]
         self._courier = Courier(self._letter, delivery, options.staleness + 1, self._in_order, self._carry, blanks)
         self._courier.start()
 
@@ -100,13 +100,13 @@ class Letters:
         number: tf.Tensor,
         rate: tf.Tensor,
         weight: tf.Tensor,
-        gradient: tf.Tensor,
-        share: tf.Tensor,
+        gradients: Sequence[tf.Tensor],
+        share: Sequence[tf.Tensor],
         sparse: SparseStep | None,
     ) -> tf.Operation | None:
         """Puts a local step on its way; arguments as in `Delivery`. See `Courier.put`."""
         tables = [] if sparse is None else sparse.tensors()
-        return self._courier.put([number, rate, weight, gradient, share, *tables])
+        return self._courier.put([number, rate, weight, *gradients, *share, *tables])
 
     def close(self) -> None:
         """Tells the other ranks that this one has come to the end of a cycle."""
@@ -120,11 +120,14 @@ class Letters:
         """The next delivery; waits for it. The tables' step, if it was only reduced beside the steps, is made here."""
         received = self._courier.take()
         if self.sparse is not None and self._reproducible:
-            step = self.sparse.of(received[_DENSE:])
+            step = self.sparse.of(received[self._dense :])
             with tf.control_dependencies(self._meet(step.job, received[0])):
                 applied = step.apply_reduced(step.number(), step.gradients)
             step.wait(applied)
-        return Delivery(*received[:_DENSE])
+        return self._delivery(received)
+
+    def _delivery(self, received: Sequence[tf.Tensor]) -> Delivery:
+        return tf.nest.pack_sequence_as(self.specs, received[: self._dense])
 
     def _meet(self, job: Job, number: tf.Tensor) -> list[tf.Tensor]:
         """Waits for all ranks to receive this delivery: one that is behind must not see in the table what follows."""
@@ -147,7 +150,7 @@ class Letters:
 
         To be reproducible it does no more than reduce for it.
         """
-        dense, tables = letter[: _DENSE - 1], letter[_DENSE - 1 :]
+        dense, tables = letter[: self._dense - 1], letter[self._dense - 1 :]
         if self.sparse is None or self._leaves_out:
             return letter
         step = self.sparse.of(tables)
@@ -159,21 +162,22 @@ class Letters:
 
     def _carry(self, letter: list[tf.Tensor], slot: int) -> list[tf.Tensor]:
         """Adds up the ranks' gradients. Letters may overtake each other here."""
-        number, rate, weight, gradient, share, *tables = letter
-        closing = tf.cast(tf.equal(number, _CLOSING), tf.float32)
-        parts = [rank_weight.weighted(gradient, weight), [weight, weight * rate, closing]]
+        dense, tables = letter[: self._dense - 1], letter[self._dense - 1 :]
+        number, rate, weight, *_ = dense
+        gradients = dense[3 : 3 + len(self.specs.own)]
+        tail = [[weight, weight * rate, tf.cast(tf.equal(number, _CLOSING), tf.float32)]]
         if self.sparse is not None and self._leaves_out:
-            parts += [weight * one for one in self.sparse.of(tables).update.hyper]
-        (sums,) = self._collectives.allreduce([tf.concat(parts, axis=0)], f"{self._name}.delayed.{slot}", average=False)
-        delivery = Delivery(number, rate, weight, gradient, share, sums)
+            tail += [weight * one for one in self.sparse.of(tables).update.hyper]
+        sent = _ops.weighted_concat(gradients, weight, tf.concat(tail, axis=0))
+        (sums,) = self._collectives.allreduce([sent], f"{self._name}.delayed.{slot}", average=False)
         if self.sparse is None or not self._leaves_out:
-            return [*delivery, *tables]
+            return [*dense, sums, *tables]
         # The only slot: one letter at a time, here too.
-        step = self._with_mean_hyper(self.sparse.of(tables), delivery)
+        step = self._with_mean_hyper(self.sparse.of(tables), self._delivery([*dense, sums]))
         with tf.control_dependencies([sums]):
             done = step.wait(step.apply(step.number()))
         with tf.control_dependencies(done):
-            return [tf.identity(one) for one in delivery]
+            return [tf.identity(one) for one in [*dense, sums]]
 
     def _with_mean_hyper(self, step: SparseStep, delivery: Delivery) -> SparseStep:
         """Hyperparameters of the ranks that were in time: a leader may not be one, and all must use the same."""
@@ -198,6 +202,6 @@ class Letters:
 
     def _outcome(self, received: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Blanks`."""
-        delivery = Delivery(*received[:_DENSE])
+        delivery = self._delivery(received)
         last = self.is_last(delivery)
         return tf.equal(delivery.number, _CLOSING) & ~last, last | tf.equal(self.weights(delivery), 0.0)

@@ -3,8 +3,6 @@
 `local` makes a step of this rank's own gradient; `correct` lets a global gradient take the place of the local one that
 was sent for it. Once all have been corrected, SGD, Adagrad and Adam are where a synchronous optimizer would be that got
 the same global gradients; docs/schedules.md derives each rule.
-
-Gradients of all variables are one flat vector here, float32[n].
 """
 
 from __future__ import annotations
@@ -17,26 +15,24 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras
 
-_NO_SHARE = 0
-
 
 class Correction(NamedTuple):
     """A global gradient, and the local step whose place it takes.
 
     Attributes:
-      own: float32[n], this rank's gradient, zeros if it has no part in the global one.
+      own: This rank's gradient of each variable, zeros if it has no part in the global one.
       share: What `Rule.local` returned for it; zeros likewise.
       own_rate: The learning rate that the local step had.
-      mean: float32[n], the global gradient.
+      mean: The global gradient of each variable.
       rate: Its learning rate.
       late: How many local steps have been made since that of `own`, float32 scalar.
       seen: How many global gradients the rule has had before this one, float32 scalar.
     """
 
-    own: tf.Tensor
-    share: tf.Tensor
+    own: list[tf.Tensor]
+    share: list[tf.Tensor]
     own_rate: tf.Tensor
-    mean: tf.Tensor
+    mean: list[tf.Tensor]
     rate: tf.Tensor
     late: tf.Tensor
     seen: tf.Tensor
@@ -46,9 +42,8 @@ class Rule(abc.ABC):
     """The update rule of the variables of one optimizer.
 
     Attributes:
-      has_share: `correct` needs what `local` returned.
-      size: Elements of all variables together, n.
-      share_size: Elements of what `local` returns.
+      has_share: `correct` needs what `local` returns, a tensor for each variable; else it returns none.
+      size: Elements of all variables together.
       variables: That are trained.
       slots: That belong to them, the same number for each variable.
     """
@@ -59,36 +54,24 @@ class Rule(abc.ABC):
         """Takes the rule's constants, and the slots, of a Keras optimizer that was built for the variables."""
         self.variables = [_keras.tf_variable(variable) for variable in variables]
         self.slots = [_keras.slots_of(optimizer, variable) for variable in variables]
-        self._shapes = [variable.shape for variable in self.variables]
-        self._sizes = [shape.num_elements() for shape in self._shapes]
-        self.size = sum(self._sizes)
-        self.share_size = self.size if self.has_share else _NO_SHARE
+        self.size = sum(variable.shape.num_elements() for variable in self.variables)
 
     @abc.abstractmethod
-    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """Moves the weights by this rank's gradient.
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
+        """Moves the weights by this rank's gradients.
 
         Args:
-          gradient: float32[n].
+          gradients: float32, of each variable.
           rate: Learning rate, float32 scalar.
           seen: How many global gradients the rule has had, float32 scalar.
 
         Returns:
-          float32[share_size]: what `correct` needs to know of it.
+          What `correct` needs to know of it.
         """
 
     @abc.abstractmethod
     def correct(self, by: Correction) -> None:
         """Lets a global gradient take the place of a local one."""
-
-    def flat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """One vector of a tensor for each variable."""
-        return tf.concat([tf.zeros([0]), *(tf.reshape(one, [-1]) for one in tensors)], axis=0)
-
-    def pieces(self, flat: tf.Tensor) -> list[tf.Tensor]:
-        """The inverse of `flat`."""
-        parts = tf.split(flat, self._sizes) if self._sizes else []
-        return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
 class PlainSGD(Rule):
@@ -96,16 +79,16 @@ class PlainSGD(Rule):
 
     has_share = False
 
-    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
         """See `Rule.local`."""
-        for variable, step in zip(self.variables, self.pieces(rate * gradient), strict=True):
-            variable.assign_sub(step)
-        return tf.zeros([_NO_SHARE])
+        for variable, one in zip(self.variables, gradients, strict=True):
+            variable.assign_sub(rate * one)
+        return []
 
     def correct(self, by: Correction) -> None:
         """See `Rule.correct`."""
-        for variable, step in zip(self.variables, self.pieces(by.own_rate * by.own - by.rate * by.mean), strict=True):
-            variable.assign_add(step)
+        for variable, own, mean in zip(self.variables, by.own, by.mean, strict=True):
+            variable.assign_add(by.own_rate * own - by.rate * mean)
 
 
 class MomentumSGD(Rule):
@@ -123,12 +106,13 @@ class MomentumSGD(Rule):
         super().__init__(optimizer, variables)
         self._momentum, self._nesterov = float(optimizer.momentum), bool(optimizer.nesterov)
 
-    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
         """See `Rule.local`."""
-        for variable, (velocity,), step in zip(self.variables, self.slots, self.pieces(rate * gradient), strict=True):
+        for variable, (velocity,), one in zip(self.variables, self.slots, gradients, strict=True):
+            step = rate * one
             moved = velocity.assign(self._momentum * velocity - step)
             variable.assign_add(self._momentum * moved - step if self._nesterov else moved)
-        return tf.zeros([_NO_SHARE])
+        return []
 
     def correct(self, by: Correction) -> None:
         """See `Rule.correct`."""
@@ -137,10 +121,10 @@ class MomentumSGD(Rule):
         of_weights = (1.0 - of_velocity * b) / (1.0 - b)
         if self._nesterov:
             of_weights = 1.0 + b * of_weights
-        missing = self.pieces(by.own_rate * by.own - by.rate * by.mean)
-        for variable, (velocity,), one in zip(self.variables, self.slots, missing, strict=True):
-            velocity.assign_add(of_velocity * one)
-            variable.assign_add(of_weights * one)
+        for variable, (velocity,), own, mean in zip(self.variables, self.slots, by.own, by.mean, strict=True):
+            missing = by.own_rate * own - by.rate * mean
+            velocity.assign_add(of_velocity * missing)
+            variable.assign_add(of_weights * missing)
 
 
 class AdaptiveRule(Rule):
@@ -150,18 +134,18 @@ class AdaptiveRule(Rule):
     moments. Its change of the weights is what it returns, and what a correction takes back.
     """
 
-    def local(self, gradient: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
         """See `Rule.local`."""
         scale, steps = self._scale(rate, seen), []
-        for variable, slots, one in zip(self.variables, self.slots, self.pieces(gradient), strict=True):
+        for variable, slots, one in zip(self.variables, self.slots, gradients, strict=True):
             steps.append(self._step(self._moments(slots, one), one, scale))
             variable.assign_sub(steps[-1])
-        return self.flat(steps)
+        return steps
 
     def correct(self, by: Correction) -> None:
         """See `Rule.correct`."""
-        scale, means, shares = self._scale(by.rate, by.seen), self.pieces(by.mean), self.pieces(by.share)
-        for variable, slots, one, taken in zip(self.variables, self.slots, means, shares, strict=True):
+        scale = self._scale(by.rate, by.seen)
+        for variable, slots, one, taken in zip(self.variables, self.slots, by.mean, by.share, strict=True):
             moments = self._moments(slots, one)
             for slot, moment in zip(slots, moments, strict=True):
                 slot.assign(moment)

@@ -60,8 +60,8 @@ class Packing:
 class WeightedPacking:
     """Gradients on their way to their weighted mean, in the buffers that are to be added up over the ranks.
 
-    The ranks' weights travel along as the gradient of one more weight, which is 1 on every rank. It is the last of the
-    small float32 tensors, which are one buffer; the others go as `Packing` has them.
+    Small float32 gradients are one buffer, the last; this rank's weight is its last number. The others travel as
+    `Packing` has them.
 
     Attributes:
       buffers: What travels, multiplied by this rank's weight.
@@ -80,18 +80,17 @@ class WeightedPacking:
         small = set(self._small)
         self._others = [i for i in range(len(gradients)) if i not in small]
         self._packing = Packing([gradients[i] for i in self._others], concatenate_below)
-        self._like = [*(gradients[i] for i in self._small), tf.ones([1], tf.float32)]
+        self._like = [gradients[i] for i in self._small]
         self.buffers = [rank_weight.weighted(one, weight) for one in self._packing.buffers]
-        self.buffers.append(_ops.weighted_concat(self._like, weight))
+        self.buffers.append(_ops.weighted_concat(self._like, weight, tf.reshape(weight, [1])))
 
     def means(self, sums: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The gradients' means, and the sum of weights, from the sums of all ranks' buffers."""
         *others, joined = sums
         weights = joined[-1]
-        means = dict(zip(self._small, _ops.mean_split(self._like, joined, weights), strict=False))  # all but the last
-        means |= zip(
-            self._others, self._packing.unpack([rank_weight.mean(one, weights) for one in others]), strict=True
-        )
+        unpacked = self._packing.unpack([rank_weight.mean(one, weights) for one in others])
+        means = dict(zip(self._others, unpacked, strict=True))
+        means |= zip(self._small, _ops.mean_split(self._like, joined, weights), strict=True)
         return [means[i] for i in range(len(means))], weights
 
 
