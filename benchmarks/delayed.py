@@ -26,7 +26,7 @@ from tqdm import tqdm
 from benchmarks import harness, host_job, hosts
 
 _FIRST_MBIT_PER_S = 200.0
-_BATCH = 8192  # computing takes long beside what communicating costs the processor
+_BATCH = 16384  # computing takes long beside what communicating costs the processor
 _QUICK_BATCH = 256
 _BOTH = ("synchronous", "delayed-1", "delayed-4")
 _JOB_S = 900.0
