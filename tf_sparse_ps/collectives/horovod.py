@@ -209,9 +209,10 @@ class HorovodCollectives(ProcessCollectives):
         Taken in the middle of training it would lie where a step's largest tensors just were: on pages that are
         all in use, few of which the buffer needs, and those tensors get others: in `benchmarks ranks` 20 MiB per rank.
         """
-        if self._allocated:
+        with self._lock:
+            first, self._allocated = not self._allocated, True
+        if not first:
             return
-        self._allocated = True
 
         def reduce(*pair: tf.Tensor) -> list[tf.Tensor]:
             return list(mpi_ops._grouped_allreduce(list(pair), name="fusion", process_set=self._process_set))
