@@ -7,7 +7,6 @@
 #include "core/scaled_copy.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
-#include "kernels/timeline.h"
 
 namespace tsps {
 namespace {
@@ -21,7 +20,6 @@ class WeightedConcatKernel {
 
   // Inputs: tensors N, weight, tail. Output: buffer.
   Status Compute(const KernelContext& context) {
-    const WorkSpan span("pack dense");
     TSPS_ASSIGN_OR_RETURN(const float weight, context.Scalar<float>(n_, "weight"));
     TSPS_ASSIGN_OR_RETURN(const Tensor tail, context.Input(n_ + 1, 1, "tail"));
     std::vector<Tensor> tensors;
@@ -57,7 +55,6 @@ class MeanSplitKernel {
 
   // Inputs: like N, sums, weights. Outputs: means N.
   Status Compute(const KernelContext& context) {
-    const WorkSpan span("unpack dense");
     TSPS_ASSIGN_OR_RETURN(const Tensor sums, context.Input(n_, 1, "sums"));
     TSPS_ASSIGN_OR_RETURN(const float weights, context.Scalar<float>(n_ + 1, "weights"));
     std::vector<std::vector<int64_t>> shapes;
