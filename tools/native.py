@@ -316,14 +316,22 @@ def build_package(variant: str) -> None:
 def run_tests(variant: str, arguments: Sequence[str]) -> int:
     builder = Builder(variant)
     with builder.lock():
-        command = [str(builder.tests()), "--gtest_brief=1", *arguments]
+        command = [str(builder.tests()), *arguments]
     # GCC 12's ThreadSanitizer cannot place its shadow memory under today's address randomization.
     if variant == "tsan" and shutil.which("setarch"):
         command = ["setarch", platform.machine(), "-R", *command]
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **dict(builder.variant.env)}).returncode
-    if status < 0:
-        raise BuildError(f"the C++ tests [{variant}] were killed by {signal.Signals(-status).name}")
-    return status
+    env = {**os.environ, **dict(builder.variant.env)}
+    last = ""
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if line.startswith(("[ RUN ", "[---")):  # what a test that dies would have been
+                last = line.strip()
+            elif not line.startswith("[       OK ") and line.strip():
+                print(line, end="", flush=True)
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        raise BuildError(f"the C++ tests [{variant}] were killed by {name} after: {last}")
+    return process.returncode
 
 
 def main() -> int:

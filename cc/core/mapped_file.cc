@@ -124,13 +124,14 @@ Status MappedFile::MakeWritable() {
 
 size_t MappedFile::RefreshSize() {
   struct stat info;
-  if (stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) {
-    const size_t now = InRange(info);
-    size_t known = size_.load(std::memory_order_relaxed);
-    while (now > known && !size_.compare_exchange_weak(known, now, std::memory_order_release)) {
-    }
-  }
+  if (stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) RaiseSize(InRange(info));
   return size();
+}
+
+void MappedFile::RaiseSize(size_t bytes) {
+  size_t known = size_.load(std::memory_order_relaxed);
+  while (bytes > known && !size_.compare_exchange_weak(known, bytes, std::memory_order_release)) {
+  }
 }
 
 Status MappedFile::CheckRange(size_t bytes) const {
@@ -145,24 +146,27 @@ Status MappedFile::Reserve(size_t bytes) {
   if (bytes <= size()) return Status();
   std::lock_guard<std::mutex> lock(grow_mutex_);
   bytes = (bytes + kPage - 1) / kPage * kPage;
-  if (bytes <= size()) return Status();
+  // Not size() again below: a thread that refreshes the size may see a chunk before we count it.
+  size_t end = size();
+  if (bytes <= end) return Status();
   FileDescriptor fd(open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError("cannot open for growing", path_);
   // Room first: more range would not help who has none.
-  TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - size()));
+  TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - end));
   TSPS_RETURN_IF_ERROR(CheckRange(bytes));
-  while (size() < bytes) {
-    const size_t chunk = std::min(bytes - size(), kReserveChunk);
+  while (end < bytes) {
+    const size_t chunk = std::min(bytes - end, kReserveChunk);
     TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));
-    const int error =
-        posix_fallocate(fd.get(), static_cast<off_t>(size()), static_cast<off_t>(chunk));
+    const int error = posix_fallocate(fd.get(), static_cast<off_t>(end), static_cast<off_t>(chunk));
+    if (error == EINTR) continue;
     if (error == ENOSPC) return RoomTaken(path_, chunk);
     if (error != 0) {
       errno = error;
       return ErrnoError("cannot reserve storage for", path_);
     }
     TSPS_FAULT_POINT("reserve.grown");
-    size_.store(size() + chunk, std::memory_order_release);
+    end += chunk;
+    RaiseSize(end);
   }
   return Status();
 }

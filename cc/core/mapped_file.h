@@ -53,6 +53,7 @@ class MappedFile {
   MappedFile(std::string path, size_t range) : path_(std::move(path)), range_(range) {}
   Status Map(int fd, int protection, bool replace);
   size_t InRange(const struct stat& info) const;
+  void RaiseSize(size_t bytes);
 
   const std::string path_;
   const size_t range_;
