@@ -177,8 +177,8 @@ def job(
         plot.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.bucket_job", "--model", model, "--out", str(out)]
         command += ["--threads", str(max(1, options.threads // place.ranks)), "--plot", str(plot)]
-        command += ["--blocks", str(max(2, 0 if options.quick else options.blocks // 2)), "--steps", str(_STEPS)]
-        command += ["--seconds", str(0.0 if options.quick else seconds * options.blocks)]
+        blocks = 0 if options.quick else options.blocks
+        command += ["--blocks", str(max(2, blocks // 2)), "--seconds", str(seconds * blocks), "--steps", str(_STEPS)]
         command += [word for name in variants for word in ("--variant", name)]
         if place.hosts:
             _on_hosts(place, [*command, "--count-bytes", "eth0"], options.cluster.mbit_per_s)

@@ -47,7 +47,7 @@ def test_split_divides_as_tensorflow_does(mode, tensors, weights):
         np.testing.assert_array_equal(one, rank_weight.mean(tensor, tf.constant(weights)))
 
 
-def test_results_take_the_memory_of_tensors_that_nobody_needs_only(tensors):
+def test_results_take_the_memory_of_tensors_that_nobody_needs_only():
     kept = tf.constant([1.0, 2.0])
 
     @tf.function(autograph=False)
@@ -63,7 +63,7 @@ def test_results_take_the_memory_of_tensors_that_nobody_needs_only(tensors):
         np.testing.assert_allclose(made, np.exp([1.0, 2.0]), rtol=1e-6)
 
 
-def test_shapes_are_inferred(tensors):
+def test_shapes_are_inferred():
     @tf.function(input_signature=[tf.TensorSpec([2, 3]), tf.TensorSpec([None])])
     def shapes(known: tf.Tensor, unknown: tf.Tensor) -> tf.Tensor:
         one, tail = tf.constant(1.0), tf.zeros([5])

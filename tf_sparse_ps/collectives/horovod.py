@@ -189,18 +189,13 @@ class HorovodCollectives(ProcessCollectives):
                 outputs[0] = _ops.mark(outputs[0], label, "end")
             counter.assign_add(_one(outputs[0]))
             return outputs
-        outputs = self._run(verb, label, tensors, body)
-        counter.assign_add(1)
-        return outputs
-
-    def _run(
-        self, verb: str, label: str, tensors: Sequence[tf.Tensor], body: Callable[..., list[tf.Tensor]]
-    ) -> list[tf.Tensor]:
         try:
-            return list(self._function(verb, label, tensors, body)(*tensors))
+            outputs = list(self._function(verb, label, tensors, body)(*tensors))
         except (*_FAILURES, HorovodInternalError) as error:
             self.failed = True
             raise CollectivesError(f"collective '{label}' failed on rank {self.rank}: {error}") from error
+        counter.assign_add(1)
+        return outputs
 
     def _allocate_fusion_buffer(self) -> None:
         """Before the first collective: has Horovod take its buffer for tensors it sends together from fresh memory.
@@ -211,14 +206,9 @@ class HorovodCollectives(ProcessCollectives):
         """
         with self._lock:
             first, self._allocated = not self._allocated, True
-        if not first:
-            return
-
-        def reduce(*pair: tf.Tensor) -> list[tf.Tensor]:
-            return list(mpi_ops._grouped_allreduce(list(pair), name="fusion", process_set=self._process_set))
-
-        with tf.init_scope():
-            self._run("sum", "fusion", [tf.zeros([]), tf.zeros([])], reduce)
+        if first:
+            with tf.init_scope():
+                self.allreduce([tf.zeros([]), tf.zeros([])], "fusion", average=False)
 
     def _counter(self, label: str) -> tf.Variable:
         with self._lock:
