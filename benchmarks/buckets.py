@@ -40,6 +40,7 @@ MODELS = ("400 x 1k floats", "60 layers", "120 x 64k floats")
 ALONE = (PEER, CONTROL, "timed")  # in jobs of their own, too, on hosts
 _STEPS = 10  # in a block
 _SECONDS = 10.0  # of turns, per --blocks
+_SECONDS_ALONE = 2.0  # the same, where a job has one variant only
 _JOB_S = 1800.0
 # Horovod forgets operations beyond that many, 1,024 by default: the variants together have more.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CACHE_CAPACITY": "8192"}
@@ -83,7 +84,7 @@ def run(options: harness.Options) -> list[harness.Result]:
                 bar.set_postfix_str(f"{model}, {place.words}")
                 results += report(model, place, job(model, place, VARIANTS, options))
                 if place.hosts:
-                    jobs = {name: job(model, place, (name,), options, seconds=0.0) for name in ALONE}
+                    jobs = {name: job(model, place, (name,), options, _SECONDS_ALONE) for name in ALONE}
                     results += report_alone(model, place, jobs)
                 bar.update()
     return results
