@@ -54,7 +54,7 @@ Status Group::Impl::MapTables(const std::string& group_path, const State& state)
   while (n_tables.load(std::memory_order_relaxed) < static_cast<int>(state.tables.size())) {
     const TableState& table = state.tables[static_cast<size_t>(n_tables.load())];
     TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Open(group_path + "/" + TableName(table)));
-    TSPS_RETURN_IF_ERROR(files->CheckSizes(table));
+    TSPS_RETURN_IF_ERROR(files->CheckState(table));
     Add(std::move(files));
   }
   return Status();
@@ -146,7 +146,7 @@ Status Group::Read(const std::function<Status(const Snapshot&)>& read, double ti
       if (status.ok()) {
         const Snapshot snapshot(*this, state, overlay.get());
         status = read(snapshot);
-        if (!snapshot.outgrown_.ok()) status = snapshot.outgrown_;
+        if (!snapshot.unmapped_.ok()) status = snapshot.unmapped_;
       }
       if (control.Validate(sequence)) {
         RaiseMax(counters_.read_blocked_ns_max, blocked);

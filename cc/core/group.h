@@ -104,13 +104,15 @@ class Snapshot {
   friend class GroupWriter;
   Snapshot(const Group& group, const State& state, const Overlay* overlay)
       : group_(group), state_(state), overlay_(overlay) {}
-  // False if the table has outgrown what this process has mapped of it. Read() then fails.
+  // False if the table has outgrown what this process has mapped of it, or its files were removed
+  // before this process looked at the end of them. Read() then fails.
   bool Mapped(int table) const;
+  size_t Dim(int table) const;
   const Group& group_;
   const State& state_;
   const Overlay* overlay_;  // null unless the writer died in a mutation
   mutable std::mutex mutex_;
-  mutable Status outgrown_;  // error of a table that was asked for and is not Mapped()
+  mutable Status unmapped_;  // error of a table that was asked for and is not Mapped()
 };
 
 class Group {

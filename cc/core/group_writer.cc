@@ -45,9 +45,9 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
     return Error(Code::kInvalidArgument, "table ", config.name,
                  ": a uuid has 32 hexadecimal digits, received '", config.uuid, "'");
   }
-  if (config.dim < 1 || config.dim > 65536) {
-    return Error(Code::kInvalidArgument, "table ", config.name,
-                 ": dim must be in [1, 65536], received ", config.dim);
+  if (config.dim < 1 || config.dim > kMaxDim) {
+    return Error(Code::kInvalidArgument, "table ", config.name, ": dim must be in [1, ", kMaxDim,
+                 "], received ", config.dim);
   }
   if (config.key_limit < 0 || config.max_rows < 0) {
     return Error(Code::kInvalidArgument, "table ", config.name,
@@ -84,9 +84,10 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   impl_->control->LoadState(impl_->control->sequence() / 2, &state);
   TSPS_RETURN_IF_ERROR(impl_->MapTables(path_, state));
   for (size_t t = 0; t < state.tables.size(); ++t) {
-    TSPS_RETURN_IF_ERROR(impl_->files(static_cast<int>(t))->CheckRanges(state.tables[t]));
+    TableFiles& files = *impl_->files(static_cast<int>(t));
+    TSPS_RETURN_IF_ERROR(files.CheckState(state.tables[t]));
+    TSPS_RETURN_IF_ERROR(files.MakeWritable(state.tables[t]));
   }
-  for (int t = 0; t < table_count(); ++t) TSPS_RETURN_IF_ERROR(impl_->files(t)->MakeWritable());
   impl_->control->live().writer_pid.store(getpid());
   impl_->control->live().writer_start.store(ProcessStart());
   TSPS_RETURN_IF_ERROR(Recover(*impl_, &state));

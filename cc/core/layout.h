@@ -98,6 +98,7 @@ struct Entry {
 static_assert(sizeof(Entry) == 16, "on-disk size");
 constexpr uint32_t kTombstone = 0xFFFFFFFFu;
 constexpr uint32_t kMaxRowNumber = 0xFFFFFFF0u;
+constexpr int64_t kMaxDim = 65536;  // floats per row
 
 constexpr size_t kSegmentBytes = 64 * 1024;
 constexpr uint32_t kSegmentEntries = (kSegmentBytes - 64) / sizeof(Entry);  // 4092

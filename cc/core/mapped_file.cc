@@ -154,11 +154,15 @@ Status MappedFile::Reserve(size_t bytes) {
   // Room first: more range would not help who has none.
   TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - end));
   TSPS_RETURN_IF_ERROR(CheckRange(bytes));
+  size_t limit = kReserveChunk;
   while (end < bytes) {
-    const size_t chunk = std::min(bytes - end, kReserveChunk);
+    const size_t chunk = std::min(bytes - end, limit);
     TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));
     const int error = posix_fallocate(fd.get(), static_cast<off_t>(end), static_cast<off_t>(chunk));
-    if (error == EINTR) continue;
+    if (error == EINTR) {  // nothing was kept; a profiler's next signal must not come too soon
+      limit = std::max(kPage, limit / 2 / kPage * kPage);
+      continue;
+    }
     if (error == ENOSPC) return RoomTaken(path_, chunk);
     if (error != 0) {
       errno = error;

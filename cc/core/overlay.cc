@@ -6,14 +6,14 @@ Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, uint64_t epo
                                                 size_t n_tables) {
   auto overlay = std::make_unique<Overlay>();
   overlay->tables_.resize(n_tables);
-  TSPS_RETURN_IF_ERROR(log.ForEach(epoch, [&](const UndoRecordHeader& record) {
+  TSPS_RETURN_IF_ERROR(log.ForEach(epoch, [&](const UndoRecordHeader& record, const char* payload) {
     if (record.table >= n_tables) return;
     TablePart& part = overlay->tables_[record.table];
-    const char* payload = UndoPayload(&record);
     switch (record.kind) {
       case UndoKind::kRows: {
         const auto* rows = reinterpret_cast<const uint32_t*>(payload);
-        for (size_t i = 0; i < record.n; ++i) part.rows[rows[i]] = {&record, i};
+        const Rows& kept = overlay->rows_.emplace_back(Rows{record, payload});
+        for (size_t i = 0; i < record.n; ++i) part.rows[rows[i]] = {&kept, i};
         break;
       }
       case UndoKind::kInserts: {
@@ -48,13 +48,14 @@ const Segment* Overlay::SegmentImage(int table, uint32_t segment) const {
   return found == segments.end() ? nullptr : found->second;
 }
 
-const float* Overlay::RowImage(int table, int slot, uint32_t row) const {
+const float* Overlay::RowImage(int table, int slot, uint32_t row, size_t dim) const {
   const auto& rows = Part(table).rows;
   const auto found = rows.find(row);
   if (found == rows.end()) return nullptr;
-  const UndoRecordHeader& record = *found->second.record;
-  return reinterpret_cast<const float*>(UndoPayload(&record) +
-                                        UndoRowImageOffset(record, found->second.i, slot));
+  const auto& [header, payload] = *found->second.record;
+  if (header.dim != dim || slot >= static_cast<int>(header.slots)) return nullptr;
+  const size_t offset = UndoRowImageOffset(header, found->second.i, slot);
+  return reinterpret_cast<const float*>(payload + offset);
 }
 
 }  // namespace tsps

@@ -4,6 +4,7 @@
 #define TFSPS_CORE_OVERLAY_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
@@ -27,13 +28,16 @@ class Overlay {
   uint32_t ErasedRow(int table, uint32_t segment, uint32_t entry) const;
   // The segment as it was, or null.
   const Segment* SegmentImage(int table, uint32_t segment) const;
-  bool HasErases(int table) const { return !Part(table).erased.empty(); }
-  // The row's (slot -1: embedding) before-image, or null.
-  const float* RowImage(int table, int slot, uint32_t row) const;
+  // The row's (slot -1: embedding) before-image of `dim` floats, or null.
+  const float* RowImage(int table, int slot, uint32_t row, size_t dim) const;
 
  private:
+  struct Rows {  // a record of them
+    UndoRecordHeader header;
+    const char* payload;
+  };
   struct RowPosition {
-    const UndoRecordHeader* record;
+    const Rows* record;
     size_t i;
   };
   struct TablePart {
@@ -44,6 +48,7 @@ class Overlay {
   };
   const TablePart& Part(int table) const { return tables_[static_cast<size_t>(table)]; }
   std::vector<TablePart> tables_;
+  std::deque<Rows> rows_;
 };
 
 }  // namespace tsps

@@ -7,8 +7,8 @@
 namespace tsps {
 namespace {
 
-void UndoRows(const TableFiles& files, const SlotFiles* slots, const UndoRecordHeader& record) {
-  const char* payload = UndoPayload(&record);
+void UndoRows(const TableFiles& files, const SlotFiles* slots, const UndoRecordHeader& record,
+              const char* payload) {
   const auto* rows = reinterpret_cast<const uint32_t*>(payload);
   for (size_t i = 0; i < record.n; ++i) {
     std::memcpy(files.row(rows[i]), payload + UndoRowImageOffset(record, i, -1), files.row_bytes());
@@ -20,8 +20,9 @@ void UndoRows(const TableFiles& files, const SlotFiles* slots, const UndoRecordH
   }
 }
 
-void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record) {
-  const auto* keys = reinterpret_cast<const int64_t*>(UndoPayload(&record));
+void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record,
+                 const char* payload) {
+  const auto* keys = reinterpret_cast<const int64_t*>(payload);
   for (size_t i = 0; i < record.n; ++i) {
     const uint64_t hash = HashKey(keys[i]);
     RemoveInsert(files.segment(files.directory_entries()[DirectorySlot(hash, depth)]), keys[i],
@@ -30,8 +31,8 @@ void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader
   }
 }
 
-void UndoErases(const TableFiles& files, const UndoRecordHeader& record) {
-  const auto* erased = reinterpret_cast<const ErasedEntry*>(UndoPayload(&record));
+void UndoErases(const TableFiles& files, const UndoRecordHeader& record, const char* payload) {
+  const auto* erased = reinterpret_cast<const ErasedEntry*>(payload);
   for (size_t i = 0; i < record.n; ++i) {
     StoreRelaxed(files.segment(erased[i].segment)->entries[erased[i].entry].row_plus_one,
                  erased[i].row_plus_one);
@@ -39,9 +40,10 @@ void UndoErases(const TableFiles& files, const UndoRecordHeader& record) {
 }
 
 // Puts the segment back and sends the whole of its directory range to it again.
-void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record) {
+void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record,
+                 const char* payload) {
   Segment* segment = files.segment(record.segment);
-  const auto* image = reinterpret_cast<const Segment*>(UndoPayload(&record));
+  const auto* image = reinterpret_cast<const Segment*>(payload);
   std::memcpy(segment, image, kSegmentBytes);
   TSPS_FAULT_POINT("recovery.segment");
   const size_t width = size_t{1} << (depth - image->local_depth);
@@ -66,25 +68,26 @@ Status Recover(Group::Impl& impl, State* state) {
       return Error(Code::kDataLoss, control.file().path(),
                    " is damaged: a mutation began without an undo log");
     }
-    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, [&](const UndoRecordHeader& record) {
-      if (record.table >= state->tables.size()) return;
-      TableFiles& files = *impl.files(static_cast<int>(record.table));
-      const TableState& table = state->tables[record.table];
-      switch (record.kind) {
-        case UndoKind::kRows:
-          UndoRows(files, record.slots > 0 ? files.Slots(table) : nullptr, record);
-          break;
-        case UndoKind::kInserts:
-          UndoInserts(files, table.depth, record);
-          break;
-        case UndoKind::kErases:
-          UndoErases(files, record);
-          break;
-        case UndoKind::kSegment:
-          UndoSegment(files, table.depth, record);
-          break;
-      }
-    }));
+    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(
+        state->epoch + 1, [&](const UndoRecordHeader& record, const char* payload) {
+          if (record.table >= state->tables.size()) return;
+          TableFiles& files = *impl.files(static_cast<int>(record.table));
+          const TableState& table = state->tables[record.table];
+          switch (record.kind) {
+            case UndoKind::kRows:
+              UndoRows(files, record.slots > 0 ? files.Slots(table) : nullptr, record, payload);
+              break;
+            case UndoKind::kInserts:
+              UndoInserts(files, table.depth, record, payload);
+              break;
+            case UndoKind::kErases:
+              UndoErases(files, record, payload);
+              break;
+            case UndoKind::kSegment:
+              UndoSegment(files, table.depth, record, payload);
+              break;
+          }
+        }));
   }
   // The same state under a new epoch: a reader that began before the mutation must not take what it
   // read in between for consistent.

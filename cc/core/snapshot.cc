@@ -61,8 +61,10 @@ uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int tab
     const Entry& entry = segment->entries[at];
     if (entry.row_plus_one == 0) return kAbsentRow;
     if (entry.key == key) {
-      if (const uint32_t erased = overlay.ErasedRow(table, number, at)) return erased - 1;
-      if (entry.row_plus_one != kTombstone) return entry.row_plus_one - 1;
+      const uint32_t erased = overlay.ErasedRow(table, number, at);
+      if (erased != 0 && files.RowInFile(erased - 1)) return erased - 1;
+      const uint32_t row = LoadRelaxed(entry.row_plus_one) - 1;
+      if (row < kMaxRowNumber && files.RowInFile(row)) return row;
     }
     if (++at == kSegmentEntries) at = 0;
   }
@@ -74,12 +76,15 @@ uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int tab
 uint64_t Snapshot::step() const { return state_.step; }
 int Snapshot::table_count() const { return static_cast<int>(state_.tables.size()); }
 
+size_t Snapshot::Dim(int table) const {
+  return static_cast<size_t>(group_.impl_->files(table)->config().dim);
+}
+
 bool Snapshot::Mapped(int table) const {
-  Status status =
-      group_.impl_->files(table)->CheckRanges(state_.tables[static_cast<size_t>(table)]);
+  Status status = group_.impl_->files(table)->CheckFiles(state_.tables[static_cast<size_t>(table)]);
   if (status.ok()) return true;
   std::lock_guard<std::mutex> lock(mutex_);
-  outgrown_ = std::move(status);
+  unmapped_ = std::move(status);
   return false;
 }
 
@@ -111,14 +116,14 @@ void Snapshot::Find(int table, const int64_t* keys, size_t n, const float** rows
 
 const float* Snapshot::Row(int table, uint32_t row) const {
   if (overlay_ != nullptr) {
-    if (const float* image = overlay_->RowImage(table, -1, row)) return image;
+    if (const float* image = overlay_->RowImage(table, -1, row, Dim(table))) return image;
   }
   return group_.impl_->files(table)->row(row);
 }
 
 const float* Snapshot::Slot(int table, int slot, uint32_t row) const {
   if (overlay_ != nullptr) {
-    if (const float* image = overlay_->RowImage(table, slot, row)) return image;
+    if (const float* image = overlay_->RowImage(table, slot, row, Dim(table))) return image;
   }
   TableFiles* files = group_.impl_->files(table);
   const SlotFiles* slots = files->Slots(state_.tables[static_cast<size_t>(table)]);

@@ -15,18 +15,21 @@ constexpr size_t kFreeFactor = 8;
 
 }  // namespace
 
-StorageReserver::StorageReserver() : pid_(getpid()) {}
+StorageReserver::StorageReserver() : pid_(getpid()), requests_(std::make_unique<Requests>()) {}
 
 StorageReserver::~StorageReserver() {
-  if (getpid() != pid_) {  // a forked child: the thread was never its own
+  if (getpid() != pid_) {
+    // A forked child: the thread was never its own, but waits in the copy of the requests, whose
+    // destructor would wait for it.
     if (thread_.joinable()) thread_.detach();
+    static_cast<void>(requests_.release());
     return;
   }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
+    std::lock_guard<std::mutex> lock(requests_->mutex);
+    requests_->stop = true;
   }
-  changed_.notify_all();
+  requests_->changed.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -34,22 +37,23 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   TSPS_RETURN_IF_ERROR(file.Reserve(used));
   const size_t ahead = std::clamp<size_t>(used / 4, 64u << 10, 64u << 20);
   if (file.size() - used >= ahead / 2) return Status();
-  std::lock_guard<std::mutex> lock(mutex_);
-  wanted_[&file] = std::min(used + ahead, file.range());
+  std::lock_guard<std::mutex> lock(requests_->mutex);
+  requests_->wanted[&file] = std::min(used + ahead, file.range());
   if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
-  changed_.notify_all();
+  requests_->changed.notify_all();
   return Status();
 }
 
 void StorageReserver::Run() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Requests& requests = *requests_;
+  std::unique_lock<std::mutex> lock(requests.mutex);
   while (true) {
-    changed_.wait(lock, [this] { return stop_ || !wanted_.empty(); });
-    if (stop_) return;
-    const auto next = wanted_.begin();
+    requests.changed.wait(lock, [&] { return requests.stop || !requests.wanted.empty(); });
+    if (requests.stop) return;
+    const auto next = requests.wanted.begin();
     MappedFile* const file = next->first;
     const size_t bytes = next->second;
-    wanted_.erase(next);
+    requests.wanted.erase(next);
     lock.unlock();
     const size_t more = bytes - std::min(bytes, file->size());
     if (CheckRoom(file->path(), kFreeFactor * more).ok()) static_cast<void>(file->Reserve(bytes));

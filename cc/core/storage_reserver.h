@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -25,13 +26,16 @@ class StorageReserver {
   Status Ensure(MappedFile& file, size_t used);
 
  private:
+  struct Requests {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::map<MappedFile*, size_t> wanted;  // bytes
+    bool stop = false;
+  };
   void Run();
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<MappedFile*, size_t> wanted_;  // bytes
   const int pid_;
-  bool stop_ = false;
+  std::unique_ptr<Requests> requests_;
   std::thread thread_;  // started by the first request
 };
 

@@ -64,7 +64,7 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   config.initializer.b = header.initializer_b;
   config.initializer.seed = header.seed;
   config.initializer.salt = header.salt;
-  if (config.dim < 1 || config.dim > 65536)
+  if (config.dim < 1 || config.dim > kMaxDim)
     return Error(Code::kDataLoss, path, " is damaged: dim ", config.dim);
   return config;
 }
@@ -138,56 +138,50 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) 
   return files;
 }
 
-Status TableFiles::MakeWritable() {
+Status TableFiles::MakeWritable(const TableState& state) {
   for (MappedFile* file : {directory_.get(), segments_.get(), rows_.get(), free_.get()}) {
     TSPS_RETURN_IF_ERROR(file->MakeWritable());
   }
-  std::lock_guard<std::mutex> lock(slots_mutex_);
-  for (const auto& slots : slots_) {
-    for (const auto& file : slots->files) {
-      // Only the latest generation is still on disk.
-      if (slots.get() == latest_slots_.load()) TSPS_RETURN_IF_ERROR(file->MakeWritable());
-    }
+  if (SlotCount(static_cast<OptimizerKind>(state.optimizer)) > 0) {
+    const SlotFiles* slots = Slots(state);
+    if (slots == nullptr) return NoSlots(state);
+    for (const auto& file : slots->files) TSPS_RETURN_IF_ERROR(file->MakeWritable());
   }
   writable_ = true;
   return Status();
 }
 
-template <typename Check>
-Status TableFiles::CheckEach(const TableState& state, const SlotFiles* slots, Check check) const {
+Status TableFiles::NoSlots(const TableState& state) const {
+  return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ",
+               OptimizerKindName(static_cast<OptimizerKind>(state.optimizer)),
+               " are missing or cannot be mapped");
+}
+
+Status TableFiles::CheckState(const TableState& state) {
+  if (state.depth > kMaxDepth)
+    return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
+  if (SlotCount(static_cast<OptimizerKind>(state.optimizer)) > 0 && Slots(state) == nullptr)
+    return NoSlots(state);
+  return CheckFiles(state);
+}
+
+Status TableFiles::CheckFiles(const TableState& state) const {
+  const auto check = [](MappedFile& file, size_t needed) {
+    TSPS_RETURN_IF_ERROR(file.CheckRange(needed));
+    if (needed <= file.size() || needed <= file.RefreshSize()) return Status();
+    return Error(Code::kDataLoss, file.path(), " is truncated or was removed: ", file.size(),
+                 " bytes, ", needed, " expected");
+  };
   const uint32_t depth = std::min(state.depth, kMaxDepth);
   TSPS_RETURN_IF_ERROR(check(*directory_, (size_t{2} << depth) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(check(*segments_, size_t{state.segments} * kSegmentBytes));
   TSPS_RETURN_IF_ERROR(check(*rows_, state.rows * row_bytes()));
   TSPS_RETURN_IF_ERROR(check(*free_, state.free_rows * sizeof(uint32_t)));
-  if (slots == nullptr) return Status();
+  const SlotFiles* slots = latest_slots_.load(std::memory_order_acquire);
+  if (slots == nullptr || slots->generation != state.generation) return Status();
   for (const auto& file : slots->files)
     TSPS_RETURN_IF_ERROR(check(*file, state.rows * row_bytes()));
   return Status();
-}
-
-Status TableFiles::CheckSizes(const TableState& state) {
-  if (state.depth > kMaxDepth)
-    return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
-  const auto kind = static_cast<OptimizerKind>(state.optimizer);
-  const SlotFiles* slots = SlotCount(kind) == 0 ? nullptr : Slots(state);
-  if (SlotCount(kind) > 0 && slots == nullptr) {
-    return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ",
-                 OptimizerKindName(kind), " are missing or cannot be mapped");
-  }
-  TSPS_RETURN_IF_ERROR(CheckRanges(state));
-  return CheckEach(state, slots, [](MappedFile& file, size_t needed) {
-    if (file.RefreshSize() >= needed) return Status();
-    return Error(Code::kDataLoss, file.path(), " is truncated: ", file.size(), " bytes, ", needed,
-                 " expected");
-  });
-}
-
-Status TableFiles::CheckRanges(const TableState& state) const {
-  const SlotFiles* slots = latest_slots_.load(std::memory_order_acquire);
-  if (slots != nullptr && slots->generation != state.generation) slots = nullptr;
-  return CheckEach(state, slots,
-                   [](const MappedFile& file, size_t needed) { return file.CheckRange(needed); });
 }
 
 const Segment* TableFiles::SegmentOf(uint64_t hash, uint32_t depth) const {

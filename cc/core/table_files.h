@@ -31,12 +31,14 @@ class TableFiles {
   // Maps an existing table read-only.
   static Result<std::unique_ptr<TableFiles>> Open(const std::string& folder);
 
-  Status MakeWritable();
-  // Checks that the files are as long as a committed state needs.
-  Status CheckSizes(const TableState& state);
-  // ResourceExhausted if a committed state is more than this process has mapped: since it opened
-  // the table, another process has made it outgrow its address range.
-  Status CheckRanges(const TableState& state) const;
+  // Slot files are those of a committed state.
+  Status MakeWritable(const TableState& state);
+  // Checks what a committed state says, and that its files can be mapped and are long enough.
+  Status CheckState(const TableState& state);
+  // Checks that what is mapped of the files is what a committed state needs. ResourceExhausted:
+  // since this process opened the table, another process has made it outgrow its address range.
+  // DataLoss: a file is shorter, or was removed before this process saw it grow.
+  Status CheckFiles(const TableState& state) const;
 
   const TableConfig& config() const { return config_; }
   const std::string& folder() const { return folder_; }
@@ -83,11 +85,9 @@ class TableFiles {
   TableFiles(std::string folder, TableConfig config)
       : folder_(std::move(folder)), config_(std::move(config)) {}
   std::string SlotPath(uint32_t generation, OptimizerKind kind, int slot) const;
+  Status NoSlots(const TableState& state) const;
   size_t MaxRows() const;
   size_t MaxRowBytes() const { return MaxRows() * row_bytes(); }
-  // Calls check(file, bytes) for every file and the bytes of it that `state` needs.
-  template <typename Check>
-  Status CheckEach(const TableState& state, const SlotFiles* slots, Check check) const;
 
   const std::string folder_;
   const TableConfig config_;

@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "core/crc32c.h"
+#include "core/racy_copy.h"
+#include "core/row_optimizer.h"
 
 namespace tsps {
 namespace {
@@ -13,6 +15,23 @@ size_t RecordBytes(size_t payload) { return sizeof(UndoRecordHeader) + Padded(pa
 
 uint32_t HeaderCrc(const UndoHeader& header) {
   return Crc32c(0, &header, offsetof(UndoHeader, crc));
+}
+
+// Whether the payload that a record claims to have lies within the record.
+bool Fits(const UndoRecordHeader& record) {
+  if (record.n > record.bytes / sizeof(uint32_t)) return false;
+  switch (record.kind) {
+    case UndoKind::kRows:
+      return record.dim <= kMaxDim && record.slots <= kMaxSlots &&
+             UndoRowsBytes(record.n, record.dim, record.slots) <= record.bytes;
+    case UndoKind::kInserts:
+      return UndoInsertsBytes(record.n) <= record.bytes;
+    case UndoKind::kErases:
+      return UndoErasesBytes(record.n) <= record.bytes;
+    case UndoKind::kSegment:
+      return UndoSegmentBytes() <= record.bytes;
+  }
+  return false;
 }
 
 }  // namespace
@@ -68,8 +87,7 @@ void UndoLog::Seal(uint64_t epoch) {
   std::memcpy(file_->data(), &header, sizeof(header));
 }
 
-Status UndoLog::ForEach(uint64_t epoch,
-                        const std::function<void(const UndoRecordHeader&)>& visit) const {
+Status UndoLog::ForEach(uint64_t epoch, const Visit& visit) const {
   UndoHeader header;
   std::memcpy(&header, file_->data(), sizeof(header));
   const size_t size = file_->RefreshSize();
@@ -82,14 +100,14 @@ Status UndoLog::ForEach(uint64_t epoch,
   size_t at = kPageBytes;
   const size_t end = kPageBytes + header.record_bytes;
   for (uint32_t i = 0; i < header.n_records; ++i) {
-    const auto* record = reinterpret_cast<const UndoRecordHeader*>(file_->data() + at);
-    if (end - at < sizeof(UndoRecordHeader) || record->bytes < sizeof(UndoRecordHeader) ||
-        record->bytes > end - at) {
+    UndoRecordHeader record = {};
+    if (end - at >= sizeof(record)) RacyRead(&record, file_->data() + at, sizeof(record));
+    if (record.bytes < sizeof(record) || record.bytes > end - at || !Fits(record)) {
       return Error(Code::kDataLoss, file_->path(), " is damaged: record ", i, " of mutation ",
                    epoch, " does not fit the file");
     }
-    visit(*record);
-    at += record->bytes;
+    visit(record, file_->data() + at + sizeof(record));
+    at += record.bytes;
   }
   return Status();
 }

@@ -55,10 +55,7 @@ size_t UndoInsertsBytes(size_t n);
 size_t UndoErasesBytes(size_t n);
 size_t UndoSegmentBytes();
 inline char* UndoPayload(UndoRecordHeader* record) { return reinterpret_cast<char*>(record + 1); }
-inline const char* UndoPayload(const UndoRecordHeader* record) {
-  return reinterpret_cast<const char*>(record + 1);
-}
-// In a kRows record: image of row i, slot -1 being the embedding.
+// In the payload of a kRows record: image of row i, slot -1 being the embedding.
 size_t UndoRowImageOffset(const UndoRecordHeader& record, size_t i, int slot);
 
 class UndoLog {
@@ -75,9 +72,13 @@ class UndoLog {
   void Seal(uint64_t epoch);
 
   // --- Reading. ---
-  // Calls visit for each record of the log for `epoch`. DataLoss if the log is not a complete one
-  // for it.
-  Status ForEach(uint64_t epoch, const std::function<void(const UndoRecordHeader&)>& visit) const;
+  // Calls visit for each record of the log for `epoch`, with a copy of its header, which fits the
+  // record, and the payload, where it lies. DataLoss if the log is not a complete one for it.
+  //
+  // A writer that takes over may overwrite the log while a reader looks at it. What is read then is
+  // garbage that the caller's validation throws away, but it never leads out of the file.
+  using Visit = std::function<void(const UndoRecordHeader& header, const char* payload)>;
+  Status ForEach(uint64_t epoch, const Visit& visit) const;
 
   MappedFile& file() { return *file_; }
 

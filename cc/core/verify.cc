@@ -13,7 +13,7 @@ Status VerifyTable(TableFiles& files, const TableState& state) {
   const auto damaged = [&](const auto&... what) {
     return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: ", what...);
   };
-  TSPS_RETURN_IF_ERROR(files.CheckSizes(state));
+  TSPS_RETURN_IF_ERROR(files.CheckState(state));
   std::vector<bool> taken(state.rows);
   uint64_t live = 0;
   std::vector<uint32_t> reached(state.segments);  // directory entries per segment

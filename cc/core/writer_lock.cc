@@ -33,13 +33,11 @@ bool RememberDescriptor(int fd) {
   return false;
 }
 
-// Returns false in a forked child, where CloseInChild has closed the descriptor already.
-bool ForgetDescriptor(int fd) {
+void ForgetDescriptor(int fd) {
   for (auto& slot : held_descriptors) {
     int expected = fd + 1;
-    if (slot.compare_exchange_strong(expected, 0)) return true;
+    if (slot.compare_exchange_strong(expected, 0)) return;
   }
-  return false;
 }
 
 struct flock WholeFile() {
@@ -77,7 +75,9 @@ Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
 }
 
 WriterLock::~WriterLock() {
-  if (ForgetDescriptor(fd_)) close(fd_);
+  if (!HeldByThisProcess()) return;  // CloseInChild has: the number may be another file's by now
+  ForgetDescriptor(fd_);
+  close(fd_);
 }
 
 bool WriterLock::HeldByThisProcess() const { return getpid() == pid_; }

@@ -242,6 +242,35 @@ TEST_F(CrashTest, AKilledTableCreationLeavesNoTable) {
   EXPECT_EQ((*Group::Open(Path()))->table_count(), 3);
 }
 
+// A reader that looks past a dead writer's mutation uses the undo log that the next writer
+// overwrites.
+TEST_F(CrashTest, AReaderBehindADeadWriterOutlivesTheNextOne) {
+  for (const long n : {3000, 6000, 9000}) {
+    dir_.Clear();
+    MakeGroup();
+    ASSERT_TRUE(KilledAt("commit.insert", n, [&] { Work(); }));
+    auto group = Group::Open(Path());
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    ASSERT_TRUE((*group)->Info().unfinished);
+    int reads = 0;
+    Image image;
+    ASSERT_TSPS_OK((*group)->Read([&](const Snapshot& snapshot) {
+      if (++reads == 1) {
+        auto next = Group::Open(Path());
+        TSPS_ASSIGN_OR_RETURN(auto writer, (*next)->OpenWriter());
+        for (int i = 0; i < 5; ++i) {
+          const auto done = static_cast<int>(MutationsDone(**next) - first_);
+          TSPS_RETURN_IF_ERROR(Mutate(**next, *writer, done));
+        }
+      }
+      image = ImageOf(**group, snapshot);
+      return Status();
+    }));
+    EXPECT_EQ(reads, 2) << n;
+    EXPECT_TRUE(image == expected_[MutationsDone(**group) - first_]) << n;
+  }
+}
+
 // The harness must be able to fail: without undoing, kills in the middle of an update are visible.
 TEST_F(CrashTest, WithoutTheUndoLogTheHarnessFindsTornRows) {
   setenv("TFSPS_FAULT_OFF", "undo", 1);

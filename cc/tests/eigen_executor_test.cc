@@ -68,6 +68,20 @@ TEST(EigenExecutor, NestedCallsEnd) {
   EXPECT_EQ(visits, 20 * 50);
 }
 
+TEST(EigenExecutor, WhatARangeThrowsIsThrownAfterAllRanges) {
+  EigenExecutor executor(4);
+  for (const size_t bad : {size_t{0}, size_t{500}, size_t{999}}) {
+    std::atomic<int> visits{0};
+    const auto body = [&](size_t begin, size_t end) {
+      visits += static_cast<int>(end - begin);
+      if (begin <= bad && bad < end) throw std::bad_alloc();
+    };
+    EXPECT_THROW(executor.ParallelFor(1000, 1, body), std::bad_alloc);
+    EXPECT_EQ(visits, 1000);
+  }
+  EXPECT_EQ(Visits(executor, 1000, 1), std::vector<int>(1000, 1));
+}
+
 TEST(EigenExecutor, AForkedChildRunsSerially) {
   EigenExecutor executor(4);
   ASSERT_EQ(Visits(executor, 1000, 1), std::vector<int>(1000, 1));  // the workers are running

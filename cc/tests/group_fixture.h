@@ -45,25 +45,31 @@ struct Image {
   bool operator==(const Image& other) const { return step == other.step && tables == other.tables; }
 };
 
+inline Image ImageOf(const Group& group, const Snapshot& snapshot) {
+  Image image;
+  image.step = snapshot.step();
+  image.tables.resize(static_cast<size_t>(group.table_count()));
+  for (int t = 0; t < group.table_count(); ++t) {
+    const size_t dim = static_cast<size_t>(group.config(t).dim);
+    const int slots = SlotCount(snapshot.Stats(t).optimizer.kind);
+    snapshot.ForEach(t, [&](int64_t key, uint32_t row) {
+      std::vector<float> values(dim * static_cast<size_t>(1 + slots));
+      RacyRead(values.data(), snapshot.Row(t, row), dim * sizeof(float));
+      for (int k = 0; k < slots; ++k) {
+        if (const float* slot = snapshot.Slot(t, k, row)) {
+          RacyRead(values.data() + dim * static_cast<size_t>(k + 1), slot, dim * sizeof(float));
+        }
+      }
+      image.tables[static_cast<size_t>(t)][key] = std::move(values);
+    });
+  }
+  return image;
+}
+
 inline Image ReadImage(Group& group) {
   Image image;
   const Status status = group.Read([&](const Snapshot& snapshot) {
-    image.step = snapshot.step();
-    image.tables.assign(static_cast<size_t>(group.table_count()), {});
-    for (int t = 0; t < group.table_count(); ++t) {
-      const size_t dim = static_cast<size_t>(group.config(t).dim);
-      const int slots = SlotCount(snapshot.Stats(t).optimizer.kind);
-      snapshot.ForEach(t, [&](int64_t key, uint32_t row) {
-        std::vector<float> values(dim * static_cast<size_t>(1 + slots));
-        RacyRead(values.data(), snapshot.Row(t, row), dim * sizeof(float));
-        for (int k = 0; k < slots; ++k) {
-          if (const float* slot = snapshot.Slot(t, k, row)) {
-            RacyRead(values.data() + dim * static_cast<size_t>(k + 1), slot, dim * sizeof(float));
-          }
-        }
-        image.tables[static_cast<size_t>(t)][key] = std::move(values);
-      });
-    }
+    image = ImageOf(group, snapshot);
     return Status();
   });
   EXPECT_TRUE(status.ok()) << status.message();

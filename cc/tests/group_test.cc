@@ -240,6 +240,69 @@ TEST_F(GroupTest, AForkedChildNeitherWritesNorKeepsTheLock) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
+// Exits with 0 from a forked child if `body` returns true within 20 s.
+template <typename Body>
+void ExpectInAChild(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(body() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST_F(GroupTest, AForkedChildMayDestroyItsCopyOfTheWriter) {
+  const int t = AddTable("t", 16);
+  std::vector<int64_t> keys(20000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  ASSERT_TSPS_OK(Step(t, keys, 1.0f));  // the thread that reserves ahead is running
+  ExpectInAChild([&] {
+    // The child's own lock gets the number of the descriptor that the fork has closed.
+    auto own = Group::Create(dir_ / "own", kUuid);
+    auto own_writer = (*own)->OpenWriter();
+    writer_.reset();
+    return own_writer.ok() && !(*Group::Open(dir_ / "own"))->OpenWriter().ok();
+  });
+  ASSERT_TSPS_OK(Step(t, {1}, 1.0f));
+}
+
+TEST_F(GroupTest, WhoMappedOtherSlotsCanBecomeTheWriter) {
+  for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kSgd}) {
+    SCOPED_TRACE(OptimizerKindName(kind));
+    const int t = AddTable(OptimizerKindName(kind), 2, OptimizerKind::kAdagrad);
+    ASSERT_TSPS_OK(Step(t, {1, 2}, 1.0f));
+    auto reader = Group::Open(dir_ / "g");
+    ASSERT_TRUE(reader.ok());
+    ASSERT_TSPS_OK(writer_->BindOptimizer(t, {kind, {}}, true));
+    const Image image = ReadImage(*group_);
+    writer_.reset();
+    group_ = *reader;
+    OpenWriter();
+    ASSERT_NE(writer_, nullptr);
+    EXPECT_EQ(ReadImage(*group_), image);
+  }
+}
+
+TEST_F(GroupTest, AReaderOfRemovedFilesIsToldSo) {
+  const int t = AddTable("t", 16);
+  auto reader = Group::Open(dir_ / "g");
+  ASSERT_TRUE(reader.ok());
+  std::vector<int64_t> keys(20000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  ASSERT_TSPS_OK(Step(t, keys, 1.0f));
+  std::filesystem::remove_all(dir_ / "g");
+  const Status status = (*reader)->Read([&](const Snapshot& snapshot) {
+    const float* row = nullptr;
+    snapshot.Find(t, &keys.back(), 1, &row);
+    return Status();
+  });
+  EXPECT_EQ(status.code(), Code::kDataLoss);
+  EXPECT_NE(status.message().find("was removed"), std::string::npos) << status.message();
+}
+
 TEST_F(GroupTest, WaitersWakeWhenTheStepIsPublished) {
   const int t = AddTable("t", 2);
   auto reader = Group::Open(dir_ / "g");

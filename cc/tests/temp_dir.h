@@ -17,6 +17,11 @@ class TempDir {
   ~TempDir() { std::filesystem::remove_all(path_); }
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
+  void Clear() const {
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      std::filesystem::remove_all(entry.path());
+    }
+  }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
  private:
