@@ -17,7 +17,8 @@ class Executor {
 
   // Calls body(begin, end) over disjoint ranges that cover [0, n) and returns when all are done.
   // Ranges have at least `grain` items, except the last. The split may depend on the number of
-  // threads, so results must not depend on where the ranges are cut.
+  // threads, so results must not depend on where the ranges are cut. What a body throws is thrown
+  // here, after all ranges.
   virtual void ParallelFor(size_t n, size_t grain,
                            const std::function<void(size_t begin, size_t end)>& body) = 0;
 };

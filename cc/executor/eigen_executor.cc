@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <thread>
 #include <unsupported/Eigen/CXX11/ThreadPool>
 
@@ -48,7 +49,12 @@ class Loop {
       const size_t range = next_.fetch_add(1, std::memory_order_relaxed);
       if (range >= ranges_) break;
       const size_t begin = range * step_;
-      (*body_)(begin, std::min(n_, begin + step_));
+      try {
+        (*body_)(begin, std::min(n_, begin + step_));
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (error_ == nullptr) error_ = std::current_exception();
+      }
       ++finished;
     }
     if (finished > 0 && unfinished_.fetch_sub(finished, std::memory_order_acq_rel) == finished) {
@@ -58,7 +64,14 @@ class Loop {
     }
   }
 
-  // Waits for ranges that other threads have taken; none waits for a range that nobody has.
+  // Waits for ranges that other threads have taken; none waits for a range that nobody has. Throws
+  // what a range has thrown, the first if several have.
+  void Finish() {
+    Wait();
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
   void Wait() {
     for (int look = 0; look < kLooks; ++look) {
       if (unfinished_.load(std::memory_order_acquire) == 0) return;
@@ -68,7 +81,6 @@ class Loop {
     all_done_.wait(lock, [this] { return done_; });
   }
 
- private:
   const size_t n_, step_, ranges_;
   std::atomic<size_t> next_{0};
   std::atomic<size_t> unfinished_;
@@ -76,6 +88,7 @@ class Loop {
   std::mutex mutex_;
   std::condition_variable all_done_;
   bool done_ = false;
+  std::exception_ptr error_;  // guarded by the mutex while ranges are unfinished
 };
 
 }  // namespace
@@ -121,7 +134,7 @@ void EigenExecutor::ParallelFor(size_t n, size_t grain,
   const size_t helpers = std::min(static_cast<size_t>(threads_), loop->ranges()) - 1;
   for (size_t i = 0; i < helpers; ++i) pool->workers.Schedule([loop] { loop->Work(); });
   loop->Work();
-  loop->Wait();
+  loop->Finish();
 }
 
 }  // namespace tsps
