@@ -71,7 +71,10 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str, *, keep: str) -> list[str]:
-    """Removes the groups of unnamed jobs whose leader is dead; call with the folder locked. Returns their paths."""
+    """Removes the groups of unnamed jobs whose leader is dead; call with the folder locked. Returns their paths.
+
+    A leader that was killed while making its group is dead, too: who makes one holds the folder's lock.
+    """
     import tf_sparse_ps._table as _table
 
     removed = []
@@ -79,9 +82,9 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
         if not _UNNAMED.fullmatch(entry.name) or entry.path == keep or not entry.is_dir(follow_symlinks=False):
             continue
         try:
-            alive = _table.Group.open(entry.path).info()["writer_alive"]
-        except TableError:
-            alive = False  # its leader was killed while making it: who makes one holds the lock
+            alive = _table.has_writer(entry.path)
+        except TableError:  # what cannot be looked at stays
+            continue
         if not alive:
             shutil.rmtree(entry.path, ignore_errors=True)
             removed.append(entry.path)

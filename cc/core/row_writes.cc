@@ -70,7 +70,9 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
       return Error(Code::kFailedPrecondition, "table ", group_.path(), "/", config.name,
                    " has no optimizer bound");
     }
-    const Status hyper = ValidateHyper(kind, update.hyper, update.n_hyper);
+    // Of nothing, hyperparameters are nobody's: ranks that all had nothing have averaged none.
+    const Status hyper =
+        update.n > 0 ? ValidateHyper(kind, update.hyper, update.n_hyper) : Status();
     if (!hyper.ok()) return Error(hyper.code(), "table ", config.name, ": ", hyper.message());
     TSPS_RETURN_IF_ERROR(group_.CheckKeys(update.table, update.keys, update.n));
     mutation.Add(update.table, update.keys, update.n);

@@ -148,9 +148,11 @@ class RingApplyKernel {
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    // Before the exchange is taken, because it may open tables; that it failed, ranks learn within.
+    StepUpdates updates;
+    const Status read = updates.Read(context, 2, tables_, *owner, &cache_);
     TSPS_RETURN_IF_ERROR(InExchange(*owner, [&](NodeExchange& exchange) -> Status {
-      StepUpdates updates;
-      TSPS_RETURN_IF_ERROR(updates.Read(context, 2, tables_, *owner, &cache_));
+      TSPS_RETURN_IF_ERROR(read);
       return exchange.Finish([&](const std::vector<ReducedGradients>& reduced) {
         return updates.Apply(*owner, step, reduced);
       });

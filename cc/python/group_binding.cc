@@ -3,11 +3,24 @@
 #include <memory>
 #include <string>
 
+#include "core/writer_lock.h"
 #include "python/py_group.h"
 
 namespace tsps {
 
+namespace {
+
+// Without opening the group, which another build may have made.
+bool HasWriter(const std::string& path) {
+  auto probe = WriterProbe::Open(path + "/writer.lock");
+  if (!probe.ok() && probe.status().code() == Code::kNotFound) return false;
+  return ValueOrThrow(std::move(probe))->WriterAlive();
+}
+
+}  // namespace
+
 void BindGroup(py::module_& module) {
+  module.def("has_writer", &HasWriter, py::arg("path"));
   py::class_<PyGroup>(module, "Group")
       .def_static(
           "create",

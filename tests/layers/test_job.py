@@ -77,6 +77,9 @@ def test_leftovers_of_a_killed_job_are_removed_and_a_running_one_is_left_alone(r
     assert sorted(map(os.path.basename, paths)) == groups(root)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
+    with open(f"{paths[0]}/group", "r+b") as file:  # the running one is of another version
+        file.seek(8)
+        file.write(b"\x63")
     (root / ("ab" * 16 + "-n0")).mkdir()  # of a job that was killed while it made its group
     (root / "mine").mkdir()
     run_child(ONE, TFSPS_DIR=os.fspath(root))
