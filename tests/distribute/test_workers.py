@@ -13,7 +13,7 @@ import batches
 import numpy as np
 import pytest
 import tensorflow as tf
-from simulation import NARROW_WIRE, TOLERANCE, Results, largest_error, results_in
+from simulation import NARROW_WIRE, TOLERANCE, Results, largest_error, results_in, simulate
 from workers import started
 
 KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
@@ -68,7 +68,8 @@ def bits_differ(results: Results, name: str) -> list[str]:
 def test_two_workers_equal_the_reference(one: Path, name: str, steps: int) -> None:
     kind, reduction = name.split("-")
     results = results_in(one, 2)
-    error = largest_error(kind, reduction, steps, results[name][0], [[0, 1]])
+    first = results[name][0]
+    error = largest_error(simulate(kind, reduction, steps, first, [[0, 1]]), first)
     print(f"{name}, {steps} steps: {error:.2e} of the largest weight")
     assert error <= TOLERANCE[kind]
     assert bits_differ(results, name) == []
@@ -80,7 +81,8 @@ def test_two_workers_equal_the_reference(one: Path, name: str, steps: int) -> No
 def test_workers_of_two_nodes_equal_the_reference(nodes: Path, name: str, steps: int, senders: list[list[int]]) -> None:
     kind, reduction = name.split("-")
     results = results_in(nodes, 3)
-    error = largest_error(kind, reduction, steps, results[name][0], senders)
+    first = results[name][0]
+    error = largest_error(simulate(kind, reduction, steps, first, senders), first)
     print(f"{name}, {steps} steps: {error:.2e} of the largest weight")
     assert error <= TOLERANCE[kind]
     assert bits_differ(results, name) == []
@@ -89,7 +91,8 @@ def test_workers_of_two_nodes_equal_the_reference(nodes: Path, name: str, steps:
 def test_a_narrow_wire_between_nodes(nodes: Path) -> None:
     results = results_in(nodes, 3)
     first = results["adagrad-sum"][0]
-    errors = [largest_error("adagrad", "sum", 20, first, [[0, 2], [1]], wire) for wire in ("bfloat16", "float32")]
+    jobs = [simulate("adagrad", "sum", 20, first, [[0, 2], [1]], wire) for wire in ("bfloat16", "float32")]
+    errors = [largest_error(job, first) for job in jobs]
     print(f"bfloat16: {errors[0]:.2e} of the largest weight, {errors[1]:.2e} from the reference that rounds nothing")
     assert errors[0] <= NARROW_WIRE
     assert errors[1] > TOLERANCE["adagrad"]

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import Group, child, run_child
+from kernel_support import Group, child, run_child
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps._ops import library

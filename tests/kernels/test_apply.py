@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import run_child
+from kernel_support import run_child
 
 from tf_sparse_ps import _ops
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import tensorflow as tf
-from conftest import child, run_child
+from kernel_support import child, run_child
 
 from tf_sparse_ps import _ops
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import batches
 import numpy as np
 import pytest
 from launch import ONE_NODE, TWO_NODES, launched
-from mode_a import Simulation, SparseBatch
-
-Results = dict[str, list[dict[str, np.ndarray]]]
-TOLERANCE = {"sgd": 2e-6, "adagrad": 2e-6, "adam": 2e-5}
-# Where a sum's last bit differs from the reference's, a narrow wire may round it the other way, by up to 2^-7 of a
-# gradient for bfloat16. That is rare: nearly all elements are as near as with float32.
-NARROW_WIRE, RARE = 5e-3, 0.02
+from mode_a import Simulation
+from simulation import NARROW_WIRE, RARE, TOLERANCE, Results, largest_error, results_in, simulate, table_errors
 
 
 @contextlib.contextmanager
@@ -32,8 +27,7 @@ def run(which: str, hosts: str, ranks: int) -> Iterator[Results]:
         assert status == 0, job.output[-20000:]
         assert list(job.tables.glob("*-n*")) == [], "the leaders left their groups behind"
         shutil.copytree(job.folder, kept, dirs_exist_ok=True)
-    names = {path.name.rsplit("-", 1)[0] for path in kept.iterdir()}
-    yield {name: [dict(np.load(kept / f"{name}-{rank}.npz")) for rank in range(ranks)] for name in names}
+    yield results_in(kept, ranks)
     shutil.rmtree(kept)
 
 
@@ -47,43 +41,6 @@ def results() -> Iterator[Results]:
 def uneven() -> Iterator[Results]:
     with run("uneven", "localhost:2,127.0.0.1:1", 3) as found:
         yield found
-
-
-def simulate(
-    kind: str, reduction: str, steps: int, start: dict[str, np.ndarray], senders: Sequence[Sequence[int]], wire: str
-) -> Simulation:
-    tables = []
-    for t in range(len(batches.DIMS)):
-        tables.append(dict(zip(batches.all_keys(t).tolist(), start[f"first{t}"], strict=True)))
-    job = Simulation(batches.first_dense(), tables, kind, reduction, batches.RATES[kind], senders, wire)
-    for step in range(steps):
-        dense, sparse = [], []
-        for rank in range(sum(map(len, senders))):
-            one = batches.batch(step, rank)
-            dense.append([w - target for w, target in zip(job.dense, one.dense_targets, strict=True)])
-            sparse.append(
-                [
-                    SparseBatch(ids, job.rows(t, ids) - one.targets[t]) if len(ids) else None
-                    for t, ids in enumerate(one.ids)
-                ]
-            )
-        job.train(dense, sparse)
-    return job
-
-
-def table_errors(job: Simulation, found: dict[str, np.ndarray]) -> np.ndarray:
-    """Of every element of the tables, relative to the largest weight of its table."""
-    each = []
-    for t in range(len(batches.DIMS)):
-        expected = job.rows(t, batches.all_keys(t))
-        each.append(np.abs(found[f"last{t}"] - expected).ravel() / np.abs(expected).max())
-    return np.concatenate(each)
-
-
-def largest_error(job: Simulation, found: dict[str, np.ndarray]) -> float:
-    """Over tables and dense weights, relative to the largest weight of each."""
-    dense = [np.abs(found[f"dense{i}"] - one).max() / np.abs(one).max() for i, one in enumerate(job.dense)]
-    return float(max(table_errors(job, found).max(), *dense))
 
 
 def check(job: Simulation, found: dict[str, np.ndarray], kind: str, wire: str, what: str) -> None:
