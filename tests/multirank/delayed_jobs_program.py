@@ -1,7 +1,6 @@
 """One rank of jobs under DelayedGlobal as users run them: `fit`, and a loop on ranks of unequal speed.
 
-Arguments: "fit", "unequal", "late",
-"undrained" or "saving"; the folder for results.
+Arguments: "fit", "unequal", "late", "late-adam", "undrained" or "saving"; the folder for results.
 """
 
 from __future__ import annotations
@@ -132,13 +131,13 @@ def unequal() -> dict[str, Any]:
 LATE_STEPS, LATE_RATE = 24, 0.125
 
 
-def late() -> dict[str, Any]:
+def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
     """One rank is much slower than the others, which do not wait for it. Every gradient is -1, in places of its own."""
     dense = tf.Variable(tf.zeros([hvd.size()]))
     layer = tsps.Embedding(None, 2, embeddings_initializer="zeros")
     layer.build(None)
     optimizer = tsps.DistributedOptimizer(
-        keras.optimizers.SGD(LATE_RATE),
+        rule(LATE_RATE),
         sparse_reduction="sum",
         schedule=tsps.schedules.DelayedGlobal(staleness=2, cycle=8, late_after_s=0.03),
     )
@@ -206,8 +205,9 @@ def saving() -> dict[str, Any]:
 def main() -> None:
     """Runs one of them."""
     tsps.init()
-    results = {"fit": fit, "unequal": unequal, "late": late, "undrained": undrained, "saving": saving}[sys.argv[1]]()
-    np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{hvd.rank()}.npz", **results)
+    jobs = {"fit": fit, "unequal": unequal, "late": late, "undrained": undrained, "saving": saving}
+    jobs["late-adam"] = lambda: late(keras.optimizers.Adam)
+    np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{hvd.rank()}.npz", **jobs[sys.argv[1]]())
 
 
 if __name__ == "__main__":

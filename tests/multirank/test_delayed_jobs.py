@@ -69,6 +69,15 @@ def test_a_late_rank_is_left_out_and_nothing_of_it_is_lost(hosts: str, ranks: in
         assert one["outstanding"].max() <= 2
 
 
+def test_late_ranks_and_a_rule_that_counts_steps() -> None:
+    """A communication in which nobody has anything averages no hyperparameters."""
+    found = results("late-adam", 2, "localhost:2")
+    for name in ("ends", "last", "rows"):
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+    assert (found[0]["rows"] > program.LATE_RATE).all()
+    assert all(int(one["without_own"]) > 0 and int(one["most_late"]) <= 2 for one in found)
+
+
 def test_ranks_may_end_with_gradients_on_their_way() -> None:
     """A rank that ends first still takes part in what the others wait for."""
     assert [int(one["iterations"]) for one in results("undrained", 2, "localhost:2")] == [8, 8]
