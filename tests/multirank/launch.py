@@ -43,6 +43,11 @@ class Launch:
         """What all ranks have printed so far."""
         return "".join(line for _, line in list(self._lines))
 
+    @property
+    def talks(self) -> bool:
+        """Whether ranks may still print."""
+        return self.process.poll() is None or self._reader.is_alive()
+
     def wait(self, timeout_s: float) -> int:
         """Waits for the end of the job and returns horovodrun's status.
 
@@ -63,7 +68,7 @@ class Launch:
             times = [when for when, line in list(self._lines) if text in line]
             if len(times) >= count:
                 return times[count - 1]
-            if self.process.poll() is not None and not self._reader.is_alive():
+            if not self.talks:
                 break
             time.sleep(0.02)
         raise TimeoutError(f"{text!r} was not printed {count} times within {timeout_s} s:\n{self.output[-20000:]}")

@@ -9,10 +9,27 @@ import re
 import time
 
 import pytest
-from launch import ONE_NODE, TWO_NODES, launched
+from launch import ONE_NODE, TWO_NODES, Launch, launched
 
 TIMEOUT_S = 4
 VICTIM, OTHERS, AT_STEP = 2, (0, 1, 3), 20
+RANK = "<rank>"  # stands for the number of who speaks
+
+
+def expect_others_to_say(job: Launch, said: str, happened: float, within_s: float) -> None:
+    """All ranks but the lost one say a regular expression, at most so long after it was lost."""
+
+    def silent() -> set[int]:
+        return {rank for rank in OTHERS if not re.search(said.replace(RANK, str(rank)), job.output)}
+
+    while silent() and time.monotonic() < happened + within_s and job.talks:
+        time.sleep(0.1)
+    missing = silent()
+    print(f"named {time.monotonic() - happened:.1f} s later, not by {sorted(missing)}")
+    if len(missing) < len(OTHERS):
+        # On a busy machine the launcher may end a rank first: it does when it sees one die.
+        missing -= {rank for rank in missing if f"[{rank}]<stderr>:Terminated" in job.output}
+    assert not missing, f"ranks {sorted(missing)} did not say {said!r}:\n{job.output[-20000:]}"
 
 
 @pytest.mark.parametrize(
@@ -29,22 +46,13 @@ def test_the_others_say_which_rank_and_in_which_step(what: str, schedule: str) -
         # With gradients on their way the last step may not be made.
         last = f"({AT_STEP - 1}|{AT_STEP - 2})" if schedule == "-delayed" else AT_STEP - 1
         said = {
-            "kill": rf"rank {{}}: rank 2 of node 0 \(pid {pid[1]}\) died in step {last};",
-            "stop": rf"rank {{}} waited 4 s for rank 2 \(pid {pid[1]}\) in operation 'tsps\.0\.sparse' of step "
+            "kill": rf"rank {RANK}: rank 2 of node 0 \(pid {pid[1]}\) died in step {last};",
+            "stop": rf"rank {RANK} waited 4 s for rank 2 \(pid {pid[1]}\) in operation 'tsps\.0\.sparse' of step "
             rf"{AT_STEP}: that process is stopped by a signal, and step {AT_STEP - 1} is the last",
-            "slow": rf"rank {{}} waited 4 s for rank 2 \(pid {pid[1]}\) in operation 'tsps\.0\.sparse' of step "
+            "slow": rf"rank {RANK} waited 4 s for rank 2 \(pid {pid[1]}\) in operation 'tsps\.0\.sparse' of step "
             rf"{AT_STEP}: that process is alive and waiting for something, and step {AT_STEP - 1} is the last",
         }[what]
-        deadline = happened + TIMEOUT_S + 6
-        missing = set(OTHERS)
-        while missing and time.monotonic() < deadline:
-            time.sleep(0.1)
-            missing -= {rank for rank in missing if re.search(said.format(rank), job.output)}
-        print(f"{what}: named {time.monotonic() - happened:.1f} s later, not by {sorted(missing)}")
-        if len(missing) < len(OTHERS):
-            # On a busy machine the launcher may end a rank first: it does when it sees one die.
-            missing -= {rank for rank in missing if f"[{rank}]<stderr>:Terminated" in job.output}
-        assert not missing, f"ranks {sorted(missing)} did not say {said!r}:\n{job.output[-20000:]}"
+        expect_others_to_say(job, said, happened, TIMEOUT_S + 6)
 
 
 IN_STEP = rf"of step ({AT_STEP}|{AT_STEP + 1})"  # a rank whose gradients are delayed goes on
@@ -62,6 +70,7 @@ WAITED = (
         ("slow", TWO_NODES, WAITED + rf"which is alive and waiting for something, in step {AT_STEP}, in no operation"),
         ("kill-dense", TWO_NODES, r"rank 2 of node 1 \(pid {pid}\) died; rank 3 is in step"),
         ("raise-dense", TWO_NODES, "rank 2 ended with ValueError: no such shard"),
+        ("raise-dense-delayed", TWO_NODES, "rank 2 ended with ValueError: no such shard"),
         ("stop-dense", TWO_NODES, WAITED + "which is stopped by a signal"),
         ("slow-dense-delayed", TWO_NODES, WAITED + r"which is alive and waiting for something, in step \d+, in "),
         ("slow-dense-buckets", ONE_NODE, WAITED + r"which is alive and waiting for something, in step \d+, in no"),
@@ -73,16 +82,7 @@ def test_ranks_of_all_nodes_and_without_tables_say_it_too(what: str, hosts: str,
         pid = re.search(rf"rank {VICTIM} is pid (\d+)", job.output)
         assert pid
         said = says.format(pid=pid[1], node=int(hosts == TWO_NODES))
-        deadline = happened + 2 * TIMEOUT_S + 6
-        missing = set(OTHERS)
-        while missing and time.monotonic() < deadline and job.process.poll() is None:
-            time.sleep(0.1)
-            missing -= {rank for rank in missing if re.search(rf"rank {rank}: {said}", job.output)}
-        missing -= {rank for rank in missing if re.search(rf"rank {rank}: {said}", job.output)}
-        print(f"{what}: named {time.monotonic() - happened:.1f} s later, not by {sorted(missing)}")
-        if len(missing) < len(OTHERS):  # see above
-            missing -= {rank for rank in missing if f"[{rank}]<stderr>:Terminated" in job.output}
-        assert not missing, f"ranks {sorted(missing)} did not say {said!r}:\n{job.output[-20000:]}"
+        expect_others_to_say(job, f"rank {RANK}: {said}", happened, 2 * TIMEOUT_S + 6)
 
 
 def test_a_gradient_that_is_not_finite_ends_all_ranks_with_the_reason() -> None:

@@ -24,6 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_sparse_ps.training import failures
+
 # The number of a delivery that is none.
 FAILED = -100
 _JOIN_S = 30.0
@@ -109,8 +111,7 @@ class Courier:
         """
         with tf.device("/CPU:0"):
             delivery = _shaped(self._back.dequeue(), self._delivery)
-            failed = "communication beside training has failed, for a reason that was printed"
-            check = tf.debugging.assert_greater(delivery[0], tf.cast(FAILED, delivery[0].dtype), failed)
+            check = tf.debugging.assert_greater(delivery[0], tf.cast(FAILED, delivery[0].dtype), failures.BESIDE)
             with tf.control_dependencies([] if check is None else [check]):
                 return [tf.identity(one) for one in delivery]
 
@@ -151,6 +152,7 @@ class Courier:
             self._closed = True
             text = f"{type(error).__name__}: {error}"
             print(f"tf_sparse_ps: communication beside training failed: {text}", file=sys.stderr, flush=True)
+            failures.failed_beside(error)
             # Not by closing the queue alone: Keras takes that error for the end of the data, and goes on.
             with contextlib.suppress(tf.errors.OpError):
                 self._back.enqueue(self._failure)

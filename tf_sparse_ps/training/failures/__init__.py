@@ -31,12 +31,14 @@ from tf_sparse_ps.training.failures.node_watch import NodeWatch
 from tf_sparse_ps.training.failures.roll_call import RollCall
 
 __all__ = [
+    "BESIDE",
     "ExchangeFailed",
     "LeaderDied",
     "RankDied",
     "RankLost",
     "RankStopped",
     "explain",
+    "failed_beside",
     "report",
     "stop",
     "watch",
@@ -50,11 +52,14 @@ _OWN_ERRORS = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
+# What a step says that fails because communication beside it has: the reason is another error, of another thread.
+BESIDE = "communication beside training has failed, for a reason that was printed"
 _lock = threading.Lock()
 _rank = 0
 _board: Board | None = None
 _roll: RollCall | None = None
 _watches: dict[str, NodeWatch] = {}
+_beside: BaseException | None = None
 
 
 def report(collectives: Collectives, step: Callable[[], int]) -> None:
@@ -80,7 +85,7 @@ def report(collectives: Collectives, step: Callable[[], int]) -> None:
             if explained is not error:
                 kind, error, trace = type(explained), explained, explained.__traceback__
             elif isinstance(error, Exception) and not _may_be_anothers(error):
-                _say(LAST_WORDS, last_words.failed(_rank, error))
+                _say(LAST_WORDS, last_words.failed(_rank, _reason_of(error)))
             previous(kind, error, trace)
 
         sys.excepthook = hook
@@ -92,6 +97,12 @@ def watch(job: Any) -> None:
         if job.collectives.local_size > 1 and job.group_path not in _watches:
             assert _board is not None  # `report` was called
             _watches[job.group_path] = NodeWatch(job, _board)
+
+
+def failed_beside(error: BaseException) -> None:
+    """Notes what communication beside training has failed with, before a step fails and says `BESIDE`."""
+    global _beside
+    _beside = error
 
 
 def stop() -> None:
@@ -141,7 +152,12 @@ def explain(error: BaseException, timeout_s: float = 2.0) -> BaseException:
 
 def _may_be_anothers(error: BaseException) -> bool:
     """Whether another rank's end can look like this."""
-    return isinstance(error, (tf.errors.OpError, CollectivesError)) and not isinstance(error, _OWN_ERRORS)
+    reason = _reason_of(error)
+    return isinstance(reason, (tf.errors.OpError, CollectivesError)) and not isinstance(reason, _OWN_ERRORS)
+
+
+def _reason_of(error: BaseException) -> BaseException:
+    return _beside if _beside is not None and BESIDE in str(error) else error
 
 
 def _say(key: str, text: str) -> None:

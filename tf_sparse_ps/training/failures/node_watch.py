@@ -59,13 +59,23 @@ class NodeWatch(Watcher):
                 failed_since = failed_since or time.monotonic()
                 waited = time.monotonic() > failed_since + _OWN_FAILURE_S
                 if waited or failed[0].rank == self._rank or not failed[0].alive:
-                    self._tell(ExchangeFailed, self._failure_of(failed[0]))
+                    self._report_failure(failed[0])
                     return
                 continue
             dead = [one for one in ranks if not one.alive and not one.left and one.rank != self._rank]
             if dead:
                 self._report_death(dead[0], group.info()["step"])
                 return
+
+    def _report_failure(self, failed: Any) -> None:
+        # Merges fail, too, because a rank has ended: why, it knows best.
+        if said := self._board.read(LAST_WORDS):
+            self._tell(RankLost, said)
+        elif failed.rank == self._rank:
+            self._tell(ExchangeFailed, str(failed.failure))
+        else:
+            rank = f"rank {failed.rank} of node {self._node} (pid {failed.pid})"
+            self._tell(ExchangeFailed, f"{rank} failed in step {failed.step}: {failed.failure}")
 
     def _report_death(self, dead: Any, step: int) -> None:
         if said := self._board.read(LAST_WORDS):
@@ -82,10 +92,3 @@ class NodeWatch(Watcher):
                 f"rank {dead.rank} of node {self._node} (pid {dead.pid}) died in step {dead.step}; the tables are as "
                 f"of step {step}",
             )
-
-    def _failure_of(self, failed: Any) -> str:
-        if failed.rank == self._rank:
-            return str(failed.failure)
-        return (
-            f"rank {failed.rank} of node {self._node} (pid {failed.pid}) failed in step {failed.step}: {failed.failure}"
-        )

@@ -1,0 +1,43 @@
+"""Whose errors are explained by what other ranks have told, and whose are a rank's own."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps.collectives.board import Board
+from tf_sparse_ps.training import failures
+
+
+class Told(Board):
+    """On which another rank has written."""
+
+    def reason(self) -> str:
+        """What it wrote."""
+        return "rank 2 ended with ValueError: no such shard"
+
+    def write_first(self, key: str, value: str) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("beside", "anothers"),
+    [
+        (tf.errors.UnknownError(None, None, "Horovod has been shut down"), True),
+        (tf.errors.InvalidArgumentError(None, None, "the gradient of key 7 is not finite"), False),
+    ],
+)
+def test_a_step_that_fails_with_communication_beside_it_fails_for_that_reason(
+    beside: Exception, anothers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "_board", Told())
+    monkeypatch.setattr(failures, "_roll", types.SimpleNamespace(found=None, stopped=lambda: None))
+    monkeypatch.setattr(failures, "_beside", None)
+    failures.failed_beside(beside)
+    error = tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{failures.BESIDE}] [-100]")
+    explained = failures.explain(error, timeout_s=0.2)
+    assert isinstance(explained, failures.RankLost if anothers else tf.errors.InvalidArgumentError)
+    other = tf.errors.InvalidArgumentError(None, None, "shapes differ")
+    assert failures.explain(other, timeout_s=0.2) is other
