@@ -70,7 +70,7 @@ def exchange_window(nodes: int, mergers: int) -> int:
 class Trainer(Protocol):
     """Makes steps of tables."""
 
-    def outstanding(self) -> bool:
+    def outstanding_tables(self) -> bool:
         """Whether some that it has begun are not made yet."""
 
 
@@ -173,10 +173,10 @@ class Job:
           StateError: Another one's steps are being made beside its own: they could not be counted.
         """
         for other in self._trainers:
-            if other is not trainer and other.outstanding():
+            if other is not trainer and other.outstanding_tables():
                 raise StateError(
                     "another optimizer of this process delays steps of tables, and some are outstanding. Call its "
-                    "drain() before this one's first step; to use both by turns, give it DelayedGlobal(sparse=False)"
+                    "drain() before this one's step; to use both by turns, give it DelayedGlobal(sparse=False)"
                 )
         self._trainers.add(trainer)
 

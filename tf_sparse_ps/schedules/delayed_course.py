@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_letters import Delivery, Letters
 from tf_sparse_ps.schedules.delayed_rules import Correction
@@ -157,6 +158,12 @@ class DelayedCourse(Course):
             narrow = [(one.name, one.dtype) for one in variables if tf.as_dtype(one.dtype) != tf.float32]
             if narrow:
                 raise ValueError(f"DelayedGlobal trains float32 variables. Received: {narrow}")
+            constrained = [(_keras.variable_name(one), one.constraint) for one in variables if one.constraint]
+            if constrained:
+                raise ValueError(
+                    "DelayedGlobal cannot keep constraints: a correction that comes later would change weights that a "
+                    f"constraint has moved since. Received: {constrained}"
+                )
             inner = self._owner.inner_optimizer
             with tf.init_scope():
                 rule = delayed_rules.kind_of(inner)(inner, variables)
@@ -235,7 +242,8 @@ class DelayedCourse(Course):
         """Makes ranks equal: parameters, slots and what is registered, averaged by iterations done with samples."""
         rule = self._made.rule
         slots = [slot for slots in rule.slots for slot in slots]
-        also = [_keras.tf_variable(one) for one in self._also()]
+        # A frozen table's anchor is no parameter either; tables are equal without it.
+        also = [_keras.tf_variable(one) for one in self._also() if anchor.binding_of(one) is None]
         variables = [*rule.variables, *slots, *(one for one in also if one.dtype.is_floating), self._seen]
         # A number of at most 1, so that where all ranks have done the same, products with it are exact.
         done = self._with_samples / tf.cast(self._in_cycle, tf.float32)

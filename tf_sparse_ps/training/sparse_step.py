@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.job import Job
-from tf_sparse_ps.training.sparse_ring import SparseGradient, SparseRing, Update
+from tf_sparse_ps.training.sparse_ring import SparseGradient, SparseRing, Update, unique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,9 @@ class SparseStep:
     # --- put aside ---
 
     def tensors(self) -> list[tf.Tensor]:
-        """What differs between steps."""
-        keys, rows = [one.keys for one in self.gradients], [one.rows for one in self.gradients]
+        """What differs between steps. No key repeats in it: functions traced apart may differ in whether some can."""
+        own = unique(self.gradients)
+        keys, rows = [one.keys for one in own], [one.rows for one in own]
         return [*keys, *rows, *self.update.hyper]
 
     def specs(self) -> list[tf.TensorSpec]:
@@ -74,9 +75,7 @@ class SparseStep:
     def of(self, tensors: Sequence[tf.Tensor]) -> SparseStep:
         """The step that was put aside as `tensors`."""
         n = len(self.gradients)
-        step = self.with_gradients(
-            [SparseGradient(tensors[t], tensors[n + t], unique=one.unique) for t, one in enumerate(self.gradients)]
-        )
+        step = self.with_gradients([SparseGradient(tensors[t], tensors[n + t]) for t in range(n)])
         return step.with_hyper(tensors[2 * n :])
 
     def hyper_sizes(self) -> list[int]:

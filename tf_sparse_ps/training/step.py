@@ -98,6 +98,10 @@ class Step:
         """See `Course.outstanding`."""
         return self._started is not None and self._started.outstanding()
 
+    def outstanding_tables(self) -> bool:
+        """See `Trainer.outstanding_tables`."""
+        return self._started is not None and self._started.delays_tables and self._started.outstanding()
+
     def report(self) -> dict[str, Any]:
         """See `DistributedOptimizer.schedule_report`."""
         return {} if self._started is None else self._started.report()
@@ -227,6 +231,8 @@ class Step:
 
     def _bind(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
         owner = self._owner
+        if job is not None:
+            job.trained_by(self)
         new = [one.table for one in tables if one.table.path not in self._bound]
         if self._ordinal is not None and not new:
             return
@@ -251,8 +257,6 @@ class Step:
         if self._started is None:
             self._started = owner.schedule.start(owner, self._collectives, f"tsps.{self._ordinal}")
             self._started.also_average(self._also)
-        if new:
-            job.trained_by(self)
         if self._collectives.size > 1:
             if self._begun is None and job is None:
                 self._begun = _keras.local_variable(0, "int64", f"tsps.{self._ordinal}.begun")
