@@ -2,7 +2,8 @@
 
 A job is one of the models of `benchmarks.bucket_job` on 2 or 4 ranks, on this machine or on two emulated hosts; the
 variants take turns within the job, and what is compared is what stood side by side in the same turn. Steps take 15 ms
-to 2 s, and the short ones vary most: there are turns for 10 s per --blocks, and at least half of --blocks.
+to 2 s, and the short ones vary most: there are turns for 10 s per --blocks (2 s in jobs of one variant), and at least
+half of --blocks.
 
 "per-tensor again" is the same as "per-tensor": half the distance between the quartiles of its ratios is what a ratio
 may be off. A fixed size that comes to the same plan as "timed", or as a smaller size, has its figures: it is the same

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -105,6 +106,13 @@ class RowMutation {
         counters_(counters),
         executor_(executor),
         next_(writer.state) {}
+  // Ends the process if an exception (of a lack of memory, say) came between Begin and Commit: what
+  // is half written can be undone by the next writer only.
+  ~RowMutation() {
+    if (begun_ns_ != 0) std::terminate();
+  }
+  RowMutation(const RowMutation&) = delete;
+  RowMutation& operator=(const RowMutation&) = delete;
 
   // Announces changes to the rows of `n` unique keys. `table` must be new to this mutation.
   void Add(int table, const int64_t* keys, size_t n);

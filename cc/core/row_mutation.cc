@@ -208,6 +208,7 @@ void RowMutation::Commit() {
   group_.control->Publish(next_);
   writer_.state = next_;
   RaiseMax(counters_.publish_ns_max, NowNs() - begun_ns_);
+  begun_ns_ = 0;
 }
 
 }  // namespace tsps

@@ -91,6 +91,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
 
   const auto update_rows = [&](size_t u, const std::vector<uint32_t>& positions) {
+    if (positions.empty()) return;
     const TableUpdate& update = updates[u];
     const RowPlan& plan = mutation.plans()[u];
     const RowPlanes planes = mutation.Planes(plan);

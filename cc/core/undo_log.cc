@@ -19,7 +19,7 @@ uint32_t HeaderCrc(const UndoHeader& header) {
 
 // Whether the payload that a record claims to have lies within the record.
 bool Fits(const UndoRecordHeader& record) {
-  if (record.n > record.bytes / sizeof(uint32_t)) return false;
+  if (record.bytes % 64 != 0 || record.n > record.bytes / sizeof(uint32_t)) return false;
   switch (record.kind) {
     case UndoKind::kRows:
       return record.dim <= kMaxDim && record.slots <= kMaxSlots &&

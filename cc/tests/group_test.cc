@@ -259,14 +259,65 @@ TEST_F(GroupTest, AForkedChildMayDestroyItsCopyOfTheWriter) {
   std::vector<int64_t> keys(20000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
   ASSERT_TSPS_OK(Step(t, keys, 1.0f));  // the thread that reserves ahead is running
+  auto own = Group::Create(dir_ / "own", kUuid);
+  ASSERT_TRUE(own.ok());
   ExpectInAChild([&] {
-    // The child's own lock gets the number of the descriptor that the fork has closed.
-    auto own = Group::Create(dir_ / "own", kUuid);
+    // It gets the number of the descriptor that the fork has closed.
     auto own_writer = (*own)->OpenWriter();
     writer_.reset();
     return own_writer.ok() && !(*Group::Open(dir_ / "own"))->OpenWriter().ok();
   });
   ASSERT_TSPS_OK(Step(t, {1}, 1.0f));
+}
+
+// Runs loops until one begins in a mutation; that one throws.
+class OutOfMemoryInAMutation final : public Executor {
+ public:
+  explicit OutOfMemoryInAMutation(Group& group) : group_(group) {}
+  int threads() const override { return 1; }
+  void ParallelFor(size_t n, size_t, const std::function<void(size_t, size_t)>& body) override {
+    if (group_.Info().unfinished) throw std::bad_alloc();
+    if (n > 0) body(0, n);
+  }
+
+ private:
+  Group& group_;
+};
+
+TEST_F(GroupTest, AnExceptionInAMutationEndsTheWriterAndTheNextOneUndoes) {
+  const int t = AddTable("t", 4);
+  ASSERT_TSPS_OK(Step(t, {1, 2, 3}, 1.0f));
+  const Image image = ReadImage(*group_);
+  writer_.reset();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    OpenWriter();
+    OutOfMemoryInAMutation executor(*group_);
+    const std::vector<int64_t> keys = {1, 2};
+    const std::vector<float> gradients(8, 1.0f);
+    const float rate = 1.0f;
+    try {
+      const TableUpdate update = {t, keys.data(), gradients.data(), 2, &rate, 1};
+      static_cast<void>(writer_->ApplyStep(2, {update}, executor));
+    } catch (const std::bad_alloc&) {
+    }
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGABRT);
+  EXPECT_TRUE(group_->Info().unfinished);
+  OpenWriter();
+  EXPECT_EQ(ReadImage(*group_), image);
+  ASSERT_TSPS_OK(Step(t, {1, 2}, 1.0f));
+}
+
+TEST_F(GroupTest, AStepOfNoKeysNeedsNoHyperparameters) {
+  const int t = AddTable("t", 4, OptimizerKind::kAdam);
+  ASSERT_TSPS_OK(writer_->ApplyStep(1, {{t, nullptr, nullptr, 0, nullptr, 0}}, executor_));
+  EXPECT_EQ(group_->step(), 1u);
 }
 
 TEST_F(GroupTest, WhoMappedOtherSlotsCanBecomeTheWriter) {

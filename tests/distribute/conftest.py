@@ -1,4 +1,4 @@
-"""Makes the reference and the batches of tests/multirank importable."""
+"""Makes the reference, and the batches and simulation of tests/multirank, importable."""
 
 from __future__ import annotations
 
