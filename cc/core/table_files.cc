@@ -142,26 +142,26 @@ Status TableFiles::MakeWritable(const TableState& state) {
   for (MappedFile* file : {directory_.get(), segments_.get(), rows_.get(), free_.get()}) {
     TSPS_RETURN_IF_ERROR(file->MakeWritable());
   }
-  if (SlotCount(static_cast<OptimizerKind>(state.optimizer)) > 0) {
-    const SlotFiles* slots = Slots(state);
-    if (slots == nullptr) return NoSlots(state);
+  TSPS_ASSIGN_OR_RETURN(const SlotFiles* slots, BoundSlots(state));
+  if (slots != nullptr) {
     for (const auto& file : slots->files) TSPS_RETURN_IF_ERROR(file->MakeWritable());
   }
   writable_ = true;
   return Status();
 }
 
-Status TableFiles::NoSlots(const TableState& state) const {
-  return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ",
-               OptimizerKindName(static_cast<OptimizerKind>(state.optimizer)),
+Result<const SlotFiles*> TableFiles::BoundSlots(const TableState& state) {
+  const auto kind = static_cast<OptimizerKind>(state.optimizer);
+  const SlotFiles* slots = SlotCount(kind) > 0 ? Slots(state) : nullptr;
+  if (SlotCount(kind) == 0 || slots != nullptr) return slots;
+  return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ", OptimizerKindName(kind),
                " are missing or cannot be mapped");
 }
 
 Status TableFiles::CheckState(const TableState& state) {
   if (state.depth > kMaxDepth)
     return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
-  if (SlotCount(static_cast<OptimizerKind>(state.optimizer)) > 0 && Slots(state) == nullptr)
-    return NoSlots(state);
+  TSPS_RETURN_IF_ERROR(BoundSlots(state).status());
   return CheckFiles(state);
 }
 

@@ -85,7 +85,8 @@ class TableFiles {
   TableFiles(std::string folder, TableConfig config)
       : folder_(std::move(folder)), config_(std::move(config)) {}
   std::string SlotPath(uint32_t generation, OptimizerKind kind, int slot) const;
-  Status NoSlots(const TableState& state) const;
+  // Slots, where the optimizer has some: an error if they cannot be had.
+  Result<const SlotFiles*> BoundSlots(const TableState& state);
   size_t MaxRows() const;
   size_t MaxRowBytes() const { return MaxRows() * row_bytes(); }
 
