@@ -78,9 +78,6 @@ def begin_rank(seed: int) -> Collectives:
     ranks_here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
     tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    if is_rank():
-        import horovod.tensorflow as hvd
-
-        hvd.init()
+    ranks = tsps.init()
     keras.utils.set_random_seed(seed)
-    return tsps.collectives.current()
+    return ranks

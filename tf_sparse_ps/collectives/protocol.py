@@ -13,12 +13,15 @@ Rules every implementation keeps:
 from __future__ import annotations
 
 import abc
+import contextlib
+import importlib.util
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tf_sparse_ps.collectives import launchers
 from tf_sparse_ps.collectives.board import Board
 
 if TYPE_CHECKING:
@@ -42,11 +45,13 @@ class Collectives(abc.ABC):
         nodes have different numbers of ranks that is not the number of nodes: see `Job.leaders`.
       board: where ranks can tell each other something outside of operations.
       host: what tells this process's node from the job's others; None: its hostname, or what horovodrun calls it.
+      in_cluster: A configuration says how many ranks there are, whatever a launcher has started.
     """
 
     kind: str
     board: Board = Board()
     host: str | None = None
+    in_cluster = False
     rank: int
     size: int
     local_rank: int
@@ -140,14 +145,7 @@ PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 FUSION_THRESHOLD, FUSION_BYTES = "HOROVOD_FUSION_THRESHOLD", 16 << 20
 _lock = threading.Lock()
 _instances: dict[str, Collectives] = {}
-
-
-def launched_by_horovodrun() -> bool:
-    """Whether the environment says that this process is one of several ranks started by Horovod's launcher."""
-    try:
-        return int(os.environ.get("HOROVOD_SIZE", "1")) > 1 and "HOROVOD_RANK" in os.environ
-    except ValueError:
-        return False
+_said_to_be_alone = threading.Event()  # "local" was chosen explicitly
 
 
 def _horovod_initialised() -> bool:
@@ -164,24 +162,40 @@ def prepare() -> None:
     Process sets not in jobs of one node, which need none: with them, Horovod ends a process that sees another die by
     std::terminate, before it can say why.
     """
-    if not launched_by_horovodrun() or _horovod_initialised():
+    launch = launchers.find()
+    if launch is None or _horovod_initialised():
         return
     os.environ.setdefault(FUSION_THRESHOLD, str(FUSION_BYTES))
-    if os.environ.get("HOROVOD_LOCAL_SIZE") != os.environ.get("HOROVOD_SIZE"):
+    if not launch.on_one_machine:
         os.environ.setdefault(PROCESS_SETS, "1")
 
 
-def init() -> Collectives:
-    """Initialises Horovod in a process that its launcher started, and returns the process's collectives.
+def init(collectives: str = "auto") -> Collectives:
+    """Initialises Horovod in a process that a launcher started as one of several, and returns its collectives.
 
     In place of `hvd.init()`, which does as well when tf_sparse_ps was imported before it.
+
+    Args:
+      collectives: "auto"; "local" where the launcher's processes are each to train by themselves, which "auto" refuses.
+
+    Raises:
+      ValueError, RuntimeError: See `resolve`.
     """
     prepare()
-    if launched_by_horovodrun():
-        import horovod.tensorflow as hvd
+    launch = launchers.find()
+    if launchers.find_horovodrun() is not None or collectives == "horovod":
+        _init_horovod()
+    elif launch is not None and collectives == "auto" and _choose("auto", False, active_strategy()) == "local":
+        # Without Horovod `resolve` says what is missing.
+        with contextlib.suppress(ImportError):
+            _init_horovod()
+    return resolve(collectives)
 
-        hvd.init()
-    return current()
+
+def _init_horovod() -> None:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
 
 
 def current() -> Collectives:
@@ -231,12 +245,13 @@ def resolve(kind: str = "auto") -> Collectives:
     Raises:
       ValueError: Unknown kind; "local" in a process that is one of several ranks; "tf.distribute" outside of a
         strategy's scope; a strategy of several replicas with any other kind, or of a kind that is not supported.
-      RuntimeError: "auto" or "horovod" in a process that Horovod's launcher started, before `hvd.init()`.
+      RuntimeError: Any kind in a process that Horovod's launcher started, before `hvd.init()`. A launcher started
+        several processes, and this is not one of as many ranks: unless "local" is chosen here, or was before.
     """
     if kind not in _KINDS:
         raise ValueError(f"collectives must be one of {', '.join(_KINDS)}. Received: {kind!r}")
     initialised = _horovod_initialised()
-    if not initialised and (kind == "horovod" or launched_by_horovodrun()):
+    if not initialised and (kind == "horovod" or launchers.find_horovodrun() is not None):
         raise RuntimeError(
             "Horovod is not initialised. Call `import horovod.tensorflow as hvd; hvd.init()` before the first layer, "
             "table or optimizer of tf_sparse_ps is used. Received: "
@@ -245,18 +260,47 @@ def resolve(kind: str = "auto") -> Collectives:
         )
     strategy = active_strategy()
     chosen = _choose(kind, initialised, strategy)
-    with _lock:
-        if chosen not in _instances:
-            _instances[chosen] = _make(chosen, strategy)
-        found = _instances[chosen]
+    found = _instance(chosen, strategy)
     if chosen == "tf.distribute" and strategy is not None:
         found.check_strategy(strategy)  # type: ignore[attr-defined]
-    if kind == "local" and initialised and resolve("horovod").size > 1:
-        raise ValueError(
-            f"collectives='local' is for one process. Received: a process that is rank {resolve('horovod').rank} of "
-            f"{resolve('horovod').size}; ranks would train apart without a word. Use 'auto' or 'horovod'."
-        )
+    if kind == "local":
+        if initialised and (ranks := _instance("horovod", None)).size > 1:
+            raise ValueError(
+                f"collectives='local' is for one process. Received: a process that is rank {ranks.rank} of "
+                f"{ranks.size}; ranks would train apart without a word. Use 'auto' or 'horovod'."
+            )
+        _said_to_be_alone.set()
+    elif not _said_to_be_alone.is_set():
+        _check_launch(found, initialised)
     return found
+
+
+def _instance(kind: str, strategy: Any) -> Collectives:
+    with _lock:
+        if kind not in _instances:
+            _instances[kind] = _make(kind, strategy)
+        return _instances[kind]
+
+
+def _check_launch(found: Collectives, initialised: bool) -> None:
+    """Raises RuntimeError if a launcher has started more processes than have met."""
+    launch = launchers.find()
+    # Workers of tf.distribute are as many as the strategy's cluster says; an evaluator is alone in it.
+    if launch is None or found.size == launch.size or found.in_cluster:
+        return
+    if initialised:
+        wrong = (
+            f"hvd.size() is {found.size}: this Horovod does not know of that launcher. Start the ranks with "
+            "`horovodrun --gloo`, or use a Horovod that was built with MPI, and that MPI's launcher."
+        )
+    elif importlib.util.find_spec("horovod") is None:
+        wrong = "Horovod, by which they could talk to each other, is not installed."
+    else:
+        wrong = "Horovod is not initialised. Call tsps.init(), or hvd.init(), before anything else of tf_sparse_ps."
+    raise RuntimeError(
+        f"{launch}, but {wrong} They would train apart without a word; where that is wanted, call "
+        f"tsps.init(collectives='local') first. Received: collectives of {found.size} rank{'s' * (found.size > 1)}"
+    )
 
 
 def _choose(kind: str, horovod: bool, strategy: Any) -> str:

@@ -284,6 +284,7 @@ def make(strategy: Any) -> TfDistributeCollectives:
     device = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
     made = TfDistributeCollectives(device, rank, size, _GROUP, {})
     made.cluster = _cluster(strategy)
+    made.in_cluster = bool(made.cluster)
     if size > 1:
         made.host = places.same_folder(job_folder.prepare())
         hosts = made.allgather_object(made.host, "tsps.hosts")

@@ -1,0 +1,123 @@
+"""Processes that a launcher started as ranks, and that have not met: each would train alone, and is told so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.collectives import launchers, protocol
+
+_OF_LAUNCHERS = (
+    "HOROVOD_SIZE HOROVOD_RANK HOROVOD_LOCAL_SIZE OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE MV2_COMM_WORLD_SIZE "
+    "MV2_COMM_WORLD_LOCAL_SIZE JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_SIZE PMI_SIZE MPI_LOCALNRANKS SLURM_NTASKS "
+    "SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES"
+).split()
+
+TRAIN = """
+import numpy as np, tensorflow as tf, tf_sparse_ps as tsps
+def train():
+    model = tf.keras.Sequential([tsps.Embedding(10, 2), tf.keras.layers.GlobalAveragePooling1D()])
+    model.compile(tsps.DistributedOptimizer("sgd"), "mse")
+    model.fit(np.ones((4, 1), np.int64), np.ones((4, 2)), verbose=0)
+def said(action):
+    try:
+        action()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+"""
+
+
+def in_a_fresh_process(code: str, **environment: str) -> list[str]:
+    """The lines that a program prints; it must succeed."""
+    env = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
+    with tempfile.TemporaryDirectory(prefix="tsps-test-", dir="/dev/shm") as folder:
+        env |= {"TFSPS_DIR": folder, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), **environment}
+        done = subprocess.run(
+            [sys.executable, "-c", TRAIN + code], capture_output=True, text=True, env=env, cwd="/", timeout=240
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def test_ranks_of_mpirun_that_have_not_met_are_refused_until_they_say_that_they_are_alone() -> None:
+    before, also_before, after, alone = in_a_fresh_process(
+        """
+print(said(train))
+print(said(lambda: tsps.DistributedOptimizer("sgd")))
+print(said(tsps.init))
+tsps.init(collectives="local")
+train()
+print(tsps.collectives.current().size)
+""",
+        OMPI_COMM_WORLD_SIZE="3",
+        OMPI_COMM_WORLD_LOCAL_SIZE="3",
+    )
+    for text in (before, also_before, after):
+        assert "OMPI_COMM_WORLD_SIZE=3" in text
+        assert "tsps.init(collectives='local')" in text
+    for text in (before, also_before):
+        assert "Call tsps.init()" in text or "not installed" in text
+    assert "hvd.size() is 1" in after or "not installed" in after
+    assert alone == "1"
+
+
+def test_ranks_of_srun_that_have_not_met_are_refused_and_the_script_of_a_batch_job_trains() -> None:
+    code = "print(said(train))"
+    (text,) = in_a_fresh_process(code, SLURM_NTASKS="8", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="2")
+    assert "SLURM_STEP_NUM_TASKS=2" in text
+    assert in_a_fresh_process(code, SLURM_NTASKS="8") == ["no error"]
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Of no launcher."""
+    for name in _OF_LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(protocol, "_said_to_be_alone", protocol.threading.Event())
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("variables", "found", "on_one_machine"),
+    [
+        ({}, None, False),
+        ({"SLURM_NTASKS": "4"}, None, False),
+        ({"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "1"}, None, False),
+        ({"PMI_SIZE": "four"}, None, False),
+        ({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "0", "HOROVOD_LOCAL_SIZE": "2"}, "HOROVOD_SIZE", False),
+        ({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "0", "HOROVOD_LOCAL_SIZE": "4"}, "HOROVOD_SIZE", True),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE", True),
+        ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE", False),
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, "PMI_SIZE", True),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}, "SLURM_STEP_NUM_TASKS", True),
+        # What a Slurm step has started in turn.
+        ({"SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE", False),
+        ({"SLURM_STEP_NUM_TASKS": "2", "HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "HOROVOD_SIZE", False),
+        ({"SLURM_STEP_NUM_TASKS": "2", "HOROVOD_SIZE": "1", "HOROVOD_RANK": "0"}, None, False),
+    ],
+)
+def test_launchers_are_told_by_their_variables(
+    variables: dict[str, str], found: str | None, on_one_machine: bool, environment: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        environment.setenv(name, value)
+    launch = launchers.find()
+    assert (launch and launch.variable) == found
+    if launch is not None:
+        assert (launch.size, launch.on_one_machine) == (4, on_one_machine)
+
+
+def test_one_rank_is_enough_when_it_says_so_for_one_optimizer(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("PMI_SIZE", "2")
+    for kind in ("auto", "horovod"):
+        with pytest.raises(RuntimeError, match=r"PMI_SIZE=2|hvd\.init\(\)"):
+            protocol.resolve(kind)
+    assert tsps.DistributedOptimizer("sgd", collectives="local").collectives == "local"
+    assert protocol.current().size == 1
