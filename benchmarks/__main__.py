@@ -1,14 +1,16 @@
-"""Lists and runs the suites: `python -m benchmarks`, `python -m benchmarks step layers`."""
+"""Lists and runs the suites: `python -m benchmarks`, `python -m benchmarks step layers`.
+
+`--against TREE` runs them beside another checkout's build, by turns: see `benchmarks.against`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from pathlib import Path
 
-from benchmarks import harness, hosts
+from benchmarks import against, harness, hosts
 from benchmarks.cluster import Variant
 
 SUITES = {
@@ -35,6 +37,13 @@ def main(argv: list[str] | None = None) -> int:
         "--peer-python", help="interpreter of the replicated jobs of ranks and cluster, say one with Keras 2"
     )
     parser.add_argument("--json", type=Path, help="file to write (default: build/benchmarks/SUITES.json)")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="TREE",
+        help="another checkout, built: its tf_sparse_ps and this one's by turns, in the same benchmarks; "
+        f"for {', '.join(against.SUITES)}",
+    )
     defaults = harness.Cluster()
     cluster = parser.add_argument_group("cluster", "the suite of that name; as root")
     cluster.add_argument(
@@ -59,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
             Variant.parse(variant)
     except ValueError as error:
         parser.error(str(error))
-    if not arguments.suites:
+    if not arguments.suites and not arguments.against:
         print("\n".join(f"{name:8s} {what}" for name, what in SUITES.items()))
         return 0
     unknown = set(arguments.suites) - {*SUITES, "all"}
@@ -80,14 +89,18 @@ def main(argv: list[str] | None = None) -> int:
         ),
     )
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    machine = harness.hardware()
-    import keras
-    import tensorflow as tf
+    if arguments.against:
+        names = ", ".join(against.SUITES)
+        if not chosen or set(chosen) - set(against.SUITES):
+            parser.error(f"--against needs suites that have turns: {names}. Received: {', '.join(chosen) or 'none'}")
+        try:
+            trees = against.Tree.at(arguments.against), against.Tree.at(Path(__file__).absolute().parents[1])
+        except ValueError as error:
+            parser.error(str(error))
+        against.report(*trees, chosen, options, arguments.json)
+        return 0
 
-    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(options.threads)
-    machine |= {"tensorflow": tf.__version__, "keras": keras.__version__, "threads": str(options.threads)}
+    machine = harness.hardware() | harness.prepare(options.threads)
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
     results: list[harness.Result] = []
     for name in chosen:

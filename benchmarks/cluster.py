@@ -94,6 +94,8 @@ def run(options: harness.Options) -> list[harness.Result]:
         for count, ranks_per_host in cases:
             figures: dict[str, list[dict[str, float]]] = {variant.name: [] for variant in variants}
             for turn in range(turns):
+                if options.turns:
+                    options.turns.next()
                 for variant in variants if turn % 2 == 0 else reversed(variants):
                     bar.set_postfix_str(f"{count} x {ranks_per_host}, {variant.name}")
                     figures[variant.name].append(_job(variant, count, ranks_per_host, options))

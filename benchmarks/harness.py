@@ -24,6 +24,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.turns import Turns
+
 T = TypeVar("T")
 
 
@@ -57,6 +59,7 @@ class Options:
         quick: small sizes: a check that the suite runs, not a measurement.
         peer_python: interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
         cluster: of the suite `cluster`.
+        turns: asked before each block; None: nobody else measures.
     """
 
     threads: int = 2
@@ -64,6 +67,7 @@ class Options:
     quick: bool = False
     peer_python: str | None = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    turns: Turns | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Result:
     Attributes:
         ratio: to the peer's median in the same run; None for the peer.
         parameters: what the case is, for programs that read the results.
+        blocks: the figures that the median is of, in the order of their turns; empty if it is not of blocks.
     """
 
     suite: str
@@ -84,6 +89,7 @@ class Result:
     unit: str
     ratio: float | None
     parameters: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+    blocks: Sequence[float] = ()
 
 
 class Cycle(Generic[T]):
@@ -109,6 +115,7 @@ def compare(
     options: Options,
     calls: int = 5,
     warmup: int = 3,
+    foreign: Sequence[str] | None = None,
 ) -> list[Result]:
     """Times calls of the variants in milliseconds, in interleaved blocks.
 
@@ -120,7 +127,11 @@ def compare(
         options: of the command line.
         calls: per block.
         warmup: calls of each variant before the first block.
+        foreign: variants that do not use tf_sparse_ps, left out beside another tree; None: `peer`.
     """
+    if options.turns:
+        left_out = (peer,) if foreign is None else foreign
+        variants = {name: work for name, work in variants.items() if name not in left_out}
     for work in variants.values():
         for _ in range(warmup):
             work()
@@ -128,6 +139,8 @@ def compare(
     order = list(variants)
     with _no_garbage_collection():
         for turn in range(options.blocks):
+            if options.turns:
+                options.turns.next()
             for name in order if turn % 2 == 0 else reversed(order):
                 times = []
                 for _ in range(calls):
@@ -135,7 +148,7 @@ def compare(
                     variants[name]()
                     times.append((time.perf_counter() - began) * 1e3)
                 blocks[name].append(statistics.median(times))
-    return summarize(suite, case, blocks, peer=peer, unit="ms")
+    return summarize(suite, case, blocks, peer=peer if peer in blocks else None, unit="ms")
 
 
 @contextlib.contextmanager
@@ -158,7 +171,8 @@ def summarize(
     for name, figures in blocks.items():
         median = statistics.median(figures)
         ratio = None if base is None or name == peer else median / base
-        results.append(Result(suite, case, name, median, min(figures), max(figures), unit, ratio))
+        low, high = min(figures), max(figures)
+        results.append(Result(suite, case, name, median, low, high, unit, ratio, blocks=tuple(figures)))
     return results
 
 
@@ -171,6 +185,17 @@ def zipf_ids(rows: int, count: int, batches: int, *, exponent: float = 1.05, see
         scatter[np.minimum(np.searchsorted(cumulative, draw.random(count) * cumulative[-1]), rows - 1)]
         for _ in range(batches)
     ]
+
+
+def prepare(threads: int) -> dict[str, str]:
+    """Imports TensorFlow and sets its numbers of threads; returns what is installed, for the report."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import keras
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return {"tensorflow": tf.__version__, "keras": keras.__version__, "threads": str(threads)}
 
 
 def hardware() -> dict[str, str]:
@@ -197,22 +222,23 @@ def table(results: Sequence[Result]) -> str:
     for result in results:
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
         lines.append(
-            f"| {result.suite} | {result.case} | {result.variant} | {_number(result.median)} {result.unit} "
-            f"| {_number(result.low)} - {_number(result.high)} | {ratio} |"
+            f"| {result.suite} | {result.case} | {result.variant} | {number(result.median)} {result.unit} "
+            f"| {number(result.low)} - {number(result.high)} | {ratio} |"
         )
     return "\n".join(lines)
 
 
-def save(path: Path, machine: Mapping[str, str], options: Options, results: Sequence[Result]) -> None:
-    """Writes everything as JSON."""
+def save(path: Path, machine: Mapping[str, str], options: Options, results: Sequence[Any]) -> None:
+    """Writes everything as JSON; results are dataclasses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "hardware": dict(machine),
-        "options": dataclasses.asdict(options),
+        "options": dataclasses.asdict(dataclasses.replace(options, turns=None)),
         "results": [dataclasses.asdict(result) for result in results],
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A figure for a report, to three digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

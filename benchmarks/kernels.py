@@ -84,7 +84,15 @@ def _compare(options: harness.Options, store: _Store, rows: int, dim: int, count
             traced, following = tf.function(function, reduce_retracing=True), harness.Cycle(arguments)
             prepared[name] = lambda traced=traced, following=following: traced(*following())
         results.extend(
-            harness.compare("kernels", f"{case}, {sizes}", prepared, peer=peer, options=options, calls=calls)
+            harness.compare(
+                "kernels",
+                f"{case}, {sizes}",
+                prepared,
+                peer=peer,
+                options=options,
+                calls=calls,
+                foreign=[name for name in prepared if not name.startswith("tsps_")],
+            )
         )
 
     ids = [(batch,) for batch in batches]

@@ -111,6 +111,7 @@ def _collection(options: harness.Options) -> list[harness.Result]:
         f"lookup, {sizes}",
         {name: lambda call=call: call(next_batch()) for name, call in lookups.items()},
         peer=peer,
+        foreign=(),
         options=options,
         calls=calls,
     )
@@ -119,6 +120,7 @@ def _collection(options: harness.Options) -> list[harness.Result]:
         f"lookup + backward + Adagrad, {sizes}",
         {name: lambda call=call: call(next_batch(), next_gradients()) for name, call in trains.items()},
         peer=peer,
+        foreign=(),
         options=options,
         calls=calls,
     )

@@ -3,7 +3,8 @@
 Every figure is a job of its own, started with horovodrun; the two kinds of job take turns. The peer is what a user
 would have without this library: `keras.layers.Embedding`, gradients reduced by Horovod (sparse ones as IndexedSlices),
 Keras's Adagrad. With Keras 3 that optimizer makes sparse gradients dense; `--peer-python` runs the peer under
-another interpreter, say one with TensorFlow 2.15 and Keras 2, where it does not.
+another interpreter, say one with TensorFlow 2.15 and Keras 2, where it does not. Beside another tree (`--against`) all
+jobs are ours.
 """
 
 from __future__ import annotations
@@ -31,15 +32,21 @@ def run(options: harness.Options) -> list[harness.Result]:
     """Samples/s, milliseconds per step, those of the sparse part, and summed memory for each number of ranks."""
     results = []
     blocks = 1 if options.quick else max(1, options.blocks // 2)
+    names = [name for name, (kind, _) in _JOBS.items() if kind == "shared" or not options.turns]
+    peer = "replicated" if "replicated" in names else None
     for ranks in (1, 2) if options.quick else (1, 2, 4):
-        jobs: dict[str, list[dict[str, float]]] = {name: [] for name in _JOBS}
+        jobs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
         for turn in range(blocks):
-            for name in _JOBS if turn % 2 == 0 else reversed(_JOBS):
+            if options.turns:
+                options.turns.next()
+            for name in names if turn % 2 == 0 else reversed(names):
                 jobs[name].append(_job(*_JOBS[name], ranks, options))
         case = f"{ranks} rank{'s' * (ranks > 1)}"
         for figure, unit in (("step_ms", "ms"), ("samples_per_second", "/s"), ("pss_mib", "MiB")):
             blocks_of = {name: [job[figure] for job in found] for name, found in jobs.items()}
-            results += harness.summarize("ranks", f"{case}, {figure}", blocks_of, peer="replicated", unit=unit)
+            results += harness.summarize("ranks", f"{case}, {figure}", blocks_of, peer=peer, unit=unit)
+        if options.turns:
+            continue  # a difference of two jobs is too uncertain to be divided by
         sparse = {
             name: [
                 job["step_ms"] - dense["step_ms"]
@@ -47,7 +54,7 @@ def run(options: harness.Options) -> list[harness.Result]:
             ]
             for name in ("replicated", "shared")
         }
-        results += harness.summarize("ranks", f"{case}, sparse part of a step", sparse, peer="replicated", unit="ms")
+        results += harness.summarize("ranks", f"{case}, sparse part of a step", sparse, peer=peer, unit="ms")
     return results
 
 
@@ -61,7 +68,7 @@ def _job(kind: str, dense_only: bool, ranks: int, options: harness.Options) -> d
         if ranks > 1:
             launcher = str(Path(python).with_name("horovodrun"))
             command = [launcher, "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", *command]
-        root = Path(__file__).resolve().parents[1]
+        root = Path(__file__).absolute().parents[1]  # links are not followed: see benchmarks.against
         environment = os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
         if done.returncode:
