@@ -29,8 +29,8 @@ def open_group(path: str, *, create: bool = False) -> Any:
     real = os.path.abspath(path)
     with _groups_lock:
         group = _groups.get(real)
-        if group is not None and not os.path.exists(os.path.join(real, "group")):
-            group = None  # removed behind our back; a new one may be made in its place
+        if group is not None and not group.in_place():
+            group = None  # removed behind our back; another one may be there by now
         if group is None:
             if create and not os.path.lexists(real):
                 group = _table.Group.create(real, secrets.token_hex(16))

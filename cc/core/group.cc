@@ -54,6 +54,7 @@ Status Group::Impl::MapTables(const std::string& group_path, const State& state)
   while (n_tables.load(std::memory_order_relaxed) < static_cast<int>(state.tables.size())) {
     const TableState& table = state.tables[static_cast<size_t>(n_tables.load())];
     TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Open(group_path + "/" + TableName(table)));
+    TSPS_RETURN_IF_ERROR(control->file().CheckInPlace());  // else they may be another group's
     TSPS_RETURN_IF_ERROR(files->CheckState(table));
     Add(std::move(files));
   }
@@ -213,6 +214,8 @@ GroupInfo Group::Info() const {
   }
   return info;
 }
+
+Status Group::CheckInPlace() const { return impl_->control->file().CheckInPlace(); }
 
 int Group::table_count() const { return impl_->n_tables.load(std::memory_order_acquire); }
 

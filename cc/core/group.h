@@ -141,6 +141,9 @@ class Group {
   Status WaitForStep(uint64_t step, double timeout_s, const std::atomic<bool>* cancelled) const;
   uint64_t step() const;
   GroupInfo Info() const;
+  // DataLoss if the group's directory was removed, or holds another group by now. What is mapped
+  // can still be read.
+  Status CheckInPlace() const;
   GroupCounters& counters() const { return counters_; }
 
   // --- Tables. An index is stable for the life of the group. FindTable also sees tables that

@@ -69,6 +69,7 @@ GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<I
 GroupWriter::~GroupWriter() = default;
 
 Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
+  TSPS_RETURN_IF_ERROR(CheckInPlace());  // the lock would be another group's
   auto lock = WriterLock::Acquire(path_ + "/writer.lock");
   if (!lock.ok()) {
     if (lock.status().code() != Code::kAborted) return lock.status();
@@ -123,6 +124,8 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
     return Error(Code::kResourceExhausted, "group ", group_.path(), " has ", kMaxTables,
                  " tables already");
   }
+  // Creating a table removes what lies in the way.
+  TSPS_RETURN_IF_ERROR(group_.CheckInPlace());
   TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Create(group_.path() + "/" + config.name, config));
   TSPS_FAULT_POINT("create.files");
   State next = impl_->state;

@@ -36,6 +36,16 @@ Status CheckOwner(const struct stat& info, const std::string& path) {
                geteuid(), ": refusing to use another user's table");
 }
 
+Status Replaced(const std::string& path) {
+  return Error(Code::kDataLoss, path, " was replaced by another file while it was in use");
+}
+
+// Why a mapped file cannot be reached by its path; reads errno.
+Status OutOfReach(const char* what, const std::string& path) {
+  if (errno != ENOENT && errno != ENOTDIR) return ErrnoError(what, path);
+  return Error(Code::kDataLoss, path, " was removed while it was in use");
+}
+
 Result<struct stat> RegularFile(int fd, const std::string& path) {
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path);
@@ -96,16 +106,33 @@ Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, si
 Status MappedFile::Map(int fd, int protection, bool replace) {
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path_);
-  if (replace && info.st_ino != inode_) {
-    return Error(Code::kDataLoss, path_, " was replaced by another file while it was in use");
-  }
   void* address = mmap(data_, range_, protection,
                        MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : 0), fd, 0);
   if (address == MAP_FAILED) return ErrnoError("cannot map", path_);
   data_ = static_cast<char*>(address);
+  device_ = info.st_dev;
   inode_ = info.st_ino;
   size_.store(InRange(info), std::memory_order_release);
   return Status();
+}
+
+bool MappedFile::IsThisFile(const struct stat& info) const {
+  return info.st_dev == device_ && info.st_ino == inode_;
+}
+
+Status MappedFile::CheckInPlace() const {
+  struct stat info;
+  if (lstat(path_.c_str(), &info) != 0) return OutOfReach("cannot stat", path_);
+  return IsThisFile(info) ? Status() : Replaced(path_);
+}
+
+Result<int> MappedFile::Reopen(const char* what) const {
+  const int fd = open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return OutOfReach(what, path_);
+  struct stat info;
+  if (fstat(fd, &info) == 0 && IsThisFile(info)) return fd;
+  close(fd);
+  return Replaced(path_);
 }
 
 size_t MappedFile::InRange(const struct stat& info) const {
@@ -117,14 +144,14 @@ MappedFile::~MappedFile() {
 }
 
 Status MappedFile::MakeWritable() {
-  FileDescriptor fd(open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
-  if (fd.get() < 0) return ErrnoError("cannot open for writing", path_);
+  TSPS_ASSIGN_OR_RETURN(const int reopened, Reopen("cannot open for writing"));
+  const FileDescriptor fd(reopened);
   return Map(fd.get(), PROT_READ | PROT_WRITE, true);
 }
 
 size_t MappedFile::RefreshSize() {
   struct stat info;
-  if (stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) RaiseSize(InRange(info));
+  if (stat(path_.c_str(), &info) == 0 && IsThisFile(info)) RaiseSize(InRange(info));
   return size();
 }
 
@@ -149,8 +176,8 @@ Status MappedFile::Reserve(size_t bytes) {
   // Not size() again below: a thread that refreshes the size may see a chunk before we count it.
   size_t end = size();
   if (bytes <= end) return Status();
-  FileDescriptor fd(open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
-  if (fd.get() < 0) return ErrnoError("cannot open for growing", path_);
+  TSPS_ASSIGN_OR_RETURN(const int reopened, Reopen("cannot open for growing"));
+  const FileDescriptor fd(reopened);
   // Room first: more range would not help who has none.
   TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - end));
   TSPS_RETURN_IF_ERROR(CheckRange(bytes));

@@ -4,6 +4,9 @@
 // blocks, never a hole) before anyone touches it; the file never shrinks, so addresses that were
 // valid stay valid. A file may outgrow the range of one process (address_range.h): that is an error
 // there, of Reserve or CheckRange, until the process opens the file again.
+//
+// No descriptor is kept: a process may map thousands of files. What is opened again by its path, to
+// be written or to grow, must be the file that is mapped; another one under its name is left alone.
 #ifndef TFSPS_CORE_MAPPED_FILE_H_
 #define TFSPS_CORE_MAPPED_FILE_H_
 
@@ -43,6 +46,9 @@ class MappedFile {
   size_t range() const { return range_; }
   // ResourceExhausted, saying what to do, if the range does not reach `bytes`.
   Status CheckRange(size_t bytes) const;
+  // DataLoss if the file was removed, or another one lies under its path by now. Whoever makes,
+  // opens or removes files beside this one asks first: they would be another's.
+  Status CheckInPlace() const;
   const std::string& path() const { return path_; }
 
   // Makes size() >= bytes: checks room, then allocates blocks, at most 64 MiB at a time.
@@ -52,12 +58,17 @@ class MappedFile {
  private:
   MappedFile(std::string path, size_t range) : path_(std::move(path)), range_(range) {}
   Status Map(int fd, int protection, bool replace);
+  // Opens the file again. DataLoss if it is another one by now.
+  Result<int> Reopen(const char* what) const;
+  bool IsThisFile(const struct stat& info) const;
   size_t InRange(const struct stat& info) const;
   void RaiseSize(size_t bytes);
 
   const std::string path_;
   const size_t range_;
   char* data_ = nullptr;
+  // Not given to another file while this one is mapped.
+  dev_t device_ = 0;
   ino_t inode_ = 0;
   std::atomic<size_t> size_{0};
   std::mutex grow_mutex_;

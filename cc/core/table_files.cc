@@ -221,6 +221,7 @@ const SlotFiles* TableFiles::Slots(const TableState& state) {
     if (writable_ && !(*file)->MakeWritable().ok()) return nullptr;
     slots->files.push_back(std::move(*file));
   }
+  if (!CheckInPlace().ok()) return nullptr;  // they may be another table's
   slots_.push_back(std::move(slots));
   latest_slots_.store(slots_.back().get(), std::memory_order_release);
   return slots_.back().get();
@@ -228,6 +229,7 @@ const SlotFiles* TableFiles::Slots(const TableState& state) {
 
 Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optimizer,
                                uint64_t rows) {
+  TSPS_RETURN_IF_ERROR(CheckInPlace());
   auto slots = std::make_unique<SlotFiles>();
   slots->generation = generation;
   for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
@@ -246,6 +248,7 @@ Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optim
 }
 
 void TableFiles::RemoveSlots(uint32_t generation, OptimizerKind kind) {
+  if (!CheckInPlace().ok()) return;
   for (int k = 0; k < SlotCount(kind); ++k) unlink(SlotPath(generation, kind, k).c_str());
 }
 

@@ -40,6 +40,9 @@ class TableFiles {
   // DataLoss: a file is shorter, or was removed before this process saw it grow.
   Status CheckFiles(const TableState& state) const;
 
+  // DataLoss if the folder was removed, or is another table's by now.
+  Status CheckInPlace() const { return directory_->CheckInPlace(); }
+
   const TableConfig& config() const { return config_; }
   const std::string& folder() const { return folder_; }
   size_t row_bytes() const { return static_cast<size_t>(config_.dim) * sizeof(float); }

@@ -1,6 +1,5 @@
 #include "kernels/group_registry.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -22,14 +21,6 @@ struct CloseAtExit {
 };
 const CloseAtExit close_at_exit;
 
-// The control file is mapped as long as the group is open, so its inode number is not given to
-// another.
-FileIdentity ControlFile(const std::string& group_path) {
-  struct stat file{};
-  if (stat((group_path + "/group").c_str(), &file) != 0) return {0, 0};
-  return {file.st_dev, file.st_ino};
-}
-
 }  // namespace
 
 std::string AbsolutePath(const std::string& path) {
@@ -45,10 +36,7 @@ SplitPath SplitTablePath(const std::string& path) {
 
 // --- OpenGroup ---
 
-OpenGroup::OpenGroup(std::shared_ptr<Group> group)
-    : group_(std::move(group)), identity_(ControlFile(group_->path())) {}
-
-bool OpenGroup::IsAt(const std::string& path) const { return ControlFile(path) == identity_; }
+OpenGroup::OpenGroup(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
 Status OpenGroup::BecomeWriter() {
   std::lock_guard<std::mutex> lock(writer_mutex_);
@@ -167,7 +155,7 @@ Result<TableHandle> GroupRegistry::OpenTable(const std::string& path, const std:
   Result<TableHandle> found = find(false);
   if (found.ok() || !cached) return found;
   // Another job may have removed the directory and made it again since it was opened here.
-  if (groups_[split.parent]->IsAt(split.parent)) return found;
+  if (groups_[split.parent]->group().CheckInPlace().ok()) return found;
   return find(true);
 }
 

@@ -12,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/group.h"
@@ -23,16 +22,12 @@
 
 namespace tsps {
 
-using FileIdentity = std::pair<uint64_t, uint64_t>;  // device, inode
-
 // A group and, in one process of the node, its writer.
 class OpenGroup {
  public:
   explicit OpenGroup(std::shared_ptr<Group> group);
 
   Group& group() const { return *group_; }
-  // Whether this group, and not a later one, is what `path` names.
-  bool IsAt(const std::string& path) const;
 
   // Takes the writer lock; no error when this process has it already.
   Status BecomeWriter();
@@ -54,7 +49,6 @@ class OpenGroup {
 
  private:
   const std::shared_ptr<Group> group_;
-  const FileIdentity identity_;
   std::atomic<bool> closed_{false};
   std::mutex writer_mutex_;
   std::unique_ptr<GroupWriter> writer_;  // after group_: destroyed first

@@ -39,6 +39,7 @@ void BindGroup(py::module_& module) {
       .def("open_writer", &PyGroup::OpenWriter)
       .def("close_writer", &PyGroup::CloseWriter)
       .def("is_writer", &PyGroup::IsWriter)
+      .def("in_place", &PyGroup::InPlace)
       .def("info", &PyGroup::Info)
       .def("counters", &PyGroup::Counters)
       .def("step", &PyGroup::Step)

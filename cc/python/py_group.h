@@ -46,6 +46,8 @@ class PyGroup {
     return writer_ != nullptr;
   }
 
+  // Whether the directory still is this group's.
+  bool InPlace() const { return group_->CheckInPlace().ok(); }
   py::dict Info() const;
   py::dict Counters() const;
   uint64_t Step() const { return group_->step(); }
@@ -65,9 +67,9 @@ class PyGroup {
 
   FloatArray Lookup(int table, const KeyArray& keys);
 
-  // (found bool[n], rows float[n, dim], [slot float[n, dim]]); what is absent is zero.
   // Rows of several tables, all of one step: (step, [float[n, dim] per part]).
   py::tuple LookupTables(const std::vector<std::pair<int, KeyArray>>& parts);
+  // (found bool[n], rows float[n, dim], [slot float[n, dim]]); what is absent is zero.
   py::tuple Entries(int table, const KeyArray& keys, bool with_slots);
 
   KeyArray Keys(int table);

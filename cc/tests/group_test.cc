@@ -354,6 +354,42 @@ TEST_F(GroupTest, AReaderOfRemovedFilesIsToldSo) {
   EXPECT_NE(status.message().find("was removed"), std::string::npos) << status.message();
 }
 
+// A job's folder is removed and another job makes its own there, while the first one's writer
+// lives.
+TEST_F(GroupTest, AGroupMadeAnewInTheFolderIsLeftAloneByTheOldOnesWriter) {
+  const int t = AddTable("t", 16, OptimizerKind::kAdagrad);
+  ASSERT_TSPS_OK(Step(t, {1, 2}, 1.0f));
+  const std::shared_ptr<Group> old_group = group_;
+  const std::unique_ptr<GroupWriter> old_writer = std::move(writer_);
+  std::filesystem::remove_all(dir_ / "g");
+  Make();
+  ASSERT_EQ(AddTable("t", 16, OptimizerKind::kAdagrad), t);
+  AddTable("u", 4);
+  ASSERT_TSPS_OK(Step(t, {1, 2, 3}, 1.0f));
+  const Image image = ReadImage(*group_);
+
+  std::vector<int64_t> keys(200000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  const std::vector<float> rows(keys.size() * 16, 1.0f);
+  OptimizerConfig adam;
+  adam.kind = OptimizerKind::kAdam;
+  for (const Status& status :
+       {old_writer->Assign(t, keys.data(), rows.data(), nullptr, keys.size(), executor_),
+        old_writer->CreateTable(MakeConfig("u", 8, 3)).status(),
+        old_writer->BindOptimizer(t, adam, true), old_group->OpenWriter().status()}) {
+    EXPECT_EQ(status.code(), Code::kDataLoss) << status.message();
+    EXPECT_NE(status.message().find("was replaced"), std::string::npos) << status.message();
+  }
+  EXPECT_LT(group_->Info().bytes, 4u << 20);  // reserved ahead; the old one's rows take 12 MiB
+  EXPECT_TRUE(ReadImage(*group_) == image);
+  Reopen();
+  EXPECT_TRUE(ReadImage(*group_) == image);
+  ASSERT_TSPS_OK(writer_->Verify());
+  // The old group can be read as it was.
+  EXPECT_EQ(old_group->step(), 1u);
+  EXPECT_NE(LookupRow(*old_group, t, 1), LookupRow(*group_, t, 3));
+}
+
 TEST_F(GroupTest, WaitersWakeWhenTheStepIsPublished) {
   const int t = AddTable("t", 2);
   auto reader = Group::Open(dir_ / "g");

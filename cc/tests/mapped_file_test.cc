@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -35,6 +36,31 @@ TEST(MappedFile, SizeIsNeverBeyondTheFileWhileOtherThreadsAskForIt) {
   other.join();
   EXPECT_EQ(beyond, 0u);
   EXPECT_EQ((*file)->size(), kPages * kPage);
+}
+
+// A folder is removed and made anew while a process has its files mapped.
+TEST(MappedFile, WhatLiesUnderItsPathByNowIsNeitherGrownNorMapped) {
+  TempDir dir;
+  auto file = MappedFile::Create(dir / "file", kPage, SIZE_MAX);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  (*file)->data()[0] = 'a';
+  EXPECT_TRUE((*file)->CheckInPlace().ok());
+  const auto refused = [&](const char* why) {
+    for (const Status& status :
+         {(*file)->CheckInPlace(), (*file)->Reserve(2 * kPage), (*file)->MakeWritable()}) {
+      EXPECT_EQ(status.code(), Code::kDataLoss) << status.message();
+      EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+    }
+    EXPECT_EQ((*file)->RefreshSize(), kPage);
+    EXPECT_EQ((*file)->data()[0], 'a');
+  };
+  ASSERT_EQ(unlink((dir / "file").c_str()), 0);
+  refused("was removed");
+  auto other = MappedFile::Create(dir / "file", kPage, SIZE_MAX);
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  refused("was replaced");
+  EXPECT_EQ((*other)->RefreshSize(), kPage);
+  EXPECT_EQ((*other)->data()[0], 0);
 }
 
 }  // namespace
