@@ -1,6 +1,7 @@
 """tf_sparse_ps: shared-memory embedding tables for TensorFlow.
 
-Names are imported when first used, so that `import tf_sparse_ps.table`, the store, needs no TensorFlow.
+Names are imported when first used, so that `import tf_sparse_ps.table`, the store, needs no TensorFlow. Keras knows the
+layers and the optimizer nevertheless (`_registration.py`), to load models that were saved with them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tf_sparse_ps import _registration
 from tf_sparse_ps.collectives import protocol as _protocol
 
 __version__ = "0.1.0"
@@ -45,3 +47,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_registration.register_classes()
