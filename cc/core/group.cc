@@ -1,6 +1,5 @@
 #include "core/group.h"
 
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,19 +19,6 @@ std::string TableName(const TableState& state) {
 }
 
 }  // namespace
-
-namespace {
-
-uint64_t ReadClock(clockid_t clock) {
-  timespec now;
-  clock_gettime(clock, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
-}
-
-}  // namespace
-
-uint64_t NowNs() { return ReadClock(CLOCK_MONOTONIC); }
-uint64_t ThreadNs() { return ReadClock(CLOCK_THREAD_CPUTIME_ID); }
 
 void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value) {
   uint64_t known = maximum.load(std::memory_order_relaxed);

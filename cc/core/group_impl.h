@@ -1,4 +1,4 @@
-// What Group and GroupWriter are made of. Included by their .cc files only.
+// What Group and GroupWriter are made of. Included only by core's .cc files that implement them.
 #ifndef TFSPS_CORE_GROUP_IMPL_H_
 #define TFSPS_CORE_GROUP_IMPL_H_
 
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/control_file.h"
 #include "core/group.h"
 #include "core/overlay.h"
@@ -156,8 +157,6 @@ class RowMutation {
 Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int table,
                  const int64_t* keys, const std::vector<uint32_t>& fresh);
 
-uint64_t NowNs();     // monotonic clock
-uint64_t ThreadNs();  // processor time of this thread
 void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value);
 
 }  // namespace tsps

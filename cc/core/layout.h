@@ -89,7 +89,7 @@ constexpr size_t kRecordOffset = 2 * kPageBytes;
 constexpr size_t kRecordBytes = (sizeof(CommitRecord) + kPageBytes - 1) / kPageBytes * kPageBytes;
 constexpr size_t kControlBytes = kRecordOffset + 2 * kRecordBytes;
 
-// One cache line of index entries and the segment that holds them.
+// Where a key's row is. A cache line holds four.
 struct Entry {
   int64_t key;
   uint32_t row_plus_one;  // 0: never used; kTombstone: erased; else row number + 1
@@ -108,6 +108,7 @@ constexpr uint32_t kSegmentSpread = kSegmentEntries / 4;  // SplitLimit() is tha
 // More than 2^24 segments hold 50 billion keys: deeper means that keys were chosen to collide.
 constexpr uint32_t kMaxDepth = 26;
 
+// A bucket of the index: a page of entries, which splits in two when it is full (index.h).
 struct Segment {
   uint32_t used;         // entries that are not 0, tombstones included
   uint32_t local_depth;  // leading hash bits that all its keys share

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/futex.h"
-#include "core/group_impl.h"
 #include "core/process_state.h"
 
 // Phases, counted from `base`, the end of the call before:

@@ -1,8 +1,9 @@
 // The wire format: sparse gradients of all tables in one buffer, to be sent to other nodes.
 //
-// The leader of a node packs its node's merged gradients; an allgather gives every node the buffers
-// of all; each reads them, its own included, in the order of nodes, and merges. Whoever reads the
-// same bytes gets the same floats, so all nodes merge the same.
+// A rank packs what it sends: a range of its node's merged gradients, or, in a flat ring, its own.
+// An allgather gives every receiver the buffers of all senders; it reads them, its own included, in
+// their order, and merges. Whoever reads the same bytes gets the same floats, so all nodes merge
+// the same.
 //
 //   header, an entry per table     fixed width
 //   keys and counts of each table  coded: sorted keys by their differences, counts less 1
@@ -29,7 +30,7 @@ struct WireSet {
   const int64_t* keys;    // int64[n], unique, in any order
   const int32_t* counts;  // int32[n], number of ranks, at least 1; null: all 1
   const float* rows;      // float[n, dim]
-  size_t n;               // at most 2^31 - 1; 0: the node did not touch the table
+  size_t n;               // at most 2^31 - 1; 0: the sender has none of the table
   size_t dim;             // 1 to 65,536
 };
 

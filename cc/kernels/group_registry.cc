@@ -10,9 +10,9 @@
 namespace tsps {
 namespace {
 
-// Writer locks end with the process anyway; closing leaves the group's clean mark and lets waiting
-// threads go. Runs before TensorFlow's own exit handlers, whose library was loaded first.
-// A forked child owns nothing of this.
+// Writer locks end with the process anyway; closing lets waiting threads go. Runs before
+// TensorFlow's own exit handlers, whose library was loaded first. A forked child owns nothing of
+// this.
 struct CloseAtExit {
   const pid_t creator = getpid();
   ~CloseAtExit() {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/group_impl.h"
+#include "core/clock.h"
 #include "kernels/kernel.h"
 
 namespace tsps {

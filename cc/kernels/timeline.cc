@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/group_impl.h"
+#include "core/clock.h"
 #include "kernels/kernel.h"
 
 namespace tsps {

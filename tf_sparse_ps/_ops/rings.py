@@ -243,7 +243,7 @@ def node_apply(
 
     Raises:
         OpError: as `node_merge` and `apply`. An error of the leader's is raised on the other ranks at their next call;
-            training/failures.py tells it before.
+            training/failures tells it before.
     """
     return lib.tsps_node_apply(
         keys,

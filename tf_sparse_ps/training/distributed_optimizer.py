@@ -27,7 +27,7 @@ class DistributedOptimizer(_keras.Optimizer):
     """Wraps a Keras optimizer for models with tables of tf_sparse_ps, on one rank or many.
 
     ```python
-    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), loss=...)
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss=...)
     ```
 
     Works under Keras 3 and Keras 2 (its legacy optimizers included), in `fit` and in loops of one's own. Models without
@@ -56,8 +56,9 @@ class DistributedOptimizer(_keras.Optimizer):
             first.
           sparse_reduction: What a key's summed gradient is divided by: "frequency" (the number of ranks in which the
             key occurred), "average" (the number of ranks), "sum" (nothing).
-          topology: "hierarchical": ranks of a node merge their sparse gradients in shared memory, only the leaders of
-            nodes send any. "flat": every rank sends its own to all.
+          topology: "hierarchical": ranks of a node merge their sparse gradients in shared memory, each a range of
+            keys, which it exchanges with the ranks of its number on the other nodes; on one node none are sent.
+            "flat": every rank sends its own to all.
           wire: What sparse gradients are rounded to where they travel between nodes (or, "flat", between ranks):
             "float32", "bfloat16" or "float16". Sums are made in float32.
           schedule: When dense gradients travel and are applied, one of `tsps.schedules`; None: `Synchronous()`.
