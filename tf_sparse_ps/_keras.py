@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.ops import resource_variable_ops
 
 keras = tf.keras
@@ -18,6 +19,19 @@ keras = tf.keras
 IS_KERAS_3 = int(getattr(keras, "__version__", "2").split(".")[0]) >= 3
 PACKAGE = "tf_sparse_ps"
 T = TypeVar("T")
+
+
+# --- random seeds ---
+
+
+def random_seed() -> tuple[str | None, Any]:
+    """What keras.utils.set_random_seed or tf.random.set_seed was called with last, as text; None: with nothing.
+
+    Returns:
+      The seed, and an object that every call makes anew.
+    """
+    eager = context.context()
+    return None if eager._seed is None else str(eager._seed), getattr(eager, "_rng", None)
 
 
 # --- serialization ---

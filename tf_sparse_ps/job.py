@@ -37,6 +37,7 @@ from tf_sparse_ps.errors import (
     WaitTimeoutError,
 )
 from tf_sparse_ps.table_binding import TableBinding, eager_ops
+from tf_sparse_ps.table_seeds import TableSeeds
 
 if TYPE_CHECKING:
     from tf_sparse_ps.collectives import Collectives
@@ -88,11 +89,13 @@ class Job:
       timeout_s: How long to wait for another rank before that is an error: TFSPS_TIMEOUT_S, 600 by default.
       group_path: The group's directory.
       exchange_path: Where the ranks of this node see each other, a folder of this run alone.
-      seed: Of tables that were given none; 63 bits.
+      seeds: Of tables, and their salts.
       collectives: How the ranks talk to each other.
     """
 
     def __init__(self, collectives: Collectives) -> None:
+        from tf_sparse_ps import _keras
+
         self.collectives = collectives
         self.rank, self.size = collectives.rank, collectives.size
         self.is_leader = collectives.local_rank == 0
@@ -103,10 +106,11 @@ class Job:
                 "TFSPS_JOB must be 1 to 100 letters, digits, '.', '_' or '-', not starting with '.'. "
                 f"Received: {self.name!r}"
             )
-        drawn = secrets.token_hex(16)
+        uuid = _digest("job", self.name) if self.name else secrets.token_hex(16)
+        keras_seed = None if self.name else _keras.random_seed()[0]
         # The session tells this run of a named job from the one before.
-        name, uuid, session = collectives.broadcast_object(
-            (self.name, _digest("job", self.name) if self.name else drawn, secrets.token_hex(8)), 0, "tfsps_job"
+        name, uuid, session, keras_seed = collectives.broadcast_object(
+            (self.name, uuid, secrets.token_hex(8), keras_seed), 0, "tfsps_job"
         )
         if name != self.name:
             raise ValueError(f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {self.name!r} on rank {self.rank}")
@@ -116,7 +120,8 @@ class Job:
         self.leaders = [nodes.index(node) for node in range(max(nodes) + 1)]
         self.mergers = min(nodes.count(node) for node in range(len(self.leaders)))
         self.uuid: str = uuid
-        self.seed = int(_digest("seed", uuid), 16) >> 65
+        # Of several ranks the others would have to be told.
+        self.seeds = TableSeeds(uuid, keras_seed, follow=self.name is None and self.size == 1)
         self.folder = job_folder.prepare()
         self.group_path = os.path.join(self.folder, f"{self.name or self.uuid}-n{self.node}")
         self._ready_path = f"{self.group_path}/.session-{session}"
@@ -208,8 +213,8 @@ class Job:
         """Makes the job's next table, or finds the one that a named job left. Every rank calls it.
 
         Args:
-          config: What the table is. Its name need not be unique. Without a seed it gets the job's.
-          salt: Together with the seed determines the initial values; None: the table's ordinal.
+          config: What the table is. Its name need not be unique. Without a seed it gets the job's (`TableSeeds`).
+          salt: Together with the seed determines the initial values; None: the next one.
           values: float32[key_limit, dim] to start with instead of the initializer's values.
 
         Raises:
@@ -219,12 +224,13 @@ class Job:
         with self._lock:
             ordinal = self._ordinal
             self._ordinal += 1
+            seed_of_job, next_salt = self.seeds.of(ordinal)
         if ordinal >= _MAX_TABLES:
             raise StateError(f"a job has at most {_MAX_TABLES} tables, of models long gone too: identity is by number")
         resolved = config.resolved_initializer()
-        seed = next(seed for seed in (config.seed, resolved.seed, self.seed) if seed is not None)
+        seed = next(seed for seed in (config.seed, resolved.seed, seed_of_job) if seed is not None)
         config = dataclasses.replace(config, seed=seed)
-        salt = ordinal if salt is None else salt
+        salt = next_salt if salt is None else salt
         folder = f"t{ordinal:04d}-{config.name}"[:128]
         path = os.path.join(self.group_path, folder)
         binding = TableBinding(

@@ -29,7 +29,7 @@ class TableBinding:
       path: `<group>/<table folder>`.
       uuid: 32 hexadecimal digits, the same on all ranks and nodes.
       config: What it is; `config.seed` is filled in.
-      ordinal: Its number in the job, also the salt of its initial values.
+      ordinal: Its number in the job.
       salt: Tells its initial values from those of other tables with the same seed.
       optimizer: The update rule bound to it, or None.
       explicit: The leader wrote values, so that a node whose leader did not must be given them.
