@@ -44,6 +44,56 @@ def test_a_float_input_layer_is_refused_when_the_model_is_made_or_called():
         use()
 
 
+def of_slices(layer):
+    """As `functional`; the layer gets what was cut from a model's input."""
+    inputs = keras.Input((3,), dtype="int64")
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs[:, 1:]))))
+
+
+def sequential(layer):
+    return keras.Sequential([layer, keras.layers.Dense(1), keras.layers.Flatten()])
+
+
+@pytest.mark.parametrize("make", [functional, of_slices, sequential])
+@pytest.mark.parametrize("cls", [tsps.Embedding, tsps.EmbeddingReduce])
+def test_ids_that_were_no_integers_before_keras_cast_them(make, cls):
+    layer = cls(None, 4, name="words")
+    layer.build((None, 3))
+    model = make(layer)
+    model.compile(tsps.DistributedOptimizer("sgd"), "mse")
+    for right in (np.int8, np.uint16, np.int32, np.uint64, np.int64):
+        model.fit(IDS.astype(right), TARGETS, verbose=0)
+        assert len(model.predict(IDS.astype(right), verbose=0)) == 2
+    for wrong in (np.float32, np.float64, np.bool_):
+        ids = IDS.astype(wrong)
+        for use in (lambda: model.fit(ids, TARGETS, verbose=0), lambda: model.predict(ids, verbose=0)):  # noqa: B023
+            with pytest.raises(ValueError, match=r"'words'.*ids must be integers.*astype\('int64'\)"):
+                use()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"ids must be 0 \.\. 2\*\*63 - 1"):
+        model.predict(IDS.astype(np.uint64) + 2**63, verbose=0)
+    # Eagerly nobody can see it.
+    np.testing.assert_array_equal(model(tf.constant(IDS + 0.5)), model(tf.constant(IDS)))
+    np.testing.assert_array_equal(
+        model(tf.constant(IDS.astype(np.uint64) + 2**63)), model(tf.constant(IDS + np.int64(-(2**63))))
+    )
+
+
+def test_ids_that_do_not_fit_the_type_of_the_models_input():
+    narrow = functional(tsps.Embedding(None, 4), dtype="int32")
+    assert narrow.predict(np.array([[-(2**31), 0, 2**31 - 1]]), verbose=0).shape == (1, 1)
+    for wrong in (2**31, -(2**31) - 1):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"ids must be -2\*\*31 \.\. 2\*\*31 - 1"):
+            narrow.predict(np.array([[0, 1, wrong]]), verbose=0)
+
+
+def test_a_cast_that_was_asked_for_is_no_mistake():
+    inputs = keras.Input((3,))
+    ids = keras.ops.cast(inputs, "int64") if _keras.IS_KERAS_3 else tf.cast(inputs, tf.int64)
+    model = keras.Model(inputs, tsps.EmbeddingReduce(10, 4)(ids))
+    model.compile(tsps.DistributedOptimizer("sgd"), "mse")
+    model.fit(IDS.astype(np.float32), np.ones((2, 4)), verbose=0)
+
+
 def test_ids_keep_their_64_bits():
     keys = [2**63 - 1, -(2**63), 2**32 + 3, 2**53 + 1, -1]
     layer = tsps.Embedding(None, 2, "zeros")

@@ -176,25 +176,42 @@ def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
     """Ids as int64; never truncated.
 
     Raises:
-      ValueError: They are no integers.
-      InvalidArgumentError (TensorFlow's): A uint64 beyond 2**63 - 1, when the graph runs.
+      ValueError: They are no integers, or, in a graph, were none before Keras cast them to the type of an input.
+      InvalidArgumentError (TensorFlow's): One beyond the type that it is cast to, when the graph runs.
     """
-    if ids.dtype == tf.int64:
-        return ids
+    checks = []
+    for given, dtype in _keras.cast_for_input(ids):
+        if not given.dtype.is_integer:
+            raise ValueError(
+                f"layer {layer!r}: ids must be integers. The model was given {given.dtype.name}, which Keras has cast "
+                f"to the {dtype.name} of its keras.Input; floats from 2**24 on would merge ids. Give it integers, as "
+                f"ids.astype('int64'). Received: inputs of dtype {given.dtype.name}"
+            )
+        checks += _check_range(given, dtype, layer)
     if not ids.dtype.is_integer or ids.dtype.is_quantized:
         raise ValueError(
             f"layer {layer!r}: ids must be integers; floats would merge ids and strings need a StringLookup or Hashing "
             f"layer first. A model's input is float32 unless you say keras.Input(shape, dtype='int64'). "
             f"Received: inputs of dtype {ids.dtype.name}"
         )
-    if ids.dtype == tf.uint64:
-        check = tf.debugging.Assert(
-            tf.reduce_all(ids <= tf.constant(2**63 - 1, tf.uint64)),
-            [f"layer {layer!r}: ids must be at most 2**63 - 1. Received: ", tf.reduce_max(ids)],
-        )
-        with tf.control_dependencies([check] if check is not None else []):
-            return tf.cast(ids, tf.int64)
-    return tf.cast(ids, tf.int64)
+    checks += _check_range(ids, tf.int64, layer)
+    if not checks and ids.dtype == tf.int64:
+        return ids
+    with tf.control_dependencies(checks):
+        return tf.identity(ids) if ids.dtype == tf.int64 else tf.cast(ids, tf.int64)
+
+
+def _check_range(ids: tf.Tensor, dtype: tf.DType, layer: str) -> list[tf.Operation]:
+    """What fails when an id is beyond a type, in a graph; raises eagerly. Nothing where none can be."""
+    low, high = max(ids.dtype.min, dtype.min), min(ids.dtype.max, dtype.max)
+    if (low, high) == (ids.dtype.min, ids.dtype.max):
+        return []
+    first, last = f"-2**{low.bit_length() - 1}" if low else "0", f"2**{high.bit_length()} - 1"
+    check = tf.debugging.Assert(
+        tf.reduce_all((ids >= tf.constant(low, ids.dtype)) & (ids <= tf.constant(high, ids.dtype))),
+        [f"layer {layer!r}: ids must be {first} .. {last}. Received:", tf.reduce_min(ids), "to", tf.reduce_max(ids)],
+    )
+    return [] if check is None else [check]
 
 
 def dense_ids(ids: Any, layer: str) -> tf.Tensor | tf.RaggedTensor:
