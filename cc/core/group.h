@@ -169,7 +169,8 @@ class Group {
   mutable GroupCounters counters_;
 };
 
-// One table's part of a step. Keys are unique (merge.h sees to it).
+// One table's part of a step. Keys are unique: whoever has repeated ones merges them first
+// (merge.h).
 struct TableUpdate {
   int table = 0;
   const int64_t* keys = nullptr;     // int64[n]
@@ -192,8 +193,8 @@ class GroupWriter {
   ~GroupWriter();  // releases the lock; the group stays
 
   // Applies one optimizer step to all tables and publishes it. `step` must be the committed step +
-  // 1. Absent keys get their initial row first. A non-finite gradient is refused, naming table and
-  // key.
+  // 1. Absent keys get their initial row first. A non-finite gradient and a key that repeats are
+  // refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.
   Status ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
 
   Result<int> CreateTable(const TableConfig& config);

@@ -58,6 +58,19 @@ struct RowPlan {
   std::vector<uint32_t> fresh;     // positions in keys
 };
 
+// Finds out whether a row number repeats. One per table, kept from step to step: a bit per row,
+// which is 0 between calls.
+class RowMarks {
+ public:
+  // The first of `positions` whose row is an earlier one's, too; -1 if there is none. Rows are
+  // below `n_rows`.
+  int64_t FirstRepeated(const std::vector<uint32_t>& rows, const std::vector<uint32_t>& positions,
+                        uint64_t n_rows);
+
+ private:
+  std::vector<uint64_t> marks_;
+};
+
 // Where a table's rows (plane 0) and slots (planes 1 ..) lie, for loops over many of them.
 struct RowPlanes {
   // Rows fetched ahead of the one at work: they are scattered, and the table is larger than any
@@ -83,6 +96,7 @@ struct GroupWriter::Impl {
   std::unique_ptr<WriterLock> lock;
   State state;  // the committed state
   StorageReserver reserver;
+  std::vector<RowMarks> row_marks;  // by table
 
   Status CheckWriter(const Group& group) const;
 };
@@ -115,10 +129,13 @@ class RowMutation {
   RowMutation(const RowMutation&) = delete;
   RowMutation& operator=(const RowMutation&) = delete;
 
-  // Announces changes to the rows of `n` unique keys. `table` must be new to this mutation.
+  // Announces changes to the rows of `n` keys, at most 2^31 - 1. `table` must be new to this
+  // mutation.
   void Add(int table, const int64_t* keys, size_t n);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
-  void Plan(const std::function<void(size_t p)>& also = nullptr);
+  // InvalidArgument, naming table and key, if a key repeats: its row would be updated twice, or be
+  // two rows. DataLoss if two keys have one row.
+  Status Plan(const std::function<void(size_t p)>& also = nullptr);
   // Whether some key is not there.
   bool HasFresh() const;
   // Storage for new rows; before-images of existing rows and the list of new keys into the undo
@@ -138,6 +155,8 @@ class RowMutation {
   void Commit();
 
  private:
+  Status PlanTable(RowPlan& plan);
+  Status CheckFreshUnique(const RowPlan& plan) const;
   Status CheckMaxRows(const RowPlan& plan) const;
   Status ReserveRows(RowPlan& plan);
   Status WriteUndo();

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/dedupe.h"
 #include "core/fault_point.h"
 #include "core/group_impl.h"
 #include "core/index.h"
@@ -13,6 +14,11 @@ constexpr size_t kRowGrain = 512;
 
 size_t SlotsOf(const TableState& state) {
   return static_cast<size_t>(SlotCount(static_cast<OptimizerKind>(state.optimizer)));
+}
+
+Status Repeated(const TableFiles& files, int64_t key) {
+  return Error(Code::kInvalidArgument, "table ", files.folder(), ": key ", key,
+               " is there twice; the keys of an update must be unique");
 }
 
 }  // namespace
@@ -31,22 +37,64 @@ void RowMutation::ForEachPlan(const std::function<void(size_t p)>& body) {
   ForEachItem(sizes, executor_, body);
 }
 
-void RowMutation::Plan(const std::function<void(size_t p)>& also) {
+int64_t RowMarks::FirstRepeated(const std::vector<uint32_t>& rows,
+                                const std::vector<uint32_t>& positions, uint64_t n_rows) {
+  if (marks_.size() < n_rows / 64 + 1) marks_.resize(n_rows / 64 + 1 + n_rows / 256);
+  size_t marked = 0;
+  bool repeated = false;
+  for (; marked < positions.size(); ++marked) {
+    const uint32_t row = rows[positions[marked]];
+    const uint64_t mark = uint64_t{1} << (row & 63);
+    repeated = (marks_[row >> 6] & mark) != 0;
+    if (repeated) break;
+    marks_[row >> 6] |= mark;
+  }
+  for (size_t i = 0; i < marked; ++i) marks_[rows[positions[i]] >> 6] = 0;
+  return repeated ? int64_t{positions[marked]} : -1;
+}
+
+Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
+  writer_.row_marks.resize(next_.tables.size());
+  std::vector<Status> statuses(plans_.size());
   ForEachPlan([&](size_t p) {
     if (also) also(p);
-    RowPlan& plan = plans_[p];
-    plan.rows.resize(plan.n);
-    const TableFiles& files = *group_.files(plan.table);
-    const uint32_t depth = next_.tables[static_cast<size_t>(plan.table)].depth;
-    executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
-      ProbeRows(files, depth, plan.keys + begin, end - begin, plan.rows.data() + begin);
-    });
-    plan.existing.reserve(plan.n);
-    for (size_t i = 0; i < plan.n; ++i) {
-      auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;
-      positions.push_back(static_cast<uint32_t>(i));
-    }
+    statuses[p] = PlanTable(plans_[p]);
   });
+  return FirstError(statuses);
+}
+
+Status RowMutation::PlanTable(RowPlan& plan) {
+  plan.rows.resize(plan.n);
+  const TableFiles& files = *group_.files(plan.table);
+  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
+    ProbeRows(files, state.depth, plan.keys + begin, end - begin, plan.rows.data() + begin);
+  });
+  plan.existing.reserve(plan.n);
+  for (size_t i = 0; i < plan.n; ++i) {
+    auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;
+    positions.push_back(static_cast<uint32_t>(i));
+  }
+  const int64_t repeated = writer_.row_marks[static_cast<size_t>(plan.table)].FirstRepeated(
+      plan.rows, plan.existing, state.rows);
+  if (repeated < 0) return CheckFreshUnique(plan);
+  const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
+  const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
+  if (plan.keys[first] == plan.keys[repeated]) return Repeated(files, plan.keys[repeated]);
+  return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: keys ", plan.keys[first],
+               " and ", plan.keys[repeated], " both have row ", row);
+}
+
+Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
+  const size_t n = plan.fresh.size();
+  if (n == 0) return Status();
+  std::vector<int64_t> keys(n);
+  for (size_t i = 0; i < n; ++i) keys[i] = plan.keys[plan.fresh[i]];
+  std::vector<int32_t> numbers(n);
+  if (Dedupe({{keys.data(), n, numbers.data()}}, executor_).size() == n) return Status();
+  size_t repeated = 0;
+  while (numbers[repeated] == static_cast<int32_t>(repeated)) ++repeated;
+  return Repeated(*group_.files(plan.table), keys[repeated]);
 }
 
 bool RowMutation::HasFresh() const {

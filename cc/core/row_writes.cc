@@ -1,5 +1,6 @@
 // GroupWriter's mutations of rows: steps, assigns and erases.
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "core/dedupe.h"
@@ -13,6 +14,13 @@ namespace tsps {
 namespace {
 
 constexpr size_t kUpdateGrain = 256;
+
+// Positions of keys are 32 bits wide.
+Status CheckCount(const std::string& table, size_t n) {
+  if (n <= static_cast<size_t>(INT32_MAX)) return Status();
+  return Error(Code::kInvalidArgument, "table ", table,
+               ": at most 2147483647 keys at once. Received: ", n);
+}
 
 // Finds the gradient of a key by its position among an update's keys.
 class GradientRows {
@@ -74,6 +82,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
     const Status hyper =
         update.n > 0 ? ValidateHyper(kind, update.hyper, update.n_hyper) : Status();
     if (!hyper.ok()) return Error(hyper.code(), "table ", config.name, ": ", hyper.message());
+    TSPS_RETURN_IF_ERROR(CheckCount(config.name, update.n));
     TSPS_RETURN_IF_ERROR(group_.CheckKeys(update.table, update.keys, update.n));
     mutation.Add(update.table, update.keys, update.n);
     kinds.push_back(kind);
@@ -81,13 +90,15 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
     rows_written += update.n;
   }
   std::vector<int64_t> not_finite(updates.size());
-  mutation.Plan([&](size_t u) { not_finite[u] = gradients[u].FirstNonFinite(executor); });
+  const Status planned =
+      mutation.Plan([&](size_t u) { not_finite[u] = gradients[u].FirstNonFinite(executor); });
   for (size_t u = 0; u < updates.size(); ++u) {
     if (not_finite[u] < 0) continue;
     return Error(Code::kInvalidArgument, "table ", group_.config(updates[u].table).name,
                  ": the gradient of key ", updates[u].keys[not_finite[u]], " is not finite; step ",
                  step, " was not applied");
   }
+  TSPS_RETURN_IF_ERROR(planned);
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
 
   const auto update_rows = [&](size_t u, const std::vector<uint32_t>& positions) {
@@ -130,6 +141,7 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
 Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
                            const float* const* slots, size_t n, Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_RETURN_IF_ERROR(CheckCount(group_.config(table).name, n));
   TSPS_RETURN_IF_ERROR(group_.CheckKeys(table, keys, n));
   std::vector<int32_t> inverse(n);
   const std::vector<int64_t> unique = Dedupe({{keys, n, inverse.data()}}, executor);
@@ -138,7 +150,7 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
 
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
   mutation.Add(table, unique.data(), unique.size());
-  mutation.Plan();
+  TSPS_RETURN_IF_ERROR(mutation.Plan());
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
   const RowPlan& plan = mutation.plans()[0];
   const RowPlanes planes = mutation.Planes(plan);
@@ -166,6 +178,7 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
 
 Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_RETURN_IF_ERROR(CheckCount(group_.config(table).name, n));
   Group::Impl& group = *group_.impl_;
   TableFiles& files = *group.files(table);
   State next = impl_->state;

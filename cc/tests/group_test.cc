@@ -67,6 +67,50 @@ TEST_F(GroupTest, ANonFiniteGradientIsRefusedAndNothingChanges) {
   EXPECT_EQ(ReadImage(*group_), before);
 }
 
+TEST_F(GroupTest, ARepeatedKeyIsRefusedAndNothingChanges) {
+  const int t = AddTable("t", 2, OptimizerKind::kAdagrad);
+  ASSERT_TSPS_OK(Step(t, {1, 2, 3}, 1.0f));
+  const Image image = ReadImage(*group_);
+  std::vector<int64_t> many(20000);  // would make the index grow
+  for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<int64_t>(i) + 10;
+  many.back() = 4711;
+  for (const auto& [keys, key] : {std::pair{std::vector<int64_t>{2, 1, 2}, "key 2 "},
+                                  {{7, 7}, "key 7 "},
+                                  {{1, 9, 2, 3, 8, 9, 8}, "key 9 "},
+                                  {many, "key 4711 "}}) {
+    const Status status = Step(t, keys, 1.0f);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << key << status.message();
+    EXPECT_NE(status.message().find(std::string("/g/t: ") + key), std::string::npos)
+        << status.message();
+  }
+  EXPECT_TRUE(ReadImage(*group_) == image);
+  EXPECT_EQ(group_->counters().growth_splits.load(), 0u);
+  ASSERT_TSPS_OK(writer_->Verify());
+  // What was looked at for the refused steps is forgotten.
+  ASSERT_TSPS_OK(Step(t, {2, 7, 1, 9}, 1.0f));
+  ASSERT_TSPS_OK(Step(t, {7, 2, 3}, 1.0f));
+  ASSERT_TSPS_OK(writer_->Verify());
+  EXPECT_EQ(group_->step(), 3u);
+}
+
+// The keys are not looked at: there are none.
+TEST_F(GroupTest, MoreKeysThanPositionsCanTellApartAreRefused) {
+  const int t = AddTable("t", 2);
+  constexpr size_t kTooMany = size_t{1} << 31;
+  const float hyper[] = {1.0f};
+  TableUpdate update;
+  update.table = t;
+  update.n = kTooMany;
+  update.hyper = hyper;
+  update.n_hyper = 1;
+  for (const Status& status : {writer_->Assign(t, nullptr, nullptr, nullptr, kTooMany, executor_),
+                               writer_->Erase(t, nullptr, kTooMany).status(),
+                               writer_->ApplyStep(1, {update}, executor_)}) {
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
+    EXPECT_NE(status.message().find("Received: 2147483648"), std::string::npos) << status.message();
+  }
+}
+
 TEST_F(GroupTest, RandomOperationsEqualAMap) {
   const int t = AddTable("t", 4);
   std::map<int64_t, std::vector<float>> model;

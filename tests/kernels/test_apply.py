@@ -133,3 +133,26 @@ except tf.errors.AbortedError as error:
 """
     output = run_child(code).splitlines()
     assert output == [str(table.rows([1]).tolist()), *["refused"] * 6, "aborted"]
+
+
+def test_a_repeated_key_is_refused_by_table_and_key(group, mode):
+    first = group.table(2, rows=3, optimizer="sgd")
+    group.table(2, optimizer="adagrad")
+    before = first.rows([0, 1, 2, 7])
+    body = mode(lambda *x: _ops.apply(1, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
+
+    def apply(*keys):
+        grads = [tf.ones([len(one), 2]) for one in keys]
+        return body(*[tf.constant(one, i64) for one in keys], *grads, tf.constant([1.0]), tf.constant([1.0, 0.0]))
+
+    for keys, name, key in (
+        (([1, 2, 1], [5]), "t0", 1),  # is there
+        (([7, 1, 7], [5]), "t0", 7),  # is not
+        (([1], [9, 5, 9, 5]), "t1", 9),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"/{name}: key {key} is there twice"):
+            apply(*keys)
+    np.testing.assert_array_equal(first.rows([0, 1, 2, 7]), before)
+    assert _ops.group_info(group.path).step == 0
+    assert apply([1, 7], [9, 5]) == 1
+    np.testing.assert_allclose(first.rows([0, 1, 2, 7]), before - [[0], [1], [0], [1]])

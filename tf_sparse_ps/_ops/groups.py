@@ -30,7 +30,7 @@ def apply(
 
     Raises:
         FailedPreconditionError: this process is not the writer; no optimizer is bound; step is not the next one.
-        InvalidArgumentError: a gradient that is not finite, naming table and key; a wrong shape.
+        InvalidArgumentError: a gradient that is not finite or a key that repeats, naming table and key; a wrong shape.
         ResourceExhaustedError: no room for new rows; the step is not applied.
     """
     return lib.tsps_apply(step, paths, uuids, keys, grads, hyper)

@@ -20,7 +20,7 @@ from tf_sparse_ps.collectives import Collectives
 
 REDUCTIONS = ("frequency", "average", "sum")
 WIRES = ("float32", "bfloat16", "float16")
-# Ops whose int64 outputs are sets of unique keys.
+# Ops with N features and T tables whose outputs N to N + T - 1 are each a set of unique keys.
 _UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup")
 
 
@@ -69,10 +69,12 @@ def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
     """Whether keys are unique because a lookup made them so. False when that cannot be told."""
     if tf.executing_eagerly():
         return False
-    producer = keys.op
-    while producer.type == "Identity":
-        producer = producer.inputs[0].op
-    return producer.type in _UNIQUE_KEYS
+    while keys.op.type == "Identity":
+        keys = keys.op.inputs[0]
+    if keys.op.type not in _UNIQUE_KEYS:
+        return False
+    first = keys.op.get_attr("N")
+    return bool(first <= keys.value_index < first + keys.op.get_attr("T"))
 
 
 @dataclasses.dataclass(frozen=True)
