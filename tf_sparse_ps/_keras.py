@@ -270,6 +270,14 @@ class CallHook:
         return found
 
 
+def body_of_call(op: tf.Operation) -> Any:
+    """The graph of the function that an op of a graph calls, with its `inputs` and `outputs`; None: it calls none."""
+    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    function = op.graph._get_function(op.get_attr("f").name)
+    return getattr(function, "graph", None)
+
+
 def local_constant(value: int) -> tf.Tensor:
     """An int32 scalar outside of all graphs."""
     with tf.init_scope(), tf.device("/CPU:0"):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from models import DIM, KERAS_3, ROWS, fit, keras, model, optimizer
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import _keras
 from tf_sparse_ps.collectives import protocol
 
 
@@ -199,23 +200,84 @@ class TestHorovodsWrappers:
         with pytest.raises(ValueError, match="plain"):
             tsps.DistributedGradientTape(base.DistributedGradientTape(tf.GradientTape()))
 
-    def test_tape_that_has_gathered_a_table(self, hvd: Any) -> None:
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_a_table_whose_gradient_was_gathered_in_a_graph(self, hvd: Any, nested: bool) -> None:
+        import horovod.tensorflow as base
+
         from tf_sparse_ps.training import gradients
 
         layer = tsps.Embedding(ROWS, DIM)
         layer.build(None)
 
-        @tf.function
-        def step() -> None:
-            import horovod.tensorflow as base
+        def within(action: Any) -> Any:
+            return tf.function(action) if nested else action
 
+        def own() -> Any:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(layer(tf.constant([3, 4])))
-            (own,) = tape.gradient(loss, layer.trainable_variables)
+                loss = tf.reduce_sum(base.allreduce(layer(tf.constant([3, 4]))))
+            return tape.gradient(loss, layer.trainable_variables)[0]
+
+        def gathered(slices: Any) -> Any:
             # What Horovod's tape makes of it on several ranks; on one it leaves it alone.
-            gathered = tf.IndexedSlices(base.allgather(own.values), base.allgather(own.indices))
-            gradients.refuse_reduced(own, layer.bindings[0])
-            gradients.refuse_reduced(gathered, layer.bindings[0])
+            return tf.IndexedSlices(base.allgather(slices.values), base.allgather(slices.indices))
+
+        @tf.function(autograph=False)
+        def step() -> None:
+            one = within(own)()
+            gradients.refuse_reduced(one, layer.bindings[0])
+            one = tf.IndexedSlices(*within(lambda *parts: [part * 2 for part in parts])(one.values, one.indices))
+            gradients.refuse_reduced(one, layer.bindings[0])
+            gradients.refuse_reduced(within(gathered)(one), layer.bindings[0])
 
         with pytest.raises(ValueError, match="DistributedGradientTape"):
             step()
+
+    @pytest.mark.parametrize("of_keras", [True, False])
+    @pytest.mark.parametrize("graph", [True, False])
+    def test_tape_around_a_table(self, hvd: Any, graph: bool, of_keras: bool) -> None:
+        import horovod.tensorflow as base
+
+        layer = tsps.Embedding(ROWS, DIM)
+        layer.build(None)
+        variables = layer.trainable_variables if of_keras else [_keras.tf_variable(layer.trainable_variables[0])]
+
+        def step() -> Any:
+            with base.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(layer(tf.constant([3, 4])))
+            return tape.gradient(loss, variables)
+
+        with pytest.raises(ValueError, match=r"tsps\.DistributedGradientTape in place of hvd\.DistributedGradientTape"):
+            (tf.function(step) if graph else step)()
+
+    def test_broadcast_around_a_table(self, hvd: Any) -> None:
+        ours = model(tsps.Embedding(ROWS, DIM))
+        ours.compile(wrapped("sgd"), "mse")
+        with pytest.raises(ValueError, match=r"tsps\.callbacks\.BroadcastVariables in place"):
+            fit(ours, 1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+
+@pytest.mark.parametrize("cls", [tsps.Embedding, tsps.EmbeddingReduce])
+def test_second_gradients_of_a_table(cls: Any) -> None:
+    layer, dense = cls(ROWS, DIM), tf.Variable([[1.0], [2.0], [3.0]])
+    layer.build(None)
+    (anchor,) = layer.trainable_variables
+    ids = tf.constant([[3, 4]])
+
+    def penalised(of_the_weights: bool) -> Any:
+        with tf.GradientTape() as outer:
+            rows = layer(ids)
+            with tf.GradientTape() as inner:
+                inner.watch(rows)
+                if of_the_weights:
+                    rows = layer(ids)
+                loss = tf.reduce_sum(tf.matmul(tf.reshape(rows, [-1, DIM]), dense) ** 2)
+            first = inner.gradient(loss, anchor if of_the_weights else rows)
+            loss += tf.reduce_sum((first.values if of_the_weights else first) ** 2)
+        return outer.gradient(loss, [dense, anchor])
+
+    for way in (penalised, tf.function(penalised)):
+        with pytest.raises(ValueError, match=r"inner\.gradient\(loss, rows\)"):
+            way(True)
+        of_dense, of_table = way(False)
+        assert of_dense.shape == (3, 1)
+        assert float(tf.reduce_max(tf.abs(of_table.values))) > 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
@@ -170,6 +170,17 @@ def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
         every = lib.tsps_pooled_weight_grad(*common, tables[:t], tables[t : 2 * t], tables[2 * t :], **attributes)
         weight_grads = [grad if want else None for grad, want in zip(every, wanted, strict=True)]
     return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, table_of)
+
+
+@tf.RegisterGradient("TspsSegmentSum")
+@tf.RegisterGradient("TspsPooledSum")
+@tf.RegisterGradient("TspsPooledWeightGrad")
+def _second_gradient(op: Any, *_: Any) -> NoReturn:
+    raise ValueError(
+        f"the gradient of a tf_sparse_ps table cannot be differentiated once more ({op.type}). Take the inner gradient "
+        "with respect to what was looked up, not to the layer's weights: `rows = layer(ids)` outside of the inner "
+        "GradientTape, `inner.watch(rows)`, `inner.gradient(loss, rows)`"
+    )
 
 
 def _slices(sums: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[Any]:

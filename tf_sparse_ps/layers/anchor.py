@@ -17,6 +17,7 @@ Private TensorFlow used here: `_distributed_container`, `_track_trackable`, the 
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -46,6 +47,7 @@ _ASSIGNMENTS = (
     "batch_scatter_update",
 )
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
+_AUTOGRAPH = "tensorflow.python.autograph"
 
 
 def binding_of(variable: Any) -> TableBinding | None:
@@ -88,6 +90,7 @@ def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
 
 def _assign(binding: TableBinding, value: Any) -> None:
     if tf.is_tensor(value) and not hasattr(value, "numpy"):
+        _refuse_horovod(binding)
         refuse(binding)
     rows.assign_matrix(binding, np.asarray(value))
 
@@ -105,8 +108,27 @@ def refuse(binding: TableBinding) -> NoReturn:
     )
 
 
+def _refuse_horovod(binding: TableBinding) -> None:
+    """Raises if Horovod asks: its tape, optimizer and broadcasts keep variables by their references."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith((__name__, _AUTOGRAPH)):
+        frame = frame.f_back
+    if frame is not None and frame.f_globals.get("__name__", "").startswith("horovod."):
+        raise ValueError(
+            f"the table of layer {binding.config.name!r} is shared by the ranks of a machine, and its gradients are "
+            "reduced where they are applied: Horovod would reduce them before, and lose how many ranks had a key. Use "
+            "tsps.DistributedOptimizer in place of hvd.DistributedOptimizer, tsps.DistributedGradientTape in place of "
+            "hvd.DistributedGradientTape, and tsps.callbacks.BroadcastVariables in place of Horovod's broadcasts"
+        )
+
+
 class _GuardedVariable(_keras.ResourceVariable):
     """A `tf.Variable` that has become an anchor."""
+
+    def ref(self) -> Any:
+        """See `tf.Variable.ref`; refused to Horovod."""
+        _refuse_horovod(self.tsps_binding)
+        return super().ref()
 
     @property
     def constraint(self) -> NoReturn:
@@ -185,6 +207,12 @@ if _keras.IS_KERAS_3:
         def assign_sub(self, value: Any) -> Any:
             """Refused."""
             refuse(self.tsps_binding)
+
+        @property
+        def ref(self) -> NoReturn:
+            """Refused to Horovod; Keras's variables have none."""
+            _refuse_horovod(self.tsps_binding)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'ref'")
 
         @property
         def overwrite_with_gradient(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_sparse_ps import _keras
 from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import clipping
 from tf_sparse_ps.training.sparse_ring import SparseGradient
@@ -16,6 +17,9 @@ from tf_sparse_ps.training.sparse_ring import SparseGradient
 _DENSIFY_UP_TO = 1 << 20
 _WIDEST_ROW = 1 << 16  # that the sparse ring takes
 _MARK = "_tsps_mean"
+# What a table's own gradient is made of: behind these there is none of it.
+_OWN_OPS = ("TspsSegmentSum", "TspsPooledSum", "TspsLookup", "TspsPooledLookup")
+_OPS_LOOKED_AT = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,17 +134,32 @@ def refuse_reduced(gradient: tf.IndexedSlices, table: Any) -> None:
     """Refuses a table's gradient that another library has gathered, where it can be seen: in a graph."""
     if tf.executing_eagerly():
         return
-    pending, seen = [gradient.values.op, gradient.indices.op], 0
-    while pending and seen < 64:
-        op = pending.pop()
-        seen += 1
+    # Tensors, each with the calls of functions in whose bodies it is, outermost first.
+    pending: list[tuple[tf.Tensor, tuple[Any, ...]]] = [(gradient.values, ()), (gradient.indices, ())]
+    seen = set()
+    while pending and len(seen) < _OPS_LOOKED_AT:
+        tensor, calls = pending.pop()
+        op = tensor.op
+        if (op, calls) in seen or op.type in _OWN_OPS:
+            continue
+        seen.add((op, calls))
         if op.type.startswith("Horovod"):
             raise ValueError(
                 f"the gradient of table '{table.config.name}' has been reduced by Horovod already ({op.type}), which "
                 "loses the number of ranks of each key. Use tsps.DistributedGradientTape in place of Horovod's."
             )
-        if op.type not in ("TspsSegmentSum", "TspsPooledSum", "TspsLookup", "TspsPooledLookup"):
-            pending.extend(tensor.op for tensor in op.inputs)
+        if (body := _keras.body_of_call(op)) is not None:
+            pending.append((body.outputs[tensor.value_index], (*calls, op)))
+        elif calls and (argument := _argument(tensor, calls[-1])) is not None:
+            pending.append((argument, calls[:-1]))
+        else:
+            pending.extend((one, calls) for one in op.inputs)
+
+
+def _argument(tensor: tf.Tensor, call: tf.Operation) -> tf.Tensor | None:
+    """What a call gives for a tensor, if that is a parameter in the body of its function."""
+    parameters = _keras.body_of_call(call).inputs
+    return next((given for given, one in zip(call.inputs, parameters, strict=True) if one.name == tensor.name), None)
 
 
 def take_back(dense: list[DenseGradient], averaged: list[tf.Tensor], reduced: list[SparseGradient]) -> None:
