@@ -136,7 +136,7 @@ def refuse_reduced(gradient: tf.IndexedSlices, table: Any) -> None:
         return
     # Tensors, each with the calls of functions in whose bodies it is, outermost first.
     pending: list[tuple[tf.Tensor, tuple[Any, ...]]] = [(gradient.values, ()), (gradient.indices, ())]
-    seen = set()
+    seen: set[tuple[tf.Operation, tuple[Any, ...]]] = set()
     while pending and len(seen) < _OPS_LOOKED_AT:
         tensor, calls = pending.pop()
         op = tensor.op
