@@ -25,6 +25,19 @@ def as_keys(keys: npt.ArrayLike) -> Keys:
     return np.ascontiguousarray(integers(keys, "keys"), dtype=np.int64)
 
 
+def as_counts(counts: npt.ArrayLike) -> npt.NDArray[np.int32]:
+    """Numbers of ranks as int32, any shape.
+
+    Raises:
+      InvalidArgumentError: They are not integers, or one is not from 1 to 2**31 - 1.
+    """
+    array = integers(counts, "counts")
+    bad = array[(array < 1) | (array > np.iinfo(np.int32).max)]
+    if bad.size:
+        raise InvalidArgumentError(f"counts must be numbers of ranks, 1 to 2**31 - 1. Received: {bad[0]}")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
 def integers(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     """An array of some integer type; see `as_keys` for what is refused."""
     array = np.asarray(values)

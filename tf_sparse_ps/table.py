@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps import groups, optimizers, parameter_files
-from tf_sparse_ps.arrays import Keys, Rows, as_keys, as_rows, chunks, integers
+from tf_sparse_ps.arrays import Keys, Rows, as_counts, as_keys, as_rows, chunks
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
     InvalidArgumentError,
@@ -443,7 +443,7 @@ def step(updates: Mapping[Table, Update]) -> int:
         hyper = [float(value) for value in optimizer.hyper(optimizer.rate_at(number - 1, None), number)]
         counts = None
         if rest and rest[0] is not None:
-            counts = np.ascontiguousarray(integers(rest[0], "counts"), dtype=np.int32)
+            counts = as_counts(rest[0])
         parts.append((table._index, as_keys(keys), as_rows(grads, "gradients"), counts, hyper))
     group.apply_step(number, parts)
     return int(number)

@@ -16,6 +16,13 @@ uint32_t HeaderCrc(const GroupFileHeader& header) {
   return Crc32c(0, &header, offsetof(GroupFileHeader, crc));
 }
 
+// Orders the reads before it before the look at the sequence word after it.
+void AcquireFence() {
+#ifndef __SANITIZE_THREAD__  // does not follow fences, and does not look at the racy reads either
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+}
+
 }  // namespace
 
 uint32_t LayoutHash() {
@@ -79,10 +86,13 @@ std::string ControlFile::uuid() const {
 }
 
 bool ControlFile::Validate(uint64_t sequence) const {
-#ifndef __SANITIZE_THREAD__  // does not follow fences, and does not look at the racy reads either
-  std::atomic_thread_fence(std::memory_order_acquire);
-#endif
+  AcquireFence();
   return live().sequence.load(std::memory_order_acquire) == sequence || TSPS_FAULT_OFF("seqlock");
+}
+
+bool ControlFile::ValidateEpoch(uint64_t sequence) const {
+  AcquireFence();
+  return this->sequence() / 2 == sequence / 2;
 }
 
 void ControlFile::LoadState(uint64_t epoch, State* state) const {
@@ -96,13 +106,20 @@ void ControlFile::LoadState(uint64_t epoch, State* state) const {
   RacyRead(state->tables.data(), from.tables, state->tables.size() * sizeof(TableState));
 }
 
+uint64_t ControlFile::LoadLastState(State* state) const {
+  while (true) {
+    const uint64_t now = sequence();
+    LoadState(now / 2, state);
+    if (ValidateEpoch(now)) return now;
+  }
+}
+
 uint64_t ControlFile::CommittedStep() const {
   while (true) {
     const uint64_t now = sequence();
     uint64_t step = 0;
     RacyRead(&step, &record(now / 2).step, sizeof(step));
-    // While epoch e + 1 is being written, record e stays as it is.
-    if (Validate(now) || sequence() / 2 == now / 2) return step;
+    if (ValidateEpoch(now)) return step;
   }
 }
 

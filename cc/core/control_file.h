@@ -39,9 +39,15 @@ class ControlFile {
   uint64_t sequence() const { return live().sequence.load(std::memory_order_acquire); }
   // True if the sequence word still is `sequence` after everything read so far.
   bool Validate(uint64_t sequence) const;
+  // True if its epoch still is the committed one: record e stays as it is while epoch e + 1 is
+  // being written.
+  bool ValidateEpoch(uint64_t sequence) const;
   // Copies the record of `epoch`. Garbage (with a sane table count) if a mutation races; validate
   // afterwards.
   void LoadState(uint64_t epoch, State* state) const;
+  // Copies the last committed record, beside whatever the writer does. Returns the sequence word,
+  // which may have become odd since, not more.
+  uint64_t LoadLastState(State* state) const;
   uint64_t CommittedStep() const;
   // Sleeps until the sequence word differs from `sequence`, or for `ms`.
   void AwaitChange(uint64_t sequence, int ms) const;

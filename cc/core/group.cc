@@ -182,12 +182,7 @@ GroupInfo Group::Info() const {
   info.path = path_;
   info.uuid = impl_->control->uuid();
   State state;
-  uint64_t sequence;
-  do {
-    sequence = impl_->control->sequence();
-    impl_->control->LoadState(sequence / 2, &state);
-    // Record e is stable while epoch e + 1 is being written.
-  } while (impl_->control->sequence() / 2 != sequence / 2);
+  const uint64_t sequence = impl_->control->LoadLastState(&state);
   info.step = state.step;
   info.version = state.version;
   info.writer_pid = impl_->control->live().writer_pid.load();

@@ -4,39 +4,48 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
+#include <mutex>
+
+#include "core/fault_point.h"
 
 namespace tsps {
 namespace {
 
 // Descriptors that a forked child must close. The one exception to "no process-global state in the
-// core": the table of descriptors that fork copies is itself process-global, and the handler may
-// use nothing but lock-free loads.
+// core": the table of descriptors that fork copies is itself process-global.
 constexpr int kMaxLocks = 64;
-std::atomic<int> held_descriptors[kMaxLocks];  // fd + 1, 0: free
+int held_descriptors[kMaxLocks];  // fd + 1, 0: free
 
-void CloseInChild() {
-  for (auto& slot : held_descriptors) {
-    const int fd = slot.exchange(0) - 1;
-    if (fd >= 0) close(fd);
+// Held while a descriptor is open and not in the table, and by whoever forks: a child has none but
+// those in its table, which it closes. Never destroyed: at exit, other threads may still fork.
+std::mutex& Mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+
+void BeforeFork() { Mutex().lock(); }
+void AfterForkInParent() { Mutex().unlock(); }
+void AfterForkInChild() {
+  for (int& slot : held_descriptors) {
+    if (slot > 0) close(slot - 1);
+    slot = 0;
   }
+  Mutex().unlock();
 }
 
 bool RememberDescriptor(int fd) {
-  static const int registered = pthread_atfork(nullptr, nullptr, CloseInChild);
-  if (registered != 0) return false;
-  for (auto& slot : held_descriptors) {
-    int expected = 0;
-    if (slot.compare_exchange_strong(expected, fd + 1)) return true;
+  for (int& slot : held_descriptors) {
+    if (slot != 0) continue;
+    slot = fd + 1;
+    return true;
   }
   return false;
 }
 
 void ForgetDescriptor(int fd) {
-  for (auto& slot : held_descriptors) {
-    int expected = fd + 1;
-    if (slot.compare_exchange_strong(expected, 0)) return;
+  for (int& slot : held_descriptors) {
+    if (slot == fd + 1) slot = 0;
   }
 }
 
@@ -57,6 +66,11 @@ Result<int> OpenLockFile(const std::string& path, int flags) {
 
 Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
                                                         const char* holder) {
+  static const int registered = pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
+  if (registered != 0) {
+    return Error(Code::kResourceExhausted, "cannot prepare for forks: ", path, " is not locked");
+  }
+  const std::lock_guard<std::mutex> no_fork(Mutex());
   TSPS_ASSIGN_OR_RETURN(const int fd, OpenLockFile(path, O_RDWR | O_CREAT));
   struct flock lock = WholeFile();
   if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
@@ -66,6 +80,7 @@ Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
     close(fd);
     return status;
   }
+  TSPS_FAULT_POINT("writer_lock.taken");
   if (!RememberDescriptor(fd)) {
     close(fd);
     return Error(Code::kResourceExhausted, "this process holds ", kMaxLocks,
@@ -75,7 +90,9 @@ Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
 }
 
 WriterLock::~WriterLock() {
-  if (!HeldByThisProcess()) return;  // CloseInChild has: the number may be another file's by now
+  // In a forked child the descriptor was closed: the number may be another file's by now.
+  if (!HeldByThisProcess()) return;
+  const std::lock_guard<std::mutex> no_fork(Mutex());
   ForgetDescriptor(fd_);
   close(fd_);
 }

@@ -3,7 +3,8 @@
 // An open-file-description lock, not flock or a POSIX record lock: it works across PID namespaces,
 // a second handle in the same process is refused, and closing another descriptor of the file does
 // not drop it. A fork would share it with the child and keep it held after the parent's death, so
-// children close their copy (pthread_atfork).
+// children close their copy (pthread_atfork), and a fork waits while a lock is being taken or given
+// back.
 #ifndef TFSPS_CORE_WRITER_LOCK_H_
 #define TFSPS_CORE_WRITER_LOCK_H_
 

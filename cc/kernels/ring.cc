@@ -27,9 +27,11 @@ class RingRoundsKernel {
  public:
   Status Init(const Attributes& attributes) {
     TSPS_ASSIGN_OR_RETURN(dims_, attributes.IntList("dims"));
-    TSPS_ASSIGN_OR_RETURN(window_, attributes.Int("window"));
+    TSPS_ASSIGN_OR_RETURN(window_, attributes.Int64("window"));
     TSPS_ASSIGN_OR_RETURN(local_size_, attributes.Int("local_size"));
-    return Status();
+    if (window_ >= 1 && local_size_ >= 1) return Status();
+    return Error(Code::kInvalidArgument,
+                 "window and local_size must be 1 or more. Received: ", window_, ", ", local_size_);
   }
 
   // Inputs: keys T. Outputs: rounds.
@@ -46,7 +48,8 @@ class RingRoundsKernel {
 
  private:
   std::vector<int> dims_;
-  int window_ = 1, local_size_ = 1;
+  int64_t window_ = 1;
+  int local_size_ = 1;
 };
 
 class RingTakeKernel {

@@ -49,6 +49,14 @@ Status FromTensorFlow(const TF_Status* status, const char* what, const char* nam
       what, " ", name, ": ", TF_Message(status));
 }
 
+Result<int> Narrow(int64_t value, const char* name) {
+  if (value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max()) {
+    return static_cast<int>(value);
+  }
+  return Error(Code::kInvalidArgument, "attribute ", name,
+               " must fit in 32 bits. Received: ", value);
+}
+
 }  // namespace
 
 void ToTensorFlow(const Status& status, TF_Status* out) {
@@ -159,12 +167,17 @@ void KernelContext::Fail(const Status& status) const {
   TF_OpKernelContext_Failure(raw_, out.get());
 }
 
-Result<int> Attributes::Int(const char* name) const {
+Result<int64_t> Attributes::Int64(const char* name) const {
   const StatusOwner status(TF_NewStatus());
   int64_t value = 0;
   TF_OpKernelConstruction_GetAttrInt64(raw_, name, &value, status.get());
   if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
-  return static_cast<int>(value);
+  return value;
+}
+
+Result<int> Attributes::Int(const char* name) const {
+  TSPS_ASSIGN_OR_RETURN(const int64_t value, Int64(name));
+  return Narrow(value, name);
 }
 
 Result<std::string> Attributes::String(const char* name) const {
@@ -187,7 +200,12 @@ Result<std::vector<int>> Attributes::IntList(const char* name) const {
   std::vector<int64_t> values(static_cast<size_t>(items));
   TF_OpKernelConstruction_GetAttrInt64List(raw_, name, values.data(), items, status.get());
   if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
-  return std::vector<int>(values.begin(), values.end());
+  std::vector<int> narrow;
+  for (const int64_t value : values) {
+    TSPS_ASSIGN_OR_RETURN(const int one, Narrow(value, name));
+    narrow.push_back(one);
+  }
+  return narrow;
 }
 
 Result<std::vector<std::string>> Attributes::StringList(const char* name) const {

@@ -109,6 +109,8 @@ class Attributes {
  public:
   explicit Attributes(TF_OpKernelConstruction* raw) : raw_(raw) {}
 
+  Result<int64_t> Int64(const char* name) const;
+  // InvalidArgument, naming the attribute, for numbers beyond an int's.
   Result<int> Int(const char* name) const;
   Result<std::string> String(const char* name) const;
   Result<std::vector<int>> IntList(const char* name) const;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/layout.h"
 #include "core/parameter_file.h"
 #include "python/convert.h"
 
@@ -64,6 +65,9 @@ class PyParameterFileWriter {
   PyParameterFileWriter(const std::string& path, int64_t dim, uint64_t n_rows, int64_t key_limit,
                         uint64_t step, const std::string& optimizer,
                         const std::vector<float>& slot_init, const py::dict& initializer) {
+    if (dim < 1 || dim > kMaxDim) {
+      Throw(Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxDim, "]. Received: ", dim));
+    }
     info_.dim = static_cast<uint32_t>(dim);
     info_.n_rows = n_rows;
     info_.key_limit = key_limit;

@@ -85,6 +85,10 @@ def test_gradients_of_equal_keys_are_added_and_counts_divide(create):
     np.testing.assert_array_equal(user.lookup([1, 2])[:, 0], [-4, -2])
     user.apply_gradients([1, 1, 2], np.array([[1] * 4, [4] * 4, [3] * 4], np.float32), counts=[1, 2, 1])
     np.testing.assert_allclose(user.lookup([1, 2])[:, 0], [-4 - 5 / 3, -2 - 3], rtol=1e-6)
+    for bad in (0, -1, 2**31, 2**32 + 1):
+        with pytest.raises(errors.InvalidArgumentError, match=rf"counts must be .* Received: {bad}"):
+            user.apply_gradients([1, 2], ones(2), counts=[1, bad])
+    assert user.step == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from store_support import ones
 
-from tf_sparse_ps import errors, optimizers
+from tf_sparse_ps import _table, errors, optimizers
 from tf_sparse_ps.table import Table
 
 
@@ -59,6 +59,21 @@ def test_save_and_restore(filled, folder):
     for x, y in zip(before, content(filled), strict=True):
         np.testing.assert_array_equal(x, y)
     assert filled.step == step
+
+
+def test_a_file_of_rows_too_wide_for_its_header_is_refused(create, folder):
+    for dim in (0, 65_537, 2**32 + 4):
+        with pytest.raises(errors.InvalidArgumentError, match=rf"dim must be in \[1, 65536\]. Received: {dim}"):
+            _table.ParameterFileWriter(
+                path=f"{folder}/file",
+                dim=dim,
+                n_rows=0,
+                key_limit=0,
+                step=0,
+                optimizer="none",
+                slot_init=[],
+                initializer=create(f"t{dim}").core_initializer(),
+            )
 
 
 def test_an_empty_table(create, folder):

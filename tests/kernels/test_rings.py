@@ -163,9 +163,12 @@ def test_a_node_of_one_rank_sends_in_rounds_and_applies_what_comes_back(group, t
 def test_rounds_follow_from_bytes():
     keys = [tf.range(100, dtype=i64), tf.range(10, dtype=i64)]
     bytes_ = 100 * (8 + 12) + 10 * (8 + 8)
-    for window, local_size in ((1 << 20, 1), (bytes_, 1), (bytes_ // 2, 1), (bytes_, 4)):
+    for window, local_size in ((1 << 20, 1), (bytes_, 1), (bytes_ // 2, 1), (bytes_, 4), (1 << 31, 1), (1 << 32, 2)):
         found = _ops.ring_rounds(keys, DIMS, window, local_size).numpy().tolist()
         assert found == [bytes_ // (window // local_size) + 1]
+    for window, local_size, received in ((0, 1, "0, 1"), (1 << 20, 1 << 32, "4294967296")):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"Received: {received}"):
+            _ops.ring_rounds(keys, DIMS, window, local_size)
 
 
 def test_gradients_of_weight_0_are_dropped(mode):
