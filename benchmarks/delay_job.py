@@ -123,13 +123,13 @@ class Way:
 
     def _gradients(self, x: tf.Tensor, y: tf.Tensor) -> tuple[list[tuple[Any, Any]], tf.Tensor]:
         """Gradients with variables, and the loss, without which the mark at the end would not run."""
-        x = _ops.mark(x, "computing", "begin")
+        x = _ops.mark(x, "computing", "begin", self._optimizer.iterations)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self._model(x, training=True) - y) ** 2)
         variables = self._model.trainable_variables
         gradients = tape.gradient(loss, variables)
         with tf.control_dependencies(list(tf.nest.flatten(gradients, expand_composites=True))):
-            loss = _ops.mark(tf.identity(loss), "computing", "end")
+            loss = _ops.mark(tf.identity(loss), "computing", "end", self._optimizer.iterations)
         return list(zip(gradients, variables, strict=True)), loss
 
     def _train(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

@@ -196,6 +196,13 @@ class GroupWriter {
   // 1. Absent keys get their initial row first. A non-finite gradient and a key that repeats are
   // refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.
   Status ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
+  // The same in two acts. Everything that can fail is in the first one: the tables are as they were
+  // until the second. What `updates` point to, and `executor`, must stay until the step is
+  // committed or aborted; nothing else can be written until then (FailedPrecondition).
+  Status PrepareStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
+  void CommitStep() noexcept;
+  // Drops what was prepared, if anything was.
+  void AbortStep();
 
   Result<int> CreateTable(const TableConfig& config);
   // Creates the slot files. The table's rows get the slots' initial values. Binding the same

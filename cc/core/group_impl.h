@@ -92,12 +92,19 @@ struct RowPlanes {
   }
 };
 
+class PreparedStep;
+
 struct GroupWriter::Impl {
+  Impl();
+  ~Impl();
+
   std::unique_ptr<WriterLock> lock;
   State state;  // the committed state
   StorageReserver reserver;
-  std::vector<RowMarks> row_marks;  // by table
+  std::vector<RowMarks> row_marks;         // by table
+  std::unique_ptr<PreparedStep> prepared;  // after what it refers to
 
+  // FailedPrecondition in a forked child, and while a step is prepared.
   Status CheckWriter(const Group& group) const;
 };
 

@@ -60,9 +60,15 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
 }  // namespace
 
 Status GroupWriter::Impl::CheckWriter(const Group& group) const {
-  if (lock->HeldByThisProcess()) return Status();
-  return Error(Code::kFailedPrecondition, "this process was forked from the writer of ",
-               group.path(), " and may not write to it");
+  if (!lock->HeldByThisProcess()) {
+    return Error(Code::kFailedPrecondition, "this process was forked from the writer of ",
+                 group.path(), " and may not write to it");
+  }
+  if (prepared != nullptr) {
+    return Error(Code::kFailedPrecondition, "step ", state.step + 1, " of ", group.path(),
+                 " is prepared; nothing can be written until it is committed or aborted");
+  }
+  return Status();
 }
 
 GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<Impl>()) {}

@@ -82,12 +82,14 @@ uint32_t NodeExchange::RoundsFor(size_t bytes, size_t window, size_t local_size)
 }
 
 Status NodeExchange::OpenPeers() {
-  for (size_t r = 0; r < ranks_; ++r) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  for (size_t r = 0; !peers_open_ && r < ranks_; ++r) {
     if (files_[r] != nullptr) continue;
     TSPS_ASSIGN_OR_RETURN(peers_[r],
                           RankFile::Open(folder_, static_cast<int>(r), static_cast<int>(ranks_)));
     files_[r] = peers_[r].get();
   }
+  peers_open_ = true;
   return Status();
 }
 
@@ -112,6 +114,7 @@ Status NodeExchange::Part(const std::function<Status()>& part) {
     FutexWakeAll(live.phase);
     FutexWakeAll(live.published);
     FutexWakeAll(live.drained);
+    FutexWakeAll(own_->verdict().count);
   }
   return status;
 }
@@ -387,6 +390,31 @@ Status NodeExchange::Finish(const Use& use) {
   });
 }
 
+void NodeExchange::PostVerdict(int64_t step, const Status& verdict) {
+  ExchangeVerdict& posted = own_->verdict();
+  posted.step = step;
+  posted.code = static_cast<uint32_t>(verdict.code());
+  const std::string text = verdict.message().substr(0, sizeof(posted.text) - 1);
+  std::memcpy(posted.text, text.c_str(), text.size() + 1);
+  // The others have read the last one: they have taken part in the step that this one is of.
+  Advance(posted.count, verdicts_.fetch_add(1) + 1);
+}
+
+Status NodeExchange::AwaitVerdict(const MergeCall& call, Status* verdict) {
+  TSPS_RETURN_IF_ERROR(OpenPeers());
+  const RankFile& leader = *files_[0];
+  const ExchangeVerdict& posted = leader.verdict();
+  TSPS_RETURN_IF_ERROR(Await(posted.count, verdicts_.fetch_add(1) + 1, leader, call));
+  if (posted.step != call.step) {
+    return Error(Code::kAborted, "rank ", leader.live().rank.load(), " (pid ",
+                 leader.live().pid.load(), ") decided on step ", posted.step, " when rank ",
+                 own_->live().rank.load(), " had made step ", call.step,
+                 ": all ranks must make the same steps");
+  }
+  *verdict = Status(static_cast<Code>(posted.code), posted.text);
+  return Status();
+}
+
 void NodeExchange::SetStep(int64_t step) {
   own_->live().step.store(step, std::memory_order_relaxed);
 }
@@ -410,12 +438,12 @@ Status NodeExchange::AwaitDrained() {
   return Await(files_[0]->live().drained, published, *files_[0]);
 }
 
-Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target,
-                           const RankFile& peer) {
+Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer,
+                           const MergeCall& call) {
   uint64_t seen = word.load(std::memory_order_acquire);
   if (seen >= target) return Status();
   const uint64_t began = NowNs();
-  const uint64_t deadline = began + static_cast<uint64_t>(std::min(call_.timeout_s, 1e9) * 1e9);
+  const uint64_t deadline = began + static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
   uint64_t look = began + kLookMs * 1000000ull;
   while (seen < target) {
     TSPS_RETURN_IF_ERROR(FailureOf(peer));
@@ -424,8 +452,8 @@ Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target,
     const uint64_t now = NowNs();
     if (seen >= target || now < look) continue;
     look = now + kLookMs * 1000000ull;
-    if (call_.cancelled != nullptr && call_.cancelled->load()) {
-      return Error(Code::kUnavailable, "operation '", call_.operation, "' of step ", call_.step,
+    if (call.cancelled != nullptr && call.cancelled->load()) {
+      return Error(Code::kUnavailable, "operation '", call.operation, "' of step ", call.step,
                    " was cancelled");
     }
     if (&peer != own_.get() && !peer.Alive() && word.load(std::memory_order_acquire) < target) {
@@ -433,9 +461,9 @@ Status NodeExchange::Await(const std::atomic<uint64_t>& word, uint64_t target,
       return Error(Code::kUnavailable, "rank ", peer.live().rank.load(), " (pid ",
                    peer.live().pid.load(), ") ", peer.live().left.load() ? "ended" : "died",
                    " in step ", peer.live().step.load(), "; rank ", own_->live().rank.load(),
-                   " was waiting for it in operation '", call_.operation, "' of step ", call_.step);
+                   " was waiting for it in operation '", call.operation, "' of step ", call.step);
     }
-    if (now >= deadline) return Late(peer);
+    if (now >= deadline) return Late(peer, call);
   }
   counters_.waited_ns.fetch_add(NowNs() - began, std::memory_order_relaxed);
   return Status();
@@ -447,11 +475,11 @@ Status NodeExchange::FailureOf(const RankFile& peer) {
                ") failed in step ", peer.live().step.load(), ": ", peer.live().failure);
 }
 
-Status NodeExchange::Late(const RankFile& peer) const {
+Status NodeExchange::Late(const RankFile& peer, const MergeCall& call) const {
   const int64_t pid = peer.live().pid.load();
   return Error(Code::kDeadlineExceeded, "rank ", own_->live().rank.load(), " waited ",
-               call_.timeout_s, " s for rank ", peer.live().rank.load(), " (pid ", pid,
-               ") in operation '", call_.operation, "' of step ", call_.step, ": that process is ",
+               call.timeout_s, " s for rank ", peer.live().rank.load(), " (pid ", pid,
+               ") in operation '", call.operation, "' of step ", call.step, ": that process is ",
                ProcessState(pid), ", and step ", peer.live().step.load(),
                " is the last it has come to. TFSPS_TIMEOUT_S sets how long to wait");
 }

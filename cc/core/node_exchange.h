@@ -19,6 +19,8 @@
 //   rank that differs is an error on all of them.
 // - An error is final: the ranks can no longer know what the others have done. Every rank gets it,
 //   naming the rank it came from, and so does every later call.
+// - That the leader refuses a step for what came out of a merge is no error of the exchange but its
+//   verdict, which it posts, and the others await: all have done the same, and the next step works.
 #ifndef TFSPS_CORE_NODE_EXCHANGE_H_
 #define TFSPS_CORE_NODE_EXCHANGE_H_
 
@@ -28,6 +30,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -138,6 +141,12 @@ class NodeExchange {
   // the exchange for all ranks.
   Status Part(const std::function<Status()>& part);
 
+  // The leader says whether the step that it prepared can be made.
+  void PostVerdict(int64_t step, const Status& verdict);
+  // Other ranks: sets *verdict to the next one of the leader's, which must be of call.step. Returns
+  // an error, as Merge does, when there will be none. Thread-safe, beside a merge too.
+  Status AwaitVerdict(const MergeCall& call, Status* verdict);
+
   // What the others read of this rank outside of merges: the step it is making, and that it needs
   // them no more, so that its end is no death.
   void SetStep(int64_t step);
@@ -147,6 +156,7 @@ class NodeExchange {
 
  private:
   NodeExchange(std::string folder, const Options& options, std::unique_ptr<RankFile> own);
+  // Opens the other ranks' files, once. Thread-safe.
   Status OpenPeers();
   Status BeginCall(const MergeCall& call, const std::vector<Contribution>& tables, uint32_t rounds,
                    Executor& executor);
@@ -171,16 +181,23 @@ class NodeExchange {
   // Waits until all ranks are that far.
   Status AwaitAll(uint64_t phase);
   Status AwaitDrained();
-  Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer);
+  Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer) {
+    return Await(word, target, peer, call_);
+  }
+  Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer,
+               const MergeCall& call);
   static Status FailureOf(const RankFile& peer);
-  Status Late(const RankFile& peer) const;
+  Status Late(const RankFile& peer, const MergeCall& call) const;
 
   const std::string folder_;
   const size_t local_rank_, ranks_, mergers_, window_;
   std::unique_ptr<RankFile> own_;
   std::vector<std::unique_ptr<RankFile>> peers_;  // by local rank; null for this one
   std::vector<const RankFile*> files_;            // by local rank, this one included
-  uint64_t base_ = 0;                             // phase at the end of the last call
+  std::mutex peers_mutex_;
+  bool peers_open_ = false;
+  std::atomic<uint64_t> verdicts_{0};  // posted, or awaited, by this rank
+  uint64_t base_ = 0;                  // phase at the end of the last call
   Status broken_;
   ExchangeCounters counters_;
 

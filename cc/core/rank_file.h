@@ -2,6 +2,7 @@
 //
 //   rank-0003          0       ExchangeHeader   who wrote it
 //                      64      ExchangeLive     words that change: how far the rank has come
+//                      1024    ExchangeVerdict  the leader's: whether a step can be made
 //                      4096    ExchangeCall     what it is exchanging
 //                      16384   contribution     its gradients, grouped by the rank that merges them
 //   rank-0003.merged   0       merged           the part of the node's gradients that it has merged
@@ -24,7 +25,7 @@
 
 namespace tsps {
 
-constexpr uint64_t kExchangeMagic = 0x6e61727873707374ULL;  // "tspsxran", little-endian
+constexpr uint64_t kExchangeMagic = 0x3261727873707374ULL;  // "tspsxra2", little-endian
 
 struct ExchangeHeader {
   uint64_t magic;
@@ -60,7 +61,18 @@ struct ExchangeCall {
 };
 static_assert(sizeof(ExchangeCall) == 168 + 4 * kMaxTables, "shared layout");
 
+struct ExchangeVerdict {
+  std::atomic<uint64_t> count;  // of verdicts so far; this is the last one
+  int64_t step;
+  uint32_t code;  // of a Status
+  char text[1024];
+};
+static_assert(sizeof(ExchangeVerdict) == 1048, "shared layout");
+
+constexpr size_t kVerdictOffset = 1024;
 constexpr size_t kCallOffset = 4096;
+static_assert(64 + sizeof(ExchangeLive) <= kVerdictOffset, "shared layout");
+static_assert(kVerdictOffset + sizeof(ExchangeVerdict) <= kCallOffset, "shared layout");
 constexpr size_t kContributionOffset = 16384;
 static_assert(kCallOffset + sizeof(ExchangeCall) <= kContributionOffset, "shared layout");
 
@@ -93,6 +105,9 @@ class RankFile {
                                                 int local_size);
 
   ExchangeLive& live() const { return *reinterpret_cast<ExchangeLive*>(main_->data() + 64); }
+  ExchangeVerdict& verdict() const {
+    return *reinterpret_cast<ExchangeVerdict*>(main_->data() + kVerdictOffset);
+  }
   ExchangeCall& call() const {
     return *reinterpret_cast<ExchangeCall*>(main_->data() + kCallOffset);
   }

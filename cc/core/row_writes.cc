@@ -55,27 +55,43 @@ class GradientRows {
 
 }  // namespace
 
-Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates,
-                              Executor& executor) {
-  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  if (step != impl_->state.step + 1) {
-    return Error(Code::kFailedPrecondition, "step ", step, " cannot be applied to ", group_.path(),
-                 ": step ", impl_->state.step, " is the last committed one");
-  }
-  RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
-  std::vector<bool> seen(static_cast<size_t>(group_.table_count()));
-  std::vector<OptimizerKind> kinds;
-  std::vector<GradientRows> gradients;
-  uint64_t rows_written = 0;
-  for (const TableUpdate& update : updates) {
+// A step between its two acts.
+class PreparedStep {
+ public:
+  PreparedStep(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+               Executor& executor)
+      : counters_(counters), executor_(executor), mutation_(group, writer, counters, executor) {}
+
+  Status Prepare(const Group& group, const State& state, uint64_t step,
+                 const std::vector<TableUpdate>& updates);
+  void Commit();
+
+ private:
+  void UpdateRows(size_t u, const std::vector<uint32_t>& positions);
+
+  GroupCounters& counters_;
+  Executor& executor_;
+  uint64_t step_ = 0;
+  std::vector<TableUpdate> updates_;
+  std::vector<OptimizerKind> kinds_;
+  std::vector<GradientRows> gradients_;
+  RowMutation mutation_;
+};
+
+Status PreparedStep::Prepare(const Group& group, const State& state, uint64_t step,
+                             const std::vector<TableUpdate>& updates) {
+  step_ = step;
+  updates_ = updates;
+  std::vector<bool> seen(static_cast<size_t>(group.table_count()));
+  for (const TableUpdate& update : updates_) {
     const auto table = static_cast<size_t>(update.table);
-    const TableConfig& config = group_.config(update.table);
+    const TableConfig& config = group.config(update.table);
     if (seen[table])
       return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", step);
     seen[table] = true;
-    const auto kind = static_cast<OptimizerKind>(impl_->state.tables[table].optimizer);
+    const auto kind = static_cast<OptimizerKind>(state.tables[table].optimizer);
     if (kind == OptimizerKind::kNone) {
-      return Error(Code::kFailedPrecondition, "table ", group_.path(), "/", config.name,
+      return Error(Code::kFailedPrecondition, "table ", group.path(), "/", config.name,
                    " has no optimizer bound");
     }
     // Of nothing, hyperparameters are nobody's: ranks that all had nothing have averaged none.
@@ -83,58 +99,90 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
         update.n > 0 ? ValidateHyper(kind, update.hyper, update.n_hyper) : Status();
     if (!hyper.ok()) return Error(hyper.code(), "table ", config.name, ": ", hyper.message());
     TSPS_RETURN_IF_ERROR(CheckCount(config.name, update.n));
-    TSPS_RETURN_IF_ERROR(group_.CheckKeys(update.table, update.keys, update.n));
-    mutation.Add(update.table, update.keys, update.n);
-    kinds.push_back(kind);
-    gradients.emplace_back(update, static_cast<size_t>(config.dim));
-    rows_written += update.n;
+    TSPS_RETURN_IF_ERROR(group.CheckKeys(update.table, update.keys, update.n));
+    mutation_.Add(update.table, update.keys, update.n);
+    kinds_.push_back(kind);
+    gradients_.emplace_back(update, static_cast<size_t>(config.dim));
   }
-  std::vector<int64_t> not_finite(updates.size());
+  std::vector<int64_t> not_finite(updates_.size());
   const Status planned =
-      mutation.Plan([&](size_t u) { not_finite[u] = gradients[u].FirstNonFinite(executor); });
-  for (size_t u = 0; u < updates.size(); ++u) {
+      mutation_.Plan([&](size_t u) { not_finite[u] = gradients_[u].FirstNonFinite(executor_); });
+  for (size_t u = 0; u < updates_.size(); ++u) {
     if (not_finite[u] < 0) continue;
-    return Error(Code::kInvalidArgument, "table ", group_.config(updates[u].table).name,
-                 ": the gradient of key ", updates[u].keys[not_finite[u]], " is not finite; step ",
+    return Error(Code::kInvalidArgument, "table ", group.config(updates_[u].table).name,
+                 ": the gradient of key ", updates_[u].keys[not_finite[u]], " is not finite; step ",
                  step, " was not applied");
   }
   TSPS_RETURN_IF_ERROR(planned);
-  TSPS_RETURN_IF_ERROR(mutation.Prepare());
+  return mutation_.Prepare();
+}
 
-  const auto update_rows = [&](size_t u, const std::vector<uint32_t>& positions) {
-    if (positions.empty()) return;
-    const TableUpdate& update = updates[u];
-    const RowPlan& plan = mutation.plans()[u];
-    const RowPlanes planes = mutation.Planes(plan);
-    const RowUpdater updater(kinds[u], planes.dim, update.hyper);
-    executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
-      float* slot_rows[kMaxSlots] = {};
-      for (size_t k = begin; k < end; ++k) {
-        if (k + RowPlanes::kAhead < end) {
-          const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
-          for (int plane = 0; plane < planes.n; ++plane) planes.Prefetch(plane, next);
-        }
-        const uint32_t i = positions[k];
-        for (int plane = 1; plane < planes.n; ++plane) {
-          slot_rows[plane - 1] = planes.at(plane, plan.rows[i]);
-        }
-        updater.Update(gradients[u].at(i), planes.at(0, plan.rows[i]), slot_rows);
-        TSPS_FAULT_POINT("apply.row");
+void PreparedStep::UpdateRows(size_t u, const std::vector<uint32_t>& positions) {
+  if (positions.empty()) return;
+  const RowPlan& plan = mutation_.plans()[u];
+  const RowPlanes planes = mutation_.Planes(plan);
+  const RowUpdater updater(kinds_[u], planes.dim, updates_[u].hyper);
+  executor_.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
+    float* slot_rows[kMaxSlots] = {};
+    for (size_t k = begin; k < end; ++k) {
+      if (k + RowPlanes::kAhead < end) {
+        const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
+        for (int plane = 0; plane < planes.n; ++plane) planes.Prefetch(plane, next);
       }
-    });
-  };
-  if (mutation.HasFresh()) {
-    mutation.ForEachPlan([&](size_t u) {
-      mutation.InitializeFresh(mutation.plans()[u]);
-      update_rows(u, mutation.plans()[u].fresh);  // nobody can see these rows yet
+      const uint32_t i = positions[k];
+      for (int plane = 1; plane < planes.n; ++plane) {
+        slot_rows[plane - 1] = planes.at(plane, plan.rows[i]);
+      }
+      updater.Update(gradients_[u].at(i), planes.at(0, plan.rows[i]), slot_rows);
+      TSPS_FAULT_POINT("apply.row");
+    }
+  });
+}
+
+void PreparedStep::Commit() {
+  if (mutation_.HasFresh()) {
+    mutation_.ForEachPlan([&](size_t u) {
+      mutation_.InitializeFresh(mutation_.plans()[u]);
+      UpdateRows(u, mutation_.plans()[u].fresh);  // nobody can see these rows yet
     });
   }
-  mutation.Begin();
-  mutation.ForEachPlan([&](size_t u) { update_rows(u, mutation.plans()[u].existing); });
-  mutation.next().step = step;
-  mutation.Commit();
-  group_.counters_.steps_applied.fetch_add(1, std::memory_order_relaxed);
-  group_.counters_.rows_written.fetch_add(rows_written, std::memory_order_relaxed);
+  mutation_.Begin();
+  mutation_.ForEachPlan([&](size_t u) { UpdateRows(u, mutation_.plans()[u].existing); });
+  mutation_.next().step = step_;
+  mutation_.Commit();
+  counters_.steps_applied.fetch_add(1, std::memory_order_relaxed);
+  uint64_t rows = 0;
+  for (const TableUpdate& update : updates_) rows += update.n;
+  counters_.rows_written.fetch_add(rows, std::memory_order_relaxed);
+}
+
+GroupWriter::Impl::Impl() = default;
+GroupWriter::Impl::~Impl() = default;
+
+Status GroupWriter::PrepareStep(uint64_t step, const std::vector<TableUpdate>& updates,
+                                Executor& executor) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  if (step != impl_->state.step + 1) {
+    return Error(Code::kFailedPrecondition, "step ", step, " cannot be applied to ", group_.path(),
+                 ": step ", impl_->state.step, " is the last committed one");
+  }
+  auto prepared = std::make_unique<PreparedStep>(*group_.impl_, *impl_, group_.counters_, executor);
+  TSPS_RETURN_IF_ERROR(prepared->Prepare(group_, impl_->state, step, updates));
+  impl_->prepared = std::move(prepared);
+  return Status();
+}
+
+void GroupWriter::CommitStep() noexcept {
+  impl_->prepared->Commit();
+  impl_->prepared.reset();
+}
+
+void GroupWriter::AbortStep() { impl_->prepared.reset(); }
+
+Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates,
+                              Executor& executor) {
+  TSPS_RETURN_IF_ERROR(PrepareStep(step, updates, executor));
+  CommitStep();
   return Status();
 }
 

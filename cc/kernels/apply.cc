@@ -1,9 +1,17 @@
-// TspsApply: one optimizer step over tables of one group, published as one.
+// TspsApply: one optimizer step over tables of one group, published as one. TspsMakeStep,
+// TspsPrepareStep, TspsDecideStep and TspsCheckStep: the same for a job, all of whose ranks must
+// know whether it is made before any of them moves on (step.h).
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "kernels/async_kernel.h"
 #include "kernels/group_registry.h"
 #include "kernels/kernel.h"
-#include "kernels/process.h"
+#include "kernels/step.h"
+#include "kernels/timeline.h"
+#include "kernels/waiters.h"
 
 namespace tsps {
 namespace {
@@ -18,36 +26,15 @@ class ApplyKernel {
   // Inputs: step, paths T, uuids T, keys T, grads T, hyper T. Outputs: step.
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(0, "step"));
-    if (step < 1) return Error(Code::kInvalidArgument, "step must be >= 1. Received: ", step);
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
                           cache_.Resolve(context, 1, 1 + tables_, tables_));
-    std::vector<Tensor> inputs;  // hold the buffers that `updates` points to
-    std::vector<TableUpdate> updates;
-    for (int t = 0; t < tables_; ++t) {
-      const TableHandle& table = (*tables)[static_cast<size_t>(t)];
-      TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(1 + 2 * tables_ + t));
-      TSPS_ASSIGN_OR_RETURN(Tensor grads, context.Input(1 + 3 * tables_ + t, 2, "grads"));
-      TSPS_ASSIGN_OR_RETURN(Tensor hyper, context.Input(1 + 4 * tables_ + t, 1, "hyper"));
-      if (grads.dim(0) != keys.dim(0) || grads.dim(1) != table.config().dim) {
-        return Error(Code::kInvalidArgument, "grads of table ", table.path(), " must have shape ",
-                     ShapeString({keys.dim(0), table.config().dim}),
-                     ". Received: ", ShapeString(grads.shape()));
-      }
-      TableUpdate update;
-      update.table = table.table;
-      update.keys = keys.data<int64_t>();
-      update.gradients = grads.data<float>();
-      update.n = keys.size();
-      update.hyper = hyper.data<float>();
-      update.n_hyper = hyper.size();
-      updates.push_back(update);
-      inputs.push_back(std::move(keys));
-      inputs.push_back(std::move(grads));
-      inputs.push_back(std::move(hyper));
-    }
-    const std::shared_ptr<Executor> executor = WriterExecutor();
-    TSPS_RETURN_IF_ERROR(tables->front().owner->Write([&](GroupWriter& writer) {
-      return writer.ApplyStep(static_cast<uint64_t>(step), updates, *executor);
+    OpenGroup& owner = *tables->front().owner;
+    StepUpdates updates;
+    TSPS_RETURN_IF_ERROR(updates.ReadAll(context, 1, tables_, owner, &cache_));
+    TSPS_RETURN_IF_ERROR(owner.Write([&](GroupWriter& writer) -> Status {
+      TSPS_RETURN_IF_ERROR(updates.Prepare(writer, step));
+      writer.CommitStep();
+      return Status();
     }));
     return context.OutputScalar(0, step);
   }
@@ -57,8 +44,114 @@ class ApplyKernel {
   TableCache cache_;
 };
 
+class MakeStepKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    TSPS_ASSIGN_OR_RETURN(operation_, attributes.String("operation"));
+    return Status();
+  }
+
+  // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T. Outputs: verdict.
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    RunOnWaiter(done, [this, context](const ReportDone& report) { return Make(context, report); });
+  }
+
+ private:
+  Status Make(const KernelContext& context, const ReportDone& report) {
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    MergeCall call;
+    call.operation = operation_;
+    TSPS_ASSIGN_OR_RETURN(call.step, context.Scalar<int64_t>(1, "step"));
+    TSPS_ASSIGN_OR_RETURN(call.timeout_s, context.Scalar<float>(2, "timeout_s"));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    call.cancelled = &owner->closed();
+    const std::shared_ptr<NodeExchange> exchange = owner->exchange();
+    if (exchange != nullptr && !exchange->IsLeader()) {
+      return OutputLeadersVerdict(context, *exchange, call);
+    }
+    const WorkSpan span("apply");
+    StepUpdates updates;
+    const Status read = updates.ReadAll(context, 3, tables_, *owner, &cache_);
+    return MakeStep(context, report, call.step, *owner, exchange.get(), [&](GroupWriter& writer) {
+      return read.ok() ? updates.Prepare(writer, call.step) : read;
+    });
+  }
+
+  int tables_ = 0;
+  std::string operation_;
+  TableCache cache_;
+};
+
+class PrepareStepKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    return Status();
+  }
+
+  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T. Outputs: verdict.
+  Status Compute(const KernelContext& context) {
+    const WorkSpan span("prepare");
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    const auto updates = std::make_shared<StepUpdates>();
+    const Status verdict = NoThrow([&]() -> Status {
+      TSPS_RETURN_IF_ERROR(updates->ReadAll(context, 2, tables_, *owner, &cache_));
+      return owner->Prepare([&](GroupWriter& writer) { return updates->Prepare(writer, step); },
+                            updates);
+    });
+    return context.OutputVector(0, EncodeVerdict(verdict));
+  }
+
+ private:
+  int tables_ = 0;
+  TableCache cache_;
+};
+
+class DecideStepKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+
+  // Inputs: path, verdicts of all nodes. Outputs: verdict.
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    RunOnWaiter(done, [context](const ReportDone& report) { return Decide(context, report); });
+  }
+
+ private:
+  static Status Decide(const KernelContext& context, const ReportDone& report) {
+    const WorkSpan span("apply");
+    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+    TSPS_ASSIGN_OR_RETURN(const Tensor verdicts, context.Input(1, 1, "verdicts"));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+    const Status verdict = DecodeVerdicts(verdicts.data<uint8_t>(), verdicts.size());
+    TSPS_RETURN_IF_ERROR(context.OutputVector(0, EncodeVerdict(verdict)));
+    return owner->Decide(verdict.ok(), report);
+  }
+};
+
+class CheckStepKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+
+  // Inputs: step, verdict. Outputs: step.
+  Status Compute(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(0, "step"));
+    TSPS_ASSIGN_OR_RETURN(const Tensor verdict, context.Input(1, 1, "verdict"));
+    TSPS_RETURN_IF_ERROR(DecodeVerdicts(verdict.data<uint8_t>(), verdict.size()));
+    return context.OutputScalar(0, step);
+  }
+};
+
 }  // namespace
 
-void RegisterApplyKernels() { RegisterKernel<ApplyKernel>("TspsApply"); }
+void RegisterApplyKernels() {
+  RegisterKernel<ApplyKernel>("TspsApply");
+  RegisterAsyncKernel<MakeStepKernel>("TspsMakeStep");
+  RegisterKernel<PrepareStepKernel>("TspsPrepareStep");
+  RegisterAsyncKernel<DecideStepKernel>("TspsDecideStep");
+  RegisterKernel<CheckStepKernel>("TspsCheckStep");
+}
 
 }  // namespace tsps

@@ -11,6 +11,7 @@
 #include "kernels/group_registry.h"
 #include "kernels/node_merge.h"
 #include "kernels/process.h"
+#include "kernels/step.h"
 #include "kernels/timeline.h"
 #include "kernels/waiters.h"
 
@@ -75,7 +76,7 @@ class RingInfoKernel {
     };
     const WireCounters& wire = ProcessWireCounters();
     std::vector<int64_t> counters(5);
-    if (owner->HasExchange()) {
+    if (owner->exchange() != nullptr) {
       TSPS_RETURN_IF_ERROR(owner->WithExchange([&](NodeExchange& exchange) {
         const ExchangeCounters& node = exchange.counters();
         counters = {value(node.rows_contributed), value(node.bytes_contributed),
@@ -127,31 +128,37 @@ class NodeApplyKernel {
  public:
   Status Init(const Attributes& attributes) { return attributes_.Init(attributes); }
 
-  // Inputs: as MergeInputs, then paths T, uuids T, hyper T. Outputs: step.
+  // Inputs: as MergeInputs, then paths T, uuids T, hyper T. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
-    RunOnWaiter(done, [this, context] { return Apply(context); });
+    RunOnWaiter(done, [this, context](const ReportDone& report) { return Apply(context, report); });
   }
 
  private:
-  Status Apply(const KernelContext& context) {
+  Status Apply(const KernelContext& context, const ReportDone& report) {
     const WorkSpan span("merge and apply");
     MergeInputs inputs;
     TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
     // Before the merge, so that what is wrong with this rank's inputs is found before anyone waits.
     StepUpdates updates;
-    TSPS_RETURN_IF_ERROR(updates.Read(context, MergeInputs::Count(attributes_.tables),
+    const int paths = MergeInputs::Count(attributes_.tables);
+    TSPS_RETURN_IF_ERROR(updates.Read(context, paths, paths + 2 * attributes_.tables,
                                       attributes_.tables, *inputs.owner, &cache_));
     for (size_t t = 0; t < inputs.tables.size(); ++t) {
       TSPS_RETURN_IF_ERROR(updates.CheckDim(t, inputs.tables[t].dim));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    TSPS_RETURN_IF_ERROR(inputs.owner->WithExchange([&](NodeExchange& exchange) {
-      return exchange.Merge(inputs.call, inputs.tables, *executor,
-                            [&](const std::vector<ReducedGradients>& reduced) {
-                              return updates.Apply(*inputs.owner, inputs.call.step, reduced);
+    return inputs.owner->WithExchange([&](NodeExchange& exchange) -> Status {
+      // Within the merge: the step is made of what the ranks have merged, where it lies.
+      TSPS_RETURN_IF_ERROR(exchange.Merge(
+          inputs.call, inputs.tables, *executor, [&](std::vector<ReducedGradients>& reduced) {
+            const Status taken = updates.TakeReduced(&reduced);
+            return MakeStep(context, report, inputs.call.step, *inputs.owner, &exchange,
+                            [&](GroupWriter& writer) {
+                              return taken.ok() ? updates.Prepare(writer, inputs.call.step) : taken;
                             });
-    }));
-    return context.OutputScalar(0, inputs.call.step);
+          }));
+      return exchange.IsLeader() ? Status() : OutputLeadersVerdict(context, exchange, inputs.call);
+    });
   }
 
   MergeAttributes attributes_;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <utility>
 
@@ -9,6 +10,9 @@
 
 namespace tsps {
 namespace {
+
+// How long a step may be prepared while another write waits for it.
+constexpr std::chrono::seconds kDecisionTime{30};
 
 // Writer locks end with the process anyway; closing lets waiting threads go. Runs before
 // TensorFlow's own exit handlers, whose library was loaded first. A forked child owns nothing of
@@ -45,57 +49,101 @@ Status OpenGroup::BecomeWriter() {
   return Status();
 }
 
+Status OpenGroup::CheckWriter() const {
+  if (writer_ != nullptr) return Status();
+  const GroupInfo info = group_->Info();
+  return Error(Code::kFailedPrecondition, "this process is not the writer of group ",
+               group_->path(), "; process ", info.writer_pid,
+               info.writer_alive ? " is" : " was, and is gone",
+               ". Expected: the process that ran TspsCreateGroup or TspsOpenWriter");
+}
+
 Status OpenGroup::Write(const std::function<Status(GroupWriter&)>& write) {
-  std::lock_guard<std::mutex> lock(writer_mutex_);
-  if (writer_ == nullptr) {
-    const GroupInfo info = group_->Info();
-    return Error(Code::kFailedPrecondition, "this process is not the writer of group ",
-                 group_->path(), "; process ", info.writer_pid,
-                 info.writer_alive ? " is" : " was, and is gone",
-                 ". Expected: the process that ran TspsCreateGroup or TspsOpenWriter");
+  std::unique_lock<std::mutex> lock(writer_mutex_);
+  TSPS_RETURN_IF_ERROR(CheckWriter());
+  if (!decided_.wait_for(lock, kDecisionTime, [&] { return prepared_ == nullptr; })) {
+    return Error(Code::kUnavailable, "a step of group ", group_->path(), " is prepared, and for ",
+                 kDecisionTime.count(), " s it was not decided whether it is made");
   }
+  TSPS_RETURN_IF_ERROR(CheckWriter());  // the group may have been closed meanwhile
   return write(*writer_);
+}
+
+Status OpenGroup::Prepare(const std::function<Status(GroupWriter&)>& prepare,
+                          std::shared_ptr<void> held) {
+  std::lock_guard<std::mutex> lock(writer_mutex_);
+  TSPS_RETURN_IF_ERROR(CheckWriter());
+  writer_->AbortStep();
+  prepared_.reset();
+  TSPS_RETURN_IF_ERROR(prepare(*writer_));
+  prepared_ = std::move(held);
+  return Status();
+}
+
+Status OpenGroup::Decide(bool make, const std::function<void()>& certain) {
+  std::lock_guard<std::mutex> lock(writer_mutex_);
+  if (writer_ == nullptr) return Status();
+  if (make && prepared_ == nullptr) {
+    return Error(Code::kFailedPrecondition, "no step of group ", group_->path(), " is prepared");
+  }
+  if (make) {
+    certain();
+    writer_->CommitStep();
+  } else {
+    writer_->AbortStep();
+  }
+  prepared_.reset();
+  decided_.notify_all();
+  return Status();
 }
 
 Status OpenGroup::JoinExchange(const std::string& folder, const NodeExchange::Options& options) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
-  if (exchange_ != nullptr) {
+  if (exchange() != nullptr) {
     return Error(Code::kFailedPrecondition, "this process has joined the exchange of group ",
                  group_->path(), " already");
   }
-  TSPS_ASSIGN_OR_RETURN(exchange_, NodeExchange::Create(folder, options));
-  exchange_->SetStep(static_cast<int64_t>(group_->step()));
+  TSPS_ASSIGN_OR_RETURN(std::shared_ptr<NodeExchange> joined,
+                        NodeExchange::Create(folder, options));
+  joined->SetStep(static_cast<int64_t>(group_->step()));
+  std::lock_guard<std::mutex> pointer_lock(exchange_pointer_mutex_);
+  exchange_ = std::move(joined);
   return Status();
 }
 
 Status OpenGroup::WithExchange(const std::function<Status(NodeExchange&)>& use) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
-  if (exchange_ == nullptr) {
+  const std::shared_ptr<NodeExchange> joined = exchange();
+  if (joined == nullptr) {
     return Error(Code::kFailedPrecondition, "this process has ",
                  closed_.load() ? "closed" : "not joined the exchange of", " group ",
                  group_->path(), ". Expected: TspsJoinExchange before");
   }
-  return use(*exchange_);
+  return use(*joined);
 }
 
-bool OpenGroup::HasExchange() {
-  std::lock_guard<std::mutex> lock(exchange_mutex_);
-  return exchange_ != nullptr;
+std::shared_ptr<NodeExchange> OpenGroup::exchange() {
+  std::lock_guard<std::mutex> lock(exchange_pointer_mutex_);
+  return exchange_;
 }
 
 void OpenGroup::ShowStep(int64_t step) {
   const std::unique_lock<std::mutex> lock(exchange_mutex_, std::try_to_lock);
-  if (lock.owns_lock() && exchange_ != nullptr) exchange_->SetStep(step);
+  if (!lock.owns_lock()) return;
+  if (const std::shared_ptr<NodeExchange> joined = exchange()) joined->SetStep(step);
 }
 
 void OpenGroup::Close() {
   closed_.store(true, std::memory_order_release);
   {
     std::lock_guard<std::mutex> lock(exchange_mutex_);
+    std::lock_guard<std::mutex> pointer_lock(exchange_pointer_mutex_);
     exchange_.reset();
   }
   std::lock_guard<std::mutex> lock(writer_mutex_);
   writer_.reset();
+  prepared_.reset();
+  decided_.notify_all();
 }
 
 // --- GroupRegistry ---

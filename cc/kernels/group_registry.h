@@ -6,6 +6,7 @@
 #define TFSPS_KERNELS_GROUP_REGISTRY_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -31,13 +32,21 @@ class OpenGroup {
 
   // Takes the writer lock; no error when this process has it already.
   Status BecomeWriter();
-  // Runs `write` with the writer, one caller at a time. FailedPrecondition in any other process.
+  // Runs `write` with the writer, one caller at a time, and when no step is prepared: Unavailable
+  // if one is for half a minute. FailedPrecondition in any other process.
   Status Write(const std::function<Status(GroupWriter&)>& write);
+  // Steps that other nodes have a say in. `prepare` prepares one; `held` is what it points to, kept
+  // until it is decided. One that never was is dropped before.
+  Status Prepare(const std::function<Status(GroupWriter&)>& prepare, std::shared_ptr<void> held);
+  // Makes the step that is prepared, or drops it; no error in a process that is not the writer.
+  // Calls `certain` before a step is made: nothing can fail from there on.
+  Status Decide(bool make, const std::function<void()>& certain);
   // Makes this process a rank of the node's exchange (NodeExchange::Create), once.
   Status JoinExchange(const std::string& folder, const NodeExchange::Options& options);
   // Runs `use` with the exchange, one caller at a time. FailedPrecondition before JoinExchange.
   Status WithExchange(const std::function<Status(NodeExchange&)>& use);
-  bool HasExchange();
+  // Null before JoinExchange. For what is thread-safe beside WithExchange.
+  std::shared_ptr<NodeExchange> exchange();
   // What a round of the exchange has received; its memory is kept. Only inside WithExchange.
   WireBuffers& received() { return received_; }
   // Tells the other ranks of the node, if it has joined them, which step this process is making.
@@ -50,10 +59,15 @@ class OpenGroup {
  private:
   const std::shared_ptr<Group> group_;
   std::atomic<bool> closed_{false};
+  Status CheckWriter() const;  // under writer_mutex_
+
   std::mutex writer_mutex_;
-  std::unique_ptr<GroupWriter> writer_;  // after group_: destroyed first
-  std::mutex exchange_mutex_;
-  std::unique_ptr<NodeExchange> exchange_;
+  std::condition_variable decided_;
+  std::shared_ptr<void> prepared_;       // what the writer's prepared step points to
+  std::unique_ptr<GroupWriter> writer_;  // after group_ and prepared_: destroyed first
+  std::mutex exchange_mutex_;            // while it is used
+  std::mutex exchange_pointer_mutex_;
+  std::shared_ptr<NodeExchange> exchange_;
   WireBuffers received_;
 };
 

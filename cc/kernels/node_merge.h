@@ -1,4 +1,4 @@
-// What the ops that merge on a node have in common.
+// What the ops that merge on a node begin with.
 #ifndef TFSPS_KERNELS_NODE_MERGE_H_
 #define TFSPS_KERNELS_NODE_MERGE_H_
 
@@ -30,22 +30,6 @@ struct MergeInputs {
   std::shared_ptr<OpenGroup> owner;
 
   Status Read(const KernelContext& context, const MergeAttributes& attributes);
-};
-
-// Inputs from `first` on: paths T, uuids T, hyper T. What the leader makes a step of.
-class StepUpdates {
- public:
-  Status Read(const KernelContext& context, int first, int n_tables, const OpenGroup& owner,
-              TableCache* cache);
-  // InvalidArgument unless `dim` is the table's.
-  Status CheckDim(size_t table, size_t dim) const;
-  // Applies and publishes the step.
-  Status Apply(OpenGroup& owner, int64_t step, const std::vector<ReducedGradients>& gradients);
-
- private:
-  TableCache::Tables tables_;
-  std::vector<Tensor> hypers_;  // hold the buffers that `updates_` points to
-  std::vector<TableUpdate> updates_;
 };
 
 }  // namespace tsps

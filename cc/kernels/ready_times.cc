@@ -58,7 +58,7 @@ class ReadyKernel {
     return Status();
   }
 
-  // Inputs: value. Outputs: the same.
+  // Inputs: value, variable. Outputs: the value.
   Status Compute(const KernelContext& context) {
     ReadyTimes::Get().Add(profile_, gradient_);
     return context.Forward(0, 0);

@@ -1,7 +1,8 @@
-// TspsRingRounds, TspsRingTake, TspsRingPut, TspsRingApply and TspsRingCollect: the ranks of a node
-// merge their sparse gradients with those of other nodes, round by round (core/node_exchange.h).
-// Between Take and Put the graph sends what a rank has merged to the ranks with its key range on
-// the other nodes. Asynchronous, but the first: they wait for other ranks of the node.
+// TspsRingRounds, TspsRingTake, TspsRingPut, TspsRingPrepare and TspsRingCollect: the ranks of a
+// node merge their sparse gradients with those of other nodes, round by round
+// (core/node_exchange.h). Between Take and Put the graph sends what a rank has merged to the ranks
+// with its key range on the other nodes. Asynchronous, but the first: they wait for other ranks of
+// the node.
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "kernels/gradients.h"
 #include "kernels/node_merge.h"
 #include "kernels/process.h"
+#include "kernels/step.h"
 #include "kernels/timeline.h"
 #include "kernels/waiters.h"
 
@@ -133,34 +135,39 @@ class RingPutKernel {
   int tables_ = 0;
 };
 
-class RingApplyKernel {
+class RingPrepareKernel {
  public:
   Status Init(const Attributes& attributes) {
     TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
     return Status();
   }
 
-  // Inputs: path, step, paths T, uuids T, hyper T. Outputs: step.
+  // Inputs: path, step, paths T, uuids T, hyper T. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
-    RunOnWaiter(done, [this, context] { return Apply(context); });
+    RunOnWaiter(done, [this, context] { return Prepare(context); });
   }
 
  private:
-  Status Apply(const KernelContext& context) {
-    const WorkSpan span("apply");
+  Status Prepare(const KernelContext& context) {
+    const WorkSpan span("prepare");
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    // Before the exchange is taken, because it may open tables; that it failed, ranks learn within.
-    StepUpdates updates;
-    const Status read = updates.Read(context, 2, tables_, *owner, &cache_);
-    TSPS_RETURN_IF_ERROR(InExchange(*owner, [&](NodeExchange& exchange) -> Status {
-      TSPS_RETURN_IF_ERROR(read);
-      return exchange.Finish([&](const std::vector<ReducedGradients>& reduced) {
-        return updates.Apply(*owner, step, reduced);
+    const auto updates = std::make_shared<StepUpdates>();
+    // Before the exchange is taken, because it may open tables.
+    const Status read = updates->Read(context, 2, 2 + 2 * tables_, tables_, *owner, &cache_);
+    Status verdict;
+    TSPS_RETURN_IF_ERROR(InExchange(*owner, [&](NodeExchange& exchange) {
+      return exchange.Finish([&](std::vector<ReducedGradients>& reduced) {
+        const auto prepare = [&](GroupWriter& writer) -> Status {
+          TSPS_RETURN_IF_ERROR(updates->TakeReduced(&reduced));
+          return updates->Prepare(writer, step);
+        };
+        verdict = read.ok() ? NoThrow([&] { return owner->Prepare(prepare, updates); }) : read;
+        return Status();
       });
     }));
-    return context.OutputScalar(0, step);
+    return context.OutputVector(0, EncodeVerdict(verdict));
   }
 
   int tables_ = 0;
@@ -211,7 +218,7 @@ void RegisterRingKernels() {
   RegisterKernel<RingRoundsKernel>("TspsRingRounds");
   RegisterAsyncKernel<RingTakeKernel>("TspsRingTake");
   RegisterAsyncKernel<RingPutKernel>("TspsRingPut");
-  RegisterAsyncKernel<RingApplyKernel>("TspsRingApply");
+  RegisterAsyncKernel<RingPrepareKernel>("TspsRingPrepare");
   RegisterAsyncKernel<RingCollectKernel>("TspsRingCollect");
 }
 

@@ -130,7 +130,7 @@ class MarkKernel {
     return Status();
   }
 
-  // Inputs: value. Outputs: the same.
+  // Inputs: value, variable. Outputs: the value.
   Status Compute(const KernelContext& context) {
     if (begins_) {
       Timeline::Get().BeginCollective(name_);

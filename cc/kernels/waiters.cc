@@ -33,8 +33,25 @@ void Waiters::Work() {
 }
 
 void RunOnWaiter(const Done& done, std::function<Status()> body) {
+  RunOnWaiter(done, [body = std::move(body)](const ReportDone&) { return body(); });
+}
+
+void RunOnWaiter(const Done& done, std::function<Status(const ReportDone&)> body) {
   const Status started = NoThrow([&] {
-    Waiters::Get().Run([done, body = std::move(body)] { done(NoThrow(body)); });
+    Waiters::Get().Run([done, body = std::move(body)] {
+      bool reported = false;
+      const ReportDone report = [&reported, &done] {
+        reported = true;
+        // Elsewhere: TensorFlow goes on with the graph from there, and here locks may be held.
+        const Status handed = NoThrow([&] {
+          Waiters::Get().Run([done] { done(Status()); });
+          return Status();
+        });
+        if (!handed.ok()) done(Status());
+      };
+      const Status status = NoThrow([&] { return body(report); });
+      if (!reported) done(status);
+    });
     return Status();
   });
   if (!started.ok()) done(started);

@@ -33,6 +33,11 @@ class Waiters {
 // Runs `body` on one of them and reports how it ended.
 void RunOnWaiter(const Done& done, std::function<Status()> body);
 
+// The same for a body that can be done, for TensorFlow, before it ends. It calls what it is given
+// when its outputs are set; from then on it must not fail, nor use the kernel or its context.
+using ReportDone = std::function<void()>;
+void RunOnWaiter(const Done& done, std::function<Status(const ReportDone&)> body);
+
 }  // namespace tsps
 
 #endif  // TFSPS_KERNELS_WAITERS_H_

@@ -213,6 +213,47 @@ Status SecondCall(NodeExchange& leader, OtherRank& other, double timeout_s) {
   return leader.Merge(call, gradients.Tables(), serial, again.Reader());
 }
 
+TEST_F(NodeExchangeTest, TheLeadersVerdictsReachAllRanksInTheirOrder) {
+  auto ranks = JoinAll(3);
+  const std::vector<RankGradients> gradients(3, Draw(1, {5}));
+  for (int step = 1; step <= 6; ++step) {
+    MergeCall call = Call();
+    call.step = step;
+    Read read;
+    for (const Status& status : Merge(ranks, gradients, {3, call}, &read)) {
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    const Status posted = step % 2 == 0 ? Status() : Error(Code::kResourceExhausted, "no ", step);
+    std::thread leader([&] { ranks[0]->PostVerdict(step, posted); });
+    for (size_t r = 1; r < 3; ++r) {
+      Status verdict = Error(Code::kInternal, "not set");
+      const Status awaited = ranks[r]->AwaitVerdict(call, &verdict);
+      EXPECT_TRUE(awaited.ok()) << awaited.message();
+      EXPECT_EQ(verdict.code(), posted.code());
+      EXPECT_EQ(verdict.message(), posted.message());
+    }
+    leader.join();
+  }
+}
+
+TEST_F(NodeExchangeTest, AVerdictThatDoesNotComeIsAnError) {
+  auto ranks = JoinAll(2);
+  MergeCall call = Call("make", 0.3);
+  Status verdict;
+  EXPECT_EQ(ranks[1]->AwaitVerdict(call, &verdict).code(), Code::kDeadlineExceeded);
+  ranks[0]->PostVerdict(8, Status());  // the one that was awaited
+  ranks[0]->PostVerdict(8, Status());
+  const Status other = ranks[1]->AwaitVerdict(call, &verdict);
+  EXPECT_EQ(other.code(), Code::kAborted);
+  EXPECT_NE(other.message().find("decided on step 8 when rank 101 had made step 7"),
+            std::string::npos)
+      << other.message();
+  EXPECT_EQ(ranks[0]->Part([] { return Error(Code::kInternal, "broke"); }).code(), Code::kInternal);
+  const Status failed = ranks[1]->AwaitVerdict(Call("make", 20), &verdict);
+  EXPECT_EQ(failed.code(), Code::kAborted);
+  EXPECT_NE(failed.message().find("broke"), std::string::npos) << failed.message();
+}
+
 TEST_F(NodeExchangeTest, ADeadRankIsNamed) {
   const auto leader = Join(0, 2);
   OtherRank other(folder_, [] { raise(SIGKILL); });

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -156,3 +158,57 @@ def test_a_repeated_key_is_refused_by_table_and_key(group, mode):
     assert _ops.group_info(group.path).step == 0
     assert apply([1, 7], [9, 5]) == 1
     np.testing.assert_allclose(first.rows([0, 1, 2, 7]), before - [[0], [1], [0], [1]])
+
+
+def test_a_step_is_prepared_and_then_decided(group, mode):
+    table = group.table(2, rows=4, optimizer="sgd")
+    before = table.rows(range(6))
+    keys, grads, hyper = [tf.constant([1, 5], i64)], [tf.ones([2, 2])], [tf.constant([0.5])]
+    prepare = mode(
+        lambda step, grad: _ops.prepare_step(group.path, step, group.paths, group.uuids, keys, [grad], hyper)
+    )
+    decide = mode(lambda step, verdicts: _ops.check_step(step, _ops.decide_step(group.path, verdicts)))
+    one = tf.constant(1, i64)
+
+    verdict = prepare(one, grads[0])
+    assert bytes(verdict.numpy()) == _ops.NOTHING_AGAINST
+    np.testing.assert_array_equal(table.rows(range(6)), before)
+    refused = prepare(tf.constant(2, i64), grads[0])  # of another node, say; ours is dropped with it
+    with pytest.raises(tf.errors.FailedPreconditionError, match="step 2 cannot be applied"):
+        decide(one, tf.concat([verdict, refused, verdict], 0))
+    assert _ops.group_info(group.path).step == 0
+    np.testing.assert_array_equal(table.rows(range(6)), before)
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"no step of group .* is prepared"):
+        decide(one, verdict)
+
+    not_finite = prepare(one, tf.fill([2, 2], np.inf))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of key 1 is not finite"):
+        decide(one, not_finite)
+    prepare(one, grads[0])
+    verdict = prepare(one, 2.0 * grads[0])  # the one before was never decided
+    assert decide(one, tf.concat([verdict, verdict], 0)) == 1
+    assert _ops.wait_step(group.path, 1, 5.0) == 1
+    before[[1, 5]] -= 1.0
+    np.testing.assert_array_equal(table.rows(range(6)), before)
+
+
+def test_other_writes_wait_until_a_step_is_decided(group):
+    table = group.table(2, rows=4, optimizer="sgd")
+    verdict = _ops.prepare_step(
+        group.path, 1, group.paths, group.uuids, [tf.constant([1], i64)], [tf.ones([1, 2])], [tf.constant([0.5])]
+    )
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        written = pool.submit(lambda: _ops.assign(table.path, table.uuid, [1], [[7.0, 7.0]], []))
+        with pytest.raises(concurrent.futures.TimeoutError):
+            written.result(0.2)
+        _ops.decide_step(group.path, verdict)
+        written.result(20)
+    np.testing.assert_array_equal(table.rows([1]), [[7.0, 7.0]])
+
+
+def test_what_is_no_verdict_is_refused():
+    for damaged in ([99, 0], [1], [1, 65], [0, 0, 3, 65]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no verdicts on a step"):
+            _ops.check_step(1, tf.constant(damaged, tf.uint8))
+    for fine in ([], [0], [0, 0, 0]):
+        assert _ops.check_step(7, tf.constant(fine, tf.uint8)) == 7

@@ -105,7 +105,8 @@ def test_a_node_of_one_rank_merges_with_itself_and_applies(group, tmp_path, wind
             [k], [g], 1, group.path, step, 5.0, group.paths, group.uuids, [h], reduction="sum", operation="apply"
         )
     )
-    assert apply(keys, grads, tf.constant([0.5]), tf.constant(1, i64)) == 1
+    assert bytes(apply(keys, grads, tf.constant([0.5]), tf.constant(1, i64)).numpy()) == _ops.NOTHING_AGAINST
+    assert _ops.wait_step(group.path, 1, 5.0) == 1
     np.testing.assert_allclose(
         table.rows([0, 1, 2, 9]), before - [[2, 2.5, 3], [0, 0, 0], [0.5, 1, 1.5], [3.5, 4, 4.5]], rtol=1e-6
     )
@@ -114,21 +115,24 @@ def test_a_node_of_one_rank_merges_with_itself_and_applies(group, tmp_path, wind
     assert counters["rounds"] == 2 if window > 16 else counters["rounds"] > 2
 
 
-def test_a_gradient_that_is_not_finite_breaks_the_exchange(group, tmp_path):
+def test_a_refused_gradient_leaves_the_exchange_as_it_was(group, tmp_path):
     group.table(2, rows=4, optimizer="sgd")
     _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 0, 1 << 20)
 
     def apply(value, step):
-        return _ops.node_apply(
+        verdict = _ops.node_apply(
             [tf.constant([1], i64)], [tf.constant([[1.0, value]])], 1, group.path, tf.constant(step, i64), 5.0,
             group.paths, group.uuids, [tf.constant([0.5])], reduction="sum", operation="apply",
         )  # fmt: skip
+        return _ops.check_step(step, verdict)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of key 1 is not finite"):
         apply(float("nan"), 1)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of key 1 is not finite"):
-        apply(1.0, 1)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="step 3 cannot be applied"):
+        apply(1.0, 3)
     assert _ops.group_info(group.path).step == 0
+    assert apply(1.0, 1) == 1
+    assert _ops.wait_step(group.path, 1, 5.0) == 1
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
@@ -154,7 +158,10 @@ def test_a_node_of_one_rank_sends_in_rounds_and_applies_what_comes_back(group, t
     np.testing.assert_array_equal(collected.grads[0].numpy()[order], grads.numpy()[[1, 3, 0, 2]])
     np.testing.assert_array_equal(collected.counts[0], [2, 2, 2, 2])
     run(tf.constant(1, i64))
-    assert _ops.ring_apply(group.path, tf.constant(1, i64), group.paths, group.uuids, [tf.constant([0.5])]) == 1
+    prepared = _ops.ring_prepare(group.path, tf.constant(1, i64), group.paths, group.uuids, [tf.constant([0.5])])
+    np.testing.assert_array_equal(table.rows([0, 1, 2, 9]), before)
+    _ops.check_step(1, _ops.decide_step(group.path, prepared))
+    assert _ops.wait_step(group.path, 1, 5.0) == 1
     np.testing.assert_allclose(table.rows([0, 1, 2, 9]), before - 0.5 * grads.numpy()[[1, 3, 0, 2]], rtol=1e-6)
     counters = dict(zip(_ops.RING_COUNTERS, _ops.ring_info(group.path).numpy().tolist(), strict=True))
     assert counters["rounds"] == 2 * rounds
@@ -184,10 +191,12 @@ def test_gradients_of_weight_0_are_dropped(mode):
 def test_the_timeline_has_collectives_and_work_while_it_is_recorded(group):
     group.table(3, rows=4)
 
+    count = tf.Variable(0, dtype=i64)
+
     @tf.function
     def step(value):
-        sent = _ops.mark(value, "tsps.0.nodes", "begin")
-        return _ops.mark(sent * 2.0, "tsps.0.nodes", "end")
+        sent = _ops.mark(value, "tsps.0.nodes", "begin", count)
+        return _ops.mark(sent * 2.0, "tsps.0.nodes", "end", count)
 
     before = _ops.ring_info(group.path).numpy()[-2]
     step(tf.ones([2]))
@@ -203,12 +212,29 @@ def test_the_timeline_has_collectives_and_work_while_it_is_recorded(group):
     assert _ops.stop_timeline() == []
 
 
+def test_a_mark_of_a_constant_is_made_at_every_run(group):
+    count = tf.Variable(0, dtype=i64)
+
+    @tf.function
+    def step():
+        begun = _ops.mark(tf.zeros([1]), "of a constant", "begin", count)
+        return _ops.mark(begun, "of a constant", "end", count)
+
+    step()
+    _ops.start_timeline()
+    for _ in range(3):
+        step()
+    assert len(_ops.stop_timeline()) == 3
+
+
 def test_a_mark_passes_gradients_on():
+    count = tf.Variable(0, dtype=i64)
+
     @tf.function
     def gradient(value):
         with tf.GradientTape() as tape:
             tape.watch(value)
-            total = tf.reduce_sum(_ops.mark(value, "other", "begin") ** 2)
+            total = tf.reduce_sum(_ops.mark(value, "other", "begin", count) ** 2)
         return tape.gradient(total, value)
 
     np.testing.assert_array_equal(gradient(tf.constant([1.0, 3.0])), [2.0, 6.0])

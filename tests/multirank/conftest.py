@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
+for folder in ("reference", "training"):  # as the ranks have it (launch.py)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -107,7 +107,8 @@ def launched(
     """
     tables = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
     folder = Path(tempfile.mkdtemp(prefix="tsps-test-"))
-    paths = [str(REPOSITORY), str(REPOSITORY / "tests" / "reference"), str(HERE)]
+    folders = ("reference", "training", "multirank")
+    paths = [str(REPOSITORY), *(str(REPOSITORY / "tests" / folder) for folder in folders)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),

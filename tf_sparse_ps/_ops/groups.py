@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tf_sparse_ps._ops.library import lib
 
+NOTHING_AGAINST = bytes(1)  # a verdict, as uint8
+
 
 def apply(
     step: tf.Tensor | int,
@@ -34,6 +36,83 @@ def apply(
         ResourceExhaustedError: no room for new rows; the step is not applied.
     """
     return lib.tsps_apply(step, paths, uuids, keys, grads, hyper)
+
+
+def make_step(
+    path: str,
+    step: tf.Tensor,
+    timeout_s: float,
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    hyper: Sequence[tf.Tensor],
+    *,
+    operation: str,
+) -> tf.Tensor:
+    """One optimizer step of a job of one node, whose ranks all call it; what the leader is given is applied.
+
+    Returns when it is certain whether the step is made: everything that can fail has been done. The leader then writes
+    beside what follows; `wait_step` waits for that.
+
+    Args:
+        path: of the group.
+        step, paths, uuids, keys, grads, hyper: as in `apply`.
+        timeout_s: how long ranks wait for the leader.
+        operation: a name for messages, of at most 127 characters.
+
+    Returns:
+        uint8[n], the verdict, the same on all ranks, for `check_step`: whatever `apply` would raise is in it.
+
+    Raises:
+        UnavailableError, DeadlineExceededError, AbortedError: as `node_merge`, about the leader.
+    """
+    return lib.tsps_make_step(path, step, timeout_s, paths, uuids, keys, grads, hyper, operation=operation)
+
+
+def prepare_step(
+    path: str,
+    step: tf.Tensor,
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    hyper: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """Does everything in a step of a node's tables that can fail. `decide_step` makes it, or drops it. Writer only.
+
+    Args:
+        path: of the group.
+        step, paths, uuids, keys, grads, hyper: as in `apply`.
+
+    Returns:
+        uint8[n], what this node has against the step; `NOTHING_AGAINST` if it has nothing.
+    """
+    return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper)
+
+
+def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
+    """Makes the step that was prepared if no node has anything against it, else drops it. Every rank calls it.
+
+    Returns when it is certain which; the leader then writes beside what follows.
+
+    Args:
+        path: of the group.
+        verdicts: uint8[n], all nodes' one after another.
+
+    Returns:
+        uint8[n], the first refusal among them, for `check_step`.
+    """
+    return lib.tsps_decide_step(path, verdicts)
+
+
+def check_step(step: tf.Tensor, verdict: tf.Tensor) -> tf.Tensor:
+    """Returns `step`, int64, if it is made.
+
+    Raises:
+        OpError: it was refused; of the type and with the text that `apply` has on the node that refused it.
+    """
+    return lib.tsps_check_step(step, verdict)
 
 
 def wait_step(path: tf.Tensor | str, step: tf.Tensor | int, timeout_s: tf.Tensor | float) -> tf.Tensor:

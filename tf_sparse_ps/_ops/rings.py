@@ -125,33 +125,36 @@ def ring_info(path: str) -> tf.Tensor:
     return lib.tsps_ring_info(path)
 
 
-def mark(value: tf.Tensor, name: str, phase: str) -> tf.Tensor:
+def mark(value: tf.Tensor, name: str, phase: str, variable: Any) -> tf.Tensor:
     """The same tensor; the process's timeline learns that a collective begins, or ends, when it is there.
+
+    In a graph it is nothing that TensorFlow knows before the graph runs, even where `value` is a constant.
 
     Args:
         value: anything. It follows the data: no order with other ops is asked for.
         name: of the collective; its time counts as between nodes if ".nodes" is in it.
         phase: "begin" or "end".
+        variable: an int64 variable, or what was read from one. Grappler folds what is made of constants, and so does
+            TensorFlow's runtime, by other rules: both leave alone what is made of a variable.
     """
-    return lib.tsps_mark(value, name_of=name, phase=phase)
+    return lib.tsps_mark(value, variable, name_of=name, phase=phase)
 
 
 @tf.RegisterGradient("TspsMark")
-def _mark_gradient(op: Any, grad: tf.Tensor) -> tf.Tensor:
-    return grad
+def _mark_gradient(op: Any, grad: tf.Tensor) -> tuple[tf.Tensor, None]:
+    return grad, None
 
 
-def ready(value: tf.Tensor, profile: str, gradient: int) -> tf.Tensor:
-    """The same tensor; a profile learns when it is there, at every run: constants are hidden from grappler.
+def ready(value: tf.Tensor, profile: str, gradient: int, variable: Any) -> tf.Tensor:
+    """The same tensor; a profile learns when it is there, at every run, of constants too.
 
     Args:
         value: anything. It follows the data: no order with other ops is asked for.
         profile: a name.
         gradient: what to record.
+        variable: as in `mark`.
     """
-    if not tf.executing_eagerly():
-        value = tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)
-    return lib.tsps_ready(value, profile=profile, gradient=gradient)
+    return lib.tsps_ready(value, variable, profile=profile, gradient=gradient)
 
 
 def ready_times(profile: str) -> list[tuple[int, int]]:
@@ -232,7 +235,7 @@ def node_apply(
     reduction: str,
     operation: str,
 ) -> tf.Tensor:
-    """`node_merge`, then `apply` by the leader, from where the merged gradients lie. Returns the step.
+    """`node_merge`, then `make_step` by the leader, from where the merged gradients lie.
 
     Args:
         keys, grads, world_size, path, timeout_s, reduction, operation: as in `node_merge`.
@@ -241,9 +244,11 @@ def node_apply(
         uuids: T scalar strings.
         hyper: as in `apply`.
 
+    Returns:
+        The verdict on the step, on every rank: see `make_step`.
+
     Raises:
-        OpError: as `node_merge` and `apply`. An error of the leader's is raised on the other ranks at their next call;
-            training/failures tells it before.
+        OpError: as `node_merge`.
     """
     return lib.tsps_node_apply(
         keys,
@@ -290,7 +295,7 @@ def ring_take(
 
     Between nodes a step is: `ring_take` of every round, in order; the buffers to the ranks with the same local rank on
     the other nodes; `ring_put` of every round, in order, which may be behind, alike on all ranks of the node; then
-    `ring_apply` or `ring_collect`.
+    `ring_prepare` or `ring_collect`.
 
     Args:
         keys, grads, world_size, path, step, timeout_s, reduction, operation: as in `node_merge`; the same in all
@@ -338,19 +343,22 @@ def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> t
     return lib.tsps_ring_put(path, buffers, round_, T=tables)
 
 
-def ring_apply(
+def ring_prepare(
     path: str, step: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor], hyper: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Ends the rounds of a step on every rank; the leader applies what has come of them. Returns the step.
+    """Ends the rounds of a step on every rank; the leader prepares the step of what has come of them.
 
     Args:
         path: of the group.
         step, paths, uuids, hyper: as in `node_apply`.
 
+    Returns:
+        As `prepare_step`; on ranks other than the leader nothing against the step.
+
     Raises:
-        OpError: as `node_apply`.
+        OpError: as `node_merge`.
     """
-    return lib.tsps_ring_apply(path, step, paths, uuids, hyper)
+    return lib.tsps_ring_prepare(path, step, paths, uuids, hyper)
 
 
 def ring_collect(path: str, dims: Sequence[int]) -> Merged:

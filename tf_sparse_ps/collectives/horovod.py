@@ -7,10 +7,11 @@ How an operation keeps its name, runs once per call, and waits for nothing it ne
 - It is not put into a function of its own that is not inlined: TensorFlow runs such a function synchronously, holding
   an inter-op thread until all ranks are there, and with three operations in flight on two threads every
   rank may start another two (tried: ranks waited for each other for ever).
-- Horovod's ops look pure to grappler, which would fold one on a constant, merge two on equal inputs, and drop one whose
-  output nobody on this rank needs. Hence inputs go through placeholders with a default, which are never
-  folded; and every name has a counter variable, read before the operation (which makes its inputs its own) and advanced
-  after it by a number that is computed from its output.
+- Horovod's ops look pure to TensorFlow, which would fold one on a constant, merge two on equal inputs, and drop one
+  whose output nobody on this rank needs. Hence every name has a counter variable, read before the operation and
+  advanced after it by a number that is computed from its output. What goes in is made of the counter's value too
+  (`_ops.mark`): of a constant, TensorFlow would run the operation once, before the function, and wait there for ranks
+  whose inputs are no constants and who run it inside.
 - Automatic control dependencies order by variable, so the counter also keeps a name from being twice in flight, in
   unrolled steps too, and leaves operations of different names free of each other.
 
@@ -180,13 +181,15 @@ class HorovodCollectives(ProcessCollectives):
         self._allocate_fusion_buffer()
         counter = self._counter(label)
         if not tf.executing_eagerly():
-            with tf.control_dependencies([counter.read_value()]), tf.device("/CPU:0"):
-                opaque = [tf.raw_ops.PlaceholderWithDefault(input=one, shape=one.shape) for one in tensors]
             with tf.device("/CPU:0"):
-                with tf.control_dependencies(opaque[1:]):
-                    opaque[0] = _ops.mark(opaque[0], label, "begin")
-                outputs = list(body(*opaque))
-                outputs[0] = _ops.mark(outputs[0], label, "end")
+                # Each a tensor of its own: it must not look equal to another operation's.
+                count = counter.read_value()
+                with tf.control_dependencies([count]):
+                    inputs = [tf.raw_ops.PlaceholderWithDefault(input=one, shape=one.shape) for one in tensors]
+                with tf.control_dependencies(inputs[1:]):
+                    inputs[0] = _ops.mark(inputs[0], label, "begin", count)
+                outputs = list(body(*inputs))
+                outputs[0] = _ops.mark(outputs[0], label, "end", count)
             counter.assign_add(_one(outputs[0]))
             return outputs
         try:

@@ -24,6 +24,9 @@ class BucketServer:
     """What a rank does for the buckets of a plan that has owners, on several ranks.
 
     In a step: `reduce`, then `own`, then, when the wrapped optimizer has applied that, `send_back`.
+
+    Attributes:
+      exchanged: What came out of this step's all-to-alls on every rank, owners and others.
     """
 
     def __init__(self, plan: Plan, variables: Sequence[Any], collectives: Collectives, name: str) -> None:
@@ -39,6 +42,7 @@ class BucketServer:
         self._weight: tf.Tensor | None = None  # of this rank, in the step that is being made
         self._sums: dict[int, tf.Tensor] = {}  # of all ranks' weights, by bucket; of own buckets
         self._slots: list[list[tf.Variable]] | None = None  # by owner
+        self.exchanged: list[tf.Tensor] = []
 
     def reduce(self, gradients: Sequence[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
         """Sends each bucket to its owner.
@@ -49,6 +53,7 @@ class BucketServer:
         results = list(gradients)
         before: list[tf.Tensor] = []
         self._weight = weight
+        self.exchanged = []
         for number, (members, owner) in enumerate(zip(self._plan.buckets, self._plan.owners, strict=True)):
             packing = dense_ring.WeightedPacking([gradients[i] for i in members], weight, _ALL)
             with tf.control_dependencies(before):  # until they are handed over, as without a server
@@ -116,7 +121,8 @@ class BucketServer:
         """On the owner the sum over the ranks, in their order; on others something without meaning."""
         world, length = self._collectives, buffer.shape.num_elements()
         splits = [length if rank == owner else 0 for rank in range(world.size)]
-        received, _ = world.alltoall(buffer, tf.constant(splits, tf.int32), name)
+        received, counts = world.alltoall(buffer, tf.constant(splits, tf.int32), name)
+        self.exchanged.append(counts)
         if owner != world.rank:
             return buffer
         first, *others = tf.unstack(tf.reshape(received, [world.size, length]))

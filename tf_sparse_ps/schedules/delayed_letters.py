@@ -122,8 +122,9 @@ class Letters:
         if self.sparse is not None and self._reproducible:
             step = self.sparse.of(received[self._dense :])
             with tf.control_dependencies(self._meet(step.job, received[0])):
-                applied = step.apply_reduced(step.number(), step.gradients)
-            step.wait(applied)
+                number = step.number()
+                verdict = step.apply_reduced(number, step.gradients)
+            step.wait(step.check(number, verdict))
         return self._delivery(received)
 
     def _delivery(self, received: Sequence[tf.Tensor]) -> Delivery:
@@ -157,7 +158,8 @@ class Letters:
         if self._reproducible:
             reduced = step.reduce(self._committed + dense[0] + 1)
             return [*dense, *step.with_gradients(reduced).tensors()]
-        with tf.control_dependencies(step.wait(step.apply(step.number()))):
+        number = step.number()
+        with tf.control_dependencies(step.wait(step.check(number, step.apply(number)))):
             return [tf.identity(one) for one in dense]
 
     def _carry(self, letter: list[tf.Tensor], slot: int) -> list[tf.Tensor]:
@@ -175,7 +177,8 @@ class Letters:
         # The only slot: one letter at a time, here too.
         step = self._with_mean_hyper(self.sparse.of(tables), self._delivery([*dense, sums]))
         with tf.control_dependencies([sums]):
-            done = step.wait(step.apply(step.number()))
+            number = step.number()
+            done = step.wait(step.check(number, step.apply(number)))
         with tf.control_dependencies(done):
             return [tf.identity(one) for one in [*dense, sums]]
 

@@ -69,6 +69,10 @@ class Course:
         """
         return dense_ring.average(gradients, self._collectives, f"{self._name}.dense", weight)
 
+    def in_flight(self) -> list[tf.Tensor]:
+        """What comes out of this step's collectives and is in nothing that `average` returned."""
+        return []
+
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Lets the wrapped optimizer apply reduced gradients (None: none), and count the step."""
         if any(gradient is not None for gradient in gradients):

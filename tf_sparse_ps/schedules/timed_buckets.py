@@ -139,7 +139,7 @@ class _Course(Course):
         found = self._sets[key]
         plan = found.plan_of_this_step()
         if plan is None:
-            marked = [_ops.ready(one, found.recorder, i) for i, one in enumerate(gradients)]
+            marked = [_ops.ready(one, found.recorder, i, self._owner.iterations) for i, one in enumerate(gradients)]
             return super().average(marked, variables, weight)
         if self._collectives.size == 1:
             return super().average(gradients, variables, weight)
@@ -147,6 +147,10 @@ class _Course(Course):
             return average_in_buckets(plan, gradients, self._collectives, found.name, weight)
         self._servers = [found.server]
         return found.server.reduce(gradients, weight), []
+
+    def in_flight(self) -> list[tf.Tensor]:
+        """See `Course.in_flight`: with a server, most ranks get nothing of a bucket."""
+        return [one for server in self._servers for one in server.exchanged]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
         """See `Course.apply`."""

@@ -62,7 +62,7 @@ def strategy_of_step(collectives: Collectives) -> Any:
     return strategy
 
 
-def as_one(strategy: Any, pairs: Pairs, make: Callable[[list[Pairs], int], list[Any]]) -> list[Any]:
+def as_one(strategy: Any, pairs: Pairs, make: Callable[[list[Pairs], int], Any]) -> Any:
     """Calls `make` once in this process, in cross-replica context, and returns its results in every replica.
 
     Args:
@@ -71,7 +71,7 @@ def as_one(strategy: Any, pairs: Pairs, make: Callable[[list[Pairs], int], list[
       make: Called with the pairs of every replica of the process, in their order, and the number of all replicas.
     """
 
-    def merged(strategy: Any, gradients: list[Any]) -> list[Any]:
+    def merged(strategy: Any, gradients: list[Any]) -> Any:
         by_gradient = [strategy.experimental_local_results(one) for one in gradients]
         replicas = []
         for r in range(len(strategy.extended.worker_devices)):

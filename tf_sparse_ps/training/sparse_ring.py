@@ -12,11 +12,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.job import Job
 
 REDUCTIONS = ("frequency", "average", "sum")
 WIRES = ("float32", "bfloat16", "float16")
@@ -90,14 +94,17 @@ class Update:
     uuids: list[str]
     hyper: list[tf.Tensor]
 
-    def apply(self, step: tf.Tensor, reduced: Sequence[SparseGradient]) -> tf.Tensor:
-        """On a leader: writes the tables and publishes `step`, which is returned."""
-        keys, rows = [one.keys for one in reduced], [one.rows for one in reduced]
-        return _ops.apply(step, self.paths, self.uuids, keys, rows, self.hyper)
-
 
 class SparseRing(abc.ABC):
-    """Makes one gradient per key and table of all ranks' gradients."""
+    """Makes one gradient per key and table of all ranks' gradients, and a step of the tables of those.
+
+    A step is made on all nodes or on none. `apply` and `apply_reduced` return the verdict, uint8[n], the same on all
+    ranks, for `_ops.check_step`, when it is certain; the leaders then write beside what follows.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """`job`: of this process."""
+        self._job = job
 
     @abc.abstractmethod
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
@@ -115,11 +122,23 @@ class SparseRing(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """`reduce`, and the leaders apply what comes out of it.
+        """`reduce`, and the leaders make a step of what comes out of it."""
 
-        Returns:
-          `step`, once this rank has done its part of it.
-        """
+    def apply_reduced(self, reduced: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
+        """The leaders make a step of what `reduce` returned. Every rank calls it."""
+        job, keys, rows = self._job, [one.keys for one in reduced], [one.rows for one in reduced]
+        args = update.paths, update.uuids, keys, rows, update.hyper
+        if len(job.leaders) == 1:
+            return _ops.make_step(job.group_path, step, job.timeout_s, *args, operation=name)
+        if job.is_leader:
+            return self._decide(_ops.prepare_step(job.group_path, step, *args), name)
+        with tf.control_dependencies(rows):
+            return self._decide(tf.constant(list(_ops.NOTHING_AGAINST), tf.uint8), name)
+
+    def _decide(self, verdict: tf.Tensor, name: str) -> tf.Tensor:
+        """On several nodes: one small collective per step, in which each says what it has against it."""
+        (verdicts,) = self._job.collectives.allgather([verdict], f"{name}.verdict")
+        return _ops.decide_step(self._job.group_path, verdicts)
 
 
 def reduce_over(

@@ -39,15 +39,29 @@ class SparseStep:
         return self.ring.reduce(self.gradients, self.name, number)
 
     def apply(self, number: tf.Tensor) -> tf.Tensor:
-        """Reduces, and on the leader updates and publishes. Returns the number once this rank has done its part."""
+        """See `SparseRing.apply`: the verdict on the step."""
         return self.ring.apply(self.gradients, self.name, number, self.update)
 
     def apply_reduced(self, number: tf.Tensor, reduced: Sequence[SparseGradient]) -> tf.Tensor:
         """`apply`, of what `reduce` returned."""
-        return self.update.apply(number, reduced) if self.job.is_leader else number
+        return self.ring.apply_reduced(reduced, self.name, number, self.update)
+
+    def check(self, number: tf.Tensor, verdict: tf.Tensor, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        """Returns `number` if the step is made; raises the verdict if it is not, on every rank.
+
+        An error ends a rank's graph wherever it is. So that the next step finds all ranks in one place, it must not
+        come before the rank has done its part of everything that others wait for.
+
+        Args:
+          number: Of the step.
+          verdict: What `apply` or `apply_reduced` returned.
+          after: What comes out of the step's other collectives.
+        """
+        with tf.control_dependencies(after):
+            return _ops.check_step(number, verdict)
 
     def wait(self, done: tf.Tensor) -> list[tf.Operation]:
-        """Waits until the node's tables have the step that `apply` returned.
+        """Waits until the node's tables have the step that `check` returned.
 
         Returns:
           What follows the wait, in a graph; nothing eagerly.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -27,6 +28,8 @@ from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_o
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+
+_CERTAIN = "_tsps_certain"  # of a graph
 
 
 class Step:
@@ -118,28 +121,38 @@ class Step:
         Raises:
           ValueError: Something about the gradients that cannot be trained, with the reason.
         """
-        owner = self._owner
         strategy = replicas.strategy_of_step(self._collectives)
-        if strategy is None:
-            job, tables, dense = self._prepare([pairs], 1)
-            if self._begun is not None:
-                self._begun.assign_add(1)
-            if self._course.delays:
-                self._make_delayed(job, tables, dense)
-                return
-            wait = self._reduce(job, tables, dense)
+        with _after_steps_of_this_graph() as note:
+            if strategy is None:
+                note(self._make_alone(pairs))
+            else:
+                note(self._make_in_replicas(strategy, pairs))
+
+    def _make_alone(self, pairs: list[tuple[Any, Any]]) -> list[tf.Tensor]:
+        job, tables, dense = self._prepare([pairs], 1)
+        if self._begun is not None:
+            self._begun.assign_add(1)
+        if self._course.delays:
+            return self._make_delayed(job, tables, dense)
+        made, wait = self._reduce(job, tables, dense)
+        with tf.control_dependencies(made):
             self._apply([one.variable for one in dense], [one.result for one in dense])
-            wait()
-            return
-        replicas.check_optimizer(owner.inner_optimizer, strategy)
+        wait()
+        return made
 
-        def together(per_replica: list[replicas.Pairs], n_replicas: int) -> list[Any]:
+    def _make_in_replicas(self, strategy: Any, pairs: list[tuple[Any, Any]]) -> list[tf.Tensor]:
+        replicas.check_optimizer(self._owner.inner_optimizer, strategy)
+
+        def together(per_replica: list[replicas.Pairs], n_replicas: int) -> tuple[list[Any], list[tf.Tensor]]:
             job, tables, dense = self._prepare(per_replica, n_replicas)
-            self._reduce(job, tables, dense)()
-            return [one.result for one in dense]
+            made, wait = self._reduce(job, tables, dense)
+            wait()
+            return [one.result for one in dense], made
 
-        results = replicas.as_one(strategy, pairs, together)
-        self._apply([variable for _, variable in pairs if anchor.binding_of(variable) is None], results)
+        results, made = replicas.as_one(strategy, pairs, together)
+        with tf.control_dependencies(made):
+            self._apply([variable for _, variable in pairs if anchor.binding_of(variable) is None], results)
+        return made
 
     def _apply(self, variables: list[Any], gradients: list[Any]) -> None:
         """Lets the wrapped optimizer apply reduced gradients, in every replica."""
@@ -170,11 +183,12 @@ class Step:
 
     def _reduce(
         self, job: job_lib.Job | None, tables: list[TableGradient], dense: list[DenseGradient]
-    ) -> Callable[[], None]:
-        """Makes the step of the tables, and reduces the gradients of the dense weights, in place.
+    ) -> tuple[list[tf.Tensor], Callable[[], None]]:
+        """Reduces the gradients of the dense weights, in place, and prepares the step of the tables.
 
         Returns:
-          What waits for the tables' step to be published.
+          What there is once it is certain that the step is made: nothing may change before. In a graph; eagerly a step
+          that is not made has raised its error. And what waits for the tables' step to be published.
         """
         owner = self._owner
         world, name = self._collectives, f"tsps.{self._ordinal}"
@@ -195,18 +209,20 @@ class Step:
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule.
         rate, made = _keras.current_learning_rate(owner.inner_optimizer), tf.convert_to_tensor(owner.iterations)
         of_tables = None if job is None else self._sparse_step(job, tables, rate, made, weight)
-        published = None if of_tables is None else self._update_tables(of_tables, dense)
+        certain = None if of_tables is None else self._update_tables(of_tables, dense)
         of_tape = means[0].weight if means else None
         rank_weight.check([*weights, *sums, *(means[0].sums if means else [])], weight, of_tape)
 
         def wait() -> None:
-            if of_tables is not None and published is not None:
-                of_tables.wait(published)
+            if of_tables is not None and certain is not None:
+                of_tables.wait(certain)
 
-        return wait
+        return [] if certain is None else [certain], wait
 
-    def _make_delayed(self, job: job_lib.Job | None, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
-        """A step of a schedule that delays gradients."""
+    def _make_delayed(
+        self, job: job_lib.Job | None, tables: list[TableGradient], dense: list[DenseGradient]
+    ) -> list[tf.Tensor]:
+        """A step of a schedule that delays gradients. Returns as `_reduce`."""
         owner, course = self._owner, self._course
         refusals.refuse_not_own(owner.schedule, dense)
         weight = self.weight.now(owner.iterations)
@@ -217,11 +233,13 @@ class Step:
         gradients, variables = [one.value for one in own], [one.variable for one in own]
         if of_tables is None or course.delays_tables:
             course.step(gradients, variables, rate, weight, of_tables)
-            return
+            return []
         refusals.warn_of_synchronous_tables(owner.schedule)
-        published = self._update_tables(of_tables, dense)
-        course.step(gradients, variables, rate, weight, None)
-        of_tables.wait(published)
+        certain = self._update_tables(of_tables, dense)
+        with tf.control_dependencies([certain]):
+            course.step(gradients, variables, rate, weight, None)
+        of_tables.wait(certain)
+        return [certain]
 
     def _making(self) -> int:
         """Which step this process is making: of the tables, or, where there are none, the one that it has begun."""
@@ -281,9 +299,15 @@ class Step:
         return sparse_step.SparseStep(job, self._ring, f"tsps.{self._ordinal}.sparse", gradients, update)
 
     def _update_tables(self, step: sparse_step.SparseStep, dense: list[DenseGradient]) -> tf.Tensor:
-        """Returns the number of the step that these gradients make, once this process has done its part of it."""
-        factor, clip = self._owner.loss_scale_factor, clipping.Clipping.of(self._owner.inner_optimizer)
+        """Returns the number of the step that these gradients make, once it is certain that it is made."""
         number = step.number()
+        verdict = self._verdict(step, number, dense)
+        results = [one.result for one in dense if one.result is not None]
+        taken_part = [one.values if isinstance(one, tf.IndexedSlices) else one for one in results]
+        return step.check(number, verdict, [*taken_part, *self._course.in_flight()])
+
+    def _verdict(self, step: sparse_step.SparseStep, number: tf.Tensor, dense: list[DenseGradient]) -> tf.Tensor:
+        factor, clip = self._owner.loss_scale_factor, clipping.Clipping.of(self._owner.inner_optimizer)
         if factor == 1.0 and clip == clipping.Clipping():
             return step.apply(number)
         reduced, name = step.reduce(number), f"tsps.{self._ordinal}.clip"
@@ -300,3 +324,15 @@ class Step:
                     one.result = None if one.result is None else clipping.scale(one.result, factors[0])
         clipped = [dataclasses.replace(one, rows=rows[t]) for t, one in enumerate(reduced)]
         return step.apply_reduced(number, clipped)
+
+
+@contextlib.contextmanager
+def _after_steps_of_this_graph() -> Iterator[Callable[[list[tf.Tensor]], None]]:
+    """Orders a step after what an earlier one in the same graph has noted: whether it is made.
+
+    A rank must not have begun the next step's collectives when the step before turns out to be refused: the other ranks
+    would not come to them.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    with tf.control_dependencies(getattr(graph, _CERTAIN, [])):
+        yield lambda made: None if graph is None else setattr(graph, _CERTAIN, made)

@@ -26,7 +26,8 @@ class FlatRing(SparseRing):
 
     def __init__(self, job: Job, reduction: str, wire: str) -> None:
         """`reduction`: one of `REDUCTIONS`; `wire`: one of `WIRES`."""
-        self._job, self._reduction, self._wire = job, reduction, wire
+        super().__init__(job)
+        self._reduction, self._wire = reduction, wire
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
@@ -42,8 +43,7 @@ class FlatRing(SparseRing):
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`."""
-        reduced = self.reduce(gradients, name, step)
-        return update.apply(step, reduced) if self._job.is_leader else step
+        return self.apply_reduced(self.reduce(gradients, name, step), name, step, update)
 
 
 class NodeRing(SparseRing):
@@ -51,7 +51,8 @@ class NodeRing(SparseRing):
 
     def __init__(self, job: Job, reduction: str) -> None:
         """`job`: of this process, which joins the exchange of its node; `reduction`: one of `REDUCTIONS`."""
-        self._job, self._reduction = job, reduction
+        super().__init__(job)
+        self._reduction = reduction
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`. The leader applies the merged gradients from where they lie."""
@@ -105,13 +106,15 @@ class HierarchicalRing(SparseRing):
           reduction: One of `REDUCTIONS`.
           wire: One of `WIRES`.
         """
-        self._job, self._reduction, self._wire = job, reduction, wire
+        super().__init__(job)
+        self._reduction, self._wire = reduction, wire
         self._counterparts = job.counterparts()
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
-            return _ops.ring_apply(self._job.group_path, step, update.paths, update.uuids, update.hyper)
+            prepared = _ops.ring_prepare(self._job.group_path, step, update.paths, update.uuids, update.hyper)
+        return self._decide(prepared, name)
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""

@@ -1,0 +1,137 @@
+#include "kernels/step.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kernels/kernel.h"
+#include "kernels/process.h"
+
+namespace tsps {
+
+std::vector<uint8_t> EncodeVerdict(const Status& verdict) {
+  std::string bytes(1, static_cast<char>(verdict.code()));
+  if (!verdict.ok()) {
+    bytes += verdict.message().c_str();  // up to a zero in it
+    bytes += '\0';
+  }
+  return {bytes.begin(), bytes.end()};
+}
+
+Status DecodeVerdicts(const uint8_t* bytes, size_t n) {
+  const uint8_t* const end = bytes + n;
+  const uint8_t* const code = std::find_if(
+      bytes, end, [](uint8_t byte) { return byte != static_cast<uint8_t>(Code::kOk); });
+  if (code == end) return Status();
+  const uint8_t* const text_end = std::find(code + 1, end, uint8_t{0});
+  if (*code > static_cast<uint8_t>(Code::kInternal) || text_end == end) {
+    return Error(Code::kInvalidArgument, "these ", n, " bytes are no verdicts on a step");
+  }
+  return Status(static_cast<Code>(*code), std::string(code + 1, text_end));
+}
+
+Status StepUpdates::Read(const KernelContext& context, int paths, int hyper, int n_tables,
+                         const OpenGroup& owner, TableCache* cache) {
+  TSPS_ASSIGN_OR_RETURN(tables_, cache->Resolve(context, paths, paths + n_tables, n_tables));
+  for (int t = 0; t < n_tables; ++t) {
+    const TableHandle& table = (*tables_)[static_cast<size_t>(t)];
+    if (table.owner.get() != &owner) {
+      return Error(Code::kInvalidArgument, "table ", table.path(), " is not of group ",
+                   owner.group().path());
+    }
+    TSPS_ASSIGN_OR_RETURN(Tensor values, context.Input(hyper + t, 1, "hyper"));
+    TableUpdate update;
+    update.table = table.table;
+    update.hyper = values.data<float>();
+    update.n_hyper = values.size();
+    updates_.push_back(std::move(update));
+    held_.push_back(std::move(values));
+  }
+  return Status();
+}
+
+Status StepUpdates::CheckDim(size_t table, size_t dim) const {
+  const TableHandle& handle = (*tables_)[table];
+  if (static_cast<int64_t>(dim) == handle.config().dim) return Status();
+  return Error(Code::kInvalidArgument, "grads of table ", handle.path(), " must have ",
+               handle.config().dim, " columns. Received: ", dim);
+}
+
+Status StepUpdates::ReadAll(const KernelContext& context, int first, int n_tables,
+                            const OpenGroup& owner, TableCache* cache) {
+  TSPS_RETURN_IF_ERROR(Read(context, first, first + 4 * n_tables, n_tables, owner, cache));
+  for (int t = 0; t < n_tables; ++t) {
+    const auto table = static_cast<size_t>(t);
+    TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(first + 2 * n_tables + t));
+    TSPS_ASSIGN_OR_RETURN(Tensor grads, context.Input(first + 3 * n_tables + t, 2, "grads"));
+    const TableHandle& handle = (*tables_)[table];
+    if (grads.dim(0) != keys.dim(0) || grads.dim(1) != handle.config().dim) {
+      return Error(Code::kInvalidArgument, "grads of table ", handle.path(), " must have shape ",
+                   ShapeString({keys.dim(0), handle.config().dim}),
+                   ". Received: ", ShapeString(grads.shape()));
+    }
+    updates_[table].keys = keys.data<int64_t>();
+    updates_[table].n = keys.size();
+    updates_[table].gradients = grads.data<float>();
+    held_.push_back(std::move(keys));
+    held_.push_back(std::move(grads));
+  }
+  return Status();
+}
+
+Status StepUpdates::TakeReduced(std::vector<ReducedGradients>* reduced) {
+  if (reduced->size() != updates_.size()) {
+    return Error(Code::kInvalidArgument, "there are gradients of ", reduced->size(),
+                 " tables. Expected: ", updates_.size());
+  }
+  reduced_ = std::move(*reduced);
+  keys_.resize(reduced_.size());
+  for (size_t t = 0; t < reduced_.size(); ++t) {
+    TSPS_RETURN_IF_ERROR(CheckDim(t, reduced_[t].dim()));
+    keys_[t].reserve(reduced_[t].n());
+    for (const GradientSet& set : reduced_[t].sets()) {
+      keys_[t].insert(keys_[t].end(), set.keys, set.keys + set.n);
+      updates_[t].pieces.push_back({set.rows, set.n});
+    }
+    updates_[t].keys = keys_[t].data();
+    updates_[t].n = keys_[t].size();
+  }
+  return Status();
+}
+
+Status StepUpdates::Prepare(GroupWriter& writer, int64_t step) {
+  if (step < 1) return Error(Code::kInvalidArgument, "step must be >= 1. Received: ", step);
+  executor_ = WriterExecutor();
+  return writer.PrepareStep(static_cast<uint64_t>(step), updates_, *executor_);
+}
+
+Status MakeStep(const KernelContext& context, const ReportDone& report, int64_t step,
+                OpenGroup& owner, NodeExchange* exchange,
+                const std::function<Status(GroupWriter&)>& prepare) {
+  const Status refused = NoThrow([&] {
+    return owner.Write([&](GroupWriter& writer) -> Status {
+      TSPS_RETURN_IF_ERROR(prepare(writer));
+      const Status told = context.OutputVector(0, EncodeVerdict(Status()));
+      if (!told.ok()) {
+        writer.AbortStep();
+        return told;
+      }
+      if (exchange != nullptr) exchange->PostVerdict(step, Status());
+      report();
+      writer.CommitStep();
+      return Status();
+    });
+  });
+  if (refused.ok()) return Status();
+  if (exchange != nullptr) exchange->PostVerdict(step, refused);
+  return context.OutputVector(0, EncodeVerdict(refused));
+}
+
+Status OutputLeadersVerdict(const KernelContext& context, NodeExchange& exchange,
+                            const MergeCall& call) {
+  Status verdict;
+  TSPS_RETURN_IF_ERROR(exchange.AwaitVerdict(call, &verdict));
+  return context.OutputVector(0, EncodeVerdict(verdict));
+}
+
+}  // namespace tsps

@@ -1,0 +1,76 @@
+"""One rank of the tests of refused steps. Writes what it trained with and without the refused batches.
+
+Arguments: the cases, with commas; the folder for results. A case is one of `refused_batches.CASES`, of which the last
+rank spoils the batches; or "growth": the last node's table cannot grow; or "order": the leader's tables are at another
+step for once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import refused_batches
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops
+
+
+def spoil_targets(i: int, ids: np.ndarray, targets: np.ndarray) -> None:
+    """On the last rank alone: the others' gradients are fine."""
+    if hvd.rank() == hvd.size() - 1:
+        targets[0] = np.nan
+
+
+def let_no_table_grow(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[[], None] | None:
+    """The last node's leader does not find the files that must grow, for a batch with more new keys than have room."""
+    job = tsps.job.current()
+    tables = sorted(Path(job.group_path).glob("t*"))[-1]
+    n = (tables / "rows").stat().st_size // (4 * 4) // 3 + 1000
+    ids.resize((n, 3), refcheck=False)
+    targets.resize((n, 1), refcheck=False)
+    ids[:] = np.arange(ids.size).reshape(ids.shape) + 10_000_000
+    targets[:] = 1.0
+    if not (job.is_leader and job.node == len(job.leaders) - 1):
+        return None
+    away = tables.with_name("away")
+    tables.rename(away)
+    return lambda: away.rename(tables) and None
+
+
+def change_the_step(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[[], None] | None:
+    """The leader of the last node finds its tables at another step than it makes."""
+    job = tsps.job.current()
+    if not (job.is_leader and job.node == len(job.leaders) - 1):
+        return None
+    step = int(job.step)
+    _ops.set_step(job.group_path, step + 7)
+    return lambda: _ops.set_step(job.group_path, step)
+
+
+SPOIL: dict[str, Any] = {"growth": let_no_table_grow, "order": change_the_step}
+
+
+def main() -> None:
+    """Runs the cases."""
+    tsps.init()
+    cases, folder = sys.argv[1].split(","), Path(sys.argv[2])
+    for case in cases:
+        print(f"rank {hvd.rank()}: {case}", flush=True)
+        spoil = SPOIL.get(case, spoil_targets)
+        case = case if case in refused_batches.CASES else "synchronous"
+        found, errors = refused_batches.train(case, bad=True, rank=hvd.rank(), spoil=spoil)
+        expected, _ = refused_batches.train(case, bad=False, rank=hvd.rank())
+        name = sys.argv[1].split(",")[len(list(folder.glob(f"*-{hvd.rank()}.npz")))]
+        facts = {"errors": errors, "differences": refused_batches.differences(found, expected)}
+        arrays = {key.split(" ")[0]: value for key, value in found.items()}
+        np.savez(folder / f"{name}-{hvd.rank()}.npz", facts=np.array(json.dumps(facts)), **arrays)
+
+
+if __name__ == "__main__":
+    main()

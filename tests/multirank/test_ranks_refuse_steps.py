@@ -1,0 +1,40 @@
+"""A step that is refused on one rank is made on none, all say why, and the next steps are as if it had not been."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import refused_batches
+from launch import launched
+
+CASES = ",".join([*refused_batches.CASES, "growth", "order"])
+SAYS = {"growth": "/segments", "order": "cannot be applied"}
+
+
+@pytest.fixture(scope="module", params=["localhost:2", "localhost:1,127.0.0.1:1"], ids=["one node", "two nodes"])
+def results(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
+    with launched("refused_program.py", CASES, hosts=request.param, ranks=2) as job:
+        assert job.wait(280) == 0, job.output[-20000:]
+        found = {}
+        for case in CASES.split(","):
+            files = [dict(np.load(job.folder / f"{case}-{rank}.npz")) for rank in range(2)]
+            found[case] = [file | json.loads(str(file.pop("facts"))) for file in files]
+        return found
+
+
+@pytest.mark.parametrize("case", CASES.split(","))
+def test_training_after_a_refused_batch_equals_training_without_it(results: Any, case: str) -> None:
+    first, second = results[case]
+    for rank in (first, second):
+        assert len(rank["errors"]) == len(refused_batches.BAD)
+        assert rank["differences"] == []
+    for one, other in zip(first["errors"], second["errors"], strict=True):
+        assert SAYS.get(case, "is not finite") in one
+        told = [[line for line in error.splitlines() if SAYS.get(case, "finite") in line] for error in (one, other)]
+        assert told[0] == told[1], "both ranks have the same error"
+    # Dense weights, their moments, the tables and their slots.
+    arrays = [name for name, value in first.items() if isinstance(value, np.ndarray)]
+    assert [name for name in arrays if first[name].tobytes() != second[name].tobytes()] == []
