@@ -1,4 +1,4 @@
-"""The one adapter for what differs between Keras 3 and Keras 2, and for every private Keras or TensorFlow API.
+"""The adapter for what differs between Keras 3 and Keras 2, and for private APIs of Keras and TensorFlow.
 
 Checked with Keras 3.15 on TensorFlow 2.21 and Keras 2.15 on TensorFlow 2.15.
 """
@@ -345,13 +345,6 @@ def keras_tensor(like: Any, shape: tuple[int | None, ...], dtype: str, *, ragged
     if ragged and getattr(like, "ragged", False):
         return keras.KerasTensor(shape, dtype=dtype, ragged=True)
     return keras.KerasTensor(shape, dtype=dtype)
-
-
-def saving_a_saved_model() -> bool:
-    """Whether TensorFlow is writing a SavedModel."""
-    from tensorflow.python.saved_model import save_context
-
-    return bool(save_context.in_save_context())
 
 
 def traced_with_jit_compile() -> bool:

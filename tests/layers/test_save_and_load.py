@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_support import FOLDER, IDS, TARGETS, assign, compiled, functional, keras, keras2_only, run_child
+from layer_support import IDS, TARGETS, assign, compiled, functional, keras, keras2_only
 
 import tf_sparse_ps as tsps
 
@@ -201,50 +199,3 @@ def test_two_models_with_layers_of_one_name_train_different_tables():
     before = b.get_layer("words").get_weights()[0]
     a.fit(IDS, TARGETS, verbose=0)
     np.testing.assert_array_equal(b.get_layer("words").get_weights()[0], before)
-
-
-SERVE = """
-import numpy as np, os, tensorflow as tf
-tf.load_op_library({library!r})
-model = tf.saved_model.load({path!r})
-call = model.signatures["serving_default"]
-(output,) = call(tf.constant(np.load({ids!r}))).values()
-np.save({out!r}, output)
-try:
-    call(tf.constant([[10, 0, 0]], tf.int64))
-except tf.errors.InvalidArgumentError as error:
-    assert "10" in str(error), error
-else:
-    assert {unbounded}, "an id out of range was served"
-assert not [name for name in os.listdir("/dev/shm") if name.startswith("tf_sparse_ps-files")]
-"""
-
-
-@pytest.mark.parametrize("how", ["export", "saved_model"])
-@pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
-def test_a_saved_model_is_served_elsewhere(tmp_path, input_dim, how):
-    model = trained(input_dim)
-    ids = np.concatenate([IDS, UNSEEN])
-    want = model.predict(ids, verbose=0)
-    folder = tmp_path / "model"
-    model.export(os.fspath(folder)) if how == "export" else tf.saved_model.save(model, os.fspath(folder))
-    content = b"".join(p.read_bytes() for p in folder.rglob("*") if p.is_file())
-    assert FOLDER.encode() not in content
-    assert b"/dev/shm" not in content
-    moved = Path(shutil.move(folder, tmp_path / "elsewhere"))
-    assert len(list((moved / "assets").iterdir())) == 1
-    np.save(tmp_path / "ids.npy", ids)
-    library = Path(tsps.__file__).with_name("_ops_lib.so")
-    code = SERVE.format(
-        library=os.fspath(library),
-        path=os.fspath(moved),
-        ids=os.fspath(tmp_path / "ids.npy"),
-        out=os.fspath(tmp_path / "out.npy"),
-        unbounded=input_dim is None,
-    )
-    run_child(code, TFSPS_DIR="")
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), want, rtol=1e-6)
-    before = model.predict(ids, verbose=0)
-    np.testing.assert_array_equal(before, want)  # the live model still reads the live table
-    model.fit(IDS, TARGETS, verbose=0)
-    assert np.abs(model.predict(ids, verbose=0) - want).max() > 0

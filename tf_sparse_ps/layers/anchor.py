@@ -10,8 +10,8 @@ train a table. Keras optimizers of all kinds ask a variable for its key in `buil
 before they do anything else, and legacy ones for its constraint; assignments are the last line, for code that does not
 ask.
 
-Private TensorFlow used here: `_distributed_container`, `_track_trackable`, the class of a variable. Checked with Keras
-3.15 on TensorFlow 2.21, tf_keras 2.21 on the same, and Keras 2.15 on TensorFlow 2.15.
+Private TensorFlow used here: `_distributed_container`, `_track_trackable`, `_trackable_children`, the class of a
+variable. Checked with Keras 3.15 on TensorFlow 2.21, tf_keras 2.21 on the same, and Keras 2.15 on TensorFlow 2.15.
 """
 
 from __future__ import annotations
@@ -130,10 +130,18 @@ class _GuardedVariable(_keras.ResourceVariable):
         _refuse_horovod(self.tsps_binding)
         return super().ref()
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        return _saved_with(super()._trackable_children(save_type, **kwargs), save_type)
+
     @property
     def constraint(self) -> NoReturn:
         """Refused: optimizers of TensorFlow 1, and legacy ones of Keras 2, ask before they update."""
         refuse(self.tsps_binding)
+
+
+def _saved_with(children: dict[str, Any], save_type: str) -> dict[str, Any]:
+    """What TensorFlow saves with an anchor: not `tsps_rows` in a SavedModel, where the table is an asset."""
+    return {name: child for name, child in children.items() if save_type != "savedmodel" or name != "tsps_rows"}
 
 
 def _guard(variable: tf.Variable, binding: TableBinding) -> None:
@@ -180,6 +188,9 @@ if _keras.IS_KERAS_3:
             if hasattr(self, "_track_trackable"):
                 self._track_trackable(self._value.tsps_asset, "tsps_asset", overwrite=True)
                 self._track_trackable(rows.CheckpointState(self.tsps_binding), "tsps_rows", overwrite=True)
+
+        def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+            return _saved_with(super()._trackable_children(save_type, **kwargs), save_type)
 
         @property
         def shape(self) -> tf.TensorShape:

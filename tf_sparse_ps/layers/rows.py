@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _table, optimizers
+from tf_sparse_ps import _table, optimizers
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
+from tf_sparse_ps.layers import saving
 
 if TYPE_CHECKING:
     from tf_sparse_ps.table_binding import TableBinding
@@ -166,15 +167,17 @@ def _rule(kind: str, slot_init: Sequence[float]) -> optimizers.RowOptimizer:
 
 
 class CheckpointState(tf.train.experimental.PythonState):
-    """A table as part of a `tf.train.Checkpoint` (and of Keras 2's save_weights): everything of it, in one string."""
+    """A table as part of a `tf.train.Checkpoint` (and of Keras 2's save_weights): everything of it, in one string.
+
+    It is no part of a SavedModel (`anchor.py`), which has the rows as an asset.
+    """
 
     def __init__(self, binding: TableBinding) -> None:
         self._binding = binding
 
     def serialize(self) -> bytes:
-        """The table as the bytes of an .npz file; empty in a SavedModel, where the table is an asset."""
-        if _keras.saving_a_saved_model():
-            return b""
+        """The table as the bytes of an .npz file."""
+        saving.claim()
         size = self._binding.reader().stats()["bytes"]
         if size > _MAX_CHECKPOINT_BYTES:
             raise UnsupportedError(
@@ -187,6 +190,5 @@ class CheckpointState(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: bytes) -> None:
         """The inverse of `serialize`."""
-        if string_value:
-            with np.load(io.BytesIO(string_value), allow_pickle=False) as state:
-                write(self._binding, dict(state))
+        with np.load(io.BytesIO(string_value), allow_pickle=False) as state:
+            write(self._binding, dict(state))

@@ -6,13 +6,12 @@ sparse-parameter file, written when the SavedModel is, and in the loaded model t
 which the op library opens like a table. So no path of this machine is in the SavedModel.
 
 It is tracked by the anchor, because of a layer Keras's ExportArchive keeps the variables alone. Private TensorFlow:
-`_export_to_saved_model_graph`; and the `numpy` of one eager tensor is replaced, because that is where TensorFlow reads
-which file to copy. Checked with TensorFlow 2.15 and 2.21.
+`_export_to_saved_model_graph`; and the `numpy` of one eager tensor is replaced while TensorFlow exports, because that
+is where it reads which file to copy. Checked with TensorFlow 2.15 and 2.21.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+
+from tf_sparse_ps.layers import saving
 
 if TYPE_CHECKING:
     from tf_sparse_ps.table_binding import TableBinding
@@ -31,18 +32,14 @@ class TableAsset(tf.saved_model.Asset):
     def __init__(self, binding: TableBinding) -> None:
         super().__init__(binding.path)
         self._binding = binding
-        self._folder: str | None = None
 
     def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:
-        path = self._write()
-        self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
-        return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)
-
-    def _write(self) -> str:
-        """Writes the table's rows where the SavedModel's writer will find them; returns the file."""
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
-            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
-        path = os.path.join(self._folder, f"{os.path.basename(self._binding.path)}.tfsps")
+        saving.claim()
+        # TensorFlow copies the file at the end of the save.
+        folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
+        saving.at_end(shutil.rmtree, folder, ignore_errors=True)
+        path = os.path.join(folder, f"{os.path.basename(self._binding.path)}.tfsps")
         self._binding.reader().export_parameter_file(path, slots=False)
-        return path
+        self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
+        saving.at_end(vars(self.asset_path).pop, "numpy", None)
+        return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)
