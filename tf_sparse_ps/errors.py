@@ -56,7 +56,7 @@ class WaitTimeoutError(TableError, TimeoutError):
 
 
 class WriterLockedError(TableError, BlockingIOError):
-    """Another process, or this process's TensorFlow ops, is the group's writer."""
+    """Another process, or this process's TensorFlow ops, is the group's writer; or somebody is saving to the path."""
 
 
 class UnsupportedError(TableError, ValueError):

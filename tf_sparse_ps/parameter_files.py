@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ def export(table: Table, path: str | os.PathLike[str], *, slots: bool, progress:
         before = table.version()
         keys = table.keys()
         stored = table.stats()["optimizer"] if slots else {"kind": "none", "slot_init": ()}
-        # Removes its temporary file unless finished.
         writer = _table.ParameterFileWriter(
             path=os.fspath(path),
             dim=table.config.dim,
@@ -37,14 +37,15 @@ def export(table: Table, path: str | os.PathLike[str], *, slots: bool, progress:
             slot_init=list(stored["slot_init"]),
             initializer=table.core_initializer(),
         )
-        with _bar(len(keys), f"export {Path(path).name}", progress) as bar:
+        # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
+        with contextlib.closing(writer), _bar(len(keys), f"export {Path(path).name}", progress) as bar:
             for chunk in chunks(len(keys), table.config.dim):
                 _, rows, values = table.entries(keys[chunk], slots=slots)
                 writer.append(keys[chunk], rows, list(values))
                 bar.update(len(rows))
-        if table.version() == before:
-            writer.finish()
-            return len(keys)
+            if table.version() == before:
+                writer.finish()
+                return len(keys)
     raise UnavailableError(f"table {table.path} changed while it was exported; export it between steps")
 
 

@@ -349,6 +349,7 @@ class Table:
 
         Raises:
           UnavailableError: The table kept changing.
+          WriterLockedError: Another process or thread is writing this file.
         """
         return parameter_files.export(self, path, slots=slots, progress=progress)
 
@@ -372,7 +373,12 @@ class Table:
         return parameter_files.load(self, path, slots=slots, progress=progress)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with slots; returns the file's path."""
+        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with slots; returns the file's path.
+
+        Raises:
+          UnavailableError: The table kept changing.
+          WriterLockedError: Another process or thread is writing this file.
+        """
         return parameter_files.save(self, folder)
 
     def restore(self, folder: str | os.PathLike[str]) -> int:

@@ -34,10 +34,12 @@ struct ParameterFileInfo {
 };
 
 // Writes a file beside its final name and renames it when complete (fsync of file and folder), so
-// that a killed export leaves no half file under the name. Not thread-safe.
+// that a killed export leaves no half file under the name. One writer at a time for a path
+// (partial_file.h). Not thread-safe.
 class ParameterFileWriter {
  public:
-  // n_rows must be known. Refuses to follow a symlink at `path`; replaces a regular file.
+  // n_rows must be known. Refuses to follow a symlink at `path`; replaces a regular file. kAborted:
+  // another writer is at it.
   static Result<std::unique_ptr<ParameterFileWriter>> Create(const std::string& path,
                                                              const ParameterFileInfo& info);
   ~ParameterFileWriter();  // removes the temporary file unless Finish succeeded

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/crc32c.h"
 #include "core/fault_point.h"
 #include "core/parameter_file.h"
 #include "core/parameter_file_layout.h"
+#include "core/partial_file.h"
 
 namespace tsps {
 namespace {
@@ -28,8 +27,7 @@ std::string FolderOf(const std::string& path) {
 
 struct ParameterFileWriter::Impl {
   std::string path;
-  std::string temporary;  // empty once it has its final name
-  int fd = -1;
+  std::unique_ptr<PartialFile> file;
   ParameterFileInfo info;
   ParameterFileGeometry geometry;
   int n_slots = 0;
@@ -37,16 +35,11 @@ struct ParameterFileWriter::Impl {
   uint32_t block_crc = 0;
   std::vector<char> buffer;
 
-  ~Impl() {
-    if (fd >= 0) close(fd);
-    if (!temporary.empty()) unlink(temporary.c_str());
-  }
-
   Status Flush() {
     for (size_t done = 0; done < buffer.size();) {
-      const ssize_t n = write(fd, buffer.data() + done, buffer.size() - done);
+      const ssize_t n = write(file->fd(), buffer.data() + done, buffer.size() - done);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoError("cannot write", temporary);
+      if (n < 0) return ErrnoError("cannot write", file->name());
       done += static_cast<size_t>(n);
     }
     buffer.clear();
@@ -101,11 +94,7 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
   impl.info = info;
   impl.n_slots = SlotCount(info.optimizer.kind);
   TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(info.dim, impl.n_slots, info.n_rows));
-  // mkostemp creates with O_EXCL and mode 0600.
-  std::string temporary = path + ".XXXXXX";
-  impl.fd = mkostemp(temporary.data(), O_CLOEXEC);
-  if (impl.fd < 0) return ErrnoError("cannot create a file beside", path);
-  impl.temporary = temporary;
+  TSPS_ASSIGN_OR_RETURN(impl.file, PartialFile::Create(path));
   impl.buffer.reserve(kBufferBytes + impl.geometry.record_bytes + kBlockTrailerBytes);
   impl.Put(&header, sizeof(header));
   return writer;
@@ -122,7 +111,7 @@ Status ParameterFileWriter::Append(const int64_t* keys, const float* rows,
 }
 
 Status ParameterFileWriter::Finish() {
-  if (impl_->temporary.empty()) {
+  if (impl_->file->published()) {
     return Error(Code::kFailedPrecondition, "parameter file ", impl_->path, " is already finished");
   }
   if (impl_->written != impl_->info.n_rows) {
@@ -131,12 +120,9 @@ Status ParameterFileWriter::Finish() {
   }
   TSPS_RETURN_IF_ERROR(impl_->Flush());
   // The file's bytes must be on disk before its name is, and the name before success is reported.
-  if (fsync(impl_->fd) != 0) return ErrnoError("cannot fsync", impl_->temporary);
+  if (fsync(impl_->file->fd()) != 0) return ErrnoError("cannot fsync", impl_->file->name());
   TSPS_FAULT_POINT("parameter_file.synced");
-  if (rename(impl_->temporary.c_str(), impl_->path.c_str()) != 0) {
-    return ErrnoError("cannot rename " + impl_->temporary + " to", impl_->path);
-  }
-  impl_->temporary.clear();
+  TSPS_RETURN_IF_ERROR(impl_->file->Publish());
   TSPS_FAULT_POINT("parameter_file.renamed");
   const std::string folder = FolderOf(impl_->path);
   const int folder_fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -91,15 +91,25 @@ class PyParameterFileWriter {
     }
     const int64_t* key_data = keys.data();
     const float* row_data = rows.data();
+    ParameterFileWriter& writer = Open();
     ThrowIfError(
-        WithoutGil([&] { return writer_->Append(key_data, row_data, slot_data.data(), n); }));
+        WithoutGil([&] { return writer.Append(key_data, row_data, slot_data.data(), n); }));
   }
 
   void Finish() {
-    ThrowIfError(WithoutGil([&] { return writer_->Finish(); }));
+    ParameterFileWriter& writer = Open();
+    ThrowIfError(WithoutGil([&] { return writer.Finish(); }));
   }
 
+  // Gives up what is not finished, and the path.
+  void Close() { writer_.reset(); }
+
  private:
+  ParameterFileWriter& Open() {
+    if (writer_ == nullptr) Throw(Error(Code::kFailedPrecondition, "this writer is closed"));
+    return *writer_;
+  }
+
   ParameterFileInfo info_;
   std::unique_ptr<ParameterFileWriter> writer_;
 };
@@ -120,7 +130,8 @@ void BindParameterFile(py::module_& module) {
            py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"))
       .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("slots"))
-      .def("finish", &PyParameterFileWriter::Finish);
+      .def("finish", &PyParameterFileWriter::Finish)
+      .def("close", &PyParameterFileWriter::Close);
 }
 
 }  // namespace tsps

@@ -37,7 +37,8 @@ class ParameterFile : public ::testing::Test {
     std::vector<std::string> names;
     DIR* folder = opendir(folder_.c_str());
     while (const dirent* entry = readdir(folder)) {
-      if (entry->d_name[0] != '.') names.push_back(entry->d_name);
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
     }
     closedir(folder);
     return names;

@@ -1,10 +1,13 @@
 #include "core/parameter_file.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -97,6 +100,75 @@ TEST_F(ParameterFileTest, IsPrivateAndNeverWrittenThroughASymlink) {
   ASSERT_EQ(mkdir(path_.c_str(), 0700), 0);
   EXPECT_EQ(Write(Info(OptimizerKind::kNone, 1, 3)).code(), Code::kFailedPrecondition);
   rmdir(path_.c_str());
+}
+
+TEST_F(ParameterFileTest, ASecondWriterOfAPathIsRefusedAndTheFirstsFileIsWhole) {
+  const ParameterFileInfo info = Info(OptimizerKind::kNone, 1, 1);
+  const int64_t key = 1;
+  const float row = 1;
+  auto first = ParameterFileWriter::Create(path_, info);
+  ASSERT_TRUE(first.ok());
+  const Status second = Write(info);
+  EXPECT_EQ(second.code(), Code::kAborted);
+  EXPECT_NE(second.message().find(path_), std::string::npos) << second.message();
+  path_ += "2";
+  EXPECT_TRUE(Write(info).ok()) << "another path is free";
+  path_.pop_back();
+  ASSERT_TRUE((*first)->Append(&key, &row, nullptr, 1).ok());
+  ASSERT_TRUE((*first)->Finish().ok());
+  EXPECT_TRUE(ParameterFileReader::Open(path_).ok());
+  EXPECT_TRUE(Write(info).ok()) << "its writer is still there, but has finished";
+}
+
+TEST_F(ParameterFileTest, AKilledWritersFileIsTakenOver) {
+  const ParameterFileInfo info = Info(OptimizerKind::kNone, 3, 100);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto writer = ParameterFileWriter::Create(path_, info);
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(Names(), std::vector<std::string>{".table.tsps.partial"});
+  const Status written = Write(info);
+  EXPECT_TRUE(written.ok()) << written.message();
+  EXPECT_EQ(Names(), std::vector<std::string>{"table.tsps"});
+  const Status all = ReadAll();
+  EXPECT_TRUE(all.ok()) << all.message();
+}
+
+TEST_F(ParameterFileTest, AChildForkedMeanwhileDoesNotKeepThePath) {
+  int wait[2];
+  ASSERT_EQ(pipe(wait), 0);
+  auto writer = ParameterFileWriter::Create(path_, Info(OptimizerKind::kNone, 1, 0));
+  ASSERT_TRUE(writer.ok());
+  const pid_t child = fork();
+  if (child == 0) {
+    char none;
+    close(wait[1]);
+    _exit(read(wait[0], &none, 1) == 0 ? 0 : 1);
+  }
+  writer->reset();
+  EXPECT_TRUE(Write(Info(OptimizerKind::kNone, 1, 1)).ok());
+  close(wait[0]);
+  close(wait[1]);
+  int status = 1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(ParameterFileTest, WhatIsInTheWayOfThePartialFileIsLeftAlone) {
+  const std::string partial = folder_ + "/.table.tsps.partial", victim = folder_ + "/victim";
+  std::ofstream(victim) << "mine";
+  ASSERT_EQ(link(victim.c_str(), partial.c_str()), 0);
+  EXPECT_EQ(Write(Info(OptimizerKind::kNone, 1, 1)).code(), Code::kPermissionDenied);
+  unlink(partial.c_str());
+  ASSERT_EQ(symlink(victim.c_str(), partial.c_str()), 0);
+  EXPECT_FALSE(Write(Info(OptimizerKind::kNone, 1, 1)).ok());
+  std::string content;
+  std::ifstream(victim) >> content;
+  EXPECT_EQ(content, "mine");
 }
 
 TEST_F(ParameterFileTest, ImpossibleInfosAreRefusedBeforeAnyFileExists) {

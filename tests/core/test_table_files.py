@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from store_support import ones
+from store_support import PACKAGE_PARENT, ones
 
 from tf_sparse_ps import _table, errors, optimizers
 from tf_sparse_ps.table import Table
@@ -159,3 +161,55 @@ def test_a_group_that_is_not_what_it_should_be(create, folder):
     os.symlink(f"{folder}/real", f"{folder}/group")
     with pytest.raises(errors.AccessError, match=r"symbolic link|symlink"):
         Table.open(path)
+
+
+BLOCKED_SAVE = """
+import sys
+from tf_sparse_ps.table import Table
+
+entries = Table.entries
+def wait(*args, **kwargs):
+    print("writing", flush=True)
+    sys.stdin.readline()
+    return entries(*args, **kwargs)
+Table.entries = wait
+Table.open(sys.argv[1]).save(sys.argv[2])
+"""
+
+
+@pytest.fixture
+def saving(filled, folder):
+    """A process in the middle of `filled.save(<folder>/saved)`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED_SAVE, filled.path, f"{folder}/saved"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.fspath(PACKAGE_PARENT)},
+    ) as process:
+        assert process.stdout.readline() == "writing\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_save_to_a_path_is_refused_while_the_first_is_at_it(filled, create, folder, saving):
+    with pytest.raises(errors.WriterLockedError, match=r"saved/user\.tfsps: another writer") as refused:
+        filled.save(f"{folder}/saved")
+    filled.save(f"{folder}/saved-by-another-rank")
+    saving.communicate("\n", timeout=60)
+    assert saving.returncode == 0
+    other = create("other", optimizer=None)
+    other.load_parameter_file(f"{folder}/saved/user.tfsps")
+    assert_equal(filled, other)
+    filled.save(f"{folder}/saved")  # the exception of the first try is still there
+    assert os.listdir(f"{folder}/saved") == ["user.tfsps"]
+    del refused
+
+
+def test_what_a_killed_save_leaves_is_gone_after_the_next_one(filled, folder, saving):
+    saving.kill()
+    saving.wait()
+    assert len(os.listdir(f"{folder}/saved")) == 1
+    filled.save(f"{folder}/saved")
+    assert os.listdir(f"{folder}/saved") == ["user.tfsps"]
+    filled.restore(f"{folder}/saved")

@@ -41,5 +41,5 @@ class TableAsset(tf.saved_model.Asset):
         path = os.path.join(folder, f"{os.path.basename(self._binding.path)}.tfsps")
         self._binding.reader().export_parameter_file(path, slots=False)
         self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
-        saving.at_end(vars(self.asset_path).pop, "numpy", None)
+        saving.at_end(delattr, self.asset_path, "numpy")
         return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)
