@@ -389,6 +389,17 @@ def _made_by(op: tf.Operation, functions: tuple[str, ...]) -> bool:
 Layer: Any = keras.layers.Layer
 
 
+def layers_of(model: Any, kind: type[T]) -> list[T]:
+    """The layers of a class in a model, at any depth, built or not."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+
+
+def is_callback(callback: Any, name: str) -> bool:
+    """Whether a callback is of this class of Keras, which not all versions have."""
+    cls = getattr(keras.callbacks, name, None)
+    return cls is not None and isinstance(callback, cls)
+
+
 class IntegerInput:
     """Mixin of layers whose inputs are ids: a Sequential that starts with one gets an integer input.
 

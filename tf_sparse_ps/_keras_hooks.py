@@ -1,9 +1,9 @@
 """Functions of Keras and TensorFlow that do something more once tables are used: the second adapter, beside `_keras`.
 
 Keras opens the file that it saves to before it asks a layer for anything, and asks nobody when `fit` begins. So the
-functions that save, and the `on_train_begin` of callbacks, are replaced by ones that call the original. What is added
-looks at the object first, and does nothing for models without tables. A function that a version does not have is left
-out. Checked with Keras 3.15 on TensorFlow 2.21, tf_keras 2.21 on the same, and Keras 2.15 on TensorFlow 2.15.
+functions that save, and the one that begins with a list of callbacks, are replaced by ones that call the original. What
+is added looks at the object first, and does nothing for models without tables. A function that a version does not have
+is left out. Checked with Keras 3.15 on TensorFlow 2.21, tf_keras 2.21 on the same, and Keras 2.15 on TensorFlow 2.15.
 """
 
 from __future__ import annotations
@@ -51,3 +51,17 @@ def _guarded(save: Any, guard: Callable[[Any, Any], contextlib.AbstractContextMa
             return save(*args, **kwargs)
 
     return guarded
+
+
+def before_fit(check: Callable[[Any, list[Any]], None]) -> None:
+    """Has `fit` begin with `check(model, callbacks)`, before any callback or batch."""
+    callback_list = _keras.keras.callbacks.CallbackList
+    begin = callback_list.on_train_begin
+
+    @functools.wraps(begin)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.model is not None:
+            check(self.model, list(self.callbacks))
+        return begin(self, *args, **kwargs)
+
+    callback_list.on_train_begin = checked

@@ -128,6 +128,10 @@ class Embedding(TableLayer):
             )
         return dataclasses.replace(self.table, key_limit=key_limit)
 
+    def table_configs(self) -> list[TableConfig]:
+        """See `TableLayer.table_configs`."""
+        return [self._config]
+
     def build(self, input_shape: Any = None) -> None:
         """Makes the table."""
         if self._ties.bindings:

@@ -51,6 +51,10 @@ class EmbeddingCollection(TableLayer):
         self.features = dict(features)
         self._tables = tables
 
+    def table_configs(self) -> list[TableConfig]:
+        """See `TableLayer.table_configs`."""
+        return list(self._tables.values())
+
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
         if self._ties.bindings:

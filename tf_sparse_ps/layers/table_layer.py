@@ -50,6 +50,10 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         """The layer's tables in this process."""
         return list(self._ties.bindings)
 
+    def table_configs(self) -> list[TableConfig]:
+        """What the layer's tables are, or will be once it is built."""
+        raise NotImplementedError
+
     def _make_table(self, config: TableConfig, weight_name: str, values: npt.NDArray[np.float32] | None = None) -> None:
         """Makes the next table of the layer and its anchor; called by build()."""
         index = len(self._ties.bindings)

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, optimizers, schedules
+from tf_sparse_ps import _keras, _keras_hooks, optimizers, schedules
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import refusals, replicas, sparse_ring, step, topologies
@@ -329,3 +329,6 @@ def _match(optimizer: Any) -> optimizers.RowOptimizer | ValueError:
         return optimizers.match(optimizer)
     except ValueError as error:
         return error
+
+
+_keras_hooks.before_fit(refusals.refuse_callbacks)

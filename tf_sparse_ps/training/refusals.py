@@ -1,4 +1,7 @@
-"""What DistributedOptimizer cannot wrap or work in, and why; and what it can, to little use."""
+"""What DistributedOptimizer cannot wrap or work in, what cannot be beside it in `fit`, and why.
+
+And what it can, to little use.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 from tf_sparse_ps import _keras
 from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.training.gradients import DenseGradient, mean_of
 
 LOSS_SCALING = (
@@ -68,6 +73,44 @@ def refuse_not_own(schedule: Any, dense: Sequence[DenseGradient]) -> None:
         else:
             continue
         raise ValueError(f"{schedule} steps with a rank's own gradients. Received for {one.variable.name}: {wrong}")
+
+
+def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:
+    """Raises UnsupportedError, with the remedy, for callbacks of `fit` that would fail at the end of an epoch."""
+    tables = [table for layer in _keras.layers_of(model, TableLayer) for table in layer.table_configs()]
+    if not tables:
+        return
+    for callback in callbacks:
+        name = type(callback).__name__
+        if _keras.is_callback(callback, "TensorBoard") and getattr(callback, "write_images", False):
+            raise UnsupportedError(
+                f"{name}(write_images=True) is not supported: a table's weight is no image, and TensorFlow ends the "
+                "process when it draws it. Leave write_images out."
+            )
+        unbounded = [table.name for table in tables if table.key_limit is None]
+        if unbounded and (wrong := _needs_matrices(callback)) is not None:
+            argument, remedy = wrong
+            raise UnsupportedError(
+                f"{name}({argument}) is not supported: the vocabulary of {', '.join(map(repr, unbounded))} is "
+                f"unbounded, and such a table is no matrix. {remedy}"
+            )
+
+
+def _needs_matrices(callback: Any) -> tuple[str, str] | None:
+    """The argument for which a callback asks for weights as arrays, and what to do instead. None: it does not."""
+    if _keras.is_callback(callback, "EarlyStopping") and callback.restore_best_weights:
+        return "restore_best_weights=True", (
+            "Let ModelCheckpoint('best.weights.h5', save_weights_only=True, save_best_only=True, "
+            f"monitor={callback.monitor!r}) keep the best weights, on one rank, and call "
+            "model.load_weights('best.weights.h5') after fit."
+        )
+    if _keras.is_callback(callback, "ModelCheckpoint"):
+        path, only_weights = str(callback.filepath), callback.save_weights_only
+        if path.endswith((".h5", ".hdf5")) and not (only_weights and path.endswith(".weights.h5")):
+            return f"{path!r}", "Save to a path that ends with .keras, or with .weights.h5 and save_weights_only=True."
+    if _keras.is_callback(callback, "OrbaxCheckpoint"):
+        return "...", "Use ModelCheckpoint."
+    return None
 
 
 def warn_of_synchronous_tables(schedule: Any) -> None:
