@@ -44,7 +44,7 @@ WireCounters& ProcessWireCounters() {
 
 void HoldTerminate() {
   static const std::terminate_handler previous = std::set_terminate([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::this_thread::sleep_for(std::chrono::seconds(2));
     previous();
   });
 }

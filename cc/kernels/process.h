@@ -18,9 +18,9 @@ std::shared_ptr<Executor> WriterExecutor();
 // Of each. 0: one per processor this process may use.
 void SetThreads(int threads, int writer_threads);
 
-// From now on std::terminate waits half a second before it ends the process. Horovod's thread calls
+// From now on std::terminate waits two seconds before it ends the process. Horovod's thread calls
 // it the moment another rank's socket closes, in jobs with process sets; what watches the ranks
-// needs some milliseconds to say which one died. Once per process.
+// needs some milliseconds to say which one died, more on a busy machine. Once per process.
 void HoldTerminate();
 
 // What has been packed to be sent, and unpacked, padding included.

@@ -87,7 +87,7 @@ TEST(EigenExecutor, AForkedChildRunsSerially) {
   ASSERT_EQ(Visits(executor, 1000, 1), std::vector<int>(1000, 1));  // the workers are running
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);  // a child that waits for its parent's workers would never end
+    alarm(200);  // a child that waits for its parent's workers would never end
     std::set<std::thread::id> threads;
     EigenExecutor* copy = &executor;
     copy->ParallelFor(1000, 1, [&](size_t, size_t) { threads.insert(std::this_thread::get_id()); });

@@ -289,7 +289,7 @@ template <typename Body>
 void ExpectInAChild(const Body& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
+    alarm(200);
     _exit(body() ? 0 : 1);
   }
   int status = 0;
@@ -335,7 +335,7 @@ TEST_F(GroupTest, AnExceptionInAMutationEndsTheWriterAndTheNextOneUndoes) {
   writer_.reset();
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
+    alarm(200);
     OpenWriter();
     OutOfMemoryInAMutation executor(*group_);
     const std::vector<int64_t> keys = {1, 2};
@@ -527,7 +527,8 @@ TEST_F(GroupTest, FilesAreFullyAllocatedAndPrivate) {
   uint64_t blocks = 0;
   uint64_t told = 0;
   // Again while the helper thread still reserves ahead.
-  for (int attempt = 0; attempt < 100 && (told == 0 || told != size || size != blocks); ++attempt) {
+  for (int attempt = 0; attempt < 1000 && (told == 0 || told != size || size != blocks);
+       ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     size = blocks = 0;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_ / "g")) {

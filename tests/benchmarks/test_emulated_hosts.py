@@ -33,7 +33,7 @@ def network() -> Iterator[hosts.Hosts]:
 
 def said(network: hosts.Hosts, host: int | None, script: str) -> str:
     process = network.start(["sh", "-c", script], host=host, output=subprocess.PIPE)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     return output.strip()
 
@@ -54,7 +54,7 @@ def in_use(namespaces: set[str]) -> set[str]:
 
 
 def assert_gone(namespaces: set[str]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while left := in_use(namespaces):
         assert time.monotonic() < deadline, f"processes are left in {left}"
         time.sleep(0.02)
@@ -82,9 +82,9 @@ def test_cable_is_as_slow_as_it_was_ordered(network: hosts.Hosts) -> None:
             "-c",
             "import socket, time\n"
             "server = socket.create_server(('10.77.0.2', 5000))\n"
+            "began, size = time.monotonic(), 0\n"
             "print('ready', flush=True)\n"
             "peer, _ = server.accept()\n"
-            "began, size = time.monotonic(), 0\n"
             "while part := peer.recv(65536): size += len(part)\n"
             "print(size, time.monotonic() - began)\n",
         ],
@@ -94,8 +94,8 @@ def test_cable_is_as_slow_as_it_was_ordered(network: hosts.Hosts) -> None:
     assert receive.stdout is not None
     assert receive.stdout.readline() == "ready\n"
     send = f"import socket; socket.create_connection(('host1', 5000)).sendall(bytes({size}))"
-    assert network.start([sys.executable, "-c", send], host=0).wait(20) == 0
-    received, seconds = receive.communicate(timeout=20)[0].split()
+    assert network.start([sys.executable, "-c", send], host=0).wait(120) == 0
+    received, seconds = receive.communicate(timeout=120)[0].split()
     assert int(received) == size
     # 1.5 s, less what a burst may take at once.
     assert float(seconds) > 0.6 * size * 8 / (MBIT * 1e6)
@@ -138,7 +138,7 @@ def test_nothing_is_left_when_the_owner_is_killed(network: hosts.Hosts) -> None:
     assert len(namespaces) == 2
     assert in_use(namespaces) == namespaces
     owner.send_signal(signal.SIGKILL)
-    owner.communicate(timeout=20)
+    owner.communicate(timeout=120)
     assert_gone(namespaces)
 
 

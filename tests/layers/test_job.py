@@ -33,7 +33,7 @@ class Ranks(LocalCollectives):
             with open(path + ".tmp", "w") as file:
                 json.dump(obj, file)
             os.rename(path + ".tmp", path)
-        deadline = time.monotonic() + 60  # a test that fails leaves nobody behind
+        deadline = time.monotonic() + 150  # a test that fails leaves nobody behind
         while not os.path.exists(path):
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -148,8 +148,10 @@ def test_ranks_wait_until_the_leader_has_written(root, tmp_path):
 
 
 def test_ranks_that_build_other_layers_are_told(root, tmp_path):
-    table = "me.create_table(TableConfig({!r}, 4))\nimport time; time.sleep(2)\n"
-    leader, follower = two_ranks(root, tmp_path, table.format("user"), table.format("item"))
+    table = "import pathlib, time\ntold = pathlib.Path(os.environ['TEST_BROADCAST'] + '-told')\n"
+    leads = table + "me.create_table(TableConfig('user', 4))\nwhile not told.exists(): time.sleep(0.01)\n"
+    follows = table + "try: me.create_table(TableConfig('item', 4))\nfinally: told.touch()\n"
+    leader, follower = two_ranks(root, tmp_path, leads, follows)
     assert leader[0] == 0
     assert "StateError" in follower[2]
     assert "same layers in the same order" in follower[2]

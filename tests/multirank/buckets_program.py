@@ -1,5 +1,8 @@
 """One rank of the tests of TimedBuckets. Writes what training ended with, and what it sent; the tests compare.
 
+Profiles are of real steps, and their times are made up: plans, and how often a profile is made, must not depend on what
+else the machine does.
+
 Arguments: which runs ("pair", "four"), the folder for results.
 """
 
@@ -9,39 +12,82 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from bucket_sizes import NO_SAMPLES, PROFILE, RECORDED_FROM, SIZES, STEPS
+from bucket_sizes import GATE, HALVES, NO_SAMPLES, PROFILE, SIZES, STEPS
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _ops
 from tf_sparse_ps.schedules import bucket_cost
 
 keras = tf.keras
-SEPARATE = (0.0, 0.0, 0.012, 0.0, 0.0)  # seconds that the gradient needs in front of each layer
+SEPARATE = (0.0, 0.0, 0.012, 0.0, 0.0)  # seconds that the gradient is said to need in front of each layer
+GIVE_UP_S = 60.0
+Seconds = Callable[[int], Sequence[float]]  # of a step
 found: dict[str, Any] = {}
+recorded_times = _ops.ready_times
 
 
-def delayed(values: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
-    """The same values, whose gradient takes so long."""
+def say_ready_times(seconds: Seconds) -> None:
+    """From now on steps are recorded as if the gradient took so long in front of each layer, and 10 us in it."""
+    steps = [0] * (2 * len(SIZES) - 2)
+
+    def ready_times(profile: str) -> list[tuple[int, int]]:
+        times = []
+        for gradient, _ in recorded_times(profile):
+            layer, step = gradient // 2, steps[gradient]
+            steps[gradient] += 1
+            behind = [1e-5 + one for one in seconds(step)[layer + 1 :]]
+            times.append((gradient, int(1e9 * (step + sum(behind)))))
+        return times
+
+    _ops.ready_times = ready_times
+
+
+def gated(values: tf.Tensor, gate: Callable[[], None]) -> tf.Tensor:
+    """The same values, whose gradient comes when `gate` returns."""
 
     @tf.custom_gradient
     def same(inputs: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            def wait(array: np.ndarray, duration: np.ndarray) -> np.ndarray:
-                time.sleep(float(duration))
+            def wait(array: np.ndarray) -> np.ndarray:
+                gate()
                 return array
 
-            return tf.ensure_shape(tf.numpy_function(wait, [upstream, seconds], tf.float32), upstream.shape)
+            return tf.ensure_shape(tf.numpy_function(wait, [upstream], tf.float32), upstream.shape)
 
         return tf.identity(inputs), gradient
 
     return same(values)
+
+
+class UntilSent:
+    """A gate, called once per step, that opens when a bucket of the step has been sent and summed over the ranks.
+
+    Attributes:
+      opened: How often it opened for that.
+    """
+
+    def __init__(self, bucket: int, seconds: float = GIVE_UP_S) -> None:
+        """`bucket`: which one to look at; `seconds`: after which it opens anyhow."""
+        self._bucket, self._seconds, self.opened = f".bucket.{bucket}.", seconds, 0
+        self._steps = self._sent()
+
+    def __call__(self) -> None:
+        """Waits."""
+        self._steps += 1
+        deadline = time.monotonic() + self._seconds
+        while not (sent := self._sent() == self._steps) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self.opened += sent
+
+    def _sent(self) -> int:
+        return sum(n for label, n in tsps.collectives.current().enqueued().items() if self._bucket in label)
 
 
 def first_weights() -> list[tf.Variable]:
@@ -63,40 +109,40 @@ def train(
     schedule: tsps.schedules.Schedule,
     *,
     steps: int = STEPS,
-    delays: Callable[[int], Any] = lambda step: SEPARATE,
+    seconds: Seconds = lambda step: SEPARATE,
+    gate: Callable[[], None] | None = None,
     weights_differ: bool = False,
     eager: bool = False,
 ) -> Any:
     """Trains in a loop, notes weights and slots, and how often each operation ran; returns the wrapper."""
     print(f"rank {hvd.rank()}: {name}", flush=True)
+    say_ready_times(seconds)
     weights, world = first_weights(), tsps.collectives.current()
     ours = tsps.DistributedOptimizer(optimizer, schedule=schedule)
     before = world.enqueued()
 
-    def step(inputs: tf.Tensor, targets: tf.Tensor, seconds: tf.Tensor) -> None:
+    def step(inputs: tf.Tensor, targets: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             hidden = inputs
             for number in range(len(SIZES) - 1):
-                hidden = delayed(hidden, seconds[number])
+                if gate is not None and number == GATE:
+                    hidden = gated(hidden, gate)
                 hidden = tf.tanh(hidden @ weights[2 * number] + weights[2 * number + 1])
             loss = tf.reduce_mean((hidden - targets) ** 2)
         ours.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
     run = step if eager else tf.function(step)
     for number in range(steps):
-        if number == RECORDED_FROM:
-            _ops.start_timeline()
         inputs, targets = batch(number)
         if weights_differ:
             absent = number in NO_SAMPLES and hvd.rank() == hvd.size() - 1
             ours.rank_weight.assign(0.0 if absent else 1.0 + hvd.rank())
             inputs = inputs * np.float32(np.nan) if absent else inputs
-        run(tf.constant(inputs), tf.constant(targets), tf.constant(delays(number), tf.float32))
-    spans = [(label, begin) for label, begin, _ in _ops.stop_timeline() if ".bucket." in label]
+        run(tf.constant(inputs), tf.constant(targets))
     kept = [np.asarray(one) for one in ours.variables]
     ours.drain()
     note(name, weights, ours, before)
-    found[name] |= {"slots before drain": kept, "begun": spans}
+    found[name]["slots before drain"] = kept
     return ours
 
 
@@ -113,7 +159,6 @@ def note(name: str, weights: list[Any], ours: Any, before: dict[str, int]) -> No
         "ran": ran,
         "plan": None if plan is None else plan.to_dict(),
         "hash": None if plan is None else plan.hash,
-        "begun": [],
     }
 
 
@@ -175,18 +220,25 @@ def pair() -> None:
         train(f"{name} buckets", make(), timed(profile_steps=PROFILE, gap_threshold=1.0))
         train(f"{name} server", make(), timed(profile_steps=PROFILE, gap_threshold=1.0, server=True))
     train("global", keras.optimizers.SGD(0.1, global_clipnorm=0.05), synchronous())
-    train("global buckets", keras.optimizers.SGD(0.1, global_clipnorm=0.05), timed(profile_steps=PROFILE))
+    clipped = keras.optimizers.SGD(0.1, global_clipnorm=0.05)
+    train("global buckets", clipped, timed(profile_steps=PROFILE, gap_threshold=1.0))
     train("weighted", keras.optimizers.Adam(0.01), synchronous(), weights_differ=True)
     for server in (False, True):
-        schedule = timed(profile_steps=PROFILE, server=server)
+        schedule = timed(profile_steps=PROFILE, gap_threshold=1.0, server=server)
         name = "weighted server" if server else "weighted buckets"
         train(name, keras.optimizers.Adam(0.01), schedule, weights_differ=True)
-    train("eager", keras.optimizers.SGD(0.1), timed(profile_steps=PROFILE), eager=True)
+    train("eager", keras.optimizers.SGD(0.1), timed(profile_steps=PROFILE, gap_threshold=1.0), eager=True)
     plan = tsps.schedules.Plan.of(found["sgd buckets"]["plan"])
     train("planned", keras.optimizers.SGD(0.1), timed(plan=plan))
-    halves = plan.to_dict() | {"buckets": [[6, 7, 8, 9], [0, 1, 2, 3, 4, 5]], "points_s": []}
-    train("two halves", keras.optimizers.SGD(0.1), timed(plan=halves))
-    train("two halves turned", keras.optimizers.SGD(0.1), timed(plan=halves | {"buckets": halves["buckets"][::-1]}))
+    # The gradient of the second half comes once the first has been sent.
+    halves, gate = plan.to_dict() | {"buckets": HALVES, "points_s": []}, UntilSent(0)
+    train("two halves", keras.optimizers.SGD(0.1), timed(plan=halves), gate=gate)
+    found["two halves"]["sent at the gate"] = gate.opened
+    # The plan's second half is ready at the gate, the first behind it: the gate gives it time to overtake.
+    turned, gate = halves | {"buckets": HALVES[::-1]}, UntilSent(1, seconds=0.02)
+    train("two halves turned", keras.optimizers.SGD(0.1), timed(plan=turned), gate=gate)
+    found["two halves turned"]["sent at the gate"] = gate.opened
+    _ops.ready_times = recorded_times
     fit("fit", synchronous())
     fit("fit buckets", timed(profile_steps=4))
     fit("fit server", timed(profile_steps=4, server=True))
@@ -195,22 +247,24 @@ def pair() -> None:
 def four() -> None:
     """Four ranks, the cost as measured; then ranks that are slow in other places, erratic ones, and refusals."""
     train("adam", keras.optimizers.Adam(0.01), tsps.schedules.Synchronous())
-    train("adam buckets", keras.optimizers.Adam(0.01), tsps.schedules.TimedBuckets(profile_steps=PROFILE))
+    schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE)
+    train("adam buckets", keras.optimizers.Adam(0.01), schedule)
     bucket_cost.measure = lambda *_: bucket_cost.Cost(1e-4, 1e-7)
     place = hvd.rank() % (len(SIZES) - 2) + 1
-    slow = np.eye(len(SIZES) - 1)[place] * 0.015
-    schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE, gap_threshold=1.0)
-    train("slow on other ranks", keras.optimizers.SGD(0.1), schedule, delays=lambda step: slow)
+    slow = (np.eye(len(SIZES) - 1)[place] * 0.015).tolist()
+    schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE)
+    train("slow on other ranks", keras.optimizers.SGD(0.1), schedule, seconds=lambda step: slow)
     # In front of another layer in each step: the medians jump where only one step of three does.
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE, gap_threshold=0.01, max_profiles=2)
-    erratic = np.eye(len(SIZES) - 1) * 0.03
-    train("erratic", keras.optimizers.SGD(0.1), schedule, delays=lambda step: erratic[1 + step % 3])
+    erratic = (np.eye(len(SIZES) - 1) * 0.03).tolist()
+    train("erratic", keras.optimizers.SGD(0.1), schedule, seconds=lambda step: erratic[1 + step % 3])
     (Path(sys.argv[2]) / f"errors-{hvd.rank()}.json").write_text(json.dumps(errors()))
 
 
 def main() -> None:
     """Runs everything that the tests look at."""
     tf.config.threading.set_intra_op_parallelism_threads(1)  # sums in the same order every time
+    tf.config.threading.set_inter_op_parallelism_threads(4)  # a gate holds one
     tsps.init()
     {"pair": pair, "four": four}[sys.argv[1]]()
     for name, values in found.items():
@@ -219,7 +273,7 @@ def main() -> None:
             for kind in ("weights", "slots", "slots before drain")
             for i, array in enumerate(values.get(kind, []))
         }
-        facts = json.dumps({key: values[key] for key in ("ran", "plan", "hash", "begun")})
+        facts = json.dumps({key: values.get(key) for key in ("ran", "plan", "hash", "sent at the gate")})
         np.savez(Path(sys.argv[2]) / f"{name}-{hvd.rank()}.npz", facts=np.array(facts), **arrays)
 
 

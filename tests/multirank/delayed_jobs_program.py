@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ import tf_sparse_ps as tsps
 keras = tf.keras
 _EPOCHS, _BATCHES, _SIZE = 3, 12, 8  # batches are no multiple of the cycle
 UNEQUAL_STEPS = 40
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Until it is so, at most so long."""
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def make_model(schedule: Any, rate: float = 0.05, **options: Any) -> Any:
@@ -109,13 +117,17 @@ def unequal() -> dict[str, Any]:
         variables = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-    bounds, ahead = [], []
+    bounds, ahead, bound_used = [], [], Path(sys.argv[2]) / "bound-used"
     for i in range(UNEQUAL_STEPS):
+        if hvd.rank() == 1 and i == UNEQUAL_STEPS // 4:
+            wait_for(bound_used.exists)  # no other rank can go further now
         part = slice(i % _BATCHES * _SIZE, (i % _BATCHES + 1) * _SIZE)
         step(tf.constant(inputs[part]), tf.constant(targets[part]))
         report = optimizer.schedule_report()
         bounds.append(report["iterations"] - report["global_gradients"])
         ahead.append(int(tsps.job.current().step.numpy()) - report["iterations"])
+        if bounds[-1] == 3:
+            bound_used.touch()
         time.sleep(0.004 * (hvd.rank() == 1) + 0.02 * (random.random() < 0.15))
     optimizer.drain()
     return {
@@ -128,18 +140,24 @@ def unequal() -> dict[str, Any]:
     }
 
 
-LATE_STEPS, LATE_RATE = 24, 0.125
+LATE_CYCLE, LATE_RATE = 8, 0.125
+LATE_STEPS = 3 * LATE_CYCLE
+_FIRST = (3, 6)  # steps of a cycle that the others have made before the late rank makes its first, its second
 
 
 def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
-    """One rank is much slower than the others, which do not wait for it. Every gradient is -1, in places of its own."""
+    """One rank is much later than the others, which do not wait for it. Every gradient is -1, in places of its own.
+
+    In each cycle the others have to make steps before the late rank makes its first and its second one, and all of
+    theirs before it makes its third.
+    """
     dense = tf.Variable(tf.zeros([hvd.size()]))
     layer = tsps.Embedding(None, 2, embeddings_initializer="zeros")
     layer.build(None)
     optimizer = tsps.DistributedOptimizer(
         rule(LATE_RATE),
         sparse_reduction="sum",
-        schedule=tsps.schedules.DelayedGlobal(staleness=2, cycle=8, late_after_s=0.03),
+        schedule=tsps.schedules.DelayedGlobal(staleness=2, cycle=LATE_CYCLE, late_after_s=0.03),
     )
 
     @tf.function
@@ -149,14 +167,28 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
         variables = [*layer.trainable_variables, dense]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
+    def made(rank: int) -> Path:
+        return Path(sys.argv[2]) / f"steps-{rank}"
+
+    def others_have_made(steps: int) -> bool:
+        return all(made(rank).stat().st_size >= steps for rank in range(hvd.size()) if rank != 1)
+
+    made(hvd.rank()).touch()
+    tsps.collectives.current().barrier("test.begin")
     outstanding, ends = [], []
     for i in range(LATE_STEPS):
+        if hvd.rank() == 1:
+            cycle, number = divmod(i, LATE_CYCLE)
+            before = cycle * LATE_CYCLE + (_FIRST[number] if number < len(_FIRST) else LATE_CYCLE)
+            # Not for ever: others that were late for each other, too, have communicated often, and wait for this rank.
+            wait_for(lambda before=before: others_have_made(before), seconds=3.0)
         step()
+        with made(hvd.rank()).open("a") as file:
+            file.write(".")
         report = optimizer.schedule_report()
         outstanding.append(report["iterations"] - report["global_gradients"] + report["without_own"])
-        if (i + 1) % 8 == 0:
+        if (i + 1) % LATE_CYCLE == 0:
             ends.append(dense.numpy())
-        time.sleep(0.1 if hvd.rank() == 1 else 0.005)
     optimizer.drain()
     return {
         "ends": np.stack(ends),

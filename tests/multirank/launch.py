@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 TWO_NODES = "localhost:2,127.0.0.1:2"  # local ranks 0 1 0 1, cross ranks 0 0 1 1
 ONE_NODE = "localhost:4"
+LONGEST_S = 500.0  # for what takes a minute, on a machine that has something else to do; a job that hangs takes it
 
 
 @dataclasses.dataclass
@@ -48,7 +49,7 @@ class Launch:
         """Whether ranks may still print."""
         return self.process.poll() is None or self._reader.is_alive()
 
-    def wait(self, timeout_s: float) -> int:
+    def wait(self, timeout_s: float = LONGEST_S) -> int:
         """Waits for the end of the job and returns horovodrun's status.
 
         Raises:
@@ -116,6 +117,7 @@ def launched(
         "TFSPS_DIR": str(tables),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",  # ranks that start late are none to give up
         **(env or {}),
     }
     environment.pop("TFSPS_JOB", None)
@@ -153,7 +155,7 @@ def launched(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(program: str, *args: str, timeout_s: float = 240.0, **options: object) -> Launch:
+def run(program: str, *args: str, timeout_s: float = LONGEST_S, **options: object) -> Launch:
     """Runs a program to its end. Only its output is left.
 
     Raises:

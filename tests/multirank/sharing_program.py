@@ -77,7 +77,10 @@ def main() -> None:
     print(f"READY {rank}", flush=True)
     while True:
         step(tf.range(100, dtype=tf.int64))
-        (folder / f"step-{rank}").write_text(str(int(job.step.numpy())))
+        made = int(job.step.numpy())
+        (folder / f"step-{rank}").write_text(str(made))
+        if rank == 0 and made == STEPS + 50:
+            print(f"STEP {made}", flush=True)
 
 
 if __name__ == "__main__":

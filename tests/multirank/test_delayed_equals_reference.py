@@ -22,7 +22,7 @@ TOLERANCE = {"sgd": 2e-6, "momentum": 4e-6, "nesterov": 4e-6, "adagrad": 4e-6, "
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[dict[str, Any]]]]:
     """Of every case, each rank's."""
     with launch.launched("delayed_program.py") as job:
-        status = job.wait(300)
+        status = job.wait()
         assert status == 0, job.output[-20000:]
         yield {
             case.name: [dict(np.load(Path(job.folder) / f"{case.name}-{rank}.npz")) for rank in range(RANKS)]

