@@ -2,8 +2,8 @@
 
 The tables of a job on a node form one group in `<TFSPS_DIR>/<TFSPS_JOB or uuid>-n<node>`. The node's leader (local rank
 0) makes it and is its writer until the process ends; the other ranks wait until it is there. An unnamed job's group is
-removed when its leader ends; if the leader was killed, when the next job starts. A named job's group stays, and the
-next job of that name goes on with its tables.
+removed when its leader ends; if the leader was killed, or the job ran out of room, when the next job starts. A named
+job's group stays, and the next job of that name goes on with its tables.
 
 Layers are numbered in the order in which they are built, which must be the same on all ranks: a table's identity is
 (job, node, number), never the layer's name.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps import job_folder, places
+from tf_sparse_ps import job_end, job_folder, places
 from tf_sparse_ps.collectives import protocol
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
@@ -283,10 +283,8 @@ class Job:
             else:
                 _ops.create_group(self.group_path, self.uuid)
             os.mkdir(self.exchange_path, 0o700)
-        path, pid = self.exchange_path, os.getpid()
-        if self.name is None:
-            path = self.group_path
-        self.collectives.at_exit(lambda: _remove(path, self.group_path, pid))
+        group, exchange, pid, keep = self.group_path, self.exchange_path, os.getpid(), self.name is not None
+        self.collectives.at_exit(lambda: job_end.end_group(group, exchange, pid, keep=keep))
         fresh = f"{self._ready_path}.tmp"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
@@ -420,12 +418,3 @@ def current() -> Job:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(("tf_sparse_ps", *parts)).encode()).hexdigest()[:32]
-
-
-def _remove(path: str, group_path: str, pid: int) -> None:
-    """At the leader's exit: gives up the writer lock and removes the directory `path`. Not in a forked child."""
-    if os.getpid() != pid:
-        return
-    with eager_ops(f"closing {group_path}") as _ops:
-        _ops.close_group(group_path)
-    shutil.rmtree(path, ignore_errors=True)

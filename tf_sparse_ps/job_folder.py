@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 
 from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
@@ -71,9 +72,9 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str, *, keep: str) -> list[str]:
-    """Removes the groups of unnamed jobs whose leader is dead; call with the folder locked. Returns their paths.
+    """Removes the groups of unnamed jobs whose leader is dead, and says so; call with the folder locked.
 
-    A leader that was killed while making its group is dead, too: who makes one holds the folder's lock.
+    Returns their paths. A leader that was killed while making its group is dead, too: who makes one holds the lock.
     """
     import tf_sparse_ps._table as _table
 
@@ -86,6 +87,27 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
         except TableError:  # what cannot be looked at stays
             continue
         if not alive:
+            size = mebibytes(entry.path)
             shutil.rmtree(entry.path, ignore_errors=True)
+            say(f"removed {entry.path} ({size}), tables of a job that was killed, or ran out of room")
             removed.append(entry.path)
     return removed
+
+
+def say(text: str) -> None:
+    """One line to standard error."""
+    print(f"tf_sparse_ps: {text}", file=sys.stderr, flush=True)
+
+
+def mebibytes(folder: str) -> str:
+    """How much room the files of a folder take."""
+    return f"{sum(_bytes(folder)) / 2**20:,.0f} MiB"
+
+
+def _bytes(folder: str) -> Iterator[int]:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue

@@ -190,6 +190,11 @@ Status HoldProcessEnd(const KernelContext&) {
   return Status();
 }
 
+// No inputs. Outputs: out_of_room.
+Status ReportOutOfRoom(const KernelContext& context) {
+  return context.OutputScalar(0, OutOfRoom() ? 1 : 0);
+}
+
 }  // namespace
 
 void RegisterAdminKernels() {
@@ -204,6 +209,7 @@ void RegisterAdminKernels() {
   RegisterKernel<AdminKernel<CloseGroup>>("TspsCloseGroup");
   RegisterKernel<AdminKernel<SetPoolThreads>>("TspsSetThreads");
   RegisterKernel<AdminKernel<HoldProcessEnd>>("TspsHoldTerminate");
+  RegisterKernel<AdminKernel<ReportOutOfRoom>>("TspsOutOfRoom");
 }
 
 }  // namespace tsps

@@ -213,6 +213,15 @@ void GroupRegistry::Close(const std::string& path) {
   CloseLocked(absolute);
 }
 
+uint64_t GroupRegistry::steps_applied() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t steps = 0;
+  for (const auto& [path, owner] : groups_) {
+    steps += owner->group().counters().steps_applied.load(std::memory_order_relaxed);
+  }
+  return steps;
+}
+
 void GroupRegistry::CloseAll() {
   std::lock_guard<std::mutex> lock(mutex_);
   while (!groups_.empty()) CloseLocked(std::string(groups_.begin()->first));

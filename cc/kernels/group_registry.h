@@ -96,6 +96,8 @@ class GroupRegistry {
   // No error when the path is not open.
   void Close(const std::string& path);
   void CloseAll();
+  // By this process, in all groups that it has open.
+  uint64_t steps_applied();
   // Changes whenever a cached handle may have become wrong.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 

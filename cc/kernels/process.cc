@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "executor/eigen_executor.h"
+#include "kernels/group_registry.h"
 
 namespace tsps {
 namespace {
@@ -40,6 +41,22 @@ std::shared_ptr<Executor> Get(std::shared_ptr<Executor> Pools::* which) {
 WireCounters& ProcessWireCounters() {
   static WireCounters* const counters = new WireCounters;
   return *counters;
+}
+
+namespace {
+
+// Steps that had been made when an op failed; -1: none has.
+std::atomic<int64_t> steps_when_out_of_room{-1};
+
+}  // namespace
+
+void NoteOutOfRoom() {
+  steps_when_out_of_room.store(static_cast<int64_t>(GroupRegistry::Get().steps_applied()));
+}
+
+bool OutOfRoom() {
+  return steps_when_out_of_room.load() ==
+         static_cast<int64_t>(GroupRegistry::Get().steps_applied());
 }
 
 void HoldTerminate() {

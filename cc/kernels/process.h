@@ -23,6 +23,11 @@ void SetThreads(int threads, int writer_threads);
 // needs some milliseconds to say which one died, more on a busy machine. Once per process.
 void HoldTerminate();
 
+// An op has failed because there was no room: files, memory, or rows.
+void NoteOutOfRoom();
+// Whether that is so, and this process has made no step of any group since.
+bool OutOfRoom();
+
 // What has been packed to be sent, and unpacked, padding included.
 struct WireCounters {
   std::atomic<uint64_t> bytes_packed{0};

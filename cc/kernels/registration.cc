@@ -252,6 +252,7 @@ std::vector<Op> Ops() {
       {"TspsCloseGroup", true, NoOutputs, {}, {"path: string"}, {}},
       {"TspsSetThreads", true, NoOutputs, {}, {"threads: int64", "writer_threads: int64"}, {}},
       {"TspsHoldTerminate", true, NoOutputs, {}, {}, {}},
+      {"TspsOutOfRoom", true, ScalarOutputs, {}, {}, {"out_of_room: int64"}},
   };
 }
 

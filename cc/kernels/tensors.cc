@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/process.h"
+
 namespace tsps {
 namespace {
 
@@ -60,6 +62,7 @@ Result<int> Narrow(int64_t value, const char* name) {
 }  // namespace
 
 void ToTensorFlow(const Status& status, TF_Status* out) {
+  if (status.code() == Code::kResourceExhausted) NoteOutOfRoom();
   TF_SetStatus(out, CodeOf(status.code()), status.message().c_str());
 }
 

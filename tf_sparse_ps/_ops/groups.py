@@ -244,3 +244,8 @@ def set_threads(threads: int, writer_threads: int) -> None:
 def hold_terminate() -> None:
     """From now on std::terminate waits two seconds before it ends the process: Horovod calls it when others end."""
     lib.tsps_hold_terminate()
+
+
+def out_of_room() -> bool:
+    """Whether an op of this process failed because there was no room, and no step was made since."""
+    return bool(lib.tsps_out_of_room())
