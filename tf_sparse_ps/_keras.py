@@ -195,6 +195,23 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def local_variables(variable: Any) -> list[tf.Variable]:
+    """This process's TensorFlow variables behind a variable: of a tf.distribute strategy one per replica, else one."""
+    variable = tf_variable(variable)
+    return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
+
+
+def model_in_training(optimizer: Any) -> Any:
+    """The model whose `fit` is calling an optimizer that was given to its `compile`, or None."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        one = frame.f_locals.get("self")
+        if isinstance(one, keras.Model) and getattr(one, "optimizer", None) is optimizer:
+            return one
+        frame = frame.f_back
+    return None
+
+
 def variable_name(variable: Any) -> str:
     """A variable's name within its model: Keras 3 calls it its path."""
     return str(getattr(variable, "path", variable.name))

@@ -143,6 +143,14 @@ def test_operations_give_every_rank_what_they_promise(request: pytest.FixtureReq
         assert f"{size} workers" in found["local"]
 
 
+def test_workers_that_begin_apart_are_made_equal(one: Path) -> None:
+    # The strategy makes variables equal when they are made, and leaves them alone from then on. Gradients of the
+    # weight are 1 and 3, of the row of its own key 1 on each worker; the rate is 0.1.
+    for found in found_in(one, 2):
+        assert found["apart"]["graph"] == [1.0, pytest.approx([1.8, -0.1, -0.1]), pytest.approx([1.6, -0.2, -0.2])]
+        assert found["apart"]["eager"] == [1.0, pytest.approx([1.9, -0.1, 0.0]), pytest.approx([1.7, -0.2, -0.1])]
+
+
 def test_an_operation_that_the_others_do_not_call_ends_with_an_error(nodes: Path) -> None:
     for rank in range(3):
         assert f"'t.alone.{rank}' failed on rank {rank}" in (nodes / f"alone-{rank}").read_text()

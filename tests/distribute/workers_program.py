@@ -104,6 +104,32 @@ def one_node(strategy: Any) -> dict[str, dict[str, Any]]:
     return runs
 
 
+def begin_apart(strategy: Any, rank: int, *, graph: bool) -> list[Any]:
+    """A weight as the strategy makes it, and after each of two steps that begin with another value on each worker."""
+    with strategy.scope():
+        table, weight = tsps.Embedding(2, 1, "zeros"), tf.Variable(1.0 + rank)
+        table.build(None)
+        optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+    found = [float(weight.values[0])]
+    weight.values[0].assign(2.0 + rank)
+
+    def replica_step() -> None:
+        with tf.GradientTape() as tape:
+            loss = weight * (1.0 + 2.0 * rank) + tf.reduce_sum(table(tf.constant([rank], tf.int64)))
+            loss /= strategy.num_replicas_in_sync
+        variables = [weight, *table.trainable_variables]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def step() -> None:
+        strategy.run(replica_step)
+
+    one = tf.function(step) if graph else step
+    for _ in range(2):
+        one()
+        found.append([float(weight.values[0]), *np.asarray(table(tf.range(2))).ravel().tolist()])
+    return found
+
+
 def several_nodes(strategy: Any) -> dict[str, dict[str, Any]]:
     """Some share tables, and leaders talk to each other."""
     return {
@@ -125,6 +151,9 @@ def main() -> None:
     variables = [tf.Variable(float(world.rank)), tf.Variable([world.rank, 7])]
     callbacks.broadcast_variables(variables, 1, world)
     group = tsps.job.current()
+    if which == "one":
+        found["apart"] = {"graph": begin_apart(strategy, world.rank, graph=True)}
+        found["apart"]["eager"] = begin_apart(strategy, world.rank, graph=False)
     found |= {
         "broadcast variables": [one.numpy().tolist() for one in variables],
         "places": [world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size],

@@ -27,6 +27,7 @@ def wrapped(*args: Any, **options: Any) -> Any:
         (lambda: wrapped("sgd", topology="ring"), "hierarchical"),
         (lambda: wrapped("sgd", schedule="synchronous"), "Synchronous"),
         (lambda: wrapped("sgd", collectives="mpi"), "horovod"),
+        (lambda: wrapped("sgd", broadcast="yes"), "True or False"),
         (lambda: wrapped("sgd", sparse_optimizer="rmsprop"), "adagrad"),
         (lambda: wrapped(optimizer("SGD", 0.1, use_ema=True)), "average the dense weights"),
     ],

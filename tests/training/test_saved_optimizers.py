@@ -46,10 +46,11 @@ def test_schedules_survive_a_keras_file(tmp_path: Path) -> None:
 
 
 def test_clone_from_config() -> None:
-    one = tsps.DistributedOptimizer(optimizer("Adam", 0.05), sparse_reduction="average", name="mine")
+    options = {"sparse_reduction": "average", "broadcast": False, "name": "mine"}
+    one = tsps.DistributedOptimizer(optimizer("Adam", 0.05), **options)
     again = tsps.DistributedOptimizer.from_config(one.get_config())
     assert again.get_config() == one.get_config()
-    assert again.name == "mine"
+    assert (again.name, again.broadcast) == ("mine", False)
     assert again.inner_optimizer is not one.inner_optimizer
 
 

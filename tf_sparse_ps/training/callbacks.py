@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras
 from tf_sparse_ps import collectives as collectives_lib
-from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import distributed_optimizer
+from tf_sparse_ps.training.equal_weights import broadcast_variables
 
 _NOT_A_NUMBER_OF_BATCHES = {
     0: "none: give every rank at least one",
@@ -25,6 +25,8 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
 
     They are sent when training begins, or, for a model that is built by its first batch only, after that batch. Tables
     need none of it: there is one per node, and nodes get equal ones when the optimizer binds them.
+
+    `DistributedOptimizer(broadcast=True)` does the same with rank 0's before its first step, for what it knows of.
     """
 
     def __init__(self, root: int = 0, *, collectives: str = "auto") -> None:
@@ -40,6 +42,8 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
         built = self._collectives.allgather_object(bool(self.model.built), "tsps.built")
         if all(built):
             self._broadcast()
+        elif isinstance(self.model.optimizer, distributed_optimizer.DistributedOptimizer):
+            self.model.optimizer.begin_with(self._root)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sends, if it has not been done."""
@@ -53,35 +57,6 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
         broadcast_variables(
             [*self.model.weights, *(extra() if callable(extra) else extra)], self._root, self._collectives
         )
-
-
-def broadcast_variables(variables: list[Any], root: int, collectives: collectives_lib.Collectives) -> None:
-    """Sets variables to their values on rank `root`. Anchors of tables are left out. Eager, on all ranks.
-
-    Raises:
-      ValueError: Ranks have different variables.
-    """
-    if collectives.size == 1:
-        return
-    dense = [_keras.tf_variable(one) for one in variables if anchor.binding_of(one) is None]
-    # Seed generators and the like are each rank's own business; numbers of all types travel.
-    dense = [one for one in dense if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool]
-    signature = [(one.dtype.name, tuple(one.shape)) for one in dense]
-    for rank, theirs in enumerate(collectives.allgather_object(signature, "tsps.broadcast.signature")):
-        if theirs != signature:
-            raise ValueError(
-                f"rank {rank} has {len(theirs)} variables, rank {collectives.rank} has {len(signature)}, or of other "
-                f"shapes: {[pair for pair in zip(theirs, signature, strict=False) if pair[0] != pair[1]][:3]}"
-            )
-    for dtype in sorted({one.dtype.name for one in dense}):
-        same = [one for one in dense if one.dtype.name == dtype]
-        values = tf.concat([tf.reshape(tf.convert_to_tensor(one), [-1]) for one in same], axis=0)
-        # The collectives' own types: bool is not one of them.
-        wire = tf.cast(values, tf.int32) if values.dtype.is_bool else values
-        received = tf.cast(collectives.broadcast(wire, root, f"tsps.broadcast.{dtype}"), values.dtype)
-        sizes = [one.shape.num_elements() for one in same]
-        for one, value in zip(same, tf.split(received, sizes), strict=True):
-            one.assign(tf.reshape(value, one.shape))
 
 
 class MetricAverage(_keras.keras.callbacks.Callback):
@@ -189,7 +164,7 @@ class EqualSteps(_keras.keras.callbacks.Callback):
         """Tells the optimizer after how many steps this rank has no batch left."""
         if self.own_steps < self.steps:
             optimizer = self.model.optimizer
-            optimizer.weigh_until(int(optimizer.iterations) + self.own_steps)
+            optimizer.weigh_until(int(tf.convert_to_tensor(optimizer.iterations)) + self.own_steps)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gives the rank its weight back."""

@@ -43,6 +43,7 @@ class DistributedOptimizer(_keras.Optimizer):
         topology: str = "hierarchical",
         wire: str = "float32",
         schedule: schedules.Schedule | None = None,
+        broadcast: bool = True,
         collectives: str = "auto",
         name: str | None = None,
     ) -> None:
@@ -62,6 +63,8 @@ class DistributedOptimizer(_keras.Optimizer):
           wire: What sparse gradients are rounded to where they travel between nodes (or, "flat", between ranks):
             "float32", "bfloat16" or "float16". Sums are made in float32.
           schedule: When dense gradients travel and are applied, one of `tsps.schedules`; None: `Synchronous()`.
+          broadcast: All ranks get rank 0's dense weights and optimizer variables before the first step, if theirs
+            differ. False: that they differ is a ValueError on all ranks.
           collectives: "auto", "horovod", "tf.distribute" (of the strategy in whose scope this is made) or "local".
           name: For Keras.
 
@@ -78,6 +81,8 @@ class DistributedOptimizer(_keras.Optimizer):
             raise ValueError(f"`topology` must be one of {topologies.TOPOLOGIES}. Received: {topology!r}")
         if wire not in sparse_ring.WIRES:
             raise ValueError(f"`wire` must be one of {sparse_ring.WIRES}. Received: {wire!r}")
+        if not isinstance(broadcast, bool):
+            raise ValueError(f"`broadcast` must be True or False. Received: {broadcast!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule
         rule = optimizers.get(sparse_optimizer)
         found, strategy = collectives_lib.resolve(collectives), collectives_lib.active_strategy()
@@ -94,6 +99,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self.topology = topology
         self.wire = wire
         self._schedule = schedule
+        self.broadcast = broadcast
         self.collectives = collectives
         self._step = step.Step(self, found, rule or _match(optimizer))
 
@@ -198,6 +204,10 @@ class DistributedOptimizer(_keras.Optimizer):
         """
         return self._step.weight.variable
 
+    def begin_with(self, rank: int) -> None:
+        """Has the first step begin with this rank's variables in place of rank 0's. Every rank calls it before."""
+        self._step.equal.root = rank
+
     def weigh_until(self, iterations: int | None) -> None:
         """Gives this rank weight 0 in the steps from this number of updates on; None: in none.
 
@@ -284,6 +294,7 @@ class DistributedOptimizer(_keras.Optimizer):
             "topology": self.topology,
             "wire": self.wire,
             "schedule": {"class_name": type(self.schedule).__name__, "config": self.schedule.get_config()},
+            "broadcast": self.broadcast,
             "collectives": self.collectives,
         }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _ops
+from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.training import sparse_ring
 from tf_sparse_ps.training.sparse_ring import SparseGradient
@@ -34,13 +34,26 @@ class RankWeight:
         with tf.init_scope(), tf.device("/CPU:0"):
             self.variable = tf.Variable(1.0, trainable=False, name="rank_weight")
             self._until = tf.Variable(_ALWAYS, dtype=tf.int64, trainable=False, name="rank_weight_until")
+        self._leave_out = False
 
     def only_until(self, iterations: int | None) -> None:
         """Steps from this number of updates on have weight 0, whatever `variable` is; None: no such number."""
         self._until.assign(_ALWAYS if iterations is None else iterations)
 
+    def shift(self, steps: int) -> None:
+        """The number of updates has changed by so many other than by training: `only_until` means the same steps."""
+        for until in _keras.local_variables(self._until):
+            until.assign(tf.where(until == _ALWAYS, until, until + steps))
+
+    def leave_out_next(self) -> None:
+        """Weight 0 in the next step, which is made eagerly."""
+        self._leave_out = True
+
     def now(self, iterations: Any) -> tf.Tensor:
         """The weight of the step after so many updates: float32 scalar. NaN stands for one that is not allowed."""
+        if self._leave_out:
+            self._leave_out = False
+            return tf.zeros([])
         return tf.where(tf.cast(iterations, tf.int64) < self._until, allowed(self.variable), 0.0)
 
 

@@ -16,6 +16,7 @@ from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.training import (
     binding,
     clipping,
+    equal_weights,
     failures,
     rank_weight,
     refusals,
@@ -38,6 +39,7 @@ class Step:
     Attributes:
       variables: That the optimizer was built for.
       weight: Of this rank.
+      equal: What makes ranks begin alike.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Step:
         """
         self.variables: list[Any] = []
         self.weight = rank_weight.RankWeight()
+        self.equal = equal_weights.EqualWeights(owner, collectives, self.weight)
         self._owner, self._collectives, self._rule = owner, collectives, rule
         self._ordinal: int | None = None  # names this optimizer's operations
         self._ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
@@ -176,9 +179,10 @@ class Step:
         if not self.variables:
             owner.build([variable for _, variable in pairs])
         tables, dense = replicas.combine([split(one) for one in per_replica], n_replicas, owner.sparse_reduction)
+        computed = tf.executing_eagerly() and all(mean_of(one.value) is None for one in dense)
         with tf.init_scope():
             job = job_lib.current() if tables else None
-            self._bind(job, tables, dense)
+            self._bind(job, tables, dense, computed)
         return job, tables, dense
 
     def _reduce(
@@ -247,13 +251,21 @@ class Step:
             return int(_table.Group.open(job_lib.current().group_path).info()["step"]) + 1
         return int(self._begun) if self._begun is not None else 0
 
-    def _bind(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient]) -> None:
-        owner = self._owner
+    def _bind(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient], computed: bool) -> None:
         if job is not None:
             job.trained_by(self)
         new = [one.table for one in tables if one.table.path not in self._bound]
-        if self._ordinal is not None and not new:
-            return
+        if self._ordinal is None or new:
+            self._agree(job, tables, dense, new)
+        if self.equal.pending:
+            also = [one for one in self._also() if tf.as_dtype(one.dtype).is_floating]
+            self.equal.make([*self.variables, *(one.variable for one in dense), *also], computed=computed)
+        if self._started is None:
+            self._started = self._owner.schedule.start(self._owner, self._collectives, f"tsps.{self._ordinal}")
+            self._started.also_average(self._also)
+
+    def _agree(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient], new: list[Any]) -> None:
+        owner = self._owner
         self._ordinal = binding.bind(
             self._collectives,
             job,
@@ -264,17 +276,16 @@ class Step:
                 "topology": owner.topology,
                 "wire": owner.wire,
                 "schedule": owner.schedule,
+                "broadcast": owner.broadcast,
                 "wrapped optimizer": type(owner.inner_optimizer).__name__,
-                "updates made before": int(tf.convert_to_tensor(owner.iterations)),
+                # Until ranks are made equal, one alone may have loaded them.
+                "updates made before": "any" if self.equal.pending else int(tf.convert_to_tensor(owner.iterations)),
                 "clipping": clipping.Clipping.of(owner.inner_optimizer),
                 "dense gradients": [one.signature for one in dense],
                 "tables with gradients": [one.table.config.name for one in tables],
             },
         )
         self._bound.update(table.path for table in new)
-        if self._started is None:
-            self._started = owner.schedule.start(owner, self._collectives, f"tsps.{self._ordinal}")
-            self._started.also_average(self._also)
         if self._collectives.size > 1:
             if self._begun is None and job is None:
                 self._begun = _keras.local_variable(0, "int64", f"tsps.{self._ordinal}.begun")
