@@ -20,8 +20,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-tf215 horovod-tf215 build train test pytest pytest-tf215 cc-test asan tsan crash crash-build \
-        bench cc-bench wheel wheel-smoke bazel lint format clean
+.PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly matrix \
+        matrix-tf215 cc-test asan tsan crash crash-build bench cc-bench wheel wheel-smoke bazel lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -63,11 +63,24 @@ train: build  ## sets everything up and trains a click-through model on 4 ranks 
 test: build  ## sets everything up and runs all tests, cheap ones first
 	@$(PY) tools/test_stages.py
 
+nightly: build horovod-tf215  ## all tests, also those that take hours, and under both TensorFlows
+	@$(PY) tools/test_stages.py --nightly
+
 pytest: build
 	@$(PY) -m pytest tests $(PYTEST_ARGS)
 
 pytest-tf215: build venv-tf215  ## the Python tests under TensorFlow 2.15 (Keras 2)
 	@$(VENV_215)/bin/python -m pytest tests $(PYTEST_ARGS)
+
+pytest-nightly: build  ## the Python tests that are marked nightly, but the matrix
+	@$(PY) -m pytest tests -m nightly --ignore=tests/matrix $(PYTEST_ARGS) || [ $$? -eq 5 ]  # there may be none
+
+# Cases of one run share a job of two ranks:  make matrix PYTEST_ARGS='-k clipping'
+matrix: build  ## the docs' tables of what works with what, row by row, on two ranks
+	@$(PY) -m pytest tests/matrix -m nightly $(PYTEST_ARGS)
+
+matrix-tf215: build horovod-tf215  ## the same under TensorFlow 2.15 (Keras 2)
+	@$(VENV_215)/bin/python -m pytest tests/matrix -m nightly $(PYTEST_ARGS)
 
 cc-test: $(VENV)/.requirements  ## the C++ tests, with asserts and fault points
 	@$(NATIVE) --variant=debug test $(GTEST_ARGS)

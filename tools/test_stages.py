@@ -1,9 +1,11 @@
-"""Runs every suite through make, cheap ones first, and ends with the time of each and one line of counts.
+"""Runs suites through make, cheap ones first, and ends with the time of each and one line of counts.
 
-    make test                        all stages
+    make test                        the stages of every day
+    make nightly                     all stages, none as a slice
     python tools/test_stages.py lint cc-test      these
+    python tools/test_stages.py --nightly matrix
 
-The first three stop the run when they fail: nothing after them would mean much. Later ones all run.
+Lint, build and cc-test stop the run when they fail: nothing after them would mean much. Later ones all run.
 """
 
 from __future__ import annotations
@@ -39,6 +41,20 @@ STAGES = (
     Stage("crash", ("CRASH_ARGS=--kills 40",)),
     Stage("asan", (_SHORT,)),
     Stage("tsan", (_SHORT,)),
+)
+
+
+NIGHTLY = (
+    *STAGES[:4],
+    Stage("pytest-tf215"),
+    Stage("pytest-nightly"),
+    Stage("matrix"),
+    Stage("matrix-tf215"),
+    Stage("wheel-smoke"),
+    Stage("bazel"),
+    Stage("crash"),
+    Stage("asan"),
+    Stage("tsan"),
 )
 
 
@@ -92,13 +108,15 @@ def run(stage: Stage) -> Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(stage.name for stage in STAGES))
-    names = parser.parse_args().stages
-    if unknown := set(names) - {stage.name for stage in STAGES}:
+    parser.add_argument("--nightly", action="store_true", help="all of them, and none as a slice")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(stage.name for stage in NIGHTLY))
+    arguments = parser.parse_args()
+    names, stages = arguments.stages, NIGHTLY if arguments.nightly else STAGES
+    if unknown := set(names) - {stage.name for stage in stages}:
         parser.error(f"no such stage: {', '.join(sorted(unknown))}")
 
     results: list[Result] = []
-    for stage in STAGES:
+    for stage in stages:
         if not names or stage.name in names:
             results.append(run(stage))
             if stage.stops and results[-1].status:
@@ -111,7 +129,7 @@ def main() -> int:
         print(f"{result.stage.name:12} {'FAILED' if result.status else 'ok':6} {result.seconds:6.0f} s  {counts}")
         for skip in result.skips:
             print(f"{'':12} {skip}")
-    not_run = [stage.name for stage in STAGES if not names and stage not in [result.stage for result in results]]
+    not_run = [stage.name for stage in stages if not names and stage not in [result.stage for result in results]]
     if not_run:
         print(f"not run after the failure: {', '.join(not_run)}")
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
