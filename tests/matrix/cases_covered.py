@@ -1,0 +1,102 @@
+"""Rows that other suites run: under strategies, and what ends a job. `make nightly` runs those under both Kerases."""
+
+from __future__ import annotations
+
+from registry import covered
+
+_MIRRORED, _WORKERS = "tests/distribute/test_mirrored.py", "tests/distribute/test_workers.py"
+_FAILED, _AGREE = "tests/multirank/test_failed_ranks_are_named.py", "tests/multirank/test_ranks_must_agree.py"
+_LAUNCHERS = "tests/training/test_launchers.py"
+
+covered(
+    "training",
+    "`MultiWorkerMirroredStrategy`, `MirroredStrategy`",
+    f"{_WORKERS}::test_two_workers_equal_the_reference",
+    f"{_MIRRORED}::test_two_replicas_equal_two_ranks_of_the_reference",
+)
+covered(
+    "training",
+    "processes of `mpirun`, `srun` or `horovodrun` that have not met",
+    f"{_LAUNCHERS}::test_ranks_of_mpirun_that_have_not_met_are_refused_until_they_say_that_they_are_alone",
+    f"{_LAUNCHERS}::test_ranks_of_srun_that_have_not_met_are_refused_and_the_script_of_a_batch_job_trains",
+    refused=True,
+)
+covered(
+    "training",
+    "ranks that differ in tables, rules, options or dense shapes",
+    f"{_AGREE}::test_every_rank_says_what_differs",
+    refused=True,
+)
+covered(
+    "training",
+    "ranks with different numbers of batches",
+    f"{_FAILED}::test_ranks_that_leave_the_others_alone_are_named_on_all_nodes",
+    refused=True,
+)
+covered(
+    "training",
+    "`hvd.join`",
+    f"{_FAILED}::test_ranks_that_leave_the_others_alone_are_named_on_all_nodes",
+    refused=True,
+)
+
+covered(
+    "layers",
+    "`tf.distribute` strategies with several replicas",
+    f"{_WORKERS}::test_two_workers_equal_the_reference",
+    f"{_MIRRORED}::test_fit_equals_keras_under_the_same_strategy",
+)
+
+_REFUSED = f"{_MIRRORED}::test_what_cannot_work_is_refused_with_the_reason"
+covered(
+    "strategies",
+    "loops of one's own, `MultiWorkerMirroredStrategy`, one device per worker",
+    f"{_WORKERS}::test_two_workers_equal_the_reference",
+    f"{_WORKERS}::test_workers_of_two_nodes_equal_the_reference",
+)
+covered(
+    "strategies",
+    "loops of one's own, `MirroredStrategy`",
+    f"{_MIRRORED}::test_two_replicas_equal_two_ranks_of_the_reference",
+)
+covered("strategies", "`fit`, `MirroredStrategy`", f"{_MIRRORED}::test_fit_equals_keras_under_the_same_strategy")
+covered(
+    "strategies",
+    "`fit`, `MultiWorkerMirroredStrategy`",
+    f"{_WORKERS}::test_fit_equals_keras_under_the_same_strategy",
+    f"{_WORKERS}::test_fit_ends_with_keras_3s_own_error",
+)
+covered(
+    "strategies",
+    '`topology="hierarchical"` and `"flat"`, `wire`, all reductions, clipping',
+    f"{_WORKERS}::test_workers_of_two_nodes_equal_the_reference",
+    f"{_WORKERS}::test_a_narrow_wire_between_nodes",
+)
+covered(
+    "strategies",
+    "`tsps.DistributedGradientTape`, `BroadcastVariables`, `MetricAverage`",
+    f"{_WORKERS}::test_fit_equals_keras_under_the_same_strategy",
+    f"{_MIRRORED}::test_fit_equals_keras_under_the_same_strategy",
+)
+covered(
+    "strategies",
+    "several devices in each of several workers",
+    f"{_MIRRORED}::test_several_replicas_in_each_of_several_workers_are_refused",
+    refused=True,
+)
+covered(
+    "strategies",
+    "`apply_gradients` outside of `strategy.run`, or in a tf.function or control flow within its function",
+    _REFUSED,
+    refused=True,
+)
+covered("strategies", "a wrapped optimizer, or the wrapper, made outside of the scope", _REFUSED, refused=True)
+covered(
+    "strategies",
+    "a table made before the strategy's scope, of several workers",
+    f"{_MIRRORED}::test_a_table_made_before_the_strategy_is_refused",
+    refused=True,
+)
+covered("strategies", "Keras 2's legacy optimizers", _REFUSED, refused=True)
+covered("strategies", 'Horovod initialised as well; `collectives="horovod"` or `"local"`', _REFUSED, refused=True)
+covered("strategies", "`TPUStrategy`, `ParameterServerStrategy`, `CentralStorageStrategy`", _REFUSED, refused=True)

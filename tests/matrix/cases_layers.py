@@ -1,0 +1,537 @@
+"""Rows of "The layers beside Keras's": arguments and behaviour of the layer, within a job of two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from registry import refused, works
+from twins import (
+    BATCH,
+    DIM,
+    IDS,
+    KERAS_3,
+    ROWS,
+    TARGETS,
+    assert_equal,
+    assert_fit,
+    fit,
+    keras,
+    loop,
+    model,
+    optimizer,
+    pair,
+    step_of,
+    wrapped,
+)
+
+import tf_sparse_ps as tsps
+
+TYPES = "id types"
+CAST = "the same through a `keras.Input` of an integer type, or a Sequential"
+INITIALIZERS = "`embeddings_initializer`: zeros, ones, constant, uniform, normal, truncated normal"
+SCALED = "glorot, he, lecun, VarianceScaling"
+OWN = "other and custom initializers"
+MATRIX = "`get_weights`, `set_weights`, of the model too"
+CONTROL_FLOW = "inside `tf.cond`, `tf.while_loop`, `tf.map_fn`, `tf.recompute_grad`"
+
+
+def _rows(layer: Any) -> np.ndarray:
+    """All rows of a bounded layer, as both ranks read them."""
+    return np.asarray(layer(tf.range(ROWS)))
+
+
+def _assert_refused(act: Callable[[], Any], words: str) -> None:
+    with pytest.raises(Exception, match=re.escape(words)):
+        act()
+
+
+def _assert_trains_like_keras(rank: Any, **options: Any) -> None:
+    """With an option of the layer that both have."""
+    ours, theirs = pair(**options)
+    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    theirs.compile(optimizer("SGD", 0.05), "mse")
+    fit(ours, rank.rank), fit(theirs, None)
+    assert_equal(rank, ours, theirs)
+
+
+# --- arguments ---
+
+
+@works("layers", "`input_dim`, `output_dim`")
+def open_and_bounded_vocabularies(rank: Any) -> None:
+    assert_fit(rank, lambda: optimizer("Adagrad", 0.05))
+    ours = model(tsps.Embedding(None, DIM))
+    ours.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
+    table = ours.layers[1].bindings[0].reader()
+    assert len(table) == 0
+    far = IDS[rank.rank] * 2**40 - 7 * rank.rank  # rows appear when they are trained, by either rank
+    ours.fit(far, TARGETS[rank.rank], batch_size=BATCH, verbose=0, shuffle=False)
+    keys = {int(key) for key in np.unique(IDS[0]) * 2**40}
+    assert set(np.asarray(table.keys()).tolist()) == keys | {key - 7 for key in keys}
+    rank.same(np.asarray(ours.layers[1](tf.constant(sorted(keys)))).tolist())
+
+
+@works("layers", "ids out of range")
+def ids_out_of_range(rank: Any) -> None:
+    """Adapted: an error. A batch of them trains on neither rank, and the next one does."""
+    ours, theirs = pair()
+    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    theirs.compile(optimizer("SGD", 0.05), "mse")
+    layer = ours.layers[1]
+    for wrong in (-1, ROWS):
+        _assert_refused(lambda wrong=wrong: layer(tf.constant([wrong])), f"{wrong}")
+        _assert_refused(lambda wrong=wrong: tf.function(layer)(tf.constant([wrong])), f"{wrong}")
+    rank.ranks.barrier("matrix.looked")
+    fit(ours, rank.rank), fit(theirs, None)
+    assert_equal(rank, ours, theirs)
+
+
+@works("layers", TYPES)
+def every_integer_type(rank: Any) -> None:
+    ours, _ = pair()
+    rows = _rows(ours.layers[1])
+    for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        look = tf.function(ours.layers[1])
+        np.testing.assert_array_equal(look(tf.constant([3, 11], dtype)), rows[[3, 11]])
+
+
+def _ids_refused(name: str, words: str, ids: Callable[[], Any]) -> None:
+    def case(rank: Any) -> None:
+        tf.function(tsps.Embedding(None, DIM))(ids())
+
+    case.__name__ = f"ids_that_are_{name}"
+    refused("layers", TYPES, words)(case)
+
+
+_ids_refused("beyond_int64", "int64|9223372036854775808", lambda: tf.constant([2**63], tf.uint64))
+_ids_refused("floats", "integers|integer", lambda: tf.constant([1.5]))
+_ids_refused("booleans", "integers|integer", lambda: tf.constant([True]))
+_ids_refused("strings", "integers|integer", lambda: tf.constant(["a"]))
+
+
+@refused("layers", CAST, "float")
+def floats_that_keras_casts(rank: Any) -> None:
+    ours = model(tsps.Embedding(ROWS, DIM))
+    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    ours.fit(IDS[rank.rank].astype("float32") + 0.5, TARGETS[rank.rank], batch_size=BATCH, verbose=0)
+
+
+@works("layers", "input rank, ragged, sparse")
+def ragged_and_sparse_ids(rank: Any) -> None:
+    ours, theirs = (one.layers[1] for one in pair())
+    for ids in (tf.constant(3), tf.constant([[[1], [2]]]), tf.constant([[1, 0, 2]])):
+        np.testing.assert_array_equal(tf.function(ours)(ids), theirs(ids))
+    ragged = tf.ragged.constant([[1, 2], [], [3]])
+    assert ours(ragged).to_list() == theirs(ragged).to_list()
+    sparse = tf.sparse.from_dense([[1, 0, 2], [0, 0, 0]])
+    np.testing.assert_allclose(ours(sparse), theirs(sparse), rtol=1e-6)
+
+
+@works("layers", INITIALIZERS)
+def initializers_that_tables_have(rank: Any) -> None:
+    names = ("zeros", "ones", keras.initializers.Constant(0.3), "uniform", "normal", "truncated_normal")
+    for name in names:
+        for vocabulary in (1000, None):
+            ours = tsps.Embedding(vocabulary, 16, embeddings_initializer=name)
+            theirs = keras.layers.Embedding(1000, 16, embeddings_initializer=name)
+            rows, wanted = (np.asarray(layer(tf.range(1000))) for layer in (ours, theirs))
+            np.testing.assert_allclose(rows.mean(), wanted.mean(), atol=0.002)
+            np.testing.assert_allclose(rows.std(), wanted.std(), atol=0.002)
+            rank.same(float(rows.sum()))
+
+
+@works("layers", "`keras.utils.set_random_seed`")
+def seeds(rank: Any) -> None:
+    """A model made again after the same seed has the same rows, whatever rank 1's seed is."""
+    found = []
+    for _ in range(2):
+        keras.utils.set_random_seed(31 + rank.rank)
+        found.append(_rows(tsps.Embedding(ROWS, DIM)))
+        rank.same(found[-1].tolist())
+    np.testing.assert_array_equal(*found)
+
+
+@works("layers", SCALED)
+def initializers_of_the_whole_matrix(rank: Any) -> None:
+    for name in ("glorot_uniform", "he_normal", "lecun_uniform", keras.initializers.VarianceScaling(2.0)):
+        ours, theirs = (
+            kind(2000, 16, embeddings_initializer=name) for kind in (tsps.Embedding, keras.layers.Embedding)
+        )
+        rows, wanted = (np.asarray(layer(tf.range(2000))) for layer in (ours, theirs))
+        np.testing.assert_allclose(rows.std(), wanted.std(), rtol=0.05)
+        rank.same(float(rows.sum()))
+
+
+@refused("layers", SCALED, "unbounded.*input_dim")
+def initializers_of_a_matrix_that_is_not_there(rank: Any) -> None:
+    tsps.Embedding(None, DIM, "glorot_uniform")
+
+
+@works("layers", OWN)
+def custom_initializer(rank: Any) -> None:
+    def drawn(shape: Any, dtype: Any = None) -> Any:
+        return tf.fill(shape, 1.0 + rank.rank)  # rank 0's values win
+
+    ours = tsps.Embedding(ROWS, DIM, embeddings_initializer=drawn)
+    np.testing.assert_array_equal(_rows(ours), np.ones((ROWS, DIM)))
+    orthogonal = tsps.Embedding(ROWS, DIM, "orthogonal")
+    rows = _rows(orthogonal)
+    np.testing.assert_allclose(rows.T @ rows, np.eye(DIM), atol=1e-5)
+
+
+@refused("layers", "`embeddings_regularizer`", "activity_regularizer")
+def regularizer_of_rows(rank: Any) -> None:
+    tsps.Embedding(ROWS, DIM, embeddings_regularizer="l2")
+
+
+@works("layers", "`activity_regularizer`")
+def regularizer_of_what_was_looked_up(rank: Any) -> None:
+    # A sum over the batch, divided by its size: the mean of two ranks' is that of both.
+    _assert_trains_like_keras(rank, activity_regularizer=keras.regularizers.L2(0.1))
+
+
+@refused("layers", "`embeddings_constraint`", "constrain|UnitNorm")
+def constraint_of_rows(rank: Any) -> None:
+    tsps.Embedding(ROWS, DIM, embeddings_constraint="unit_norm")
+
+
+@works("layers", "`mask_zero`")
+def masks(rank: Any) -> None:
+    def made(layer: Any) -> Any:
+        ids = keras.layers.Input((3,), dtype="int64")
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.LSTM(4)(layer(ids))))
+
+    theirs, ours = (made(kind(ROWS, DIM, mask_zero=True)) for kind in (keras.layers.Embedding, tsps.Embedding))
+    ours.set_weights(theirs.get_weights())
+    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    theirs.compile(optimizer("SGD", 0.05), "mse")
+    fit(ours, rank.rank), fit(theirs, None)
+    assert_equal(rank, ours, theirs)
+
+
+@works("layers", "`weights=`")
+def given_rows(rank: Any) -> None:
+    matrix = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
+    ours = tsps.Embedding(ROWS, DIM, weights=[matrix])
+    np.testing.assert_array_equal(_rows(ours), matrix)
+    rank.same(_rows(ours).tolist())
+
+
+@works("layers", "`input_length`, `input_shape` (Keras 2)", keras=2)
+def input_length_of_keras_2(rank: Any) -> None:
+    def made(kind: Any, **options: Any) -> Any:
+        return keras.Sequential([kind(ROWS, DIM, **options), keras.layers.Flatten(), keras.layers.Dense(1)])
+
+    for options in ({"input_length": 3}, {"input_shape": (3,)}):
+        theirs, ours = made(keras.layers.Embedding, **options), made(tsps.Embedding, **options)
+        ours.set_weights(theirs.get_weights())
+        ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+        theirs.compile(optimizer("SGD", 0.05), "mse")
+        fit(ours, rank.rank), fit(theirs, None)
+        assert_equal(rank, ours, theirs)
+
+
+@refused("layers", "`lora_rank`, `lora_alpha`, `enable_lora`", "trainable=False")
+def low_rank_adapters(rank: Any) -> None:
+    with contextlib.suppress(AttributeError):
+        _assert_refused(lambda: tsps.Embedding(ROWS, DIM).enable_lora(2), "trainable=False")
+    tsps.Embedding(ROWS, DIM, lora_rank=2)
+
+
+@refused("layers", "`quantization_config`, `quantize`", "float32")
+def quantized_rows(rank: Any) -> None:
+    with contextlib.suppress(AttributeError):
+        _assert_refused(lambda: tsps.Embedding(ROWS, DIM).quantize("int8"), "float32")
+    tsps.Embedding(ROWS, DIM, quantization_config={})
+
+
+@refused("layers", "`use_one_hot_matmul` (Keras 2)", "one-hot", keras=2)
+def one_hot(rank: Any) -> None:
+    tsps.Embedding(ROWS, DIM, use_one_hot_matmul=True)
+
+
+@works("layers", "`dtype`")
+def policies(rank: Any) -> None:
+    for policy in ("mixed_float16", "mixed_bfloat16", "float32"):
+        ours, theirs = (kind(ROWS, DIM, "ones", dtype=policy) for kind in (tsps.Embedding, keras.layers.Embedding))
+        got, want = tf.function(ours)(tf.constant([1])), theirs(tf.constant([1]))
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(tf.cast(got, tf.float32), tf.cast(want, tf.float32))
+    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, dtype="float64"), "float32")
+
+
+@works("layers", "`layer.compute_dtype` (Keras 3), `layer.dtype` (Keras 2)")
+def type_of_a_sequentials_input(rank: Any) -> None:
+    big = 2**24 + 1
+    layer = tsps.Embedding(None, 2, "zeros")
+    assert (layer.compute_dtype if KERAS_3 else layer.dtype) == "int64"
+    ours = keras.Sequential([layer, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    ours.fit(np.full((4, 3), big), TARGETS[rank.rank][:4], batch_size=4, verbose=0)
+    assert layer.bindings[0].reader().keys().tolist() == [big]
+
+
+@refused("layers", "float model inputs", 'dtype="int64"|int64')
+def float_inputs(rank: Any) -> None:
+    ids = keras.Input((3,))
+    keras.Model(ids, tsps.Embedding(ROWS, DIM)(ids))
+
+
+# --- what a layer does ---
+
+
+@works("layers", "`trainable=False`")
+def frozen_layer(rank: Any) -> None:
+    ours, theirs = (model(kind(ROWS, DIM, trainable=False)) for kind in (tsps.Embedding, keras.layers.Embedding))
+    ours.set_weights(theirs.get_weights())
+    before = ours.get_weights()
+    position = 0 if np.asarray(before[0]).shape == (ROWS, DIM) else len(before) - 1
+    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    theirs.compile(optimizer("SGD", 0.05), "mse")
+    fit(ours, rank.rank), fit(theirs, None)
+    assert_equal(rank, ours, theirs)
+    np.testing.assert_array_equal(ours.get_weights()[position], before[position])
+
+
+@works("layers", "one layer called twice; nested functions")
+def called_twice(rank: Any) -> None:
+    def made(layer: Any) -> Any:
+        ids = keras.layers.Input((3,), dtype="int64")
+        twice = keras.layers.Add()([layer(ids), layer(ids)])
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(twice)))
+
+    theirs, ours = made(keras.layers.Embedding(ROWS, DIM)), made(tsps.Embedding(ROWS, DIM))
+    ours.set_weights(theirs.get_weights())
+    one, other = wrapped(optimizer("SGD", 0.05)), optimizer("SGD", 0.05)
+    within = tf.function(lambda ids: ours(ids))
+    nested = tf.function(step_of(_Calls(ours, within), one.apply_gradients))
+    loop(nested, rank.rank)
+    loop(tf.function(step_of(theirs, other.apply_gradients)), None)
+    assert_equal(rank, ours, theirs)
+
+
+class _Calls:
+    """A model that is called through a function of its own."""
+
+    def __init__(self, of: Any, function: Any) -> None:
+        self._of, self._function = of, function
+
+    def __call__(self, ids: Any, training: bool) -> Any:
+        return self._function(ids)
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        return list(self._of.trainable_variables)
+
+
+@works("layers", MATRIX)
+def weights_as_a_matrix(rank: Any) -> None:
+    ours, theirs = pair()
+    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    matrix = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
+    ours.layers[1].set_weights([matrix])
+    np.testing.assert_array_equal(_rows(ours.layers[1]), matrix)
+    _assert_refused(lambda: model(tsps.Embedding(None, DIM)).get_weights(), "unbounded")
+
+
+@works("layers", "`layer.embeddings`")
+def embeddings_attribute(rank: Any) -> None:
+    ours, theirs = (one.layers[1] for one in pair())
+    np.testing.assert_array_equal(ours.embeddings.numpy(), np.asarray(theirs.embeddings))
+    np.testing.assert_array_equal(ours.embeddings[2:4], theirs.embeddings[2:4])
+    ours.embeddings.assign(np.ones((ROWS, DIM), np.float32))
+    np.testing.assert_array_equal(_rows(ours), np.ones((ROWS, DIM)))
+    open_ = tsps.Embedding(None, DIM)
+    open_.build(None)
+    _assert_refused(lambda: open_.embeddings, "unbounded")
+
+
+@works("layers", "`layer.weights`")
+def the_anchor(rank: Any) -> None:
+    ours, _ = pair()
+    (anchor,) = ours.layers[1].weights
+    np.testing.assert_array_equal(np.asarray(ours.layers[1].get_weights()[0]), _rows(ours.layers[1]))
+
+    @tf.function
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(ours.layers[1](tf.constant([3, 5, 3])))
+        return tape.gradient(loss, anchor)
+
+    found = gradient()
+    assert isinstance(found, tf.IndexedSlices)
+    sums = dict.fromkeys((3, 5), 0.0)
+    for key, row in zip(found.indices.numpy().tolist(), found.values.numpy(), strict=True):
+        sums[key] += row[0]
+    assert sums == {3: 2.0, 5: 1.0}
+
+
+@works("layers", "`count_params`, `summary`")
+def counts(rank: Any) -> None:
+    ours, theirs = pair()
+    if KERAS_3:
+        assert ours.count_params() == theirs.count_params()
+        assert model(tsps.Embedding(None, DIM)).count_params() == theirs.count_params() - ROWS * DIM
+    else:
+        assert ours.count_params() == theirs.count_params() - ROWS * DIM
+    ours.summary(print_fn=lambda *_, **__: None)
+
+
+@works("layers", "`get_config`, `from_config`")
+def configurations(rank: Any) -> None:
+    theirs = keras.layers.Embedding(ROWS, DIM, "ones", mask_zero=True, name="words")
+    ours = tsps.Embedding.from_config(theirs.get_config())
+    assert (ours.input_dim, ours.output_dim, ours.mask_zero, ours.name) == (ROWS, DIM, True, "words")
+    again = tsps.Embedding.from_config(ours.get_config())
+    assert again.get_config() == ours.get_config()
+    np.testing.assert_array_equal(_rows(again), np.ones((ROWS, DIM)))
+
+
+@works("layers", "`clone_model`")
+def clones(rank: Any) -> None:
+    ours, _ = assert_fit(rank, lambda: optimizer("SGD", 0.05))
+    before = ours.get_weights()[0]
+    clone = keras.models.clone_model(ours)
+    clone.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    fit(clone, rank.rank, epochs=1)
+    assert clone.layers[1].name == ours.layers[1].name
+    np.testing.assert_array_equal(ours.get_weights()[0], before)
+    rank.same([weight.tolist() for weight in clone.get_weights()[:1]])
+
+
+# --- training, as the layers' page has it ---
+
+
+@works("layers", "optimizers")
+def an_optimizer_of_ours(rank: Any) -> None:
+    assert_fit(rank, lambda: optimizer("Adam", 0.05))
+    others = [optimizer("SGD", 0.05), optimizer("Adam", 0.05), optimizer("RMSprop", 0.05, global_clipnorm=1.0)]
+    others += [] if KERAS_3 else [optimizer("legacy.SGD", 0.05), optimizer("legacy.Adam", 0.05)]
+    for other in others:
+        ours = model(tsps.Embedding(ROWS, DIM))
+        ours.compile(other, "mse")
+        _assert_refused(lambda ours=ours: fit(ours, rank.rank, epochs=1), "tsps.DistributedOptimizer")
+
+
+@works("layers", "optimizer updates")
+def lazy_updates(rank: Any) -> None:
+    """Adam moves the rows of a step's ids only, and repeated ids are added up before the rule."""
+    layer = tsps.Embedding(ROWS, DIM, "zeros")
+    layer.build(None)
+    one = wrapped(optimizer("Adam", 0.5, epsilon=1e-30))
+
+    @tf.function
+    def step(ids: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids))
+        variables = layer.trainable_variables
+        one.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
+
+    step(tf.constant([1, 1, 2 + rank.rank]))
+    step(tf.constant([4, 4, 4]))
+    rows = _rows(layer)
+    # A first update of Adam is the learning rate, whatever the gradient. The second one leaves all other rows alone.
+    first = 0.5 * np.sqrt((1 - 0.999**2) / 1) / (1 - 0.9**2) * 0.1 / np.sqrt(0.001)
+    expected = np.zeros((ROWS, DIM))
+    expected[[1, 2, 3]] = -0.5
+    expected[4] = -first
+    np.testing.assert_allclose(rows, expected, rtol=1e-4)
+
+
+@works("layers", "`jit_compile=True`", keras=3)
+def keras_3_turns_xla_off(rank: Any) -> None:
+    ours, _ = assert_fit(rank, lambda: optimizer("SGD", 0.05), jit_compile=True)
+    assert not ours.jit_compile
+
+
+@works("layers", "`jit_compile=True`")
+def without_xla(rank: Any) -> None:
+    _assert_refused(lambda: tf.function(tsps.Embedding(ROWS, DIM), jit_compile=True)(tf.constant([1])), "jit_compile")
+    if not KERAS_3:
+        ours = model(tsps.Embedding(ROWS, DIM))
+        ours.compile(wrapped(optimizer("SGD", 0.05)), "mse", jit_compile=True)
+        _assert_refused(lambda: fit(ours, rank.rank, epochs=1), "jit_compile=False")
+
+
+@works("layers", "`steps_per_execution`")
+def several_steps_per_execution(rank: Any) -> None:
+    assert_fit(rank, lambda: optimizer("SGD", 0.05), steps_per_execution=3)
+
+
+def _within(kind: str, layer: Any, ids: Any) -> Any:
+    look = lambda: tf.reduce_sum(layer(ids))  # noqa: E731
+    if kind == "tf.cond":
+        return tf.cond(tf.size(ids) > 0, look, lambda: 0.0)
+    if kind == "tf.while_loop":
+        return tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + look()), (0, 0.0))[1]
+    return tf.reduce_sum(tf.map_fn(lambda one: tf.reduce_sum(layer(one)), ids, fn_output_signature=tf.float32))
+
+
+@works("layers", CONTROL_FLOW)
+def control_flow(rank: Any) -> None:
+    layer = tsps.Embedding(ROWS, DIM, "ones")
+    layer.build(None)
+    ids = tf.constant([1, 2])
+    for kind, total in (("tf.cond", 2 * DIM), ("tf.while_loop", 4 * DIM), ("tf.map_fn", 2 * DIM)):
+        assert float(tf.function(lambda kind=kind: _within(kind, layer, ids))()) == total
+
+        @tf.function
+        def outside(kind: str = kind) -> Any:
+            with tf.GradientTape() as tape:
+                loss = _within(kind, layer, ids)
+            return tape.gradient(loss, layer.trainable_variables)
+
+        _assert_refused(outside, "tf.while_loop" if kind == "tf.map_fn" else kind)
+    recomputed = tf.recompute_grad(lambda x: tf.reduce_sum(layer(ids) * x))
+    with tf.GradientTape() as tape:
+        x = tf.Variable(1.0)
+        loss = recomputed(x)
+    _assert_refused(lambda: tape.gradient(loss, [x, *layer.trainable_variables]), "tf.recompute_grad")
+    one = wrapped(optimizer("SGD", 1.0))
+
+    @tf.function
+    def inside(flag: tf.Tensor) -> Any:
+        def body() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids))
+            return tape.gradient(loss, layer.trainable_variables)[0].values
+
+        rows = tf.cond(flag, body, lambda: tf.zeros([2, DIM]))
+        gradient = tf.IndexedSlices(rows, tf.constant([1, 2], tf.int64))
+        one.apply_gradients([(gradient, layer.trainable_variables[0])])
+
+    inside(tf.constant(True))
+    np.testing.assert_array_equal(_rows(layer)[[1, 2, 3]], [[0.0] * DIM, [0.0] * DIM, [1.0] * DIM])
+
+
+@works("layers", "`table=TableConfig(...)`, `placement`, `cache`")
+def table_configuration(rank: Any) -> None:
+    config = tsps.TableConfig("users", DIM, max_rows=100, seed=3, optimizer=tsps.optimizers.SGD(learning_rate=0.5))
+    ours = model(tsps.Embedding(None, DIM, table=config, placement="replicated", cache=None))
+    ours.compile(wrapped(optimizer("SGD", 0.0)), "mse")
+    before = _rows(ours.layers[1])
+    fit(ours, rank.rank, epochs=1)
+    assert np.abs(_rows(ours.layers[1]) - before).max() > 1e-4, "the table's own rate"
+    again = tsps.Embedding(None, DIM, table=tsps.TableConfig("others", DIM, seed=3))
+    rank.same(_rows(again).tolist())
+    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, placement="sharded"), "replicated")
+    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, cache=100), "cache")
+
+
+@refused("layers", "gradient that is not finite", r"key \d+.*not finite")
+def a_gradient_of_nan(rank: Any) -> None:
+    ours = model(tsps.Embedding(ROWS, DIM, name="words"))
+    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
+    before = [weight.copy() for weight in ours.get_weights()]
+    try:
+        ours.train_on_batch(IDS[0][:BATCH], TARGETS[0][:BATCH] * np.float32("nan"))
+    finally:
+        for weight, earlier in zip(ours.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(weight, earlier)
