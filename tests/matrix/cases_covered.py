@@ -6,6 +6,7 @@ from registry import covered
 
 _MIRRORED, _WORKERS = "tests/distribute/test_mirrored.py", "tests/distribute/test_workers.py"
 _FAILED, _AGREE = "tests/multirank/test_failed_ranks_are_named.py", "tests/multirank/test_ranks_must_agree.py"
+_BEGIN = "tests/multirank/test_ranks_begin_alike.py"
 _LAUNCHERS = "tests/training/test_launchers.py"
 
 covered(
@@ -26,6 +27,12 @@ covered(
     "ranks that differ in tables, rules, options or dense shapes",
     f"{_AGREE}::test_every_rank_says_what_differs",
     refused=True,
+)
+covered(
+    "training",
+    "ranks that begin with different dense weights, or of which rank 0 alone has loaded a model",
+    f"{_BEGIN}::test_ranks_of_different_seeds_have_the_same_weights_after_fit",
+    f"{_BEGIN}::test_one_rank_alone_may_load_and_all_train_on",
 )
 covered(
     "training",
