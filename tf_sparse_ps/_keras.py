@@ -375,6 +375,7 @@ def traced_with_jit_compile() -> bool:
 # Functions of Keras 3 and 2 that cast what a model is called with to the types of its inputs: a functional model's, and
 # a Sequential's whose input's type is its first layer's.
 _CAST_INPUTS = ("_convert_inputs_to_tensors", "convert_input", "_conform_to_reference_input")
+_FOR_SHAPES = ("compute_output_spec",)
 _MOVE_ONLY = (
     "Identity Reshape ExpandDims Squeeze StridedSlice Slice Split SplitV Unpack Pack ConcatV2 Transpose Tile".split()
 )
@@ -384,7 +385,8 @@ def cast_for_input(tensor: tf.Tensor) -> list[tuple[tf.Tensor, tf.DType]]:
     """What Keras cast to make the values of a tensor in a graph: each with the type that it was cast to.
 
     Keras casts a model's inputs before any layer sees them, without a look at the values. Casts that somebody else
-    asked for are not among them. Eagerly nothing can be seen.
+    asked for are not among them. Eagerly nothing can be seen, and where Keras asks for shapes alone, the values that it
+    casts are placeholders: float64 ones for those of several replicas, whatever they are.
     """
     found, pending, seen = [], [] if hasattr(tensor, "numpy") else [tensor], set()
     while pending:
@@ -392,7 +394,7 @@ def cast_for_input(tensor: tf.Tensor) -> list[tuple[tf.Tensor, tf.DType]]:
         if one.ref() in seen or not hasattr(one, "op"):  # an eager tensor, captured
             continue
         seen.add(one.ref())
-        if one.op.type == "Cast" and _made_by(one.op, _CAST_INPUTS):
+        if one.op.type == "Cast" and _made_by(one.op, _CAST_INPUTS) and not _made_by(one.op, _FOR_SHAPES):
             found.append((one.op.inputs[0], one.dtype))
         elif one.op.type in _MOVE_ONLY:
             pending.extend(source for source in one.op.inputs if source.dtype == tensor.dtype)

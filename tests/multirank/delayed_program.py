@@ -45,7 +45,7 @@ def train(case: cases.Case) -> dict[str, Any]:
             staleness=case.staleness, cycle=case.cycle, apply=case.apply, reproducible=True
         ),
     )
-    statistic = tf.Variable(float(hvd.rank()), trainable=False)  # as those of batch normalisation
+    statistic = tf.Variable(0.0, trainable=False)  # as those of batch normalisation
     optimizer.also_average(lambda: [statistic])
     layer, anchors, first = None, [], np.zeros([cases.KEYS, cases.DIM], np.float32)
     if case.tables:
@@ -92,7 +92,7 @@ def train(case: cases.Case) -> dict[str, Any]:
         function = single if case.mode == "eager" else tf.function(single, input_signature=signature)
         for one in dataset:
             function(*one)
-    statistic.assign_add(1.0)
+    statistic.assign(float(hvd.rank() + 1))
     optimizer.drain()
     slots = [
         np.concatenate([np.ravel(one) for one in group])
