@@ -39,5 +39,5 @@ def end_group(group_path: str, exchange_path: str, pid: int, *, keep: bool) -> N
 def _tables_with_rows(group_path: str) -> str:
     """In words; empty if there is none, and so nothing to keep."""
     group = groups.open_group(group_path)
-    tables = [(group.table_info(i)["name"], group.stats(i)["rows"]) for i in range(group.table_count())]
+    tables = [(group.table_info(i)["name"], group.stats(i)["rows"]) for i in group.tables()]
     return ", ".join(f"{name} with {rows:,} rows" for name, rows in tables if rows)

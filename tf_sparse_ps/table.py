@@ -105,7 +105,7 @@ class Table:
                 "a": resolved.a,
                 "b": resolved.b,
                 "seed": next(seed for seed in seeds if seed is not None),
-                "salt": group.table_count(),
+                "salt": len(group.tables()),
             },
         )
         if config.optimizer is not None:

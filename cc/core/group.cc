@@ -8,15 +8,12 @@
 #include "core/fault_point.h"
 #include "core/group_impl.h"
 #include "core/racy_copy.h"
+#include "core/table_number.h"
 
 namespace tsps {
 namespace {
 
 constexpr int kLivenessIntervalMs = 100;
-
-std::string TableName(const TableState& state) {
-  return std::string(state.name, strnlen(state.name, sizeof(state.name)));
-}
 
 }  // namespace
 
@@ -24,27 +21,6 @@ void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value) {
   uint64_t known = maximum.load(std::memory_order_relaxed);
   while (value > known && !maximum.compare_exchange_weak(known, value, std::memory_order_relaxed)) {
   }
-}
-
-void Group::Impl::Add(std::unique_ptr<TableFiles> table) {
-  const int index = n_tables.load(std::memory_order_relaxed);
-  tables[static_cast<size_t>(index)].store(table.get(), std::memory_order_release);
-  owned.push_back(std::move(table));
-  n_tables.store(index + 1, std::memory_order_release);
-}
-
-Status Group::Impl::MapTables(const std::string& group_path, const State& state) {
-  if (n_tables.load(std::memory_order_acquire) >= static_cast<int>(state.tables.size()))
-    return Status();
-  std::lock_guard<std::mutex> lock(mutex);
-  while (n_tables.load(std::memory_order_relaxed) < static_cast<int>(state.tables.size())) {
-    const TableState& table = state.tables[static_cast<size_t>(n_tables.load())];
-    TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Open(group_path + "/" + TableName(table)));
-    TSPS_RETURN_IF_ERROR(control->file().CheckInPlace());  // else they may be another group's
-    TSPS_RETURN_IF_ERROR(files->CheckState(table));
-    Add(std::move(files));
-  }
-  return Status();
 }
 
 Result<std::shared_ptr<const Overlay>> Group::Impl::OverlayFor(uint64_t sequence) {
@@ -85,8 +61,8 @@ Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
   TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Open(path + "/group"));
   TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Open(path + "/undo"));
   TSPS_ASSIGN_OR_RETURN(impl.probe, WriterProbe::Open(path + "/writer.lock"));
-  // Maps the tables that are there.
-  TSPS_RETURN_IF_ERROR(group->Read([](const Snapshot&) { return Status(); }));
+  TSPS_ASSIGN_OR_RETURN(const std::vector<int> tables, group->Tables());
+  for (const int table : tables) TSPS_RETURN_IF_ERROR(group->CheckTable(table));
   return group;
 }
 
@@ -129,13 +105,15 @@ Status Group::Read(const std::function<Status(const Snapshot&)>& read, double ti
     const uint64_t began = ThreadNs();
     control.LoadState(sequence / 2, &state);
     if (control.Validate(sequence)) {
-      Status status = impl_->MapTables(path_, state);
-      if (status.ok()) {
-        const Snapshot snapshot(*this, state, overlay.get());
-        status = read(snapshot);
-        if (!snapshot.unmapped_.ok()) status = snapshot.unmapped_;
-      }
+      impl_->tables.DropRemoved(state);
+      const std::shared_ptr<const MappedTables::List> mapped = impl_->tables.list();
+      const Snapshot snapshot(*this, state, *mapped, overlay.get());
+      Status status = read(snapshot);
+      const bool again = !snapshot.missing_.empty();
+      if (again) status = impl_->tables.Map(path_, *impl_->control, state, snapshot.missing_);
+      if (!snapshot.unmapped_.ok()) status = snapshot.unmapped_;
       if (control.Validate(sequence)) {
+        if (again && status.ok()) continue;
         RaiseMax(counters_.read_blocked_ns_max, blocked);
         RaiseMax(counters_.growth_blocked_ns_max, blocked_by_growth);
         return status;
@@ -189,43 +167,77 @@ GroupInfo Group::Info() const {
   info.writer_alive = impl_->probe->WriterAlive();
   info.unfinished = (sequence & 1) != 0;
   info.bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
-  const size_t mapped = static_cast<size_t>(table_count());
-  for (size_t t = 0; t < std::min(mapped, state.tables.size()); ++t) {
-    info.bytes += impl_->files(static_cast<int>(t))->Bytes(state.tables[t]);
+  for (const TableState& table : state.tables) {
+    if (!IsVacant(table)) info.bytes += TableFiles::BytesIn(path_ + "/" + TableName(table));
   }
   return info;
 }
 
 Status Group::CheckInPlace() const { return impl_->control->file().CheckInPlace(); }
 
-int Group::table_count() const { return impl_->n_tables.load(std::memory_order_acquire); }
-
-Result<int> Group::FindTable(const std::string& name) {
-  // The committed tables only: the writer of this process lists a table before it commits it.
-  // Reading also maps those that another process has made since we last looked.
-  int committed = 0;
+Result<std::vector<int>> Group::Tables() {
+  std::vector<int> tables;
   TSPS_RETURN_IF_ERROR(Read([&](const Snapshot& snapshot) {
-    committed = snapshot.table_count();
+    tables = snapshot.tables();
     return Status();
   }));
-  for (int t = 0; t < committed; ++t) {
-    if (config(t).name == name) return t;
-  }
-  return Error(Code::kNotFound, "no table '", name, "' in ", path_);
+  return tables;
 }
 
-const TableConfig& Group::config(int table) const { return impl_->files(table)->config(); }
+Result<int> Group::FindTable(const std::string& name) {
+  int found = 0;
+  TSPS_RETURN_IF_ERROR(Read([&](const Snapshot& snapshot) -> Status {
+    for (const int table : snapshot.tables()) {
+      if (TableName(snapshot.StateOf(table)) != name) continue;
+      found = table;
+      static_cast<void>(snapshot.Listed(table));
+      return Status();
+    }
+    return Error(Code::kNotFound, "no table '", name, "' in ", path_);
+  }));
+  return found;
+}
 
-Status Group::CheckUuid(int table, const std::string& uuid) const {
-  const TableConfig& known = config(table);
-  if (uuid.empty() || uuid == known.uuid) return Status();
-  return Error(Code::kFailedPrecondition, "table ", path_, "/", known.name, " has uuid ",
-               known.uuid, ", not ", uuid,
+// Not inside of one Read(): of many tables it takes longer than a writer is quiet.
+Status Group::CheckTable(int table) {
+  constexpr int kTries = 8;  // another optimizer may be bound meanwhile
+  for (int tries = 1; true; ++tries) {
+    TableState state = {};
+    TSPS_RETURN_IF_ERROR(Read([&](const Snapshot& snapshot) {
+      state = snapshot.Has(table) ? snapshot.StateOf(table) : TableState();
+      return Status();
+    }));
+    if (IsVacant(state)) return Status();
+    const Status checked = MappedTables::Open(path_, *impl_->control, state).status();
+    if (checked.ok() || tries == kTries) return checked;
+  }
+}
+
+Result<std::shared_ptr<const TableConfig>> Group::Config(int table) {
+  const std::shared_ptr<const MappedTables::List> mapped = impl_->tables.list();
+  if (table >= 0 && PlaceOf(table) < mapped->size()) {
+    const MappedTable& known = (*mapped)[PlaceOf(table)];
+    if (known.Is(RemovedBefore(table))) return known.files->shared_config();
+  }
+  std::shared_ptr<const TableConfig> config;
+  TSPS_RETURN_IF_ERROR(Read([&](const Snapshot& snapshot) {
+    if (snapshot.Listed(table)) config = snapshot.Files(table).shared_config();
+    return Status();
+  }));
+  return config;
+}
+
+Status Group::CheckUuid(int table, const std::string& uuid) {
+  TSPS_ASSIGN_OR_RETURN(const auto known, Config(table));
+  if (uuid.empty() || uuid == known->uuid) return Status();
+  return Error(Code::kFailedPrecondition, "table ", path_, "/", known->name, " has uuid ",
+               known->uuid, ", not ", uuid,
                ": it is another table than the one this layer was built with");
 }
 
-Status Group::CheckKeys(int table, const int64_t* keys, size_t n) const {
-  const TableConfig& known = config(table);
+void Group::Forget(const std::string& name) { impl_->tables.Forget(name); }
+
+Status CheckKeys(const TableConfig& known, const int64_t* keys, size_t n) {
   if (known.key_limit <= 0) return Status();
   const auto limit = static_cast<uint64_t>(known.key_limit);
   uint64_t bad = 0;  // without a branch per key, so that it vectorises

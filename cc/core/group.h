@@ -35,7 +35,10 @@ namespace tsps {
 class Group;
 class GroupWriter;
 class Overlay;
+class TableFiles;
+struct MappedTable;
 struct State;
+struct TableState;
 
 struct TableConfig {
   std::string name;       // folder name in the group: [A-Za-z0-9._-]{1,128}, not starting with '.'
@@ -45,6 +48,9 @@ struct TableConfig {
   int64_t max_rows = 0;   // refuse to grow beyond; 0: no limit but room
   InitializerConfig initializer;
 };
+
+// OutOfRange naming the first key outside a bounded table, its position and the limit.
+Status CheckKeys(const TableConfig& config, const int64_t* keys, size_t n);
 
 // A table as of one committed state.
 struct TableStats {
@@ -73,7 +79,8 @@ struct GroupInfo {
   std::string path;
   std::string uuid;
   uint64_t step = 0;
-  uint64_t version = 0;    // assigns, erases, table creations and optimizer bindings so far
+  uint64_t version =
+      0;  // assigns, erases, table creations and removals, and optimizer bindings so far
   int64_t writer_pid = 0;  // of the last writer, as it saw itself
   bool writer_alive = false;
   bool unfinished = false;  // a mutation is in progress, or was when the writer died
@@ -86,7 +93,8 @@ constexpr uint32_t kAbsentRow = 0xFFFFFFFFu;
 class Snapshot {
  public:
   uint64_t step() const;
-  int table_count() const;
+  // Their numbers, ascending by place.
+  std::vector<int> tables() const;
   // rows[i] = address of the row of keys[i], or nullptr when the key is absent. Prefetches in
   // batches. While a mutation runs a key that is there may look absent: Read() then throws away
   // what its callback made, and calls it again.
@@ -102,17 +110,27 @@ class Snapshot {
  private:
   friend class Group;
   friend class GroupWriter;
-  Snapshot(const Group& group, const State& state, const Overlay* overlay)
-      : group_(group), state_(state), overlay_(overlay) {}
-  // False if the table has outgrown what this process has mapped of it, or its files were removed
-  // before this process looked at the end of them. Read() then fails.
+  Snapshot(const Group& group, const State& state, const std::vector<MappedTable>& mapped,
+           const Overlay* overlay)
+      : group_(group), state_(state), mapped_(mapped), overlay_(overlay) {}
+  // False if this process has not mapped the table, which Read() then does, and calls its callback
+  // again. False, too, if the table has been removed, if it has outgrown what this process has
+  // mapped of it, or if its files were removed before this process looked at the end of them:
+  // Read() then fails.
   bool Mapped(int table) const;
-  size_t Dim(int table) const;
+  // The same, without a look at the files.
+  bool Listed(int table) const;
+  bool Has(int table) const;
+  // Of a table that is Listed(), or Mapped().
+  TableFiles& Files(int table) const;
+  const TableState& StateOf(int table) const;
   const Group& group_;
   const State& state_;
+  const std::vector<MappedTable>& mapped_;
   const Overlay* overlay_;  // null unless the writer died in a mutation
   mutable std::mutex mutex_;
-  mutable Status unmapped_;  // error of a table that was asked for and is not Mapped()
+  mutable Status unmapped_;              // error of a table that was asked for and is not Mapped()
+  mutable std::vector<size_t> missing_;  // places of tables that were asked for and are not mapped
 };
 
 class Group {
@@ -146,15 +164,16 @@ class Group {
   Status CheckInPlace() const;
   GroupCounters& counters() const { return counters_; }
 
-  // --- Tables. An index is stable for the life of the group. FindTable also sees tables that
-  // another process has made since. ---
-  int table_count() const;
+  // --- Tables. A number is one table's for the life of the group (table_number.h). Tables that
+  // another process has made, or removed, since the last look are seen. NotFound for tables that
+  // are not there, or not any more. ---
+  Result<std::vector<int>> Tables();
   Result<int> FindTable(const std::string& name);
-  const TableConfig& config(int table) const;
+  Result<std::shared_ptr<const TableConfig>> Config(int table);
   // FailedPrecondition unless the table's uuid is `uuid` ("" matches any).
-  Status CheckUuid(int table, const std::string& uuid) const;
-  // OutOfRange naming the first key outside a bounded table, its position and the limit.
-  Status CheckKeys(int table, const int64_t* keys, size_t n) const;
+  Status CheckUuid(int table, const std::string& uuid);
+  // Unmaps the table of this name, if it is mapped: nobody here needs it. Not where the writer is.
+  void Forget(const std::string& name);
   const std::string& path() const { return path_; }
 
   struct Impl;  // group_impl.h
@@ -163,6 +182,8 @@ class Group {
   friend class GroupWriter;
   friend class Snapshot;
   Group();
+  // Refuses a damaged table; which ones will be needed is not known. Leaves it unmapped.
+  Status CheckTable(int table);
 
   std::string path_;
   std::unique_ptr<Impl> impl_;
@@ -205,6 +226,9 @@ class GroupWriter {
   void AbortStep();
 
   Result<int> CreateTable(const TableConfig& config);
+  // Removes a table and its files: readers find it whole, or not at all. Its number is never given
+  // to another.
+  Status RemoveTable(int table);
   // Creates the slot files. The table's rows get the slots' initial values. Binding the same
   // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
   Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);

@@ -3,7 +3,6 @@
 #define TFSPS_CORE_GROUP_IMPL_H_
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -15,6 +14,7 @@
 #include "core/clock.h"
 #include "core/control_file.h"
 #include "core/group.h"
+#include "core/mapped_tables.h"
 #include "core/overlay.h"
 #include "core/storage_reserver.h"
 #include "core/table_files.h"
@@ -28,29 +28,21 @@ struct Group::Impl {
   std::unique_ptr<UndoLog> undo;
   std::unique_ptr<WriterProbe> probe;
 
-  // Tables mapped so far. A slot is written once, under the mutex, and then read without it.
-  std::array<std::atomic<TableFiles*>, kMaxTables> tables = {};
-  std::atomic<int> n_tables{0};
-  std::vector<std::unique_ptr<TableFiles>> owned;
-  std::mutex mutex;
+  MappedTables tables;
 
   std::mutex overlay_mutex;
   uint64_t overlay_sequence = 0;
   std::shared_ptr<const Overlay> overlay;
 
-  TableFiles* files(int table) const {
-    return tables[static_cast<size_t>(table)].load(std::memory_order_acquire);
-  }
-  void Add(std::unique_ptr<TableFiles> table);
-  // Maps the tables of `state` that are not mapped yet.
-  Status MapTables(const std::string& group_path, const State& state);
+  // The writer's: it has all tables mapped.
+  TableFiles* files(int place) const { return tables.files(static_cast<size_t>(place)); }
   Result<std::shared_ptr<const Overlay>> OverlayFor(uint64_t sequence);
 };
 
 // What a mutation does to the rows of one table: which keys are there, which are new, and where
 // they go.
 struct RowPlan {
-  int table = 0;
+  int table = 0;  // its place
   const int64_t* keys = nullptr;
   size_t n = 0;
   std::vector<uint32_t> rows;      // row number of each key, new ones included
@@ -106,6 +98,8 @@ struct GroupWriter::Impl {
 
   // FailedPrecondition in a forked child, and while a step is prepared.
   Status CheckWriter(const Group& group) const;
+  // Where the table is; NotFound when it is not there any more.
+  Result<int> PlaceOf(const Group& group, int table) const;
 };
 
 // Row numbers of keys, kAbsentRow for absent ones, by batched probes. Also the writer's way in: no
@@ -136,8 +130,8 @@ class RowMutation {
   RowMutation(const RowMutation&) = delete;
   RowMutation& operator=(const RowMutation&) = delete;
 
-  // Announces changes to the rows of `n` keys, at most 2^31 - 1. `table` must be new to this
-  // mutation.
+  // Announces changes to the rows of `n` keys, at most 2^31 - 1, of the table in place `table`,
+  // which must be new to this mutation.
   void Add(int table, const int64_t* keys, size_t n);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
   // InvalidArgument, naming table and key, if a key repeats: its row would be updated twice, or be

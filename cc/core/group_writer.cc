@@ -8,6 +8,7 @@
 #include "core/fault_point.h"
 #include "core/group.h"
 #include "core/group_impl.h"
+#include "core/table_number.h"
 
 namespace tsps {
 namespace {
@@ -57,6 +58,17 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
   return ValidateInitializer(config.initializer);
 }
 
+// Deletes what a writer that was killed has left of tables: while it made them, or after it had
+// published that they are gone.
+void RemoveLeftovers(const std::string& group, const State& state) {
+  for (const std::string& name : EntriesOf(group)) {
+    const auto is_named = [&](const TableState& table) { return TableName(table) == name; };
+    if (name[0] == '.' || std::any_of(state.tables.begin(), state.tables.end(), is_named)) continue;
+    const std::string folder = group + "/" + name;
+    if (TableFiles::IsLeftover(folder)) TableFiles::Remove(folder);
+  }
+}
+
 }  // namespace
 
 Status GroupWriter::Impl::CheckWriter(const Group& group) const {
@@ -72,7 +84,17 @@ Status GroupWriter::Impl::CheckWriter(const Group& group) const {
 }
 
 GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<Impl>()) {}
-GroupWriter::~GroupWriter() = default;
+GroupWriter::~GroupWriter() { group_.impl_->tables.Disown(); }
+
+Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
+  const size_t place = tsps::PlaceOf(table);
+  if (table >= 0 && place < state.tables.size() && !IsVacant(state.tables[place]) &&
+      state.tables[place].removed == RemovedBefore(table)) {
+    return static_cast<int>(place);
+  }
+  return Error(Code::kNotFound, "there is no table ", table, " in ", group.path(),
+               ", or not any more");
+}
 
 Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   TSPS_RETURN_IF_ERROR(CheckInPlace());  // the lock would be another group's
@@ -89,15 +111,21 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   writer->impl_->lock = std::move(*lock);
   State& state = writer->impl_->state;
   impl_->control->LoadState(impl_->control->sequence() / 2, &state);
-  TSPS_RETURN_IF_ERROR(impl_->MapTables(path_, state));
-  for (size_t t = 0; t < state.tables.size(); ++t) {
-    TableFiles& files = *impl_->files(static_cast<int>(t));
-    TSPS_RETURN_IF_ERROR(files.CheckState(state.tables[t]));
-    TSPS_RETURN_IF_ERROR(files.MakeWritable(state.tables[t]));
+  impl_->tables.Own();
+  std::vector<size_t> places;
+  for (size_t place = 0; place < state.tables.size(); ++place) {
+    if (!IsVacant(state.tables[place])) places.push_back(place);
+  }
+  TSPS_RETURN_IF_ERROR(impl_->tables.Map(path_, *impl_->control, state, places));
+  for (const size_t place : places) {
+    TableFiles& files = *impl_->tables.files(place);
+    TSPS_RETURN_IF_ERROR(files.CheckState(state.tables[place]));
+    TSPS_RETURN_IF_ERROR(files.MakeWritable(state.tables[place]));
   }
   impl_->control->live().writer_pid.store(getpid());
   impl_->control->live().writer_start.store(ProcessStart());
   TSPS_RETURN_IF_ERROR(Recover(*impl_, &state));
+  RemoveLeftovers(path_, state);
   return writer;
 }
 
@@ -120,39 +148,66 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_RETURN_IF_ERROR(ValidateConfig(config, group_.path()));
   Group::Impl& group = *group_.impl_;
-  for (int t = 0; t < group_.table_count(); ++t) {
-    if (group_.config(t).name == config.name) {
+  State next = impl_->state;
+  size_t place = next.tables.size();
+  for (size_t p = next.tables.size(); p-- > 0;) {
+    if (TableName(next.tables[p]) == config.name) {
       return Error(Code::kAlreadyExists, "table ", group_.path(), "/", config.name, " exists");
     }
+    if (IsVacant(next.tables[p]) && next.tables[p].removed <= kMaxRemoved) place = p;
   }
-  const size_t index = impl_->state.tables.size();
-  if (index >= kMaxTables) {
+  if (place >= kMaxTables) {
     return Error(Code::kResourceExhausted, "group ", group_.path(), " has ", kMaxTables,
                  " tables already");
   }
   // Creating a table removes what lies in the way.
   TSPS_RETURN_IF_ERROR(group_.CheckInPlace());
+  if (place == next.tables.size()) next.tables.push_back(TableState());
   TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Create(group_.path() + "/" + config.name, config));
   TSPS_FAULT_POINT("create.files");
-  State next = impl_->state;
-  TableState state = {};
+  TableState& state = next.tables[place];  // zeros, but for `removed`
   state.segments = 1;
   std::memcpy(state.name, config.name.data(), config.name.size());
-  next.tables.push_back(state);
   ++next.version;
-  {
-    std::lock_guard<std::mutex> lock(group.mutex);
-    group.Add(std::move(files));
+  const int table = TableNumber(place, state.removed);
+  group.tables.Put(place, state.removed, std::move(files));
+  const Status committed = CommitState(group, std::move(next), &impl_->state);
+  if (!committed.ok()) {
+    group.tables.Drop(place);
+    return committed;
   }
+  return table;
+}
+
+Status GroupWriter::RemoveTable(int table) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TSPS_RETURN_IF_ERROR(group_.CheckInPlace());  // else the folder is another group's
+  Group::Impl& group = *group_.impl_;
+  TableFiles& files = *group.files(place);
+  const std::string folder = files.folder();
+  impl_->reserver.Cancel(files.Mappings());
+  State next = impl_->state;
+  TableState vacant = {};
+  vacant.removed = RemovedBefore(table) + 1;
+  next.tables[static_cast<size_t>(place)] = vacant;
+  ++next.version;
   TSPS_RETURN_IF_ERROR(CommitState(group, std::move(next), &impl_->state));
-  return static_cast<int>(index);
+  TSPS_FAULT_POINT("remove.published");
+  if (static_cast<size_t>(place) < impl_->row_marks.size()) {
+    impl_->row_marks[static_cast<size_t>(place)] = RowMarks();
+  }
+  group.tables.Drop(static_cast<size_t>(place));
+  TableFiles::Remove(folder);
+  return Status();
 }
 
 Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool replace) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  TableFiles& files = *group_.impl_->files(table);
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TableFiles& files = *group_.impl_->files(place);
   State next = impl_->state;
-  TableState& state = next.tables[static_cast<size_t>(table)];
+  TableState& state = next.tables[static_cast<size_t>(place)];
   const auto bound = static_cast<OptimizerKind>(state.optimizer);
   if (bound == config.kind &&
       std::equal(state.slot_init, state.slot_init + kMaxSlots, config.slot_init)) {

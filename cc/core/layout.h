@@ -69,8 +69,9 @@ struct TableState {
   uint32_t optimizer;   // OptimizerKind
   uint32_t generation;  // of the slot files
   float slot_init[4];
-  char name[136];  // folder; identifies the table to a process that has not mapped it yet
-  uint64_t reserved;
+  char name[136];    // folder; identifies the table to a process that has not mapped it yet.
+                     // Empty: there is no table in this place, and all else but `removed` is 0
+  uint64_t removed;  // tables that were in this place and have been removed (table_number.h)
 };
 static_assert(sizeof(TableState) == 200, "on-disk size");
 

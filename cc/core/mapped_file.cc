@@ -1,5 +1,6 @@
 #include "core/mapped_file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -59,6 +60,18 @@ Result<struct stat> RegularFile(int fd, const std::string& path) {
 Status MakePrivateDirectory(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0) return ErrnoError("cannot create directory", path);
   return Status();
+}
+
+std::vector<std::string> EntriesOf(const std::string& directory) {
+  std::vector<std::string> names;
+  DIR* const dir = opendir(directory.c_str());
+  if (dir == nullptr) return names;
+  while (const dirent* entry = readdir(dir)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  closedir(dir);
+  return names;
 }
 
 Status CheckPrivateDirectory(const std::string& path) {

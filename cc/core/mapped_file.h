@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 
@@ -76,6 +77,8 @@ class MappedFile {
 
 // Status of creating a directory with mode 0700.
 Status MakePrivateDirectory(const std::string& path);
+// Names of what is in a directory, without "." and ".."; none if it cannot be read.
+std::vector<std::string> EntriesOf(const std::string& directory);
 // PermissionDenied unless `path` is a directory of this user, itself not a symlink.
 Status CheckPrivateDirectory(const std::string& path);
 

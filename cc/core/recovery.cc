@@ -3,6 +3,7 @@
 #include "core/fault_point.h"
 #include "core/group_impl.h"
 #include "core/index.h"
+#include "core/table_number.h"
 
 namespace tsps {
 namespace {
@@ -71,6 +72,7 @@ Status Recover(Group::Impl& impl, State* state) {
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(
         state->epoch + 1, [&](const UndoRecordHeader& record, const char* payload) {
           if (record.table >= state->tables.size()) return;
+          if (IsVacant(state->tables[record.table])) return;
           TableFiles& files = *impl.files(static_cast<int>(record.table));
           const TableState& table = state->tables[record.table];
           switch (record.kind) {

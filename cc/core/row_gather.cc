@@ -23,8 +23,9 @@ inline void PrefetchRow(const float* row, size_t bytes) {
 
 }  // namespace
 
-RowGather::RowGather(const Group& group, int table, const int64_t* keys, size_t n)
-    : config_(group.config(table)), table_(table), keys_(keys), n_(n), rows_(new const float*[n]) {}
+RowGather::RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys,
+                     size_t n)
+    : config_(std::move(config)), table_(table), keys_(keys), n_(n), rows_(new const float*[n]) {}
 
 void RowGather::Find(const Snapshot& snapshot, Executor& executor) {
   executor.ParallelFor(n_, kProbeGrain, [&](size_t begin, size_t end) {
@@ -34,13 +35,13 @@ void RowGather::Find(const Snapshot& snapshot, Executor& executor) {
   for (size_t i = 0; i < n_; ++i) {
     if (rows_[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
   }
-  const size_t dim = static_cast<size_t>(config_.dim);
+  const size_t dim = static_cast<size_t>(config_->dim);
   if (absent != absent_) {
     absent_ = std::move(absent);
     initial_.reset(new float[absent_.size() * dim]);
     executor.ParallelFor(absent_.size(), kInitialGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
-        InitialRow(config_.initializer, keys_[absent_[i]], dim, &initial_[i * dim]);
+        InitialRow(config_->initializer, keys_[absent_[i]], dim, &initial_[i * dim]);
       }
     });
   }

@@ -18,7 +18,7 @@ namespace tsps {
 class RowGather {
  public:
   // `keys` is int64[n] and must outlive this.
-  RowGather(const Group& group, int table, const int64_t* keys, size_t n);
+  RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys, size_t n);
 
   // Probes in parallel. Every attempt of a Read() calls this first; initial rows are computed by
   // the first attempt only, as long as the same keys are absent.
@@ -30,7 +30,7 @@ class RowGather {
   size_t n_absent() const { return absent_.size(); }
 
  private:
-  const TableConfig& config_;
+  const std::shared_ptr<const TableConfig> config_;
   const int table_;
   const int64_t* const keys_;
   const size_t n_;

@@ -60,15 +60,20 @@ class PreparedStep {
  public:
   PreparedStep(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
                Executor& executor)
-      : counters_(counters), executor_(executor), mutation_(group, writer, counters, executor) {}
+      : group_(group),
+        writer_(writer),
+        counters_(counters),
+        executor_(executor),
+        mutation_(group, writer, counters, executor) {}
 
-  Status Prepare(const Group& group, const State& state, uint64_t step,
-                 const std::vector<TableUpdate>& updates);
+  Status Prepare(const Group& group, uint64_t step, const std::vector<TableUpdate>& updates);
   void Commit();
 
  private:
   void UpdateRows(size_t u, const std::vector<uint32_t>& positions);
 
+  Group::Impl& group_;
+  GroupWriter::Impl& writer_;
   GroupCounters& counters_;
   Executor& executor_;
   uint64_t step_ = 0;
@@ -78,18 +83,19 @@ class PreparedStep {
   RowMutation mutation_;
 };
 
-Status PreparedStep::Prepare(const Group& group, const State& state, uint64_t step,
+Status PreparedStep::Prepare(const Group& group, uint64_t step,
                              const std::vector<TableUpdate>& updates) {
   step_ = step;
   updates_ = updates;
-  std::vector<bool> seen(static_cast<size_t>(group.table_count()));
+  std::vector<bool> seen(writer_.state.tables.size());
   for (const TableUpdate& update : updates_) {
-    const auto table = static_cast<size_t>(update.table);
-    const TableConfig& config = group.config(update.table);
+    TSPS_ASSIGN_OR_RETURN(const int place, writer_.PlaceOf(group, update.table));
+    const auto table = static_cast<size_t>(place);
+    const TableConfig& config = group_.files(place)->config();
     if (seen[table])
       return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", step);
     seen[table] = true;
-    const auto kind = static_cast<OptimizerKind>(state.tables[table].optimizer);
+    const auto kind = static_cast<OptimizerKind>(writer_.state.tables[table].optimizer);
     if (kind == OptimizerKind::kNone) {
       return Error(Code::kFailedPrecondition, "table ", group.path(), "/", config.name,
                    " has no optimizer bound");
@@ -99,8 +105,8 @@ Status PreparedStep::Prepare(const Group& group, const State& state, uint64_t st
         update.n > 0 ? ValidateHyper(kind, update.hyper, update.n_hyper) : Status();
     if (!hyper.ok()) return Error(hyper.code(), "table ", config.name, ": ", hyper.message());
     TSPS_RETURN_IF_ERROR(CheckCount(config.name, update.n));
-    TSPS_RETURN_IF_ERROR(group.CheckKeys(update.table, update.keys, update.n));
-    mutation_.Add(update.table, update.keys, update.n);
+    TSPS_RETURN_IF_ERROR(CheckKeys(config, update.keys, update.n));
+    mutation_.Add(place, update.keys, update.n);
     kinds_.push_back(kind);
     gradients_.emplace_back(update, static_cast<size_t>(config.dim));
   }
@@ -109,9 +115,10 @@ Status PreparedStep::Prepare(const Group& group, const State& state, uint64_t st
       mutation_.Plan([&](size_t u) { not_finite[u] = gradients_[u].FirstNonFinite(executor_); });
   for (size_t u = 0; u < updates_.size(); ++u) {
     if (not_finite[u] < 0) continue;
-    return Error(Code::kInvalidArgument, "table ", group.config(updates_[u].table).name,
-                 ": the gradient of key ", updates_[u].keys[not_finite[u]], " is not finite; step ",
-                 step, " was not applied");
+    const TableConfig& config = group_.files(mutation_.plans()[u].table)->config();
+    return Error(Code::kInvalidArgument, "table ", config.name, ": the gradient of key ",
+                 updates_[u].keys[not_finite[u]], " is not finite; step ", step,
+                 " was not applied");
   }
   TSPS_RETURN_IF_ERROR(planned);
   return mutation_.Prepare();
@@ -167,7 +174,7 @@ Status GroupWriter::PrepareStep(uint64_t step, const std::vector<TableUpdate>& u
                  ": step ", impl_->state.step, " is the last committed one");
   }
   auto prepared = std::make_unique<PreparedStep>(*group_.impl_, *impl_, group_.counters_, executor);
-  TSPS_RETURN_IF_ERROR(prepared->Prepare(group_, impl_->state, step, updates));
+  TSPS_RETURN_IF_ERROR(prepared->Prepare(group_, step, updates));
   impl_->prepared = std::move(prepared);
   return Status();
 }
@@ -189,15 +196,17 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
 Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
                            const float* const* slots, size_t n, Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  TSPS_RETURN_IF_ERROR(CheckCount(group_.config(table).name, n));
-  TSPS_RETURN_IF_ERROR(group_.CheckKeys(table, keys, n));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  const TableConfig& config = group_.impl_->files(place)->config();
+  TSPS_RETURN_IF_ERROR(CheckCount(config.name, n));
+  TSPS_RETURN_IF_ERROR(CheckKeys(config, keys, n));
   std::vector<int32_t> inverse(n);
   const std::vector<int64_t> unique = Dedupe({{keys, n, inverse.data()}}, executor);
   std::vector<size_t> last(unique.size());
   for (size_t i = 0; i < n; ++i) last[static_cast<size_t>(inverse[i])] = i;
 
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
-  mutation.Add(table, unique.data(), unique.size());
+  mutation.Add(place, unique.data(), unique.size());
   TSPS_RETURN_IF_ERROR(mutation.Plan());
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
   const RowPlan& plan = mutation.plans()[0];
@@ -226,11 +235,12 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
 
 Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  TSPS_RETURN_IF_ERROR(CheckCount(group_.config(table).name, n));
   Group::Impl& group = *group_.impl_;
-  TableFiles& files = *group.files(table);
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TableFiles& files = *group.files(place);
+  TSPS_RETURN_IF_ERROR(CheckCount(files.config().name, n));
   State next = impl_->state;
-  TableState& state = next.tables[static_cast<size_t>(table)];
+  TableState& state = next.tables[static_cast<size_t>(place)];
   std::vector<ErasedEntry> erased;
   SerialExecutor serial;
   std::vector<int32_t> inverse(n);
@@ -248,7 +258,7 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
       files.free_rows(), (state.free_rows + erased.size()) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(group.undo->Start(UndoErasesBytes(erased.size())));
   UndoRecordHeader* record =
-      group.undo->Append(UndoKind::kErases, table, erased.size(), UndoErasesBytes(erased.size()));
+      group.undo->Append(UndoKind::kErases, place, erased.size(), UndoErasesBytes(erased.size()));
   std::memcpy(UndoPayload(record), erased.data(), erased.size() * sizeof(ErasedEntry));
   group.undo->Seal(next.epoch + 1);
   group.control->Begin(next.epoch);

@@ -4,6 +4,7 @@
 #include "core/group_impl.h"
 #include "core/index.h"
 #include "core/overlay.h"
+#include "core/table_number.h"
 
 namespace tsps {
 namespace {
@@ -74,14 +75,43 @@ uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int tab
 }  // namespace
 
 uint64_t Snapshot::step() const { return state_.step; }
-int Snapshot::table_count() const { return static_cast<int>(state_.tables.size()); }
 
-size_t Snapshot::Dim(int table) const {
-  return static_cast<size_t>(group_.impl_->files(table)->config().dim);
+std::vector<int> Snapshot::tables() const {
+  std::vector<int> tables;
+  for (size_t place = 0; place < state_.tables.size(); ++place) {
+    const TableState& state = state_.tables[place];
+    if (!IsVacant(state)) tables.push_back(TableNumber(place, state.removed));
+  }
+  return tables;
+}
+
+const TableState& Snapshot::StateOf(int table) const { return state_.tables[PlaceOf(table)]; }
+TableFiles& Snapshot::Files(int table) const { return *mapped_[PlaceOf(table)].files; }
+
+bool Snapshot::Has(int table) const {
+  return table >= 0 && PlaceOf(table) < state_.tables.size() && !IsVacant(StateOf(table)) &&
+         StateOf(table).removed == RemovedBefore(table);
+}
+
+bool Snapshot::Listed(int table) const {
+  const size_t place = PlaceOf(table);
+  const bool there = Has(table);
+  if (there && place < mapped_.size() && mapped_[place].Is(RemovedBefore(table))) return true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (there) {
+    missing_.push_back(place);
+  } else {
+    const bool known = table >= 0 && place < state_.tables.size();
+    unmapped_ = Error(
+        Code::kNotFound, "there is no table ", table, " in ", group_.path(),
+        known && StateOf(table).removed > RemovedBefore(table) ? ": it has been removed" : "");
+  }
+  return false;
 }
 
 bool Snapshot::Mapped(int table) const {
-  Status status = group_.impl_->files(table)->CheckFiles(state_.tables[static_cast<size_t>(table)]);
+  if (!Listed(table)) return false;
+  Status status = Files(table).CheckFiles(StateOf(table));
   if (status.ok()) return true;
   std::lock_guard<std::mutex> lock(mutex_);
   unmapped_ = std::move(status);
@@ -93,13 +123,14 @@ void Snapshot::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows
     std::fill_n(rows, n, kAbsentRow);
     return;
   }
-  const TableFiles& files = *group_.impl_->files(table);
-  const uint32_t depth = state_.tables[static_cast<size_t>(table)].depth;
+  const TableFiles& files = Files(table);
+  const uint32_t depth = StateOf(table).depth;
   if (overlay_ == nullptr) {
     ProbeRows(files, depth, keys, n, rows);
     return;
   }
-  for (size_t i = 0; i < n; ++i) rows[i] = ProbeRowBehind(files, *overlay_, table, depth, keys[i]);
+  const auto place = static_cast<int>(PlaceOf(table));
+  for (size_t i = 0; i < n; ++i) rows[i] = ProbeRowBehind(files, *overlay_, place, depth, keys[i]);
 }
 
 void Snapshot::Find(int table, const int64_t* keys, size_t n, const float** rows) const {
@@ -115,18 +146,21 @@ void Snapshot::Find(int table, const int64_t* keys, size_t n, const float** rows
 }
 
 const float* Snapshot::Row(int table, uint32_t row) const {
+  const TableFiles& files = Files(table);
   if (overlay_ != nullptr) {
-    if (const float* image = overlay_->RowImage(table, -1, row, Dim(table))) return image;
+    const auto place = static_cast<int>(PlaceOf(table));
+    if (const float* image = overlay_->RowImage(place, -1, row, files.dim())) return image;
   }
-  return group_.impl_->files(table)->row(row);
+  return files.row(row);
 }
 
 const float* Snapshot::Slot(int table, int slot, uint32_t row) const {
+  TableFiles* files = &Files(table);
   if (overlay_ != nullptr) {
-    if (const float* image = overlay_->RowImage(table, slot, row, Dim(table))) return image;
+    const auto place = static_cast<int>(PlaceOf(table));
+    if (const float* image = overlay_->RowImage(place, slot, row, files->dim())) return image;
   }
-  TableFiles* files = group_.impl_->files(table);
-  const SlotFiles* slots = files->Slots(state_.tables[static_cast<size_t>(table)]);
+  const SlotFiles* slots = files->Slots(StateOf(table));
   if (slots == nullptr || static_cast<size_t>(slot) >= slots->files.size()) return nullptr;
   MappedFile& file = *slots->files[static_cast<size_t>(slot)];
   const size_t end = (static_cast<size_t>(row) + 1) * files->row_bytes();
@@ -137,19 +171,20 @@ const float* Snapshot::Slot(int table, int slot, uint32_t row) const {
 void Snapshot::ForEach(int table,
                        const std::function<void(int64_t key, uint32_t row)>& visit) const {
   if (!Mapped(table)) return;
-  const TableFiles& files = *group_.impl_->files(table);
-  const TableState& state = state_.tables[static_cast<size_t>(table)];
+  const TableFiles& files = Files(table);
+  const TableState& state = StateOf(table);
+  const auto place = static_cast<int>(PlaceOf(table));
   for (uint32_t number = 0; number < state.segments; ++number) {
     const Segment* segment = files.segment(number);
     if (overlay_ != nullptr) {
-      if (const Segment* image = overlay_->SegmentImage(table, number)) segment = image;
+      if (const Segment* image = overlay_->SegmentImage(place, number)) segment = image;
     }
     for (uint32_t at = 0; at < kSegmentEntries; ++at) {
       const int64_t key = LoadRelaxed(segment->entries[at].key);
       uint32_t row_plus_one = LoadRelaxed(segment->entries[at].row_plus_one);
       if (overlay_ != nullptr) {
-        if (overlay_->Inserted(table, key)) continue;
-        if (const uint32_t erased = overlay_->ErasedRow(table, number, at)) row_plus_one = erased;
+        if (overlay_->Inserted(place, key)) continue;
+        if (const uint32_t erased = overlay_->ErasedRow(place, number, at)) row_plus_one = erased;
       }
       if (row_plus_one == 0 || row_plus_one == kTombstone) continue;
       if (row_plus_one > kMaxRowNumber || !files.RowInFile(row_plus_one - 1)) continue;
@@ -159,12 +194,13 @@ void Snapshot::ForEach(int table,
 }
 
 TableStats Snapshot::Stats(int table) const {
-  const TableState& state = state_.tables[static_cast<size_t>(table)];
   TableStats stats;
+  if (!Listed(table)) return stats;
+  const TableState& state = StateOf(table);
   stats.rows = state.live;
   stats.row_capacity = state.rows;
   stats.segments = state.segments;
-  stats.bytes = group_.impl_->files(table)->Bytes(state);
+  stats.bytes = Files(table).Bytes(state);
   stats.optimizer.kind = static_cast<OptimizerKind>(state.optimizer);
   std::copy(std::begin(state.slot_init), std::end(state.slot_init),
             std::begin(stats.optimizer.slot_init));

@@ -38,10 +38,18 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   const size_t ahead = std::clamp<size_t>(used / 4, 64u << 10, 64u << 20);
   if (file.size() - used >= ahead / 2) return Status();
   std::lock_guard<std::mutex> lock(requests_->mutex);
-  requests_->wanted[&file] = std::min(used + ahead, file.range());
+  requests_->wanted[&file] = {&file, std::min(used + ahead, file.range())};
   if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   requests_->changed.notify_all();
   return Status();
+}
+
+void StorageReserver::Cancel(const std::vector<const MappedFile*>& files) {
+  std::unique_lock<std::mutex> lock(requests_->mutex);
+  for (const MappedFile* file : files) requests_->wanted.erase(file);
+  requests_->changed.wait(lock, [&] {
+    return std::find(files.begin(), files.end(), requests_->growing) == files.end();
+  });
 }
 
 void StorageReserver::Run() {
@@ -51,13 +59,15 @@ void StorageReserver::Run() {
     requests.changed.wait(lock, [&] { return requests.stop || !requests.wanted.empty(); });
     if (requests.stop) return;
     const auto next = requests.wanted.begin();
-    MappedFile* const file = next->first;
-    const size_t bytes = next->second;
+    const auto [file, bytes] = next->second;
+    requests.growing = file;
     requests.wanted.erase(next);
     lock.unlock();
     const size_t more = bytes - std::min(bytes, file->size());
     if (CheckRoom(file->path(), kFreeFactor * more).ok()) static_cast<void>(file->Reserve(bytes));
     lock.lock();
+    requests.growing = nullptr;
+    requests.changed.notify_all();
   }
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "core/mapped_file.h"
 #include "core/status.h"
@@ -24,12 +25,19 @@ class StorageReserver {
   // 64 MiB) when little is left. The helper stops where room gets scarce, and its failures are
   // silent: the next Ensure that needs the room reports them.
   Status Ensure(MappedFile& file, size_t used);
+  // Takes back what the helper was asked for these files; waits if it is just growing one.
+  void Cancel(const std::vector<const MappedFile*>& files);
 
  private:
+  struct Wanted {
+    MappedFile* file;
+    size_t bytes;
+  };
   struct Requests {
     std::mutex mutex;
     std::condition_variable changed;
-    std::map<MappedFile*, size_t> wanted;  // bytes
+    std::map<const MappedFile*, Wanted> wanted;
+    const MappedFile* growing = nullptr;  // by the helper, now
     bool stop = false;
   };
   void Run();

@@ -1,6 +1,5 @@
 #include "core/table_files.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 
 #include "core/control_file.h"
 #include "core/crc32c.h"
+#include "core/fault_point.h"
 #include "core/index.h"
 
 namespace tsps {
@@ -69,22 +69,38 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   return config;
 }
 
-void RemoveFolder(const std::string& folder) {
-  if (DIR* dir = opendir(folder.c_str())) {
-    while (const dirent* entry = readdir(dir)) {
-      const std::string name = entry->d_name;
-      if (name != "." && name != "..") unlink((folder + "/" + name).c_str());
-    }
-    closedir(dir);
-  }
-  rmdir(folder.c_str());
+bool IsTableFile(const std::string& name) {
+  return name == "directory" || name == "segments" || name == "rows" || name == "free" ||
+         name.rfind("slots.", 0) == 0;
 }
 
 }  // namespace
 
+void TableFiles::Remove(const std::string& folder) {
+  for (const std::string& name : EntriesOf(folder)) {
+    if (!IsTableFile(name)) continue;
+    unlink((folder + "/" + name).c_str());
+    TSPS_FAULT_POINT("remove.file");
+  }
+  // Last: by it a folder is known to be a table's (IsLeftover).
+  unlink((folder + "/config").c_str());
+  TSPS_FAULT_POINT("remove.config");
+  rmdir(folder.c_str());
+}
+
+bool TableFiles::IsLeftover(const std::string& folder) {
+  if (!CheckPrivateDirectory(folder).ok()) return false;
+  const int fd = open((folder + "/config").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return errno == ENOENT && EntriesOf(folder).empty();
+  uint64_t magic = 0;  // of a file that its killed maker has not filled
+  const ssize_t n = read(fd, &magic, sizeof(magic));
+  close(fd);
+  return n >= 0 && (magic == 0 || magic == kTableMagic);
+}
+
 size_t TableFiles::MaxRows() const {
   size_t rows = kMaxRowNumber;
-  for (const int64_t limit : {config_.max_rows, config_.key_limit}) {
+  for (const int64_t limit : {config_->max_rows, config_->key_limit}) {
     if (limit > 0) rows = std::min(rows, static_cast<size_t>(limit));
   }
   return rows;
@@ -92,7 +108,7 @@ size_t TableFiles::MaxRows() const {
 
 Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder,
                                                        const TableConfig& config) {
-  RemoveFolder(folder);
+  Remove(folder);
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(folder));
   std::unique_ptr<TableFiles> files(new TableFiles(folder, config));
   const TableFileHeader header = HeaderOf(config);
@@ -237,7 +253,7 @@ Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optim
     unlink(path.c_str());  // of a killed binding
     const size_t bytes = std::max<size_t>(kPageBytes, rows * row_bytes());
     TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, bytes, MaxRowBytes()));
-    const size_t floats = rows * static_cast<size_t>(config_.dim);
+    const size_t floats = rows * dim();
     std::fill_n(reinterpret_cast<float*>(file->data()), floats, optimizer.slot_init[k]);
     slots->files.push_back(std::move(file));
   }
@@ -250,6 +266,26 @@ Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optim
 void TableFiles::RemoveSlots(uint32_t generation, OptimizerKind kind) {
   if (!CheckInPlace().ok()) return;
   for (int k = 0; k < SlotCount(kind); ++k) unlink(SlotPath(generation, kind, k).c_str());
+}
+
+std::vector<const MappedFile*> TableFiles::Mappings() {
+  std::vector<const MappedFile*> mappings = {directory_.get(), segments_.get(), rows_.get(),
+                                             free_.get()};
+  std::lock_guard<std::mutex> lock(slots_mutex_);
+  for (const auto& slots : slots_) {
+    for (const auto& file : slots->files) mappings.push_back(file.get());
+  }
+  return mappings;
+}
+
+uint64_t TableFiles::BytesIn(const std::string& folder) {
+  uint64_t bytes = 0;
+  for (const std::string& name : EntriesOf(folder)) {
+    struct stat info;
+    if (stat((folder + "/" + name).c_str(), &info) == 0)
+      bytes += static_cast<uint64_t>(info.st_size);
+  }
+  return bytes;
 }
 
 uint64_t TableFiles::Bytes(const TableState& state) {

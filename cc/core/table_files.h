@@ -43,9 +43,11 @@ class TableFiles {
   // DataLoss if the folder was removed, or is another table's by now.
   Status CheckInPlace() const { return directory_->CheckInPlace(); }
 
-  const TableConfig& config() const { return config_; }
+  const TableConfig& config() const { return *config_; }
+  std::shared_ptr<const TableConfig> shared_config() const { return config_; }
   const std::string& folder() const { return folder_; }
-  size_t row_bytes() const { return static_cast<size_t>(config_.dim) * sizeof(float); }
+  size_t dim() const { return static_cast<size_t>(config_->dim); }
+  size_t row_bytes() const { return dim() * sizeof(float); }
 
   MappedFile& directory() { return *directory_; }
   MappedFile& segments() { return *segments_; }
@@ -57,8 +59,7 @@ class TableFiles {
     return reinterpret_cast<Segment*>(segments_->data()) + number;
   }
   float* row(uint32_t number) const {
-    return reinterpret_cast<float*>(rows_->data()) +
-           static_cast<size_t>(number) * static_cast<size_t>(config_.dim);
+    return reinterpret_cast<float*>(rows_->data()) + static_cast<size_t>(number) * dim();
   }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
 
@@ -79,14 +80,25 @@ class TableFiles {
   void RemoveSlots(uint32_t generation, OptimizerKind kind);
   float* slot_row(const SlotFiles& slots, int slot, uint32_t number) const {
     return reinterpret_cast<float*>(slots.files[static_cast<size_t>(slot)]->data()) +
-           static_cast<size_t>(number) * static_cast<size_t>(config_.dim);
+           static_cast<size_t>(number) * dim();
   }
 
+  // All files of the table that are mapped.
+  std::vector<const MappedFile*> Mappings();
   uint64_t Bytes(const TableState& state);
+  // Of all files in a table's folder.
+  static uint64_t BytesIn(const std::string& folder);
+  // Deletes the files of a table that no committed state names, and its folder. Files that are no
+  // table's stay, and the folder with them. Mappings stay valid.
+  static void Remove(const std::string& folder);
+  // Whether a folder that no committed state names was a table: killed while it was made, or
+  // removed.
+  static bool IsLeftover(const std::string& folder);
 
  private:
   TableFiles(std::string folder, TableConfig config)
-      : folder_(std::move(folder)), config_(std::move(config)) {}
+      : folder_(std::move(folder)),
+        config_(std::make_shared<const TableConfig>(std::move(config))) {}
   std::string SlotPath(uint32_t generation, OptimizerKind kind, int slot) const;
   // Slots, where the optimizer has some: an error if they cannot be had.
   Result<const SlotFiles*> BoundSlots(const TableState& state);
@@ -94,7 +106,7 @@ class TableFiles {
   size_t MaxRowBytes() const { return MaxRows() * row_bytes(); }
 
   const std::string folder_;
-  const TableConfig config_;
+  const std::shared_ptr<const TableConfig> config_;
   bool writable_ = false;
   std::unique_ptr<MappedFile> directory_, segments_, rows_, free_;
   std::mutex slots_mutex_;

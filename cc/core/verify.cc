@@ -5,6 +5,7 @@
 #include "core/group.h"
 #include "core/group_impl.h"
 #include "core/index.h"
+#include "core/table_number.h"
 
 namespace tsps {
 namespace {
@@ -69,9 +70,10 @@ Status VerifyTable(TableFiles& files, const TableState& state) {
 
 Status GroupWriter::Verify() {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  for (int t = 0; t < group_.table_count(); ++t) {
-    TableFiles& files = *group_.impl_->files(t);
-    TSPS_RETURN_IF_ERROR(VerifyTable(files, impl_->state.tables[static_cast<size_t>(t)]));
+  for (size_t place = 0; place < impl_->state.tables.size(); ++place) {
+    const TableState& table = impl_->state.tables[place];
+    if (IsVacant(table)) continue;
+    TSPS_RETURN_IF_ERROR(VerifyTable(*group_.impl_->tables.files(place), table));
   }
   return Status();
 }

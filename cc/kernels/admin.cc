@@ -167,6 +167,18 @@ Status DescribeGroup(const KernelContext& context) {
           value(counters.publish_ns_max), value(counters.growth_blocked_ns_max)});
 }
 
+Status RemoveTable(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::string uuid, context.String(1, "uuid"));
+  return GroupRegistry::Get().RemoveTable(path, uuid);
+}
+
+Status ForgetTable(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  GroupRegistry::Get().Forget(path);
+  return Status();
+}
+
 Status CloseGroup(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   GroupRegistry::Get().Close(path);
@@ -206,6 +218,8 @@ void RegisterAdminKernels() {
   RegisterKernel<AdminKernel<Erase>>("TspsErase");
   RegisterKernel<AdminKernel<SetStep>>("TspsSetStep");
   RegisterKernel<AdminKernel<DescribeGroup>>("TspsGroupInfo");
+  RegisterKernel<AdminKernel<RemoveTable>>("TspsRemoveTable");
+  RegisterKernel<AdminKernel<ForgetTable>>("TspsForgetTable");
   RegisterKernel<AdminKernel<CloseGroup>>("TspsCloseGroup");
   RegisterKernel<AdminKernel<SetPoolThreads>>("TspsSetThreads");
   RegisterKernel<AdminKernel<HoldProcessEnd>>("TspsHoldTerminate");

@@ -82,8 +82,7 @@ Status UniqueKeys::Init(const KernelContext& context, const Features& features,
   keys_.resize(tables.size());
   ForEachItem(counts, executor, [&](size_t t) { keys_[t] = Dedupe(spans[t], executor); });
   for (size_t t = 0; t < tables.size(); ++t) {
-    const Group& group = tables[t].group();
-    const Status bounds = group.CheckKeys(tables[t].table, keys_[t].data(), keys_[t].size());
+    const Status bounds = CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size());
     if (!bounds.ok()) return WithPosition(bounds, features, static_cast<int>(t), tables[t]);
     TSPS_RETURN_IF_ERROR(context.OutputVector(keys + static_cast<int>(t), keys_[t]));
   }
@@ -117,7 +116,7 @@ Status UniqueKeys::WithPosition(const Status& error, const Features& features, i
 std::vector<RowGather> UniqueKeys::Gathers(const std::vector<TableHandle>& tables) const {
   std::vector<RowGather> gathers;
   for (size_t t = 0; t < tables.size(); ++t) {
-    gathers.emplace_back(tables[t].group(), tables[t].table, keys_[t].data(), keys_[t].size());
+    gathers.emplace_back(tables[t].known, tables[t].table, keys_[t].data(), keys_[t].size());
   }
   return gathers;
 }

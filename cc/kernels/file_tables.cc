@@ -145,7 +145,10 @@ Result<std::vector<TableHandle>> OpenParameterFiles(const std::vector<std::strin
   if (group == nullptr) return status;
   known = group;
   std::vector<TableHandle> tables;
-  for (size_t i = 0; i < paths.size(); ++i) tables.push_back({group, static_cast<int>(i)});
+  for (size_t i = 0; i < paths.size(); ++i) {
+    TSPS_ASSIGN_OR_RETURN(TableHandle table, TableHandle::Of(group, static_cast<int>(i)));
+    tables.push_back(std::move(table));
+  }
   return tables;
 }
 

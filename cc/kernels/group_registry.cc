@@ -146,6 +146,11 @@ void OpenGroup::Close() {
   decided_.notify_all();
 }
 
+Result<TableHandle> TableHandle::Of(std::shared_ptr<OpenGroup> owner, int table) {
+  TSPS_ASSIGN_OR_RETURN(auto known, owner->group().Config(table));
+  return TableHandle{std::move(owner), table, std::move(known)};
+}
+
 // --- GroupRegistry ---
 
 GroupRegistry& GroupRegistry::Get() {
@@ -198,13 +203,28 @@ Result<TableHandle> GroupRegistry::OpenTable(const std::string& path, const std:
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, OpenLocked(split.parent, fresh));
     TSPS_ASSIGN_OR_RETURN(const int table, owner->group().FindTable(split.name));
     TSPS_RETURN_IF_ERROR(owner->group().CheckUuid(table, uuid));
-    return TableHandle{owner, table};
+    return TableHandle::Of(owner, table);
   };
   Result<TableHandle> found = find(false);
   if (found.ok() || !cached) return found;
   // Another job may have removed the directory and made it again since it was opened here.
   if (groups_[split.parent]->group().CheckInPlace().ok()) return found;
   return find(true);
+}
+
+Status GroupRegistry::RemoveTable(const std::string& path, const std::string& uuid) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, OpenTable(path, uuid));
+  TSPS_RETURN_IF_ERROR(
+      table.owner->Write([&](GroupWriter& writer) { return writer.RemoveTable(table.table); }));
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+  return Status();
+}
+
+void GroupRegistry::Forget(const std::string& path) {
+  const SplitPath split = SplitTablePath(path);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = groups_.find(split.parent);
+  if (found != groups_.end()) found->second->group().Forget(split.name);
 }
 
 void GroupRegistry::Close(const std::string& path) {

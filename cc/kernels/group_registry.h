@@ -74,9 +74,11 @@ class OpenGroup {
 struct TableHandle {
   std::shared_ptr<OpenGroup> owner;
   int table = 0;
+  std::shared_ptr<const TableConfig> known;  // what it is, or was: the handle keeps no mapping
 
+  static Result<TableHandle> Of(std::shared_ptr<OpenGroup> owner, int table);
   Group& group() const { return owner->group(); }
-  const TableConfig& config() const { return group().config(table); }
+  const TableConfig& config() const { return *known; }
   std::string path() const { return group().path() + "/" + config().name; }
 };
 
@@ -93,6 +95,11 @@ class GroupRegistry {
   // `path` is <group>/<table>; `uuid` "" accepts any. A handle whose directory was replaced since
   // is opened anew.
   Result<TableHandle> OpenTable(const std::string& path, const std::string& uuid);
+  // Removes a table, whose writer this process is, and its files.
+  Status RemoveTable(const std::string& path, const std::string& uuid);
+  // Unmaps a table: nobody in this process needs it. Not in the writer's process, and no error when
+  // it is not open.
+  void Forget(const std::string& path);
   // No error when the path is not open.
   void Close(const std::string& path);
   void CloseAll();

@@ -142,7 +142,7 @@ class PooledWeightGradKernel {
     for (int i = 0; i < t; ++i) {
       const TableHandle& table = (*tables)[static_cast<size_t>(i)];
       const Tensor& keys = call.keys[static_cast<size_t>(i)];
-      gathers.emplace_back(table.group(), table.table, keys.data<int64_t>(), keys.size());
+      gathers.emplace_back(table.known, table.table, keys.data<int64_t>(), keys.size());
     }
     std::vector<Tensor> outputs;
     for (int f = 0; f < n; ++f) {

@@ -249,6 +249,8 @@ std::vector<Op> Ops() {
        {},
        {"path: string"},
        {"step: int64", "version: int64", "counters: int64"}},
+      {"TspsRemoveTable", true, NoOutputs, {}, {"path: string", "uuid: string"}, {}},
+      {"TspsForgetTable", true, NoOutputs, {}, {"path: string"}, {}},
       {"TspsCloseGroup", true, NoOutputs, {}, {"path: string"}, {}},
       {"TspsSetThreads", true, NoOutputs, {}, {"threads: int64", "writer_threads: int64"}, {}},
       {"TspsHoldTerminate", true, NoOutputs, {}, {}, {}},

@@ -45,7 +45,8 @@ void BindGroup(py::module_& module) {
       .def("step", &PyGroup::Step)
       .def("wait_for_step", &PyGroup::WaitForStep, py::arg("step"), py::arg("timeout_s"))
       .def("find_table", &PyGroup::FindTable, py::arg("name"))
-      .def("table_count", &PyGroup::TableCount)
+      .def("tables", &PyGroup::Tables)
+      .def("forget_table", &PyGroup::ForgetTable, py::arg("name"))
       .def("table_info", &PyGroup::TableInfo, py::arg("table"))
       .def("stats", &PyGroup::Stats, py::arg("table"))
       .def("create_table", &PyGroup::CreateTable, py::kw_only(), py::arg("name"), py::arg("uuid"),

@@ -56,8 +56,9 @@ class PyGroup {
   }
 
   int FindTable(const std::string& name) { return ValueOrThrow(group_->FindTable(name)); }
-  int TableCount() const { return group_->table_count(); }
-  py::dict TableInfo(int table) const;
+  std::vector<int> Tables() { return ValueOrThrow(group_->Tables()); }
+  void ForgetTable(const std::string& name) { group_->Forget(name); }
+  py::dict TableInfo(int table);
   py::dict Stats(int table);
 
   int CreateTable(const std::string& name, const std::string& uuid, int64_t dim, int64_t key_limit,
@@ -88,10 +89,9 @@ class PyGroup {
   }
 
  private:
-  void Check(int table) const {
-    if (table < 0 || table >= group_->table_count()) {
-      Throw(Error(Code::kInvalidArgument, "no table ", table, " in ", group_->path()));
-    }
+  // Throws when there is no such table, or not any more.
+  std::shared_ptr<const TableConfig> Config(int table) {
+    return ValueOrThrow(WithoutGil([&] { return group_->Config(table); }));
   }
   template <typename Body>
   Status Read(const Body& body) {

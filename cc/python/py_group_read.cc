@@ -35,9 +35,9 @@ py::dict PyGroup::Counters() const {
   return result;
 }
 
-py::dict PyGroup::TableInfo(int table) const {
-  Check(table);
-  const TableConfig& config = group_->config(table);
+py::dict PyGroup::TableInfo(int table) {
+  const auto known = Config(table);
+  const TableConfig& config = *known;
   py::dict result;
   result["name"] = config.name;
   result["uuid"] = config.uuid;
@@ -49,7 +49,6 @@ py::dict PyGroup::TableInfo(int table) const {
 }
 
 py::dict PyGroup::Stats(int table) {
-  Check(table);
   TableStats stats;
   ThrowIfError(Read([&](const Snapshot& snapshot) {
     stats = snapshot.Stats(table);
@@ -65,11 +64,11 @@ py::dict PyGroup::Stats(int table) {
 }
 
 FloatArray PyGroup::Lookup(int table, const KeyArray& keys) {
-  Check(table);
+  const auto known = Config(table);
+  const TableConfig& config = *known;
   const size_t n = KeyCount(keys);
   const int64_t* key_data = keys.data();
-  const TableConfig& config = group_->config(table);
-  ThrowIfError(group_->CheckKeys(table, key_data, n));
+  ThrowIfError(CheckKeys(config, key_data, n));
   FloatArray rows = NewRows(n, config.dim);
   float* out = rows.mutable_data();
   const auto dim = static_cast<size_t>(config.dim);
@@ -93,7 +92,7 @@ FloatArray PyGroup::Lookup(int table, const KeyArray& keys) {
 
 py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& parts) {
   struct Part {
-    const TableConfig* config;
+    std::shared_ptr<const TableConfig> config;
     const int64_t* keys;
     float* out;
     std::vector<const float*> found;
@@ -101,13 +100,12 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
   std::vector<Part> work;
   std::vector<FloatArray> rows;
   for (const auto& [table, keys] : parts) {
-    Check(table);
+    auto config = Config(table);
     const size_t n = KeyCount(keys);
-    ThrowIfError(group_->CheckKeys(table, keys.data(), n));
-    const TableConfig& config = group_->config(table);
-    rows.push_back(NewRows(n, config.dim));
+    ThrowIfError(CheckKeys(*config, keys.data(), n));
+    rows.push_back(NewRows(n, config->dim));
     work.push_back(
-        {&config, keys.data(), rows.back().mutable_data(), std::vector<const float*>(n)});
+        {std::move(config), keys.data(), rows.back().mutable_data(), std::vector<const float*>(n)});
   }
   uint64_t step = 0;
   ThrowIfError(Read([&](const Snapshot& snapshot) {
@@ -134,10 +132,10 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
 }
 
 py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
-  Check(table);
+  const auto config = Config(table);
   const size_t n = KeyCount(keys);
   const int64_t* key_data = keys.data();
-  const int64_t dim = group_->config(table).dim;
+  const int64_t dim = config->dim;
   const auto width = static_cast<size_t>(dim);
   py::array_t<bool> found(static_cast<py::ssize_t>(n));
   FloatArray rows = NewRows(n, dim);
@@ -159,7 +157,7 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   std::vector<uint32_t> numbers(n);
   ThrowIfError(Read([&](const Snapshot& snapshot) -> Status {
     if (with_slots && snapshot.Stats(table).optimizer.kind != kind) {
-      return Error(Code::kUnavailable, "table ", group_->config(table).name, " of ", group_->path(),
+      return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
                    " got another optimizer while it was read");
     }
     snapshot.FindRows(table, key_data, n, numbers.data());
@@ -174,8 +172,8 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
       for (size_t slot = 0; slot < slot_data.size(); ++slot) {
         const float* const row = snapshot.Slot(table, static_cast<int>(slot), numbers[i]);
         if (row == nullptr) {
-          return Error(Code::kUnavailable, "the slots of table ", group_->config(table).name,
-                       " of ", group_->path(), " were replaced while they were read");
+          return Error(Code::kUnavailable, "the slots of table ", config->name, " of ",
+                       group_->path(), " were replaced while they were read");
         }
         RacyRead(slot_data[slot] + i * width, row, width * sizeof(float));
       }
@@ -186,7 +184,6 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
 }
 
 KeyArray PyGroup::Keys(int table) {
-  Check(table);
   std::vector<int64_t> keys;
   ThrowIfError(Read([&](const Snapshot& snapshot) {
     keys.clear();

@@ -8,11 +8,11 @@ namespace {
 // One update with its pointers taken out, so that it can be used without the GIL.
 struct UpdateView {
   int table;
+  std::shared_ptr<const TableConfig> config;
   const int64_t* keys;
   const float* gradients;
   const int32_t* counts;
   size_t n;
-  int64_t dim;
   const std::vector<float>* hyper;
 };
 
@@ -28,17 +28,17 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
   // averaged.
   const Reduction reduction = view.counts == nullptr ? Reduction::kLocal : Reduction::kFrequency;
   // Before merging: a NaN would hide which of the caller's rows it came in.
-  const int64_t bad =
-      FirstNonFiniteRow(view.gradients, view.n, static_cast<size_t>(view.dim), executor);
+  const auto dim = static_cast<size_t>(view.config->dim);
+  const int64_t bad = FirstNonFiniteRow(view.gradients, view.n, dim, executor);
   if (bad >= 0) {
     return Error(Code::kInvalidArgument, "gradient row ", bad, ", of key ", view.keys[bad],
                  ", is not finite; no part of the step is applied");
   }
   const std::vector<GradientSet> sets = {{view.keys, view.counts, view.gradients, view.n}};
   TSPS_RETURN_IF_ERROR(MergeKeys(sets, reduction, &merged->merged, executor));
-  merged->gradients.resize(merged->merged.keys.size() * static_cast<size_t>(view.dim));
-  TSPS_RETURN_IF_ERROR(MergeRows(sets, static_cast<size_t>(view.dim), merged->merged, reduction, 1,
-                                 merged->gradients.data(), executor));
+  merged->gradients.resize(merged->merged.keys.size() * dim);
+  TSPS_RETURN_IF_ERROR(
+      MergeRows(sets, dim, merged->merged, reduction, 1, merged->gradients.data(), executor));
   update->table = view.table;
   update->keys = merged->merged.keys.data();
   update->gradients = merged->gradients.data();
@@ -63,7 +63,6 @@ int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64
 
 void PyGroup::BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                             bool replace) {
-  Check(table);
   const OptimizerConfig config = OptimizerFromPython(kind, slot_init);
   ThrowIfError(
       Write([&](GroupWriter& writer) { return writer.BindOptimizer(table, config, replace); }));
@@ -72,21 +71,20 @@ void PyGroup::BindOptimizer(int table, const std::string& kind, const std::vecto
 void PyGroup::ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates) {
   std::vector<UpdateView> views;
   for (const auto& [table, keys, gradients, counts, hyper] : updates) {
-    Check(table);
+    auto config = Config(table);
     const size_t n = KeyCount(keys);
-    const int64_t dim = group_->config(table).dim;
-    CheckRows(gradients, n, dim, "gradients");
+    CheckRows(gradients, n, config->dim, "gradients");
     if (counts.has_value() && (counts->ndim() != 1 || static_cast<size_t>(counts->shape(0)) != n)) {
       Throw(Error(Code::kInvalidArgument, "counts must have the shape [", n, "]"));
     }
-    views.push_back({table, keys.data(), gradients.data(),
-                     counts.has_value() ? counts->data() : nullptr, n, dim, &hyper});
+    views.push_back({table, std::move(config), keys.data(), gradients.data(),
+                     counts.has_value() ? counts->data() : nullptr, n, &hyper});
   }
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     std::vector<MergedUpdate> merged(views.size());
     std::vector<TableUpdate> parts(views.size());
     for (size_t i = 0; i < views.size(); ++i) {
-      TSPS_RETURN_IF_ERROR(group_->CheckKeys(views[i].table, views[i].keys, views[i].n));
+      TSPS_RETURN_IF_ERROR(CheckKeys(*views[i].config, views[i].keys, views[i].n));
       TSPS_RETURN_IF_ERROR(Merge(views[i], *executor_, &merged[i], &parts[i]));
     }
     return writer.ApplyStep(step, parts, *executor_);
@@ -95,9 +93,9 @@ void PyGroup::ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates) {
 
 void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
                      const std::vector<FloatArray>& slots) {
-  Check(table);
+  const auto config = Config(table);
   const size_t n = KeyCount(keys);
-  const int64_t dim = group_->config(table).dim;
+  const int64_t dim = config->dim;
   CheckRows(rows, n, dim, "rows");
   std::vector<const float*> slot_data;
   for (const FloatArray& values : slots) {
@@ -114,19 +112,18 @@ void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
         return Status();
       }));
       if (static_cast<size_t>(SlotCount(kind)) != slot_data.size()) {
-        return Error(Code::kInvalidArgument, "table ", group_->config(table).name, " of ",
-                     group_->path(), " has ", SlotCount(kind), " slots (optimizer ",
-                     OptimizerKindName(kind), "). Received: ", slot_data.size());
+        return Error(Code::kInvalidArgument, "table ", config->name, " of ", group_->path(),
+                     " has ", SlotCount(kind), " slots (optimizer ", OptimizerKindName(kind),
+                     "). Received: ", slot_data.size());
       }
     }
-    TSPS_RETURN_IF_ERROR(group_->CheckKeys(table, key_data, n));
+    TSPS_RETURN_IF_ERROR(CheckKeys(*config, key_data, n));
     return writer.Assign(table, key_data, row_data, slot_data.empty() ? nullptr : slot_data.data(),
                          n, *executor_);
   }));
 }
 
 size_t PyGroup::Erase(int table, const KeyArray& keys) {
-  Check(table);
   const size_t n = KeyCount(keys);
   const int64_t* key_data = keys.data();
   size_t erased = 0;

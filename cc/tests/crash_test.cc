@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 
+#include "core/layout.h"
 #include "tests/group_fixture.h"
 
 #ifdef TFSPS_FAULT_POINTS
@@ -159,7 +161,7 @@ class CrashTest : public ::testing::Test {
         << when << ": torn at mutation " << done - first_;
     for (const int64_t absent : {int64_t{-1}, int64_t{INT64_MIN}}) {
       std::vector<float> initial(4);
-      InitialRow((*group)->config(0).initializer, absent, 4, initial.data());
+      InitialRow(ConfigOf(**group, 0).initializer, absent, 4, initial.data());
       EXPECT_EQ(LookupRow(**group, 0, absent), initial) << when;
     }
   }
@@ -236,10 +238,85 @@ TEST_F(CrashTest, AKilledTableCreationLeavesNoTable) {
     ASSERT_TRUE(KilledAt(point, 1, create));
     auto group = Group::Open(Path());
     ASSERT_TRUE(group.ok()) << group.status().message();
-    EXPECT_EQ((*group)->table_count(), 2) << point;
+    EXPECT_EQ(CountTables(**group), 2u) << point;
   }
   ASSERT_FALSE(KilledAt("none", 1, create));
-  EXPECT_EQ((*Group::Open(Path()))->table_count(), 3);
+  EXPECT_EQ(CountTables(**Group::Open(Path())), 3u);
+}
+
+// The table is there, whole, or it is not; the others are whole in any case, and so is the table
+// that gets its place.
+TEST_F(CrashTest, AKilledRemovalLeavesTheOthersWhole) {
+  const std::vector<int64_t> keys = {1, 2, 3, 5, 8};
+  const std::vector<float> rows(keys.size() * 5, 0.25f);
+  const auto add = [&](GroupWriter& writer, const std::string& name) -> Status {
+    SerialExecutor serial;
+    OptimizerConfig adam;
+    adam.kind = OptimizerKind::kAdam;
+    TSPS_ASSIGN_OR_RETURN(const int table, writer.CreateTable(MakeConfig(name, 5, 3)));
+    TSPS_RETURN_IF_ERROR(writer.BindOptimizer(table, adam, false));
+    return writer.Assign(table, keys.data(), rows.data(), nullptr, keys.size(), serial);
+  };
+  const auto remove = [&] {
+    auto group = Group::Open(Path());
+    if (!group.ok()) _exit(20);
+    auto writer = (*group)->OpenWriter();
+    if (!writer.ok()) _exit(21);
+    auto table = (*group)->FindTable("going");
+    if (table.ok() && !(*writer)->RemoveTable(*table).ok()) _exit(22);
+    if (!(*group)->FindTable("coming").ok() && !add(**writer, "coming").ok()) _exit(23);
+  };
+  int kills = 0;
+  for (const char* point : {"begin.undo_valid", "begin.odd", "publish.record", "publish.even",
+                            "remove.published", "remove.file", "remove.config", "create.files"}) {
+    for (long n = 1; true; ++n) {
+      dir_.Clear();
+      MakeGroup();
+      Image before;
+      int going = 0;
+      {
+        auto group = Group::Open(Path());
+        auto writer = (*group)->OpenWriter();
+        ASSERT_TRUE(writer.ok());
+        ASSERT_TSPS_OK(add(**writer, "going"));
+        for (int i = 0; i < 3; ++i) ASSERT_TSPS_OK(Mutate(**group, **writer, i));
+        before = ReadImage(**group);
+        going = *(*group)->FindTable("going");
+      }
+      const std::string when = std::string(point) + ":" + std::to_string(n);
+      const bool killed = KilledAt(point, n, remove);
+      kills += killed;
+      const auto expect_whole = [&](Group& group, const std::string& by) {
+        Image image = ReadImage(group);
+        const bool there = group.FindTable("going").ok();
+        const auto coming = group.FindTable("coming");
+        EXPECT_TRUE(!coming.ok() || *coming == going + kMaxTables) << when << by;
+        image.tables.resize(before.tables.size());
+        if (!there) image.tables[PlaceOf(going)] = before.tables[PlaceOf(going)];
+        EXPECT_TRUE(image == before) << when << by;
+      };
+      {
+        auto reader = Group::Open(Path());
+        ASSERT_TRUE(reader.ok()) << when << ": " << reader.status().message();
+        expect_whole(**reader, ", seen by a reader");
+      }
+      // Whoever takes over may be killed, too.
+      const bool twice = KilledAt("remove.file", 1 + kills % 3, remove);
+      auto group = Group::Open(Path());
+      ASSERT_TRUE(group.ok()) << when << ": " << group.status().message();
+      auto writer = (*group)->OpenWriter();
+      ASSERT_TRUE(writer.ok()) << when << ": " << writer.status().message();
+      ASSERT_TSPS_OK((*writer)->Verify());
+      expect_whole(**group, ", seen by the next writer");
+      EXPECT_EQ(std::filesystem::exists(Path() + "/going"), (*group)->FindTable("going").ok())
+          << when;
+      EXPECT_TRUE(twice || (*group)->FindTable("coming").ok()) << when;
+      ASSERT_TSPS_OK(Mutate(**group, **writer, 3));
+      ASSERT_TSPS_OK((*writer)->Verify());
+      if (!killed) break;
+    }
+  }
+  EXPECT_GE(kills, 14);
 }
 
 // A reader that looks past a dead writer's mutation uses the undo log that the next writer

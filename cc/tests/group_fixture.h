@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "core/group.h"
 #include "core/racy_copy.h"
+#include "core/table_number.h"
 #include "tests/temp_dir.h"
 
 namespace tsps {
@@ -38,19 +40,35 @@ inline TableConfig MakeConfig(const std::string& name, int64_t dim, uint64_t sal
   return config;
 }
 
+inline TableConfig ConfigOf(Group& group, int table) {
+  const auto config = group.Config(table);
+  EXPECT_TRUE(config.ok()) << config.status().message();
+  return config.ok() ? **config : TableConfig();
+}
+
+inline size_t CountTables(Group& group) {
+  const auto tables = group.Tables();
+  EXPECT_TRUE(tables.ok()) << tables.status().message();
+  return tables.ok() ? tables->size() : 0;
+}
+
 // Rows and slots by key, as a plain map.
 struct Image {
   uint64_t step = 0;
-  std::vector<std::map<int64_t, std::vector<float>>> tables;  // row, then slots
+  // By the table's place and key: row, then slots.
+  std::vector<std::map<int64_t, std::vector<float>>> tables;
   bool operator==(const Image& other) const { return step == other.step && tables == other.tables; }
 };
 
-inline Image ImageOf(const Group& group, const Snapshot& snapshot) {
+inline Image ImageOf(Group& group, const Snapshot& snapshot) {
   Image image;
   image.step = snapshot.step();
-  image.tables.resize(static_cast<size_t>(group.table_count()));
-  for (int t = 0; t < group.table_count(); ++t) {
-    const size_t dim = static_cast<size_t>(group.config(t).dim);
+  for (const int t : snapshot.tables()) {
+    const auto config = group.Config(t);
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    const size_t dim = static_cast<size_t>((*config)->dim);
+    image.tables.resize(std::max(image.tables.size(), PlaceOf(t) + 1));
+    auto& rows = image.tables[PlaceOf(t)];
     const int slots = SlotCount(snapshot.Stats(t).optimizer.kind);
     snapshot.ForEach(t, [&](int64_t key, uint32_t row) {
       std::vector<float> values(dim * static_cast<size_t>(1 + slots));
@@ -60,7 +78,7 @@ inline Image ImageOf(const Group& group, const Snapshot& snapshot) {
           RacyRead(values.data() + dim * static_cast<size_t>(k + 1), slot, dim * sizeof(float));
         }
       }
-      image.tables[static_cast<size_t>(t)][key] = std::move(values);
+      rows[key] = std::move(values);
     });
   }
   return image;
@@ -77,13 +95,14 @@ inline Image ReadImage(Group& group) {
 }
 
 inline std::vector<float> LookupRow(Group& group, int table, int64_t key) {
-  const size_t dim = static_cast<size_t>(group.config(table).dim);
+  const TableConfig config = ConfigOf(group, table);
+  const size_t dim = static_cast<size_t>(config.dim);
   std::vector<float> row(dim);
   const Status status = group.Read([&](const Snapshot& snapshot) {
     const float* found = nullptr;
     snapshot.Find(table, &key, 1, &found);
     if (found == nullptr) {
-      InitialRow(group.config(table).initializer, key, dim, row.data());
+      InitialRow(config.initializer, key, dim, row.data());
     } else {
       RacyRead(row.data(), found, dim * sizeof(float));
     }
@@ -116,8 +135,7 @@ class GroupTest : public ::testing::Test {
     OpenWriter();
   }
   int AddTable(const std::string& name, int64_t dim, OptimizerKind kind = OptimizerKind::kSgd) {
-    auto table =
-        writer_->CreateTable(MakeConfig(name, dim, static_cast<uint64_t>(group_->table_count())));
+    auto table = writer_->CreateTable(MakeConfig(name, dim, CountTables(*group_)));
     EXPECT_TRUE(table.ok()) << table.status().message();
     OptimizerConfig optimizer;
     optimizer.kind = kind;
@@ -128,7 +146,7 @@ class GroupTest : public ::testing::Test {
   }
   // One SGD or Adagrad step with gradient `g` in every element of every key's row.
   Status Step(int table, const std::vector<int64_t>& keys, float g) {
-    const size_t dim = static_cast<size_t>(group_->config(table).dim);
+    const size_t dim = static_cast<size_t>(ConfigOf(*group_, table).dim);
     const std::vector<float> gradients(keys.size() * dim, g);
     const std::vector<float> hyper = {1.0f, 1e-7f};
     TableUpdate update;

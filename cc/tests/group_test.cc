@@ -19,7 +19,7 @@ namespace {
 TEST_F(GroupTest, AbsentKeysReadTheirInitialValueAndAreNotStored) {
   const int t = AddTable("t", 8);
   std::vector<float> expected(8);
-  InitialRow(group_->config(t).initializer, -5, 8, expected.data());
+  InitialRow(ConfigOf(*group_, t).initializer, -5, 8, expected.data());
   EXPECT_EQ(LookupRow(*group_, t, -5), expected);
   EXPECT_TRUE(ReadImage(*group_).tables[0].empty());
 }
@@ -131,7 +131,7 @@ TEST_F(GroupTest, RandomOperationsEqualAMap) {
         ASSERT_TSPS_OK(Step(t, keys, value));
         for (const int64_t key : keys) {
           auto [at, absent] = model.try_emplace(key, 4);
-          if (absent) InitialRow(group_->config(t).initializer, key, 4, at->second.data());
+          if (absent) InitialRow(ConfigOf(*group_, t).initializer, key, 4, at->second.data());
           for (float& x : at->second) x -= value;
         }
         break;
@@ -222,12 +222,12 @@ TEST_F(GroupTest, BoundedTablesRefuseKeysOutOfRangeByName) {
   config.key_limit = 10;
   const int t = *writer_->CreateTable(config);
   const std::vector<int64_t> keys = {0, 9, 10};
-  const Status status = group_->CheckKeys(t, keys.data(), 3);
+  const Status status = CheckKeys(ConfigOf(*group_, t), keys.data(), 3);
   EXPECT_EQ(status.code(), Code::kOutOfRange);
   EXPECT_EQ(status.message(), "table bounded: key 10 at position 2 is not in [0, 10)");
   const std::vector<int64_t> negative = {-1};
-  EXPECT_FALSE(group_->CheckKeys(t, negative.data(), 1).ok());
-  EXPECT_TRUE(group_->CheckKeys(t, keys.data(), 2).ok());
+  EXPECT_FALSE(CheckKeys(ConfigOf(*group_, t), negative.data(), 1).ok());
+  EXPECT_TRUE(CheckKeys(ConfigOf(*group_, t), keys.data(), 2).ok());
 }
 
 TEST_F(GroupTest, AnotherOptimizerIsRefusedUnlessReplaced) {
@@ -608,7 +608,7 @@ TEST_F(GroupTest, AnotherUsersGroupIsRefused) {
 TEST_F(GroupTest, ATableOfAnotherUuidIsRefused) {
   const int t = AddTable("t", 4);
   EXPECT_TRUE(group_->CheckUuid(t, "").ok());
-  EXPECT_TRUE(group_->CheckUuid(t, group_->config(t).uuid).ok());
+  EXPECT_TRUE(group_->CheckUuid(t, ConfigOf(*group_, t).uuid).ok());
   EXPECT_EQ(group_->CheckUuid(t, std::string(32, '0')).code(), Code::kFailedPrecondition);
 }
 

@@ -16,7 +16,7 @@ class PreparedStepTest : public GroupTest {
   // SGD with rate 1: rows move by minus `g`. What it points to lives as long as the test.
   Status Prepare(int table, const std::vector<int64_t>& keys, float g, uint64_t step) {
     keys_ = keys;
-    gradients_.assign(keys.size() * static_cast<size_t>(group_->config(table).dim), g);
+    gradients_.assign(keys.size() * static_cast<size_t>(ConfigOf(*group_, table).dim), g);
     TableUpdate update;
     update.table = table;
     update.keys = keys_.data();

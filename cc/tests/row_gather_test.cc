@@ -34,12 +34,12 @@ TEST_F(RowGatherTest, CopiesTrainedAndInitialRowsOnAnyNumberOfThreads) {
   std::vector<float> expected;
   for (const int32_t position : inverse) {
     std::vector<float> row(kDim);
-    InitialRow(group_->config(t).initializer, position, kDim, row.data());
+    InitialRow(ConfigOf(*group_, t).initializer, position, kDim, row.data());
     for (float& x : row) expected.push_back(position % 3 == 0 ? x - 0.5f : x);
   }
   for (const int threads : {1, 4}) {
     EigenExecutor executor(threads);
-    RowGather gather(*group_, t, keys.data(), keys.size());
+    RowGather gather(*group_->Config(t), t, keys.data(), keys.size());
     std::vector<float> out(inverse.size() * kDim);
     ASSERT_TSPS_OK(group_->Read([&](const Snapshot& snapshot) {
       gather.Find(snapshot, executor);
@@ -54,7 +54,7 @@ TEST_F(RowGatherTest, CopiesTrainedAndInitialRowsOnAnyNumberOfThreads) {
 TEST_F(RowGatherTest, FindsAgainWhenOtherKeysAreAbsent) {
   const int t = AddTable("t", 4);
   const std::vector<int64_t> keys = {1, 2, 3};
-  RowGather gather(*group_, t, keys.data(), keys.size());
+  RowGather gather(*group_->Config(t), t, keys.data(), keys.size());
   SerialExecutor serial;
   const auto find = [&] {
     return group_->Read([&](const Snapshot& snapshot) {
@@ -73,7 +73,7 @@ TEST_F(RowGatherTest, FindsAgainWhenOtherKeysAreAbsent) {
 
 TEST_F(RowGatherTest, TakesNoKeys) {
   const int t = AddTable("t", 4);
-  RowGather gather(*group_, t, nullptr, 0);
+  RowGather gather(*group_->Config(t), t, nullptr, 0);
   SerialExecutor serial;
   ASSERT_TSPS_OK(group_->Read([&](const Snapshot& snapshot) {
     gather.Find(snapshot, serial);

@@ -173,3 +173,55 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(library, "__file__", "/nowhere/_ops/library.py")
     with pytest.raises(ImportError, match=r"/nowhere/_ops_lib.so is missing: build it"):
         library.load()
+
+
+def test_a_removed_table_is_gone_for_functions_that_have_found_it(group):
+    kept, going = group.table(2, rows=3, optimizer="sgd"), group.table(3, rows=3, optimizer="sgd")
+    look = tf.function(lambda x, path, uuid: _ops.lookup([x], [path], [uuid], [tf.zeros([0, 3])], [0]).rows[0])
+    ids = tf.constant([1], i64)
+    look(ids, going.path, going.uuid)
+    assert group.apply(1, [1]) == 1
+    before = kept.rows([0, 1, 2])
+    _ops.remove_table(going.path, going.uuid)
+    for use in (
+        lambda: look(ids, going.path, going.uuid),
+        lambda: _ops.remove_table(going.path, going.uuid),
+        lambda: _ops.assign(going.path, going.uuid, ids, tf.zeros([1, 3])),
+        lambda: _ops.apply(2, [going.path], [going.uuid], [ids], [tf.ones([1, 3])], [[1.0]]),
+    ):
+        with pytest.raises(tf.errors.NotFoundError, match="no table 't1'"):
+            use()
+    # Its place is given again; what has found the old one does not find the new one in it.
+    _ops.create_table(f"{group.path}/t2", "f" * 32, dim=3, initializer="constant", initializer_args=(7, 0))
+    with pytest.raises(tf.errors.NotFoundError, match="no table 't1'"):
+        look(ids, going.path, going.uuid)
+    np.testing.assert_array_equal(look(ids, tf.constant(f"{group.path}/t2"), tf.constant("f" * 32)), [[7, 7, 7]])
+    np.testing.assert_array_equal(kept.rows([0, 1, 2]), before)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="uuid"):
+        _ops.remove_table(kept.path, "e" * 32)
+
+
+def test_only_the_writer_removes_tables_and_others_unmap_them(group, folder):
+    table = group.table(2, rows=3)
+    code = f"""
+import numpy as np, tensorflow as tf
+from tf_sparse_ps import _ops
+path, uuid = {table.path.numpy().decode()!r}, {table.uuid.numpy().decode()!r}
+look = lambda: _ops.lookup([tf.constant([1], tf.int64)], [path], [uuid], [tf.zeros([0, 2])], [0]).rows[0].numpy()
+mapped = lambda: path in open("/proc/self/maps").read()
+_ops.forget_table(path)
+before = look()
+assert mapped()
+_ops.forget_table(path)
+assert not mapped()
+np.testing.assert_array_equal(look(), before)
+try:
+    _ops.remove_table(path, uuid)
+except tf.errors.FailedPreconditionError as error:
+    assert "not the writer" in str(error), error
+else:
+    raise AssertionError("removed")
+"""
+    run_child(code)
+    _ops.forget_table(table.path)  # nothing, where the writer is
+    np.testing.assert_array_equal(table.rows([1]), table.rows([1]))

@@ -210,7 +210,7 @@ class GroupInfo(NamedTuple):
     """What `group_info` returns."""
 
     step: tf.Tensor  # int64: last published step
-    version: tf.Tensor  # int64: assigns, erases, table creations and optimizer bindings so far
+    version: tf.Tensor  # int64: assigns, erases, table creations and removals, and optimizer bindings so far
     counters: tf.Tensor  # int64[8], of this process: COUNTERS
 
 
@@ -229,6 +229,20 @@ COUNTERS = (
 def group_info(path: tf.Tensor | str) -> GroupInfo:
     """State of a group and counters of this process."""
     return GroupInfo(*lib.tsps_group_info(path))
+
+
+def remove_table(path: str, uuid: str) -> None:
+    """Removes a table and its files; who reads it finds it whole or not at all. Writer only.
+
+    Raises:
+        NotFoundError: there is no such table.
+    """
+    lib.tsps_remove_table(path, uuid)
+
+
+def forget_table(path: str) -> None:
+    """Unmaps a table in this process, if it is mapped; later ops map it again. Does nothing in the writer's process."""
+    lib.tsps_forget_table(path)
 
 
 def close_group(path: tf.Tensor | str) -> None:
