@@ -40,6 +40,15 @@ def open_group(path: str, *, create: bool = False) -> Any:
         return group
 
 
+def forget(path: str) -> None:
+    """Unmaps a table, `<group directory>/<table>`, that nobody in this process needs, if its group is open here."""
+    folder, name = os.path.split(os.path.abspath(path))
+    with _groups_lock:
+        group = _groups.get(folder)
+    if group is not None:
+        group.forget_table(name)
+
+
 def check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: TableConfig) -> None:
     """Raises StateError when a stored table is not what `config` says."""
     for name, expected in (("dim", config.dim), ("key_limit", config.key_limit or 0)):

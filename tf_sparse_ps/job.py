@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps import job_end, job_folder, places
+from tf_sparse_ps import job_end, job_folder, places, session
 from tf_sparse_ps.collectives import protocol
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 WAIT_S = 300.0
 _POLL_S = 0.002
-_MAX_TABLES = 1024
 # What merging gradients may take of a rank's memory beside the gradients themselves, before and after; more on many
 # nodes, where a round must still be worth its messages.
 EXCHANGE_BUDGET_BYTES = 64 << 20
@@ -91,6 +90,7 @@ class Job:
       exchange_path: Where the ranks of this node see each other, a folder of this run alone.
       seeds: Of tables, and their salts.
       collectives: How the ranks talk to each other.
+      lifetimes: Of its tables.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -109,7 +109,7 @@ class Job:
         uuid = _digest("job", self.name) if self.name else secrets.token_hex(16)
         keras_seed = None if self.name else _keras.random_seed()[0]
         # The session tells this run of a named job from the one before.
-        name, uuid, session, keras_seed = collectives.broadcast_object(
+        name, uuid, run, keras_seed = collectives.broadcast_object(
             (self.name, uuid, secrets.token_hex(8), keras_seed), 0, "tfsps_job"
         )
         if name != self.name:
@@ -124,22 +124,21 @@ class Job:
         self.seeds = TableSeeds(uuid, keras_seed, follow=self.name is None and self.size == 1)
         self.folder = job_folder.prepare()
         self.group_path = os.path.join(self.folder, f"{self.name or self.uuid}-n{self.node}")
-        self._ready_path = f"{self.group_path}/.session-{session}"
-        self.exchange_path = f"{self.group_path}/.exchange-{session}"
+        self._session = session.Session(self.group_path, run, collectives.local_rank, collectives.local_size)
+        self.exchange_path = f"{self.group_path}/.exchange-{run}"
         self._joined = False
         self._trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
         self._counterparts: list[Collectives | None] = []
         self._lock = threading.Lock()
         self._ordinal = 0
         self._step: Any = None
+        self.lifetimes = self._make_lifetimes()
         if self.is_leader:
             self._start_group()
         else:
-            self._wait(lambda: os.path.exists(self._ready_path), f"the leader to make the group {self.group_path}")
-        # One word per table: how many writes of `TableBinding.write` are done.
-        self._published: Any = np.memmap(
-            self._ready_path, np.int64, mode="r+" if self.is_leader else "r", shape=(_MAX_TABLES,)
-        )
+            self._wait(self._session.begun, f"the leader to make the group {self.group_path}")
+            self._session.join()
+        self.collectives.at_exit(self.lifetimes.close)  # before the group is closed
         self._set_threads()
 
     @property
@@ -218,15 +217,14 @@ class Job:
           values: float32[key_limit, dim] to start with instead of the initializer's values.
 
         Raises:
-          StateError: A named job's table is something else; the ranks build their layers in different orders.
+          StateError: A named job's table is something else; the ranks build their layers in different orders; the job
+            has as many tables as it can have.
           NoSpaceError, AccessError: From the file system.
         """
         with self._lock:
             ordinal = self._ordinal
             self._ordinal += 1
             seed_of_job, next_salt = self.seeds.of(ordinal)
-        if ordinal >= _MAX_TABLES:
-            raise StateError(f"a job has at most {_MAX_TABLES} tables, of models long gone too: identity is by number")
         resolved = config.resolved_initializer()
         seed = next(seed for seed in (config.seed, resolved.seed, seed_of_job) if seed is not None)
         config = dataclasses.replace(config, seed=seed)
@@ -236,6 +234,7 @@ class Job:
         binding = TableBinding(
             job=self,
             path=path,
+            path_tensor=_tensor_of(path),
             uuid=_digest("table", self.uuid, str(ordinal)),
             config=config,
             ordinal=ordinal,
@@ -243,6 +242,7 @@ class Job:
             config_hash=config.hash(),
             explicit=values is not None or resolved.values is not None,
         )
+        self.lifetimes.add(binding)
         binding.write(lambda: self._create(binding, resolved, values))
         if not os.path.exists(path):
             raise StateError(
@@ -255,7 +255,7 @@ class Job:
 
     def publish_write(self, binding: TableBinding) -> None:
         """The leader: tells the node's other ranks that the binding's latest write is done."""
-        self._published[binding.ordinal] = binding.writes
+        self._session.publish(binding.ordinal, binding.writes)
 
     def wait_for_write(self, binding: TableBinding) -> None:
         """Other ranks: return when the leader has done as many writes of the table as this rank has asked for.
@@ -264,7 +264,7 @@ class Job:
           UnavailableError, WaitTimeoutError: The leader did not get there.
         """
         self._wait(
-            lambda: self._published[binding.ordinal] >= binding.writes,
+            lambda: self._session.published(binding.ordinal) >= binding.writes,
             f"the leader to write table {binding.path} (its write {binding.writes})",
         )
 
@@ -285,11 +285,12 @@ class Job:
             os.mkdir(self.exchange_path, 0o700)
         group, exchange, pid, keep = self.group_path, self.exchange_path, os.getpid(), self.name is not None
         self.collectives.at_exit(lambda: job_end.end_group(group, exchange, pid, keep=keep))
-        fresh = f"{self._ready_path}.tmp"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(bytes(8 * _MAX_TABLES))
-        os.rename(fresh, self._ready_path)
+        self._session.begin()
+
+    def _make_lifetimes(self) -> Any:
+        from tf_sparse_ps.table_lifetime import TableLifetimes
+
+        return TableLifetimes(self._session, self._wait, is_leader=self.is_leader, removes=self.name is None)
 
     def _create(self, binding: TableBinding, resolved: Any, values: npt.NDArray[np.float32] | None) -> None:
         config = binding.config
@@ -366,7 +367,7 @@ class Job:
             now = time.monotonic()
             if now > deadline:
                 raise WaitTimeoutError(f"rank {self.rank} waited {WAIT_S:.0f} s for {what}")
-            if now > look and os.path.exists(self._ready_path):
+            if now > look and self._session.begun():
                 look = now + 1.0
                 self._check_leader(what)
             time.sleep(_POLL_S)
@@ -414,6 +415,13 @@ def current() -> Job:
                 "within `with strategy.scope():`"
             )
         return _current
+
+
+def _tensor_of(path: str) -> Any:
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device("/CPU:0"):
+        return tf.constant(path)
 
 
 def _digest(*parts: str) -> str:

@@ -27,6 +27,8 @@ class TableBinding:
     Attributes:
       job: The job it belongs to.
       path: `<group>/<table folder>`.
+      path_tensor: `path` as a string scalar, by which graphs name the table: it is in use as long as anyone holds
+        this, or a graph has captured it (`table_lifetime`).
       uuid: 32 hexadecimal digits, the same on all ranks and nodes.
       config: What it is; `config.seed` is filled in.
       ordinal: Its number in the job.
@@ -39,6 +41,7 @@ class TableBinding:
 
     job: Job
     path: str
+    path_tensor: Any
     uuid: str
     config: TableConfig
     ordinal: int

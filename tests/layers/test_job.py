@@ -165,6 +165,49 @@ def test_a_dead_leader_is_named(root, tmp_path):
     assert leader[1].strip() in follower[2]
 
 
+# Ranks tell each other how far they are: by files beside the broadcast.
+SAY = """
+import gc
+def say(what):
+    open(os.environ["TEST_BROADCAST"] + what, "w").close()
+def hear(what):
+    until(lambda: os.path.exists(os.environ["TEST_BROADCAST"] + what))
+def until(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+binding = me.create_table(TableConfig('user', 4))
+path = binding.path
+"""
+
+
+def test_a_table_goes_when_the_slowest_rank_has_released_it(root, tmp_path):
+    leader = SAY + (
+        "del binding; gc.collect(); me.lifetimes.tidy(); say('dropped'); hear('looked')\n"
+        "me.lifetimes.tidy(); assert os.path.exists(path)\n"
+        "say('waiting'); until(lambda: not os.path.exists(path)); say('gone')\n"
+        "second = me.create_table(TableConfig('user', 4)); print(second.ordinal); hear('end')"
+    )
+    follower = SAY + (
+        "hear('dropped'); before = binding.reader().lookup([1, 2]); say('looked'); hear('waiting')\n"
+        "assert (binding.reader().lookup([1, 2]) == before).all()\n"
+        "assert path in open('/proc/self/maps').read(); del binding; gc.collect(); hear('gone')\n"
+        "until(lambda: path not in open('/proc/self/maps').read())\n"
+        "second = me.create_table(TableConfig('user', 4)); print(second.ordinal); say('end')"
+    )
+    for status, output, error in two_ranks(root, tmp_path, leader, follower):
+        assert (status, output) == (0, "1\n"), error
+
+
+def test_a_rank_that_has_died_needs_no_table(root, tmp_path):
+    leader = SAY + "hear('made'); del binding; gc.collect(); until(lambda: not os.path.exists(path)); print('gone')"
+    follower = SAY + "say('made'); os.kill(os.getpid(), 9)"
+    (status, output, error), dead = two_ranks(root, tmp_path, leader, follower)
+    assert (status, output) == (0, "gone\n"), error
+    assert dead[0] == -signal.SIGKILL
+
+
 @pytest.fixture
 def tfsps_dir(root, monkeypatch):
     def use(path: Path) -> Path:

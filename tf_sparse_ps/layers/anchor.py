@@ -58,7 +58,8 @@ def binding_of(variable: Any) -> TableBinding | None:
 def path_of(variable: Any) -> tf.Tensor:
     """What names the anchor's table in a graph, a string scalar that travels with a SavedModel."""
     if _keras.is_deferred(variable):
-        return tf.constant(variable.tsps_binding.path)
+        path: tf.Tensor = variable.tsps_binding.path_tensor
+        return path
     asset: TableAsset = _keras.tf_variable(variable).tsps_asset
     return asset.asset_path
 

@@ -30,7 +30,7 @@ class TableAsset(tf.saved_model.Asset):
     """A table's path in a graph: `asset_path`, a scalar string."""
 
     def __init__(self, binding: TableBinding) -> None:
-        super().__init__(binding.path)
+        super().__init__(binding.path_tensor)
         self._binding = binding
 
     def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:

@@ -258,4 +258,4 @@ class DelayedCourse(Course):
 
 
 def _tables_of(sparse: SparseStep | None) -> list[str]:
-    return [] if sparse is None else sparse.update.paths
+    return [] if sparse is None else [table.path for table in sparse.update.tables]

@@ -21,6 +21,7 @@ from tf_sparse_ps.collectives import Collectives
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job import Job
+    from tf_sparse_ps.table_binding import TableBinding
 
 REDUCTIONS = ("frequency", "average", "sum")
 WIRES = ("float32", "bfloat16", "float16")
@@ -86,13 +87,22 @@ class Update:
     """What makes a step of reduced gradients.
 
     Attributes:
-      paths, uuids: Of the tables.
+      tables: Whose step it is.
       hyper: Each table's hyperparameters, as `_ops.apply` takes them.
     """
 
-    paths: list[str]
-    uuids: list[str]
+    tables: list[TableBinding]
     hyper: list[tf.Tensor]
+
+    @property
+    def paths(self) -> list[tf.Tensor]:
+        """What names the tables in a graph, string scalars: the graph that captures them keeps the tables."""
+        return [table.path_tensor for table in self.tables]
+
+    @property
+    def uuids(self) -> list[str]:
+        """Of the tables."""
+        return [table.uuid for table in self.tables]
 
 
 class SparseRing(abc.ABC):

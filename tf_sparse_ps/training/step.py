@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 _CERTAIN = "_tsps_certain"  # of a graph
 
 
+# The one that was bound last: that is asked for the step of this process, if it is still there.
+_newest: weakref.ref[Step] | None = None
+
+
+def _making() -> int:
+    step = None if _newest is None else _newest()
+    return 0 if step is None else step.making()
+
+
 class Step:
     """Makes the steps of one optimizer, and knows what it has found out on the way.
 
@@ -52,7 +62,7 @@ class Step:
           collectives: Of this process.
           rule: Of tables without their own; or why there is none, which matters when there is a table.
         """
-        self.variables: list[Any] = []
+        self._variables: list[Any] = []
         self.weight = rank_weight.RankWeight()
         self.equal = equal_weights.EqualWeights(owner, collectives, self.weight)
         self._owner, self._collectives, self._rule = owner, collectives, rule
@@ -63,6 +73,23 @@ class Step:
         self._also: Callable[[], Sequence[Any]] = tuple
         self._dense_bytes = 0
         self._begun: tf.Variable | None = None  # steps, counted when others may ask: see `failures`
+
+    @property
+    def variables(self) -> list[Any]:
+        """See the class.
+
+        Raises:
+          ValueError: A table's layer is gone.
+        """
+        found = [one() if isinstance(one, weakref.ref) else one for one in self._variables]
+        if any(one is None for one in found):
+            raise ValueError("the optimizer was built for a table whose layer is gone")
+        return found
+
+    @variables.setter
+    def variables(self, value: Sequence[Any]) -> None:
+        # A table is not kept by an optimizer that could train it.
+        self._variables = [one if anchor.binding_of(one) is None else weakref.ref(one) for one in value]
 
     @property
     def _course(self) -> schedules.Course:
@@ -176,7 +203,7 @@ class Step:
         owner, pairs = self._owner, per_replica[0]
         if all(gradient is None for gradient, _ in pairs):
             raise ValueError(f"no gradients provided for any variable: {[v.name for _, v in pairs]}")
-        if not self.variables:
+        if not self._variables:
             owner.build([variable for _, variable in pairs])
         tables, dense = replicas.combine([split(one) for one in per_replica], n_replicas, owner.sparse_reduction)
         computed = tf.executing_eagerly() and all(mean_of(one.value) is None for one in dense)
@@ -245,7 +272,7 @@ class Step:
         of_tables.wait(certain)
         return [certain]
 
-    def _making(self) -> int:
+    def making(self) -> int:
         """Which step this process is making: of the tables, or, where there are none, the one that it has begun."""
         if self._ring is not None:
             return int(_table.Group.open(job_lib.current().group_path).info()["step"]) + 1
@@ -289,7 +316,9 @@ class Step:
         if self._collectives.size > 1:
             if self._begun is None and job is None:
                 self._begun = _keras.local_variable(0, "int64", f"tsps.{self._ordinal}.begun")
-            failures.report(self._collectives, self._making)
+            global _newest
+            _newest = weakref.ref(self)
+            failures.report(self._collectives, _making)
         if new and self._collectives.size > 1:
             binding.on_all(self._collectives, job.join_exchange, "tsps.exchange")
             failures.watch(job)
@@ -302,8 +331,7 @@ class Step:
         assert self._ring is not None  # made when the tables were bound
         rules = [self.rule_of(one.table) for one in tables]
         update = sparse_ring.Update(
-            [one.table.path for one in tables],
-            [one.table.uuid for one in tables],
+            [one.table for one in tables],
             [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules],
         )
         gradients = rank_weight.kept([one.gradient for one in tables], weight)

@@ -1,0 +1,118 @@
+"""Builds, trains and drops models, one after another, on one rank or several; what is left must not grow.
+
+Arguments: the number of models; the folder for results, unused. A function that was traced before all of them goes on
+serving, and what its layer's table takes is freed with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if os.environ.get("HOROVOD_SIZE"):
+    import horovod.tensorflow as hvd
+
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import job
+
+keras = tf.keras
+tf.get_logger().setLevel("ERROR")  # of functions traced again and again
+IDS = np.arange(64 * 3).reshape(64, 3) * 7919
+FIRST = 3  # models until everything that is made once is there
+
+
+class Usage(NamedTuple):
+    """What tables take.
+
+    Attributes:
+      bytes: Of all files in TFSPS_DIR.
+      mappings: Of those files in this process.
+      descriptors: Open in this process.
+    """
+
+    bytes: int
+    mappings: int
+    descriptors: int
+
+
+def usage() -> Usage:
+    root = os.environ["TFSPS_DIR"]
+    files = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+    with open("/proc/self/maps") as maps:
+        mappings = sum(root in line for line in maps)
+    return Usage(sum(os.stat(file).st_blocks * 512 for file in files), mappings, len(os.listdir("/proc/self/fd")))
+
+
+def tables() -> set[str]:
+    return {name for name in os.listdir(job.current().group_path) if name.startswith("t")}
+
+
+def settle(expected: set[str], meet: Any) -> Usage:
+    """Waits until no other tables are left, on all ranks, and none of the ranks makes one."""
+    keras.backend.clear_session()
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while tables() != expected:
+        assert time.monotonic() < deadline, f"there are {tables()}, expected {expected}"
+        time.sleep(0.005)
+    meet()
+    found = usage()
+    meet()
+    return found
+
+
+def serving() -> tuple[Any, Any, str]:
+    """A function of a layer that is gone, what it must return, and its table."""
+    layer = tsps.Embedding(None, 4)
+    layer.build(None)
+    layer.bindings[0].assign(np.arange(5), np.arange(20, dtype=np.float32).reshape(5, 4))
+    serve = tf.function(lambda ids: layer(ids)).get_concrete_function(tf.TensorSpec([None], tf.int64))
+    return serve, serve(tf.range(8, dtype=tf.int64)).numpy(), os.path.basename(layer.bindings[0].path)
+
+
+def train_one() -> None:
+    inputs = keras.Input((3,), dtype="int64")
+    outputs = keras.layers.Dense(1)(keras.layers.Flatten()(tsps.Embedding(None, 8)(inputs)))
+    model = keras.Model(inputs, outputs)
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    model.fit(IDS, np.ones((64, 1), np.float32), batch_size=32, verbose=0)
+
+
+def main(models: int) -> None:
+    several = bool(os.environ.get("HOROVOD_SIZE"))
+    if several:
+        hvd.init()
+    ranks = tsps.collectives.current()
+
+    def meet() -> None:
+        if several:
+            ranks.barrier("test.meet")
+
+    serve, rows, kept = serving()
+    before: Usage | None = None
+    for i in range(models):
+        train_one()
+        if i + 1 == FIRST:
+            before = settle({kept}, meet)
+        else:
+            keras.backend.clear_session()
+            gc.collect()
+    after = settle({kept}, meet)
+    print(f"rank {ranks.rank}: {before} after {FIRST} models, {after} after {models}", flush=True)
+    assert after == before
+    np.testing.assert_array_equal(serve(tf.range(8, dtype=tf.int64)).numpy(), rows)
+    del serve
+    assert settle(set(), meet).bytes < after.bytes
+    print("rank is done", flush=True)
+
+
+if __name__ == "__main__":
+    assert Path(sys.argv[-1]).exists()
+    main(int(sys.argv[1]))

@@ -1,0 +1,142 @@
+"""`Session`: what the ranks of a node tell each other outside of steps, in files of one run of a job.
+
+- `.session-<hex>`, the leader's: for each table an int64, how many writes outside of steps it has finished.
+- `.session-<hex>.<local rank>`, every other rank's: for each table a byte, 1 when this rank needs it no more.
+
+Tables are found in them by their ordinals, so they grow as tables are made: by 9 bytes for each. A rank holds a lock on
+its file while it lives: one that has ended needs no table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+
+from tf_sparse_ps.errors import NoSpaceError
+
+_WORD = 8
+
+
+class Session:
+    """This rank's part of it. The leader `begin`s it, then the others `join`.
+
+    Attributes:
+      path: The leader's file: when it is there, the node's group is.
+    """
+
+    def __init__(self, group_path: str, name: str, local_rank: int, local_size: int) -> None:
+        """Makes no file yet.
+
+        Args:
+          group_path: Folder of the files.
+          name: Tells this run of the job from others.
+          local_rank, local_size: This rank, 0 the leader, and the ranks of its node.
+        """
+        self.path = os.path.join(group_path, f".session-{name}")
+        self._local_rank, self._local_size = local_rank, local_size
+        self._own = self._leaders = -1
+        self._others: dict[int, int] = {}  # descriptors of other ranks' files, by local rank
+        self._ended: set[int] = set()
+
+    def begin(self) -> None:
+        """The leader: makes its file.
+
+        Raises:
+          NoSpaceError: There is no room.
+        """
+        self._own = self._leaders = _make(self.path)
+
+    def begun(self) -> bool:
+        """Whether the leader has."""
+        return os.path.exists(self.path)
+
+    def join(self) -> None:
+        """Another rank: makes its file.
+
+        Raises:
+          NoSpaceError: There is no room.
+        """
+        self._leaders = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._own = _make(f"{self.path}.{self._local_rank}")
+
+    # --- writes outside of steps ---
+
+    def reserve(self, ordinal: int) -> None:
+        """Takes the room for what this rank will say about a table.
+
+        Raises:
+          NoSpaceError: There is none.
+        """
+        if self._local_rank == 0:
+            self.publish(ordinal, 0)
+        else:
+            _write(self._own, b"\0", ordinal)
+
+    def publish(self, ordinal: int, writes: int) -> None:
+        """The leader: so many writes of the table are done."""
+        _write(self._own, writes.to_bytes(_WORD, "little"), _WORD * ordinal)
+
+    def published(self, ordinal: int) -> int:
+        """How many writes of the table the leader has done."""
+        return int.from_bytes(os.pread(self._leaders, _WORD, _WORD * ordinal), "little")
+
+    # --- tables that are needed no more ---
+
+    def release(self, ordinal: int) -> None:
+        """This rank needs the table no more."""
+        if self._local_rank != 0:
+            _write(self._own, b"\1", ordinal)
+
+    def released_by_others(self, ordinal: int) -> bool:
+        """The leader: whether no other rank of the node needs the table, or can come to need it."""
+        return all(self._released_by(rank, ordinal) for rank in range(1, self._local_size))
+
+    def _released_by(self, rank: int, ordinal: int) -> bool:
+        if rank in self._ended:
+            return True
+        if rank not in self._others:
+            try:
+                self._others[rank] = os.open(f"{self.path}.{rank}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:  # it has not come yet
+                return False
+        descriptor = self._others[rank]
+        if os.pread(descriptor, 1, ordinal) == b"\1":
+            return True
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._ended.add(rank)
+        os.close(self._others.pop(rank))
+        return True
+
+
+def _make(path: str) -> int:
+    """Makes a file, under a lock of this process, and returns its descriptor, to read and to write.
+
+    A POSIX record lock: forked children do not have it, and nothing else here opens the file in the same process.
+    """
+    fresh = f"{path}.tmp"
+    with _room(path):
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        os.rename(fresh, path)
+    return descriptor
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    with _room(f"/proc/self/fd/{descriptor}"):
+        os.pwrite(descriptor, data, offset)
+
+
+@contextlib.contextmanager
+def _room(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise NoSpaceError(f"cannot write {os.path.realpath(path)}: {error.strerror}") from error
