@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
+import time
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ import tensorflow as tf
 import tf_sparse_ps as tsps
 from tf_sparse_ps import collectives, errors
 from tf_sparse_ps.collectives.local import LocalCollectives
+from tf_sparse_ps.schedules.courier import Courier
 from tf_sparse_ps.training import failures
 from tf_sparse_ps.training.sparse_ring import SparseGradient, Update
 from tf_sparse_ps.training.sparse_step import SparseStep
@@ -106,9 +112,46 @@ def test_steps_of_tables_outstanding_keep_others_from_their_first_step_and_from_
 def test_a_key_counts_once_in_a_rank_whatever_the_first_trace_was() -> None:
     job: Any = types.SimpleNamespace(size=2, collectives=OneOfTwo(), is_leader=True)
     once = SparseGradient(tf.constant([5], tf.int64), tf.ones([1, 2]), unique=True)
-    first = SparseStep(job, FlatRing(job, "frequency", "float32"), "test", [once], Update([""], [""], [tf.zeros([1])]))
+    first = SparseStep(job, FlatRing(job, "frequency", "float32"), "test", [once], Update([], [tf.zeros([1])]))
     twice = [tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([7], tf.int64)) for value in (2.0, 4.0)]
     second = first.with_gradients([SparseGradient.of(twice, 2)])
     (reduced,) = first.of(second.tensors()).reduce(tf.constant(1, tf.int64))
     np.testing.assert_array_equal(reduced.keys, [7])
     np.testing.assert_array_equal(reduced.rows, [[6.0, 6.0]])
+
+
+def test_a_dropped_optimizer_ends_its_threads_and_frees_its_table() -> None:
+    def train() -> tuple[str, Any]:
+        table = tsps.Embedding(None, 3)
+        model = trained(table, keras.layers.GlobalAveragePooling1D())
+        return table.bindings[0].path, weakref.ref(model.optimizer)
+
+    def couriers() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if "courier" in one.name]
+
+    before = couriers()
+    path, optimizer = train()
+    assert len(couriers()) > len(before)
+    deadline = time.monotonic() + 60
+    while optimizer() is not None or len(couriers()) > len(before) or os.path.exists(path):
+        assert time.monotonic() < deadline, (optimizer(), couriers(), os.path.exists(path))
+        keras.backend.clear_session()
+        gc.collect()
+
+
+def test_what_was_put_is_carried_when_a_courier_is_dropped() -> None:
+    carried, spec = tf.queue.FIFOQueue(10, [tf.float32]), [tf.TensorSpec([], tf.float32)]
+
+    def carry(letter: list[tf.Tensor], slot: int) -> list[tf.Tensor]:
+        with tf.control_dependencies([carried.enqueue(letter)]):
+            return [tf.identity(letter[0])]
+
+    courier = Courier(spec, spec, 2, lambda letter: letter, carry)
+    for i in range(3):
+        courier.put([tf.constant(float(i))])
+    courier.start()
+    gone = weakref.ref(courier)
+    del courier
+    gc.collect()
+    assert gone() is None
+    assert sorted(float(carried.dequeue()) for _ in range(3)) == [0.0, 1.0, 2.0]

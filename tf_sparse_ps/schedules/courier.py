@@ -8,10 +8,14 @@ step has no Python in it, and a wait holds none of TensorFlow's threads.
 Letters are taken and delivered in the order in which they were put: for either, a token goes round among the slots.
 
 Every rank takes part in every communication. Where it has no letter in time it may do so with a blank one (`Blanks`).
+
+A courier goes with whoever has it, the optimizer: its threads hold no more than queues and traced functions. When it is
+garbage they carry what was put, since the other ranks have put theirs, and end.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import dataclasses
@@ -19,6 +23,7 @@ import functools
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +56,106 @@ class Blanks:
     outcome: Callable[[list[tf.Tensor]], tuple[tf.Tensor, tf.Tensor]]
 
 
+class _Road:
+    """What letters travel on; all that the threads of a courier hold.
+
+    Attributes:
+      out, back: Queues of letters and deliveries.
+      slots: How many letters may be under way.
+      closed: Threads end after what they are doing.
+      ending: They end when `out` is empty.
+    """
+
+    def __init__(
+        self, letter: Sequence[tf.TensorSpec], delivery: Sequence[tf.TensorSpec], slots: int, room: int
+    ) -> None:
+        """`room`: more letters than can be outstanding: to put one, a closing one too, never waits."""
+        self.slots, self.closed, self.ending = slots, False, False
+        self._letter, self._delivery = list(letter), list(delivery)
+        with tf.device("/CPU:0"):
+            self.out = tf.queue.FIFOQueue(room, [one.dtype for one in letter])
+            self.back = tf.queue.FIFOQueue(room - 1, [one.dtype for one in delivery])
+            self._to_take = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
+            self._to_deliver = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
+            self._to_take[0].enqueue([True])
+            self._to_deliver[0].enqueue([True])
+        self._failure = [tf.fill([size or 0 for size in one.shape], tf.cast(FAILED, one.dtype)) for one in delivery]
+
+    def next_letter(self) -> list[tf.Tensor]:
+        """Waits for it."""
+        return _shaped(self.out.dequeue(), self._letter)
+
+    def next_delivery(self) -> list[tf.Tensor]:
+        """Waits for it."""
+        return _shaped(self.back.dequeue(), self._delivery)
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether there is a letter."""
+        deadline = time.monotonic() + seconds
+        while not int(self.out.size()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def carry_one(
+        self, slot: int, take: Callable[[], list[tf.Tensor]], in_order: InOrder, carry: Carry
+    ) -> list[tf.Tensor]:
+        """One letter's way by a slot, from `take` to the delivery, which is returned."""
+        following = (slot + 1) % self.slots
+        with tf.device("/CPU:0"):
+            with tf.control_dependencies([self._to_take[slot].dequeue()]):
+                letter = take()
+            # Whatever variables it reads, too, it reads when the letter is there.
+            with tf.control_dependencies(letter):
+                letter = in_order(letter)
+            with tf.control_dependencies(letter):
+                self._to_take[following].enqueue([True])
+            delivery = carry(letter, slot)
+            with tf.control_dependencies(delivery):
+                turn = self._to_deliver[slot].dequeue()
+            with tf.control_dependencies([turn]):
+                delivered = self.back.enqueue(delivery)
+            with tf.control_dependencies([delivered]):
+                self._to_deliver[following].enqueue([True])
+        return delivery
+
+    def fail(self, error: BaseException) -> None:
+        """The step that waits for the delivery fails; this says why."""
+        self.closed = True
+        text = f"{type(error).__name__}: {error}"
+        print(f"tf_sparse_ps: communication beside training failed: {text}", file=sys.stderr, flush=True)
+        failures.failed_beside(error)
+        # Not by closing the queue alone: Keras takes that error for the end of the data, and goes on.
+        with contextlib.suppress(tf.errors.OpError):
+            self.back.enqueue(self._failure)
+        self.stop()
+
+    def end(self) -> None:
+        """Ends the threads when all that was put has been delivered."""
+        self.ending = True
+        self._close(self.out)
+
+    def take_no_more(self) -> None:
+        """Ends the slots that wait for a letter: there are none."""
+        self._close(*self._to_take)
+
+    def close(self) -> None:
+        """Ends the threads when what is under way has been delivered."""
+        self.closed = True
+        self._close(self.out, *self._to_take, cancel=True)
+
+    def stop(self) -> None:
+        """Closes all queues."""
+        self._close(self.out, self.back, *self._to_take, *self._to_deliver, cancel=True)
+
+    @staticmethod
+    def _close(*queues: Any, cancel: bool = False) -> None:
+        for queue in queues:
+            with contextlib.suppress(tf.errors.CancelledError):  # it is closed already
+                queue.close(cancel_pending_enqueues=cancel)
+
+
 class Courier:
     """Carries letters, in order, with several under way."""
 
@@ -73,35 +178,29 @@ class Courier:
             delivery. Letters may overtake each other in it.
           blanks: How to take part without a letter; None: every letter is waited for.
         """
-        self._letter, self._delivery = list(letter), list(delivery)
-        self._carry, self._in_order, self._blanks = carry, in_order, blanks
-        with tf.device("/CPU:0"):
-            # More than can be outstanding: to put a letter, a closing one too, never waits.
-            self._out = tf.queue.FIFOQueue(slots + 2, [one.dtype for one in letter])
-            self._back = tf.queue.FIFOQueue(slots + 1, [one.dtype for one in delivery])
-            slots = slots if blanks is None else 1
-            self._slots = slots
-            self._to_take = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
-            self._to_deliver = [tf.queue.FIFOQueue(1, [tf.bool]) for _ in range(slots)]
-            self._to_take[0].enqueue([True])
-            self._to_deliver[0].enqueue([True])
-        self._failure = [tf.fill([size or 0 for size in one.shape], tf.cast(FAILED, one.dtype)) for one in delivery]
-        self._closed = False
+        self._road = road = _Road(letter, delivery, slots if blanks is None else 1, slots + 2)
+        trace = _tracing_of(road, in_order, carry, blanks)
+        # Each tracing in a list: a thread keeps its arguments to its end.
         self._threads = [
-            threading.Thread(target=self._work, args=(slot,), name=f"tsps-courier-{slot}", daemon=True)
-            for slot in range(slots)
+            threading.Thread(target=_work, args=(road, slot, [trace]), name=f"tsps-courier-{slot}", daemon=True)
+            for slot in range(road.slots)
         ]
 
     def start(self) -> None:
         """Starts the threads, which call `carry` and `in_order` soon."""
         for thread in self._threads:
             thread.start()
-        atexit.register(self.close)
+        if not _started:
+            atexit.unregister(_close_at_exit)  # before what was registered since is run
+            atexit.register(_close_at_exit)
+        _started.add(self)
+        # Not where garbage is collected: closing a queue is an operation of TensorFlow's.
+        weakref.finalize(self, _thread.start_new_thread, self._road.end, ()).atexit = False  # type: ignore[misc]
 
     def put(self, letter: Sequence[tf.Tensor]) -> tf.Operation | None:
         """Hands a letter over. In a graph, or eagerly."""
         with tf.device("/CPU:0"):
-            return self._out.enqueue(list(letter))
+            return self._road.out.enqueue(list(letter))
 
     def take(self) -> list[tf.Tensor]:
         """The next delivery, whose first tensor is a number above `FAILED`; waits for it. In a graph, or eagerly.
@@ -110,7 +209,7 @@ class Courier:
           tf.errors.InvalidArgumentError: When it runs: communication has failed.
         """
         with tf.device("/CPU:0"):
-            delivery = _shaped(self._back.dequeue(), self._delivery)
+            delivery = self._road.next_delivery()
             check = tf.debugging.assert_greater(delivery[0], tf.cast(FAILED, delivery[0].dtype), failures.BESIDE)
             with tf.control_dependencies([] if check is None else [check]):
                 return [tf.identity(one) for one in delivery]
@@ -118,96 +217,90 @@ class Courier:
     def waiting(self) -> tf.Tensor:
         """How many deliveries can be taken without a wait, int32."""
         with tf.device("/CPU:0"):
-            return tf.reshape(self._back.size(), [])
+            return tf.reshape(self._road.back.size(), [])
 
     def close(self) -> None:
         """Takes no more letters, and ends the threads when those under way have been delivered: others wait for them.
 
         After an uncaught error it does not wait.
         """
-        self._closed = True
-        for queue in (self._out, *self._to_take):
-            queue.close(cancel_pending_enqueues=True)
+        self._road.close()
         deadline = time.monotonic() + (_JOIN_S if getattr(sys, "last_value", None) is None else 0.0)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._stop()
+        self._road.stop()
 
-    def _stop(self) -> None:
-        for queue in (self._out, self._back, *self._to_take, *self._to_deliver):
-            queue.close(cancel_pending_enqueues=True)
 
-    def _work(self, slot: int) -> None:
-        try:
-            if self._blanks is None:
-                carry_own = self._function(lambda: self._carry_one(slot, self._next_letter))
-                while not self._closed:
-                    carry_own()
-            else:
-                self._work_with_blanks(self._blanks)
-        except BaseException as error:
-            if self._closed:
-                return
-            # The step that waits for the delivery fails; this says why.
-            self._closed = True
-            text = f"{type(error).__name__}: {error}"
-            print(f"tf_sparse_ps: communication beside training failed: {text}", file=sys.stderr, flush=True)
-            failures.failed_beside(error)
-            # Not by closing the queue alone: Keras takes that error for the end of the data, and goes on.
-            with contextlib.suppress(tf.errors.OpError):
-                self._back.enqueue(self._failure)
-            self._stop()
+_started: weakref.WeakSet[Courier] = weakref.WeakSet()
 
-    def _work_with_blanks(self, blanks: Blanks) -> None:
-        def carry(letter: Callable[[], list[tf.Tensor]]) -> Callable[[], tuple[tf.Tensor, tf.Tensor]]:
-            return self._function(lambda: blanks.outcome(self._carry_one(0, letter)))
 
-        carry_own, carry_blank = carry(self._next_letter), carry(lambda: blanks.make(False))
-        carry_closing = carry(lambda: blanks.make(True))
-        closing, idle = False, True
-        while not self._closed:
-            if closing:
-                found = carry_closing()
-            elif idle or self._comes_within(blanks.after_s):
-                found = carry_own()
-            else:
-                found = carry_blank()
-            closing, idle = (bool(one) for one in found)
+def _close_at_exit() -> None:
+    for courier in list(_started):
+        courier.close()
 
-    def _comes_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while not int(self._out.size()):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
 
-    @staticmethod
-    def _function(body: Callable[[], Any]) -> Any:
-        # Not the function itself: TensorFlow counts traces by code object, and would warn of retracing.
-        return tf.function(functools.partial(body), autograph=False)
+# Makes, in a slot's thread, what the thread does from then on.
+_Trace = Callable[[int], Callable[[], None]]
 
-    def _next_letter(self) -> list[tf.Tensor]:
-        return _shaped(self._out.dequeue(), self._letter)
 
-    def _carry_one(self, slot: int, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        following = (slot + 1) % self._slots
-        with tf.device("/CPU:0"):
-            with tf.control_dependencies([self._to_take[slot].dequeue()]):
-                letter = take()
-            # Whatever variables it reads, too, it reads when the letter is there.
-            with tf.control_dependencies(letter):
-                letter = self._in_order(letter)
-            with tf.control_dependencies(letter):
-                self._to_take[following].enqueue([True])
-            delivery = self._carry(letter, slot)
-            with tf.control_dependencies(delivery):
-                turn = self._to_deliver[slot].dequeue()
-            with tf.control_dependencies([turn]):
-                delivered = self._back.enqueue(delivery)
-            with tf.control_dependencies([delivered]):
-                self._to_deliver[following].enqueue([True])
-        return delivery
+def _tracing_of(road: _Road, in_order: InOrder, carry: Carry, blanks: Blanks | None) -> _Trace:
+    def trace(slot: int) -> Callable[[], None]:
+        def way_of(letter: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+            return road.carry_one(slot, letter, in_order, carry)
+
+        if blanks is None:
+            carry_own = _traced(lambda: way_of(road.next_letter))
+            return functools.partial(_carry_letters, road, carry_own)
+
+        def traced(letter: Callable[[], list[tf.Tensor]]) -> Callable[[], Any]:
+            return _traced(lambda: blanks.outcome(way_of(letter)))
+
+        own, blank, closing = (
+            traced(letter) for letter in (road.next_letter, lambda: blanks.make(False), lambda: blanks.make(True))
+        )
+        return functools.partial(_carry_with_blanks, road, blanks.after_s, own, blank, closing)
+
+    return trace
+
+
+def _traced(body: Callable[[], Any]) -> Callable[[], Any]:
+    # Not the function itself: TensorFlow counts traces by code object, and would warn of retracing.
+    return tf.function(functools.partial(body), autograph=False).get_concrete_function()
+
+
+def _work(road: _Road, slot: int, trace: list[_Trace]) -> None:
+    try:
+        trace.pop()(slot)()
+    except BaseException as error:
+        if isinstance(error, tf.errors.OutOfRangeError) and road.ending:
+            road.take_no_more()
+        elif not road.closed:
+            road.fail(error)
+
+
+def _carry_letters(road: _Road, carry_own: Callable[[], Any]) -> None:
+    while not road.closed:
+        carry_own()
+
+
+def _carry_with_blanks(
+    road: _Road,
+    after_s: float,
+    carry_own: Callable[[], Any],
+    carry_blank: Callable[[], Any],
+    carry_closing: Callable[[], Any],
+) -> None:
+    closing, idle = False, True
+    while not road.closed:
+        if closing:
+            found = carry_closing()
+        elif idle or road.comes_within(after_s):
+            found = carry_own()
+        elif road.ending:
+            found = (True, False)  # no letter of this rank's will close the cycle
+        else:
+            found = carry_blank()
+        closing, idle = (bool(one) for one in found)
 
 
 def _shaped(tensors: tf.Tensor | list[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
