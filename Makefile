@@ -13,6 +13,7 @@ CXX_FILES = $(shell git ls-files -co --exclude-standard '*.cc' '*.h')
 GTEST_ARGS ?=
 PYTEST_ARGS ?=
 CRASH_ARGS ?=
+MUTATE_ARGS ?=
 BENCH_ARGS ?=
 TRAIN_ARGS ?= --ranks 4
 
@@ -21,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly matrix \
-        matrix-tf215 cc-test asan tsan crash crash-build bench cc-bench wheel wheel-smoke bazel lint format clean
+        matrix-tf215 cc-test asan tsan crash crash-build mutate bench cc-bench wheel wheel-smoke bazel lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -97,6 +98,10 @@ crash-build: build
 # From the folder of the variant with fault points, so that it is what `import tf_sparse_ps` finds.
 crash: crash-build  ## kills writers at random instants and checks every table afterwards
 	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.crash $(CRASH_ARGS)
+
+# There, too, for the control.
+mutate: crash-build  ## changes files of groups at random, and looks what readers and writers make of them
+	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.mutate $(MUTATE_ARGS)
 
 cc-bench: $(VENV)/.requirements  ## times of core's kernels alone
 	@$(NATIVE) bench $(BENCH_ARGS)

@@ -23,10 +23,10 @@ from tf_sparse_ps import groups, optimizers, parameter_files
 from tf_sparse_ps.arrays import Keys, Rows, as_counts, as_keys, as_rows, chunks
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
+    DamagedFileError,
     InvalidArgumentError,
     NotFoundError,
     StateError,
-    TableError,
     TableExistsError,
 )
 
@@ -252,8 +252,22 @@ class Table:
         return stats
 
     def verify(self) -> Report:
-        """Checks the table: every key is listed once and can be found; and, as the writer, the group's structure."""
-        group = self._group
+        """Checks the table: index, row numbers and returned rows against each other, and that every key can be found.
+
+        Damage is reported, not raised. Values have no checksums: a wrong one that is finite is not noticed.
+
+        Raises:
+          UnavailableError: The table kept changing.
+        """
+        problems: list[str] = []
+        try:
+            self._group.verify(self._index)
+            problems += self._problems_of_rows()
+        except DamagedFileError as error:
+            problems.append(str(error))
+        return Report(not problems, tuple(problems), len(self), self.step)
+
+    def _problems_of_rows(self) -> list[str]:
         problems: list[str] = []
         keys = self.keys()
         rows = len(self)
@@ -270,12 +284,7 @@ class Table:
                 problems.append(f"{int((~found).sum())} listed keys cannot be found")
             if not np.isfinite(values).all():
                 problems.append("a row is not finite")
-        if group.is_writer():
-            try:
-                group.verify()
-            except TableError as error:
-                problems.append(str(error))
-        return Report(not problems, tuple(problems), rows, self.step)
+        return problems
 
     # --- writing ---
 

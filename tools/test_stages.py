@@ -53,6 +53,7 @@ NIGHTLY = (
     Stage("wheel-smoke"),
     Stage("bazel"),
     Stage("crash"),
+    Stage("mutate"),
     Stage("asan"),
     Stage("tsan"),
 )

@@ -100,10 +100,14 @@ void ControlFile::LoadState(uint64_t epoch, State* state) const {
   RacyRead(&state->epoch, &from.epoch, sizeof(state->epoch));
   RacyRead(&state->step, &from.step, sizeof(state->step));
   RacyRead(&state->version, &from.version, sizeof(state->version));
-  uint32_t n_tables = 0;
-  RacyRead(&n_tables, &from.n_tables, sizeof(n_tables));
-  state->tables.resize(std::min<uint32_t>(n_tables, kMaxTables));
+  RacyRead(&state->recorded_tables, &from.n_tables, sizeof(state->recorded_tables));
+  state->tables.resize(std::min<uint32_t>(state->recorded_tables, kMaxTables));
   RacyRead(state->tables.data(), from.tables, state->tables.size() * sizeof(TableState));
+  TableState next = {};
+  if (state->tables.size() < kMaxTables) {
+    RacyRead(&next, &from.tables[state->tables.size()], sizeof(next));
+  }
+  state->more_tables = next.name[0] != 0 || next.segments != 0 || next.removed != 0;
 }
 
 uint64_t ControlFile::LoadLastState(State* state) const {

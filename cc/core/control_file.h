@@ -22,6 +22,10 @@ struct State {
   uint64_t step = 0;
   uint64_t version = 0;
   std::vector<TableState> tables;
+  // What CheckRecord (damage.h) looks at: the number of tables as it was recorded, and whether
+  // there are more behind them.
+  uint32_t recorded_tables = 0;
+  bool more_tables = false;
 };
 
 class ControlFile {
@@ -33,6 +37,7 @@ class ControlFile {
 
   std::string uuid() const;
   MappedFile& file() { return *file_; }
+  const std::string& path() const { return file_->path(); }
   LiveState& live() const { return *reinterpret_cast<LiveState*>(file_->data() + kLiveOffset); }
 
   // --- Reading. ---

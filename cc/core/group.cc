@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/damage.h"
 #include "core/fault_point.h"
 #include "core/group_impl.h"
 #include "core/racy_copy.h"
@@ -23,15 +24,23 @@ void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value) {
   }
 }
 
-Result<std::shared_ptr<const Overlay>> Group::Impl::OverlayFor(uint64_t sequence) {
+Result<std::shared_ptr<const Overlay>> Group::Impl::OverlayFor(uint64_t sequence,
+                                                               const State& state) {
   std::lock_guard<std::mutex> lock(overlay_mutex);
   if (overlay == nullptr || overlay_sequence != sequence) {
-    TSPS_ASSIGN_OR_RETURN(auto built,
-                          Overlay::Build(*undo, sequence / 2 + 1, static_cast<size_t>(kMaxTables)));
+    TSPS_ASSIGN_OR_RETURN(auto built, Overlay::Build(*undo, state));
     overlay = std::move(built);
     overlay_sequence = sequence;
   }
   return overlay;
+}
+
+Status Group::Impl::CheckRead(const State& state, uint64_t epoch) {
+  const bool known = state.version == checked_version.load(std::memory_order_relaxed);
+  if ((known && state.epoch == epoch) || TSPS_FAULT_OFF("seqlock")) return Status();
+  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, control->path()));
+  checked_version.store(state.version, std::memory_order_relaxed);
+  return Status();
 }
 
 Group::Group() : impl_(std::make_unique<Impl>()) {}
@@ -61,6 +70,7 @@ Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
   TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Open(path + "/group"));
   TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Open(path + "/undo"));
   TSPS_ASSIGN_OR_RETURN(impl.probe, WriterProbe::Open(path + "/writer.lock"));
+  TSPS_RETURN_IF_ERROR(group->CheckInPlace());  // else the files may be of two groups
   TSPS_ASSIGN_OR_RETURN(const std::vector<int> tables, group->Tables());
   for (const int table : tables) TSPS_RETURN_IF_ERROR(group->CheckTable(table));
   return group;
@@ -85,26 +95,27 @@ Status Group::Read(const std::function<Status(const Snapshot&)>& read, double ti
                    ") is changing it all the time");
     }
     const uint64_t sequence = control.sequence();
-    std::shared_ptr<const Overlay> overlay;
-    if ((sequence & 1) != 0 && !TSPS_FAULT_OFF("seqlock")) {
-      if (impl_->probe->WriterAlive()) {
-        const uint64_t began = NowNs();
-        control.AwaitChange(sequence, 1);
-        count(NowNs() - began);
-        continue;
-      }
-      if (!control.Validate(sequence)) continue;
-      auto behind = impl_->OverlayFor(sequence);
-      if (!behind.ok()) {
-        // A recovery may have begun the next mutation while we read its log.
-        if (!control.Validate(sequence)) continue;
-        return behind.status();
-      }
-      overlay = *behind;
+    const bool unfinished = (sequence & 1) != 0 && !TSPS_FAULT_OFF("seqlock");
+    if (unfinished && impl_->probe->WriterAlive()) {
+      const uint64_t began = NowNs();
+      control.AwaitChange(sequence, 1);
+      count(NowNs() - began);
+      continue;
     }
     const uint64_t began = ThreadNs();
     control.LoadState(sequence / 2, &state);
     if (control.Validate(sequence)) {
+      TSPS_RETURN_IF_ERROR(impl_->CheckRead(state, sequence / 2));
+      std::shared_ptr<const Overlay> overlay;
+      if (unfinished) {
+        auto behind = impl_->OverlayFor(sequence, state);
+        if (!behind.ok()) {
+          // A recovery may have begun the next mutation while we read its log.
+          if (!control.Validate(sequence)) continue;
+          return behind.status();
+        }
+        overlay = *behind;
+      }
       impl_->tables.DropRemoved(state);
       const std::shared_ptr<const MappedTables::List> mapped = impl_->tables.list();
       const Snapshot snapshot(*this, state, *mapped, overlay.get());

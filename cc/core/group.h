@@ -106,6 +106,9 @@ class Snapshot {
   // Calls visit(key, row) for every live key, in the index's order.
   void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
   TableStats Stats(int table) const;
+  // Checks index, row numbers and free list of a table against each other: DataLoss, saying what is
+  // damaged.
+  Status Verify(int table) const;
 
  private:
   friend class Group;
@@ -118,6 +121,8 @@ class Snapshot {
   // mapped of it, or if its files were removed before this process looked at the end of them:
   // Read() then fails.
   bool Mapped(int table) const;
+  // Read() fails, if what has been read is of one state.
+  void Fail(Status status) const;
   // The same, without a look at the files.
   bool Listed(int table) const;
   bool Has(int table) const;
@@ -129,7 +134,7 @@ class Snapshot {
   const std::vector<MappedTable>& mapped_;
   const Overlay* overlay_;  // null unless the writer died in a mutation
   mutable std::mutex mutex_;
-  mutable Status unmapped_;              // error of a table that was asked for and is not Mapped()
+  mutable Status unmapped_;              // of a table that is not Mapped(), or damaged
   mutable std::vector<size_t> missing_;  // places of tables that were asked for and are not mapped
 };
 
@@ -145,7 +150,8 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Takes the writer lock and recovers what a dead writer left. Aborted when another process (or
+  // Takes the writer lock, recovers what a dead writer left and checks every table's index
+  // (damage.h). Aborted when another process (or
   // another handle of this one) has it. The Group must outlive the writer.
   Result<std::unique_ptr<GroupWriter>> OpenWriter();
 
@@ -240,7 +246,7 @@ class GroupWriter {
   Result<size_t> Erase(int table, const int64_t* keys, size_t n);
   // Sets the committed step, for a restored or imported state.
   Status SetStep(uint64_t step);
-  // Checks index, row numbers and free list of every table against each other.
+  // Snapshot::Verify of every table.
   Status Verify();
 
   struct Impl;  // group_impl.h

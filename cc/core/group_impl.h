@@ -34,9 +34,14 @@ struct Group::Impl {
   uint64_t overlay_sequence = 0;
   std::shared_ptr<const Overlay> overlay;
 
+  std::atomic<uint64_t> checked_version{UINT64_MAX};  // of the state that CheckRead saw last
+
+  // CheckRecord (damage.h) of a state that was read; of the tables only when there may be others.
+  Status CheckRead(const State& state, uint64_t epoch);
   // The writer's: it has all tables mapped.
   TableFiles* files(int place) const { return tables.files(static_cast<size_t>(place)); }
-  Result<std::shared_ptr<const Overlay>> OverlayFor(uint64_t sequence);
+  // Of the unfinished mutation that follows `state`, which belongs to `sequence`.
+  Result<std::shared_ptr<const Overlay>> OverlayFor(uint64_t sequence, const State& state);
 };
 
 // What a mutation does to the rows of one table: which keys are there, which are new, and where
@@ -45,13 +50,14 @@ struct RowPlan {
   int table = 0;  // its place
   const int64_t* keys = nullptr;
   size_t n = 0;
+  bool unique = false;             // the keys are known to be
   std::vector<uint32_t> rows;      // row number of each key, new ones included
   std::vector<uint32_t> existing;  // positions in keys
   std::vector<uint32_t> fresh;     // positions in keys
 };
 
-// Finds out whether a row number repeats. One per table, kept from step to step: a bit per row,
-// which is 0 between calls.
+// Finds out whether a row number repeats. Kept from step to step: a bit per row of a table, which
+// is 0 between calls.
 class RowMarks {
  public:
   // The first of `positions` whose row is an earlier one's, too; -1 if there is none. Rows are
@@ -61,6 +67,15 @@ class RowMarks {
 
  private:
   std::vector<uint64_t> marks_;
+};
+
+// How far a segment was looked at since the group was opened (damage.h).
+enum class Checked : uint8_t { kNot, kEntries, kKeys };
+
+// What the writer remembers of a table from one mutation to the next.
+struct TableMemory {
+  RowMarks marks;
+  std::vector<Checked> checked;  // by segment
 };
 
 // Where a table's rows (plane 0) and slots (planes 1 ..) lie, for loops over many of them.
@@ -93,19 +108,28 @@ struct GroupWriter::Impl {
   std::unique_ptr<WriterLock> lock;
   State state;  // the committed state
   StorageReserver reserver;
-  std::vector<RowMarks> row_marks;         // by table
-  std::unique_ptr<PreparedStep> prepared;  // after what it refers to
+  std::vector<TableMemory> memory{kMaxTables};  // by place
+  std::unique_ptr<PreparedStep> prepared;       // after what it refers to
 
   // FailedPrecondition in a forked child, and while a step is prepared.
   Status CheckWriter(const Group& group) const;
   // Where the table is; NotFound when it is not there any more.
   Result<int> PlaceOf(const Group& group, int table) const;
+  // Maps the table's files again, and lets go of all that was mapped of it.
+  Status MapAnew(const Group& group, int place);
+  // Looks at a segment, unless that was done.
+  Status CheckSegmentOnce(const TableFiles& files, int place, uint32_t number, Checked level);
+  void MarkChecked(int place, uint32_t number, Checked level);
 };
 
 // Row numbers of keys, kAbsentRow for absent ones, by batched probes. Also the writer's way in: no
-// overlay, no validation.
-void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n,
-               uint32_t* rows);
+// overlay, no validation. Returns the position of a key that the index leads astray, out of the
+// table's segments or rows: damage, unless a writer came between; or -1. The files are those of
+// `state` (TableFiles::CheckFiles).
+int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
+                  uint32_t* rows);
+// DataLoss, naming such a key.
+Status Astray(const TableFiles& files, int64_t key);
 
 // Makes the group as of its last committed epoch, undoing what a killed writer left. Called under
 // the lock.
@@ -132,10 +156,10 @@ class RowMutation {
 
   // Announces changes to the rows of `n` keys, at most 2^31 - 1, of the table in place `table`,
   // which must be new to this mutation.
-  void Add(int table, const int64_t* keys, size_t n);
+  void Add(int table, const int64_t* keys, size_t n, bool unique = false);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
-  // InvalidArgument, naming table and key, if a key repeats: its row would be updated twice, or be
-  // two rows. DataLoss if two keys have one row.
+  // InvalidArgument, naming table and key, if a key repeats, unless they are known to be `unique`:
+  // its row would be updated twice, or be two rows. DataLoss if two keys have one row.
   Status Plan(const std::function<void(size_t p)>& also = nullptr);
   // Whether some key is not there.
   bool HasFresh() const;

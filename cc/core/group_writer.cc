@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/damage.h"
 #include "core/fault_point.h"
 #include "core/group.h"
 #include "core/group_impl.h"
@@ -27,19 +28,11 @@ uint64_t ProcessStart() {
 }
 
 Status ValidateConfig(const TableConfig& config, const std::string& group) {
-  const auto allowed = [](unsigned char c) {
-    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-  };
-  if (config.name.empty() || config.name.size() > 128 || config.name[0] == '.' ||
-      !std::all_of(config.name.begin(), config.name.end(), allowed)) {
-    return Error(
-        Code::kInvalidArgument,
-        "a table's name has 1 to 128 characters of [A-Za-z0-9._-] and no leading dot, received '",
-        config.name, "' for ", group);
-  }
-  if (config.name == "group" || config.name == "undo" || config.name == "writer.lock") {
-    return Error(Code::kInvalidArgument, "'", config.name,
-                 "' is a file of every group, not a table's name: ", group);
+  if (!IsTableName(config.name)) {
+    return Error(Code::kInvalidArgument,
+                 "a table's name has 1 to 128 characters of [A-Za-z0-9._-], no leading dot, and is "
+                 "no file of every group (group, undo, writer.lock), received '",
+                 config.name, "' for ", group);
   }
   const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
   if (config.uuid.size() != 32 || !std::all_of(config.uuid.begin(), config.uuid.end(), hex)) {
@@ -110,7 +103,9 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   std::unique_ptr<GroupWriter> writer(new GroupWriter(*this));
   writer->impl_->lock = std::move(*lock);
   State& state = writer->impl_->state;
-  impl_->control->LoadState(impl_->control->sequence() / 2, &state);
+  const uint64_t epoch = impl_->control->sequence() / 2;
+  impl_->control->LoadState(epoch, &state);
+  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, impl_->control->path()));
   impl_->tables.Own();
   std::vector<size_t> places;
   for (size_t place = 0; place < state.tables.size(); ++place) {
@@ -125,8 +120,23 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   impl_->control->live().writer_pid.store(getpid());
   impl_->control->live().writer_start.store(ProcessStart());
   TSPS_RETURN_IF_ERROR(Recover(*impl_, &state));
+  for (const size_t place : places) {
+    TableFiles& files = *impl_->tables.files(place);
+    TSPS_RETURN_IF_ERROR(CheckIndex(files, state.tables[place]));
+    TSPS_RETURN_IF_ERROR(files.RemoveOtherSlots(state.tables[place]));
+  }
   RemoveLeftovers(path_, state);
   return writer;
+}
+
+Status GroupWriter::Impl::MapAnew(const Group& group, int place) {
+  const TableState& table = state.tables[static_cast<size_t>(place)];
+  Group::Impl& impl = *group.impl_;
+  TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *impl.control, table));
+  TSPS_RETURN_IF_ERROR(files->MakeWritable(table));
+  reserver.Cancel(impl.files(place)->Mappings());
+  impl.tables.Put(static_cast<size_t>(place), table.removed, std::move(files));
+  return Status();
 }
 
 namespace {
@@ -194,9 +204,7 @@ Status GroupWriter::RemoveTable(int table) {
   ++next.version;
   TSPS_RETURN_IF_ERROR(CommitState(group, std::move(next), &impl_->state));
   TSPS_FAULT_POINT("remove.published");
-  if (static_cast<size_t>(place) < impl_->row_marks.size()) {
-    impl_->row_marks[static_cast<size_t>(place)] = RowMarks();
-  }
+  impl_->memory[static_cast<size_t>(place)] = TableMemory();
   group.tables.Drop(static_cast<size_t>(place));
   TableFiles::Remove(folder);
   return Status();
@@ -226,7 +234,11 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   std::copy(config.slot_init, config.slot_init + kMaxSlots, state.slot_init);
   ++next.version;
   TSPS_RETURN_IF_ERROR(CommitState(*group_.impl_, std::move(next), &impl_->state));
-  files.RemoveSlots(old_generation, bound);
+  TSPS_FAULT_POINT("bind.published");
+  // The table is bound. What follows gives the old slots' memory back, if it can.
+  const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
+  static_cast<void>(files.RemoveOtherSlots(committed));
+  if (bound != OptimizerKind::kNone) static_cast<void>(impl_->MapAnew(group_, place));
   return Status();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/damage.h"
 #include "core/fault_point.h"
 #include "core/group_impl.h"
 #include "core/index.h"
@@ -20,6 +21,7 @@ class Grower {
   // Makes room in `number`, the segment of `hash`, by compaction when tombstones fill it, else by a
   // split.
   Status MakeRoom(uint32_t number, uint64_t hash, uint32_t demand) {
+    TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files_, table_, number, Checked::kKeys));
     Segment* segment = files_.segment(number);
     const bool split = LiveEntries(*segment) + demand > SplitLimit(number) / 2;
     if (split && segment->local_depth == state().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
@@ -53,6 +55,7 @@ class Grower {
       for (size_t i = width / 2; i < width; ++i) StoreRelaxed(entries[i], sibling);
       TSPS_FAULT_POINT("split.directory");
       next.tables[static_cast<size_t>(table_)].segments = sibling + 1;
+      writer_.MarkChecked(table_, sibling, Checked::kKeys);
     }
     ++next.epoch;
     group_.control->Publish(next);
@@ -99,6 +102,24 @@ class Grower {
 
 }  // namespace
 
+Status GroupWriter::Impl::CheckSegmentOnce(const TableFiles& files, int place, uint32_t number,
+                                           Checked level) {
+  std::vector<Checked>& checked = memory[static_cast<size_t>(place)].checked;
+  const Checked done = number < checked.size() ? checked[number] : Checked::kNot;
+  if (done >= level) return Status();
+  const TableState& table = state.tables[static_cast<size_t>(place)];
+  if (done < Checked::kEntries) TSPS_RETURN_IF_ERROR(CheckSegment(files, table, number));
+  if (level == Checked::kKeys) TSPS_RETURN_IF_ERROR(CheckKeys(files, table, number));
+  MarkChecked(place, number, level);
+  return Status();
+}
+
+void GroupWriter::Impl::MarkChecked(int place, uint32_t number, Checked level) {
+  std::vector<Checked>& checked = memory[static_cast<size_t>(place)].checked;
+  if (number >= checked.size()) checked.resize(number + number / 2 + 16);
+  checked[number] = level;
+}
+
 Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int table,
                  const int64_t* keys, const std::vector<uint32_t>& fresh) {
   struct Demand {
@@ -122,6 +143,7 @@ Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& c
     }
     std::vector<std::pair<uint32_t, Demand>> full;
     for (const auto& [number, demand] : demands) {
+      TSPS_RETURN_IF_ERROR(writer.CheckSegmentOnce(files, table, number, Checked::kEntries));
       if (files.segment(number)->used + demand.keys > SplitLimit(number))
         full.emplace_back(number, demand);
     }

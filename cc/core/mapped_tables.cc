@@ -44,8 +44,10 @@ void MappedTables::DropRemoved(const State& state) {
   std::shared_ptr<List> kept;
   for (size_t place = 0; place < list_->size(); ++place) {
     if ((*list_)[place].files == nullptr) continue;
-    const bool there = place < state.tables.size() && !IsVacant(state.tables[place]);
-    if (there && (*list_)[place].removed == state.tables[place].removed) continue;
+    const MappedTable& mapped = (*list_)[place];
+    const bool there = place < state.tables.size() && !IsVacant(state.tables[place]) &&
+                       mapped.Is(state.tables[place].removed);
+    if (there && !mapped.files->HasOtherSlots(state.tables[place].generation)) continue;
     if (kept == nullptr) kept = Copy();
     (*kept)[place] = {};
   }

@@ -40,8 +40,9 @@ class MappedTables {
   // Maps the tables in these places of a committed state, unless they are mapped.
   Status Map(const std::string& group_path, ControlFile& control, const State& state,
              const std::vector<size_t>& places);
-  // Drops what a committed state no longer has. Nothing in the writer's process, which does so
-  // itself.
+  // Drops what a committed state no longer has: tables, and those of which slots of a former
+  // optimizer are mapped, to be mapped again without them. Nothing in the writer's process, which
+  // does so itself.
   void DropRemoved(const State& state);
   // Drops the table of this name, for whoever needs it again to map it again. Not in the writer's
   // process.

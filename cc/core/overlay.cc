@@ -1,13 +1,17 @@
 #include "core/overlay.h"
 
+#include <algorithm>
+
+#include "core/damage.h"
+#include "core/index.h"
+
 namespace tsps {
 
-Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, uint64_t epoch,
-                                                size_t n_tables) {
+Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State& state) {
   auto overlay = std::make_unique<Overlay>();
-  overlay->tables_.resize(n_tables);
-  TSPS_RETURN_IF_ERROR(log.ForEach(epoch, [&](const UndoRecordHeader& record, const char* payload) {
-    if (record.table >= n_tables) return;
+  overlay->tables_.resize(state.tables.size());
+  const auto add = [&](const UndoRecordHeader& record, const char* payload) -> Status {
+    TSPS_RETURN_IF_ERROR(CheckUndoRecord(record, payload, state, log.path()));
     TablePart& part = overlay->tables_[record.table];
     switch (record.kind) {
       case UndoKind::kRows: {
@@ -28,11 +32,17 @@ Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, uint64_t epo
         }
         break;
       }
-      case UndoKind::kSegment:
-        part.segments[record.segment] = reinterpret_cast<const Segment*>(payload);
+      case UndoKind::kSegment: {
+        const auto* image = reinterpret_cast<const Segment*>(payload);
+        // A copy of the depth: a writer that takes over may overwrite the log.
+        part.segments[record.segment] = {image, record.hash,
+                                         std::min(LoadRelaxed(image->local_depth), kMaxDepth)};
         break;
+      }
     }
-  }));
+    return Status();
+  };
+  TSPS_RETURN_IF_ERROR(log.ForEach(state.epoch + 1, add));
   return overlay;
 }
 
@@ -45,7 +55,7 @@ uint32_t Overlay::ErasedRow(int table, uint32_t segment, uint32_t entry) const {
 const Segment* Overlay::SegmentImage(int table, uint32_t segment) const {
   const auto& segments = Part(table).segments;
   const auto found = segments.find(segment);
-  return found == segments.end() ? nullptr : found->second;
+  return found == segments.end() ? nullptr : found->second.image;
 }
 
 const float* Overlay::RowImage(int table, int slot, uint32_t row, size_t dim) const {

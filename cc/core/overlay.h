@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/control_file.h"
 #include "core/layout.h"
 #include "core/status.h"
 #include "core/undo_log.h"
@@ -18,9 +19,15 @@ namespace tsps {
 
 class Overlay {
  public:
-  // `epoch`: the mutation in progress. The log's mapping must outlive the overlay.
-  static Result<std::unique_ptr<Overlay>> Build(const UndoLog& log, uint64_t epoch,
-                                                size_t n_tables);
+  // A segment before its split or compaction.
+  struct Before {
+    const Segment* image;
+    uint64_t hash;  // of a key that belongs there
+    uint32_t local_depth;
+  };
+
+  // Of the mutation that follows `state`. The log's mapping must outlive the overlay.
+  static Result<std::unique_ptr<Overlay>> Build(const UndoLog& log, const State& state);
 
   bool Inserted(int table, int64_t key) const { return Part(table).inserted.count(key) != 0; }
   // Entry (segment, position) was live with this row + 1 before the mutation erased it; 0: not
@@ -28,6 +35,10 @@ class Overlay {
   uint32_t ErasedRow(int table, uint32_t segment, uint32_t entry) const;
   // The segment as it was, or null.
   const Segment* SegmentImage(int table, uint32_t segment) const;
+  // By segment number.
+  const std::unordered_map<uint32_t, Before>& segments(int table) const {
+    return Part(table).segments;
+  }
   // The row's (slot -1: embedding) before-image of `dim` floats, or null.
   const float* RowImage(int table, int slot, uint32_t row, size_t dim) const;
 
@@ -43,7 +54,7 @@ class Overlay {
   struct TablePart {
     std::unordered_set<int64_t> inserted;
     std::unordered_map<uint64_t, uint32_t> erased;  // segment << 32 | entry -> row + 1
-    std::unordered_map<uint32_t, const Segment*> segments;
+    std::unordered_map<uint32_t, Before> segments;
     std::unordered_map<uint32_t, RowPosition> rows;
   };
   const TablePart& Part(int table) const { return tables_[static_cast<size_t>(table)]; }

@@ -112,7 +112,7 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header, const 
   if (info.key_limit < 0) return Damaged(path, "negative key_limit");
   info.step = header.step;
   info.optimizer.kind = static_cast<OptimizerKind>(header.optimizer_kind);
-  if (header.optimizer_kind > static_cast<uint32_t>(OptimizerKind::kAdam)) {
+  if (!IsOptimizerKind(header.optimizer_kind)) {
     return Damaged(path, "unknown optimizer kind " + std::to_string(header.optimizer_kind));
   }
   const int n_slots = SlotCount(info.optimizer.kind);

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "core/damage.h"
 #include "core/fault_point.h"
 #include "core/group_impl.h"
 #include "core/index.h"
@@ -53,43 +54,63 @@ void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader
   for (size_t i = 0; i < width; ++i) StoreRelaxed(entries[i], record.segment);
 }
 
+void Undo(TableFiles& files, const TableState& table, const UndoRecordHeader& record,
+          const char* payload) {
+  switch (record.kind) {
+    case UndoKind::kRows:
+      return UndoRows(files, record.slots > 0 ? files.Slots(table) : nullptr, record, payload);
+    case UndoKind::kInserts:
+      return UndoInserts(files, table.depth, record, payload);
+    case UndoKind::kErases:
+      return UndoErases(files, record, payload);
+    case UndoKind::kSegment:
+      return UndoSegment(files, table.depth, record, payload);
+  }
+}
+
+// As CheckUndoRecord; and what only the table's files can tell.
+Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, const char* payload,
+                     const State& state) {
+  TSPS_RETURN_IF_ERROR(CheckUndoRecord(record, payload, state, impl.undo->path()));
+  if (TSPS_FAULT_OFF("damage")) return Status();
+  const TableFiles& files = *impl.files(static_cast<int>(record.table));
+  const TableState& table = state.tables[record.table];
+  if (record.kind == UndoKind::kRows && record.dim != files.dim()) {
+    return Error(Code::kDataLoss, impl.undo->path(), " is damaged: images of rows of ", record.dim,
+                 " floats, the table's have ", files.dim());
+  }
+  const auto* const keys = reinterpret_cast<const int64_t*>(payload);
+  for (size_t i = 0; record.kind == UndoKind::kInserts && i < record.n; ++i) {
+    const uint32_t number = files.directory_entries()[DirectorySlot(HashKey(keys[i]), table.depth)];
+    if (number >= table.segments) return Astray(files, keys[i]);
+  }
+  return Status();
+}
+
 }  // namespace
 
 Status Recover(Group::Impl& impl, State* state) {
   ControlFile& control = *impl.control;
   const uint64_t sequence = control.sequence();
   control.LoadState(sequence / 2, state);
-  if (state->epoch != sequence / 2) {
-    return Error(Code::kDataLoss, control.file().path(), " is damaged: commit record ",
-                 state->epoch, " where record ", sequence / 2, " should be");
-  }
+  TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control.path()));
   if ((sequence & 1) == 0) return Status();
   if (!TSPS_FAULT_OFF("undo")) {
     if (control.live().undo_epoch.load() != state->epoch + 1) {
-      return Error(Code::kDataLoss, control.file().path(),
+      return Error(Code::kDataLoss, control.path(),
                    " is damaged: a mutation began without an undo log");
     }
-    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(
-        state->epoch + 1, [&](const UndoRecordHeader& record, const char* payload) {
-          if (record.table >= state->tables.size()) return;
-          if (IsVacant(state->tables[record.table])) return;
-          TableFiles& files = *impl.files(static_cast<int>(record.table));
-          const TableState& table = state->tables[record.table];
-          switch (record.kind) {
-            case UndoKind::kRows:
-              UndoRows(files, record.slots > 0 ? files.Slots(table) : nullptr, record, payload);
-              break;
-            case UndoKind::kInserts:
-              UndoInserts(files, table.depth, record, payload);
-              break;
-            case UndoKind::kErases:
-              UndoErases(files, record, payload);
-              break;
-            case UndoKind::kSegment:
-              UndoSegment(files, table.depth, record, payload);
-              break;
-          }
-        }));
+    // All of the log before any of it: what cannot be undone stays as it is.
+    const auto check = [&](const UndoRecordHeader& record, const char* payload) {
+      return CheckRecordOf(impl, record, payload, *state);
+    };
+    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, check));
+    const auto undo = [&](const UndoRecordHeader& record, const char* payload) {
+      const TableState& table = state->tables[record.table];
+      Undo(*impl.files(static_cast<int>(record.table)), table, record, payload);
+      return Status();
+    };
+    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, undo));
   }
   // The same state under a new epoch: a reader that began before the mutation must not take what it
   // read in between for consistent.

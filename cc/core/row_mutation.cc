@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "core/dedupe.h"
@@ -23,11 +24,12 @@ Status Repeated(const TableFiles& files, int64_t key) {
 
 }  // namespace
 
-void RowMutation::Add(int table, const int64_t* keys, size_t n) {
+void RowMutation::Add(int table, const int64_t* keys, size_t n, bool unique) {
   RowPlan plan;
   plan.table = table;
   plan.keys = keys;
   plan.n = n;
+  plan.unique = unique;
   plans_.push_back(std::move(plan));
 }
 
@@ -54,7 +56,6 @@ int64_t RowMarks::FirstRepeated(const std::vector<uint32_t>& rows,
 }
 
 Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
-  writer_.row_marks.resize(next_.tables.size());
   std::vector<Status> statuses(plans_.size());
   ForEachPlan([&](size_t p) {
     if (also) also(p);
@@ -67,15 +68,19 @@ Status RowMutation::PlanTable(RowPlan& plan) {
   plan.rows.resize(plan.n);
   const TableFiles& files = *group_.files(plan.table);
   const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  std::atomic<int64_t> astray{-1};
   executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
-    ProbeRows(files, state.depth, plan.keys + begin, end - begin, plan.rows.data() + begin);
+    const int64_t one =
+        ProbeRows(files, state, plan.keys + begin, end - begin, plan.rows.data() + begin);
+    if (one >= 0) astray.store(static_cast<int64_t>(begin) + one, std::memory_order_relaxed);
   });
+  if (astray.load() >= 0) return Astray(files, plan.keys[astray.load()]);
   plan.existing.reserve(plan.n);
   for (size_t i = 0; i < plan.n; ++i) {
     auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;
     positions.push_back(static_cast<uint32_t>(i));
   }
-  const int64_t repeated = writer_.row_marks[static_cast<size_t>(plan.table)].FirstRepeated(
+  const int64_t repeated = writer_.memory[static_cast<size_t>(plan.table)].marks.FirstRepeated(
       plan.rows, plan.existing, state.rows);
   if (repeated < 0) return CheckFreshUnique(plan);
   const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
@@ -87,7 +92,7 @@ Status RowMutation::PlanTable(RowPlan& plan) {
 
 Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
   const size_t n = plan.fresh.size();
-  if (n == 0) return Status();
+  if (n == 0 || plan.unique) return Status();
   std::vector<int64_t> keys(n);
   for (size_t i = 0; i < n; ++i) keys[i] = plan.keys[plan.fresh[i]];
   std::vector<int32_t> numbers(n);

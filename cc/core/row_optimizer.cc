@@ -87,6 +87,8 @@ const char* OptimizerKindName(OptimizerKind kind) {
   return static_cast<size_t>(kind) < kRuleCount ? RuleOf(kind).name : "unknown";
 }
 
+bool IsOptimizerKind(uint32_t number) { return number < kRuleCount; }
+
 int SlotCount(OptimizerKind kind) { return RuleOf(kind).n_slots; }
 
 int HyperCount(OptimizerKind kind) { return RuleOf(kind).n_hyper; }

@@ -34,6 +34,8 @@ struct OptimizerConfig {
 // "none" | "sgd" | "adagrad" | "adam".
 Result<OptimizerKind> OptimizerKindFromName(const std::string& name);
 const char* OptimizerKindName(OptimizerKind kind);
+// Whether a number that was read from a file is an OptimizerKind.
+bool IsOptimizerKind(uint32_t number);
 int SlotCount(OptimizerKind kind);
 int HyperCount(OptimizerKind kind);
 // Name of slot k, for files and messages: "accumulator", "m", "v".

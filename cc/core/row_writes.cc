@@ -206,7 +206,7 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   for (size_t i = 0; i < n; ++i) last[static_cast<size_t>(inverse[i])] = i;
 
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
-  mutation.Add(place, unique.data(), unique.size());
+  mutation.Add(place, unique.data(), unique.size(), /*unique=*/true);
   TSPS_RETURN_IF_ERROR(mutation.Plan());
   TSPS_RETURN_IF_ERROR(mutation.Prepare());
   const RowPlan& plan = mutation.plans()[0];
@@ -247,6 +247,7 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
   for (const int64_t key : Dedupe({{keys, n, inverse.data()}}, serial)) {
     const uint64_t hash = HashKey(key);
     const uint32_t number = files.directory_entries()[DirectorySlot(hash, state.depth)];
+    TSPS_RETURN_IF_ERROR(impl_->CheckSegmentOnce(files, place, number, Checked::kEntries));
     const Segment* segment = files.segment(number);
     if (const Entry* entry = FindInSegment(*segment, key, hash)) {
       erased.push_back(

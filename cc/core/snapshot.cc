@@ -1,8 +1,10 @@
 #include <algorithm>
 
+#include "core/fault_point.h"
 #include "core/group.h"
 #include "core/group_impl.h"
 #include "core/index.h"
+#include "core/index_view.h"
 #include "core/overlay.h"
 #include "core/table_number.h"
 
@@ -14,62 +16,69 @@ constexpr size_t kBatch = 16;
 
 }  // namespace
 
-void ProbeRows(const TableFiles& files, uint32_t depth, const int64_t* keys, size_t n,
-               uint32_t* rows) {
-  depth = std::min(depth, 31u);
+int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
+                  uint32_t* rows) {
+  const uint32_t depth = std::min(state.depth, kMaxDepth);
+  const uint32_t* const directory = files.directory_entries();
   const size_t row_bytes = files.row_bytes();
+  int64_t astray = -1;
   uint64_t hashes[kBatch];
   const Segment* segments[kBatch];
   for (size_t begin = 0; begin < n; begin += kBatch) {
     const size_t m = std::min(kBatch, n - begin);
     for (size_t i = 0; i < m; ++i) {
       hashes[i] = HashKey(keys[begin + i]);
-      segments[i] = files.SegmentOf(hashes[i], depth);
-      if (segments[i] != nullptr) __builtin_prefetch(&segments[i]->entries[HomeEntry(hashes[i])]);
+      const uint32_t number = LoadRelaxed(directory[DirectorySlot(hashes[i], depth)]);
+      segments[i] = nullptr;
+      if (number >= state.segments) {
+        astray = static_cast<int64_t>(begin + i);
+        continue;
+      }
+      segments[i] = files.segment(number);
+      __builtin_prefetch(&segments[i]->entries[HomeEntry(hashes[i])]);
     }
     for (size_t i = 0; i < m; ++i) {
-      uint32_t row = kAbsentRow;
-      if (segments[i] != nullptr) {
-        if (const Entry* entry = FindInSegment(*segments[i], keys[begin + i], hashes[i])) {
-          row = LoadRelaxed(entry->row_plus_one) - 1;
-          if (row >= kMaxRowNumber || !files.RowInFile(row)) row = kAbsentRow;
-        }
+      rows[begin + i] = kAbsentRow;
+      if (segments[i] == nullptr) continue;
+      const Entry* const entry = FindInSegment(*segments[i], keys[begin + i], hashes[i]);
+      if (entry == nullptr) continue;
+      const uint32_t row = LoadRelaxed(entry->row_plus_one) - 1;
+      if (row >= state.rows) {
+        astray = static_cast<int64_t>(begin + i);
+        continue;
       }
-      if (row != kAbsentRow) {
-        const char* address = reinterpret_cast<const char*>(files.row(row));
-        for (size_t offset = 0; offset < std::min<size_t>(row_bytes, 256); offset += 64) {
-          __builtin_prefetch(address + offset);
-        }
+      const char* const address = reinterpret_cast<const char*>(files.row(row));
+      for (size_t offset = 0; offset < std::min<size_t>(row_bytes, 256); offset += 64) {
+        __builtin_prefetch(address + offset);
       }
       rows[begin + i] = row;
     }
   }
+  return astray;
+}
+
+Status Astray(const TableFiles& files, int64_t key) {
+  return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: its index leads key ", key,
+               " to a segment or a row that the table does not have");
 }
 
 namespace {
 
 // The same through an overlay: rare and slow.
-uint32_t ProbeRowBehind(const TableFiles& files, const Overlay& overlay, int table, uint32_t depth,
-                        int64_t key) {
-  if (overlay.Inserted(table, key)) return kAbsentRow;
-  const uint64_t hash = HashKey(key);
-  const Segment* segment = files.SegmentOf(hash, std::min(depth, 31u));
-  if (segment == nullptr) return kAbsentRow;
-  const auto number = static_cast<uint32_t>(segment - files.segment(0));
-  if (const Segment* image = overlay.SegmentImage(table, number)) segment = image;
-  uint32_t at = HomeEntry(hash);
-  for (uint32_t i = 0; i < kSegmentEntries; ++i) {
-    const Entry& entry = segment->entries[at];
-    if (entry.row_plus_one == 0) return kAbsentRow;
-    if (entry.key == key) {
-      const uint32_t erased = overlay.ErasedRow(table, number, at);
-      if (erased != 0 && files.RowInFile(erased - 1)) return erased - 1;
-      const uint32_t row = LoadRelaxed(entry.row_plus_one) - 1;
-      if (row < kMaxRowNumber && files.RowInFile(row)) return row;
-    }
-    if (++at == kSegmentEntries) at = 0;
+int64_t ProbeRowsBehind(const IndexView& index, const TableState& state, const int64_t* keys,
+                        size_t n, uint32_t* rows) {
+  int64_t astray = -1;
+  for (size_t i = 0; i < n; ++i) {
+    rows[i] = kAbsentRow;
+    const uint64_t hash = HashKey(keys[i]);
+    const uint32_t number = index.SegmentOf(hash);
+    const uint32_t at =
+        number < state.segments ? index.Find(number, keys[i], hash) : kSegmentEntries;
+    const uint32_t row_plus_one = at < kSegmentEntries ? index.RowPlusOne(number, at) : 0;
+    if (number >= state.segments || row_plus_one > state.rows) astray = static_cast<int64_t>(i);
+    if (row_plus_one != 0 && row_plus_one <= state.rows) rows[i] = row_plus_one - 1;
   }
-  return kAbsentRow;
+  return astray;
 }
 
 }  // namespace
@@ -113,9 +122,13 @@ bool Snapshot::Mapped(int table) const {
   if (!Listed(table)) return false;
   Status status = Files(table).CheckFiles(StateOf(table));
   if (status.ok()) return true;
+  Fail(std::move(status));
+  return false;
+}
+
+void Snapshot::Fail(Status status) const {
   std::lock_guard<std::mutex> lock(mutex_);
   unmapped_ = std::move(status);
-  return false;
 }
 
 void Snapshot::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
@@ -124,13 +137,13 @@ void Snapshot::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows
     return;
   }
   const TableFiles& files = Files(table);
-  const uint32_t depth = StateOf(table).depth;
-  if (overlay_ == nullptr) {
-    ProbeRows(files, depth, keys, n, rows);
-    return;
-  }
-  const auto place = static_cast<int>(PlaceOf(table));
-  for (size_t i = 0; i < n; ++i) rows[i] = ProbeRowBehind(files, *overlay_, place, depth, keys[i]);
+  const TableState& state = StateOf(table);
+  const int64_t astray =
+      overlay_ == nullptr
+          ? ProbeRows(files, state, keys, n, rows)
+          : ProbeRowsBehind(IndexView(files, state, overlay_, static_cast<int>(PlaceOf(table))),
+                            state, keys, n, rows);
+  if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
 }
 
 void Snapshot::Find(int table, const int64_t* keys, size_t n, const float** rows) const {
@@ -173,22 +186,17 @@ void Snapshot::ForEach(int table,
   if (!Mapped(table)) return;
   const TableFiles& files = Files(table);
   const TableState& state = StateOf(table);
-  const auto place = static_cast<int>(PlaceOf(table));
+  const IndexView index(files, state, overlay_, static_cast<int>(PlaceOf(table)));
   for (uint32_t number = 0; number < state.segments; ++number) {
-    const Segment* segment = files.segment(number);
-    if (overlay_ != nullptr) {
-      if (const Segment* image = overlay_->SegmentImage(place, number)) segment = image;
-    }
     for (uint32_t at = 0; at < kSegmentEntries; ++at) {
-      const int64_t key = LoadRelaxed(segment->entries[at].key);
-      uint32_t row_plus_one = LoadRelaxed(segment->entries[at].row_plus_one);
-      if (overlay_ != nullptr) {
-        if (overlay_->Inserted(place, key)) continue;
-        if (const uint32_t erased = overlay_->ErasedRow(place, number, at)) row_plus_one = erased;
-      }
+      const uint32_t row_plus_one = index.RowPlusOne(number, at);
       if (row_plus_one == 0 || row_plus_one == kTombstone) continue;
-      if (row_plus_one > kMaxRowNumber || !files.RowInFile(row_plus_one - 1)) continue;
-      visit(key, row_plus_one - 1);
+      const int64_t key = index.Key(number, at);
+      if (row_plus_one <= state.rows) {
+        visit(key, row_plus_one - 1);
+      } else if (!TSPS_FAULT_OFF("seqlock")) {
+        Fail(Astray(files, key));
+      }
     }
   }
 }

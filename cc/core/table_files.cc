@@ -10,6 +10,7 @@
 
 #include "core/control_file.h"
 #include "core/crc32c.h"
+#include "core/damage.h"
 #include "core/fault_point.h"
 #include "core/index.h"
 
@@ -17,6 +18,7 @@ namespace tsps {
 namespace {
 
 constexpr size_t kFirstDirectoryBytes = kPageBytes;
+constexpr const char* kSlots = "slots.";  // the files' names begin with it
 constexpr size_t kMaxDirectoryBytes = (size_t{2} << kMaxDepth) * sizeof(uint32_t);
 
 // What the index of `rows` keys cannot outgrow: four times what hashing ever takes (20 to 57 bytes
@@ -64,15 +66,21 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   config.initializer.b = header.initializer_b;
   config.initializer.seed = header.seed;
   config.initializer.salt = header.salt;
-  if (config.dim < 1 || config.dim > kMaxDim)
-    return Error(Code::kDataLoss, path, " is damaged: dim ", config.dim);
-  return config;
+  if (config.dim < 1 || config.dim > kMaxDim || config.key_limit < 0 || config.max_rows < 0) {
+    return Error(Code::kDataLoss, path, " is damaged: dim ", config.dim, ", key_limit ",
+                 config.key_limit, ", max_rows ", config.max_rows);
+  }
+  const Status initializer = ValidateInitializer(config.initializer);
+  if (initializer.ok()) return config;
+  return Error(Code::kDataLoss, path, " is damaged: ", initializer.message());
 }
 
 bool IsTableFile(const std::string& name) {
   return name == "directory" || name == "segments" || name == "rows" || name == "free" ||
-         name.rfind("slots.", 0) == 0;
+         name.rfind(kSlots, 0) == 0;
 }
+
+std::string SlotPrefix(uint32_t generation) { return kSlots + std::to_string(generation) + "."; }
 
 }  // namespace
 
@@ -175,8 +183,7 @@ Result<const SlotFiles*> TableFiles::BoundSlots(const TableState& state) {
 }
 
 Status TableFiles::CheckState(const TableState& state) {
-  if (state.depth > kMaxDepth)
-    return Error(Code::kDataLoss, folder_, " is damaged: directory depth ", state.depth);
+  TSPS_RETURN_IF_ERROR(CheckNumbers(state, MaxRows(), folder_));
   TSPS_RETURN_IF_ERROR(BoundSlots(state).status());
   return CheckFiles(state);
 }
@@ -188,8 +195,8 @@ Status TableFiles::CheckFiles(const TableState& state) const {
     return Error(Code::kDataLoss, file.path(), " is truncated or was removed: ", file.size(),
                  " bytes, ", needed, " expected");
   };
-  const uint32_t depth = std::min(state.depth, kMaxDepth);
-  TSPS_RETURN_IF_ERROR(check(*directory_, (size_t{2} << depth) * sizeof(uint32_t)));
+  TSPS_RETURN_IF_ERROR(
+      check(*directory_, (size_t{2} << std::min(state.depth, kMaxDepth)) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(check(*segments_, size_t{state.segments} * kSegmentBytes));
   TSPS_RETURN_IF_ERROR(check(*rows_, state.rows * row_bytes()));
   TSPS_RETURN_IF_ERROR(check(*free_, state.free_rows * sizeof(uint32_t)));
@@ -200,25 +207,8 @@ Status TableFiles::CheckFiles(const TableState& state) const {
   return Status();
 }
 
-const Segment* TableFiles::SegmentOf(uint64_t hash, uint32_t depth) const {
-  const size_t slot = DirectorySlot(hash, depth);
-  if ((slot + 1) * sizeof(uint32_t) > directory_->size() &&
-      (slot + 1) * sizeof(uint32_t) > directory_->RefreshSize()) {
-    return nullptr;
-  }
-  const uint32_t number = LoadRelaxed(directory_entries()[slot]);
-  const size_t end = (static_cast<size_t>(number) + 1) * kSegmentBytes;
-  if (end > segments_->size() && end > segments_->RefreshSize()) return nullptr;
-  return segment(number);
-}
-
-bool TableFiles::RowInFile(uint32_t number) const {
-  const size_t end = (static_cast<size_t>(number) + 1) * row_bytes();
-  return end <= rows_->size() || end <= rows_->RefreshSize();
-}
-
 std::string TableFiles::SlotPath(uint32_t generation, OptimizerKind kind, int slot) const {
-  return folder_ + "/slots." + std::to_string(generation) + "." + SlotName(kind, slot);
+  return folder_ + "/" + SlotPrefix(generation) + SlotName(kind, slot);
 }
 
 const SlotFiles* TableFiles::Slots(const TableState& state) {
@@ -246,11 +236,13 @@ const SlotFiles* TableFiles::Slots(const TableState& state) {
 Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optimizer,
                                uint64_t rows) {
   TSPS_RETURN_IF_ERROR(CheckInPlace());
+  for (const std::string& name : EntriesOf(folder_)) {  // of a binding that was killed, or failed
+    if (name.rfind(SlotPrefix(generation), 0) == 0) unlink((folder_ + "/" + name).c_str());
+  }
   auto slots = std::make_unique<SlotFiles>();
   slots->generation = generation;
   for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
     const std::string path = SlotPath(generation, optimizer.kind, k);
-    unlink(path.c_str());  // of a killed binding
     const size_t bytes = std::max<size_t>(kPageBytes, rows * row_bytes());
     TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, bytes, MaxRowBytes()));
     const size_t floats = rows * dim();
@@ -263,9 +255,30 @@ Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optim
   return Status();
 }
 
-void TableFiles::RemoveSlots(uint32_t generation, OptimizerKind kind) {
-  if (!CheckInPlace().ok()) return;
-  for (int k = 0; k < SlotCount(kind); ++k) unlink(SlotPath(generation, kind, k).c_str());
+Status TableFiles::RemoveOtherSlots(const TableState& state) const {
+  TSPS_RETURN_IF_ERROR(CheckInPlace());
+  const auto kind = static_cast<OptimizerKind>(state.optimizer);
+  std::vector<std::string> others;
+  for (const std::string& name : EntriesOf(folder_)) {
+    if (name.rfind(kSlots, 0) != 0) continue;
+    const std::string path = folder_ + "/" + name;
+    bool current = false;
+    for (int k = 0; k < SlotCount(kind); ++k)
+      current |= path == SlotPath(state.generation, kind, k);
+    if (current) continue;
+    if (name.rfind(SlotPrefix(state.generation), 0) == 0) {
+      return Error(Code::kDataLoss, folder_, " is damaged: ", name,
+                   " is no slot of the commit record's optimizer, ", OptimizerKindName(kind));
+    }
+    others.push_back(path);
+  }
+  for (const std::string& path : others) unlink(path.c_str());
+  return Status();
+}
+
+bool TableFiles::HasOtherSlots(uint32_t generation) const {
+  const SlotFiles* latest = latest_slots_.load(std::memory_order_acquire);
+  return latest != nullptr && latest->generation != generation;
 }
 
 std::vector<const MappedFile*> TableFiles::Mappings() {

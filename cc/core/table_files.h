@@ -63,21 +63,18 @@ class TableFiles {
   }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
 
-  // Segment that holds `hash` at `depth`; null if the directory is torn (a race that the caller's
-  // validation catches).
-  const Segment* SegmentOf(uint64_t hash, uint32_t depth) const;
-  // False if row `number` is beyond the file (same reason).
-  bool RowInFile(uint32_t number) const;
-
   // Maps the slot files of the state's binding on first use; null when they cannot be mapped or
   // there are none.
   const SlotFiles* Slots(const TableState& state);
   // Writer: new slot files of `generation`, room for `rows` rows, filled with initial values for
   // them.
   Status CreateSlots(uint32_t generation, const OptimizerConfig& optimizer, uint64_t rows);
-  // Writer: deletes the files of a generation that no committed state names. Mappings of them stay
-  // valid.
-  void RemoveSlots(uint32_t generation, OptimizerKind kind);
+  // Writer: deletes the slot files of other bindings than the committed state's: killed ones, and
+  // those before it. Mappings of them stay valid. DataLoss, with nothing deleted, if the state's
+  // binding has a slot that its optimizer does not have.
+  Status RemoveOtherSlots(const TableState& state) const;
+  // Whether slots of another binding than the committed state's are mapped.
+  bool HasOtherSlots(uint32_t generation) const;
   float* slot_row(const SlotFiles& slots, int slot, uint32_t number) const {
     return reinterpret_cast<float*>(slots.files[static_cast<size_t>(slot)]->data()) +
            static_cast<size_t>(number) * dim();

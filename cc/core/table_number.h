@@ -6,6 +6,8 @@
 #ifndef TFSPS_CORE_TABLE_NUMBER_H_
 #define TFSPS_CORE_TABLE_NUMBER_H_
 
+#include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,6 +32,15 @@ constexpr uint64_t RemovedBefore(int table) { return static_cast<unsigned>(table
 inline bool IsVacant(const TableState& place) { return place.name[0] == 0; }
 inline std::string TableName(const TableState& place) {
   return std::string(place.name, strnlen(place.name, sizeof(place.name)));
+}
+// 1 to 128 characters of [A-Za-z0-9._-], no leading dot, and no file of every group.
+inline bool IsTableName(const std::string& name) {
+  const auto allowed = [](unsigned char c) {
+    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+  };
+  return !name.empty() && name.size() <= 128 && name[0] != '.' &&
+         std::all_of(name.begin(), name.end(), allowed) && name != "group" && name != "undo" &&
+         name != "writer.lock";
 }
 
 }  // namespace tsps

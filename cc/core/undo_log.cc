@@ -17,19 +17,19 @@ uint32_t HeaderCrc(const UndoHeader& header) {
   return Crc32c(0, &header, offsetof(UndoHeader, crc));
 }
 
-// Whether the payload that a record claims to have lies within the record.
+// Whether a record has the length of the payload that it claims to have.
 bool Fits(const UndoRecordHeader& record) {
   if (record.bytes % 64 != 0 || record.n > record.bytes / sizeof(uint32_t)) return false;
   switch (record.kind) {
     case UndoKind::kRows:
       return record.dim <= kMaxDim && record.slots <= kMaxSlots &&
-             UndoRowsBytes(record.n, record.dim, record.slots) <= record.bytes;
+             UndoRowsBytes(record.n, record.dim, record.slots) == record.bytes;
     case UndoKind::kInserts:
-      return UndoInsertsBytes(record.n) <= record.bytes;
+      return UndoInsertsBytes(record.n) == record.bytes;
     case UndoKind::kErases:
-      return UndoErasesBytes(record.n) <= record.bytes;
+      return UndoErasesBytes(record.n) == record.bytes;
     case UndoKind::kSegment:
-      return UndoSegmentBytes() <= record.bytes;
+      return record.n == 1 && UndoSegmentBytes() == record.bytes;
   }
   return false;
 }
@@ -106,7 +106,7 @@ Status UndoLog::ForEach(uint64_t epoch, const Visit& visit) const {
       return Error(Code::kDataLoss, file_->path(), " is damaged: record ", i, " of mutation ",
                    epoch, " does not fit the file");
     }
-    visit(record, file_->data() + at + sizeof(record));
+    TSPS_RETURN_IF_ERROR(visit(record, file_->data() + at + sizeof(record)));
     at += record.bytes;
   }
   return Status();

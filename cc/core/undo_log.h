@@ -73,14 +73,16 @@ class UndoLog {
 
   // --- Reading. ---
   // Calls visit for each record of the log for `epoch`, with a copy of its header, which fits the
-  // record, and the payload, where it lies. DataLoss if the log is not a complete one for it.
+  // record, and the payload, where it lies; ends at its first error. DataLoss if the log is not a
+  // complete one for it.
   //
   // A writer that takes over may overwrite the log while a reader looks at it. What is read then is
   // garbage that the caller's validation throws away, but it never leads out of the file.
-  using Visit = std::function<void(const UndoRecordHeader& header, const char* payload)>;
+  using Visit = std::function<Status(const UndoRecordHeader& header, const char* payload)>;
   Status ForEach(uint64_t epoch, const Visit& visit) const;
 
   MappedFile& file() { return *file_; }
+  const std::string& path() const { return file_->path(); }
 
  private:
   explicit UndoLog(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}

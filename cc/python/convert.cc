@@ -43,7 +43,11 @@ const char* CodeName(Code code) {
 void Throw(const Status& status) {
   const py::object type =
       py::module_::import("tf_sparse_ps.errors").attr("BY_CODE")[CodeName(status.code())];
-  PyErr_SetObject(type.ptr(), py::str(status.message()).ptr());
+  // Paths, and names in damaged files, may be no UTF-8.
+  const std::string& text = status.message();
+  const auto message = py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+  PyErr_SetObject(type.ptr(), message.ptr());
   throw py::error_already_set();
 }
 

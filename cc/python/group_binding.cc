@@ -63,7 +63,7 @@ void BindGroup(py::module_& module) {
            py::arg("rows").noconvert(), py::arg("slots"))
       .def("erase", &PyGroup::Erase, py::arg("table"), py::arg("keys").noconvert())
       .def("set_step", &PyGroup::SetStep, py::arg("step"))
-      .def("verify", &PyGroup::Verify);
+      .def("verify", &PyGroup::Verify, py::arg("table"));
 }
 
 }  // namespace tsps

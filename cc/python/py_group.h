@@ -84,8 +84,9 @@ class PyGroup {
   void SetStep(uint64_t step) {
     ThrowIfError(Write([&](GroupWriter& writer) { return writer.SetStep(step); }));
   }
-  void Verify() {
-    ThrowIfError(Write([&](GroupWriter& writer) { return writer.Verify(); }));
+  // Raises DamagedFileError, saying what is damaged.
+  void Verify(int table) {
+    ThrowIfError(Read([&](const Snapshot& snapshot) { return snapshot.Verify(table); }));
   }
 
  private:

@@ -10,6 +10,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <random>
+#include <set>
+#include <string>
+#include <tuple>
 
 #include "core/layout.h"
 #include "tests/group_fixture.h"
@@ -317,6 +320,39 @@ TEST_F(CrashTest, AKilledRemovalLeavesTheOthersWhole) {
     }
   }
   EXPECT_GE(kills, 14);
+}
+
+TEST_F(CrashTest, AKilledReplacementOfAnOptimizerLeavesNoSlotsBehind) {
+  const auto slots = [&] {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(Path() + "/b")) {
+      const std::string name = entry.path().filename();
+      if (name.rfind("slots.", 0) == 0) names.insert(name);
+    }
+    return names;
+  };
+  for (const auto& [point, left, kept] :
+       {std::tuple{"bind.files", 3u, std::set<std::string>{"slots.1.m", "slots.1.v"}},
+        {"publish.record", 3u, {"slots.1.m", "slots.1.v"}},
+        {"bind.published", 3u, {"slots.2.accumulator"}}}) {
+    dir_.Clear();
+    MakeGroup();
+    ASSERT_TRUE(KilledAt(point, 1, [&] {
+      auto group = Group::Open(Path());
+      auto writer = (*group)->OpenWriter();
+      OptimizerConfig adagrad;
+      adagrad.kind = OptimizerKind::kAdagrad;
+      if (!(*writer)->BindOptimizer(1, adagrad, true).ok()) _exit(13);
+    }));
+    EXPECT_EQ(slots().size(), left) << point;
+    auto group = Group::Open(Path());
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    EXPECT_EQ(slots().size(), left) << point << ", seen by a reader";
+    auto writer = (*group)->OpenWriter();
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    EXPECT_EQ(slots(), kept) << point;
+    ASSERT_TSPS_OK((*writer)->Verify());
+  }
 }
 
 // A reader that looks past a dead writer's mutation uses the undo log that the next writer

@@ -1,0 +1,325 @@
+// Numbers in a group's files that cannot be: errors that say so, never a wild access, and nothing
+// written on the way. tests/mutate does the same at random.
+#include "core/damage.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/undo_log.h"
+#include "tests/group_fixture.h"
+
+namespace tsps {
+namespace {
+
+class DamageTest : public GroupTest {
+ protected:
+  // A table with slots, returned rows and an index of several segments; the group is closed.
+  void SetUp() override {
+    GroupTest::SetUp();
+    AddTable("t", 4, OptimizerKind::kAdagrad);
+    ASSERT_TSPS_OK(Step(0, Keys(0, 9000), 1.0f));
+    ASSERT_TRUE(writer_->Erase(0, Keys(0, 20).data(), 20).ok());
+  }
+  static std::vector<int64_t> Keys(int64_t first, int64_t n) {
+    std::vector<int64_t> keys;
+    for (int64_t i = first; i < first + n; ++i) keys.push_back(i * 7919);
+    return keys;
+  }
+  void Close() {
+    writer_.reset();
+    group_.reset();
+  }
+  // As a writer leaves it that was killed before it published its last mutation.
+  void CloseUnpublished() {
+    Close();
+    Set<uint64_t>("group", kLiveOffset, Get<uint64_t>("group", kLiveOffset) - 1);
+  }
+  template <typename T>
+  T Get(const std::string& file, size_t offset) const {
+    T value = {};
+    std::ifstream in(dir_ / ("g/" + file), std::ios::binary);
+    in.seekg(static_cast<std::streamoff>(offset));
+    in.read(reinterpret_cast<char*>(&value), sizeof(value));
+    return value;
+  }
+  template <typename T>
+  void Set(const std::string& file, size_t offset, T value) const {
+    const int fd = open((dir_ / ("g/" + file)).c_str(), O_RDWR);
+    ASSERT_EQ(pwrite(fd, &value, sizeof(value), static_cast<off_t>(offset)),
+              static_cast<ssize_t>(sizeof(value)));
+    close(fd);
+  }
+  // Of the table in the committed record.
+  size_t TableOffset() const {
+    const uint64_t epoch = Get<uint64_t>("group", kLiveOffset) / 2;
+    return kRecordOffset + (epoch & 1) * kRecordBytes + offsetof(CommitRecord, tables);
+  }
+  std::string Bytes() const {
+    std::ostringstream bytes;
+    for (const char* file : {"t/directory", "t/segments", "t/rows", "t/free"}) {
+      bytes << std::ifstream(dir_ / (std::string("g/") + file), std::ios::binary).rdbuf();
+    }
+    return bytes.str();
+  }
+  // Sets a value that the next writer and, if `reader`, readers must refuse; puts it back.
+  template <typename T>
+  void ExpectRefused(const std::string& file, size_t offset, T value, bool reader = true) const {
+    const T old = Get<T>(file, offset);
+    Set(file, offset, value);
+    const std::string what = file + " at " + std::to_string(offset);
+    const std::string before = Bytes();
+    auto group = Group::Open(dir_ / "g");
+    if (reader || !group.ok()) {
+      Status status = group.status();
+      if (group.ok()) {
+        status = (*group)->Read([](const Snapshot& snapshot) { return snapshot.Verify(0); });
+      }
+      EXPECT_EQ(status.code(), Code::kDataLoss) << what << ": " << status.message();
+    }
+    if (group.ok()) {
+      const Status status = (*group)->OpenWriter().status();
+      EXPECT_EQ(status.code(), Code::kDataLoss) << what << ": " << status.message();
+    }
+    EXPECT_EQ(Bytes(), before) << what;
+    Set(file, offset, old);
+  }
+  void ExpectSound() {
+    Reopen();
+    ASSERT_TSPS_OK(writer_->Verify());
+  }
+};
+
+constexpr size_t kFirstRecord = kPageBytes;
+constexpr size_t kPayload = kFirstRecord + sizeof(UndoRecordHeader);
+
+TEST_F(DamageTest, AnUndoLogOfAStepThatCannotBeIsRefusedAndNothingIsUndone) {
+  const Image before = ReadImage(*group_);
+  ASSERT_TSPS_OK(Step(0, Keys(100, 500), 1.0f));
+  CloseUnpublished();
+  for (const uint32_t row : {0xF0000000u, 9000u}) ExpectRefused("undo", kPayload, row);
+  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, table), uint32_t{1});
+  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, dim), uint32_t{3}, false);
+  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, slots), uint32_t{0});
+  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, kind), uint32_t{9});
+  ExpectSound();
+  EXPECT_EQ(ReadImage(*group_), before);
+}
+
+TEST_F(DamageTest, AnUndoLogOfAnEraseThatCannotBeIsRefusedAndNothingIsUndone) {
+  const Image before = ReadImage(*group_);
+  ASSERT_TRUE(writer_->Erase(0, Keys(100, 50).data(), 50).ok());
+  CloseUnpublished();
+  for (const auto& [field, value] : {std::pair{offsetof(ErasedEntry, segment), 1000u},
+                                     {offsetof(ErasedEntry, entry), kSegmentEntries},
+                                     {offsetof(ErasedEntry, row_plus_one), 9001u},
+                                     {offsetof(ErasedEntry, row_plus_one), 0u}}) {
+    ExpectRefused("undo", kPayload + field, value);
+  }
+  ExpectSound();
+  EXPECT_EQ(ReadImage(*group_), before);
+}
+
+TEST_F(DamageTest, AnUndoLogOfASplitThatCannotBeIsRefusedAndNothingIsUndone) {
+  const Image before = ReadImage(*group_);
+  const uint64_t splits = group_->counters().growth_splits.load();
+  // A step that splits and is refused then: the split is the last mutation.
+  std::filesystem::create_hard_link(dir_ / "g/t/rows", dir_ / "rows");
+  std::filesystem::remove(dir_ / "g/t/rows");
+  EXPECT_EQ(Step(0, Keys(10000, 200000), 1.0f).code(), Code::kDataLoss);
+  ASSERT_GT(group_->counters().growth_splits.load(), splits);
+  std::filesystem::rename(dir_ / "rows", dir_ / "g/t/rows");
+  CloseUnpublished();
+  ASSERT_EQ(Get<UndoKind>("undo", kFirstRecord), UndoKind::kSegment);
+  for (const uint32_t segment : {100000u, 0xFFFFFFFFu}) {
+    ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, segment), segment);
+  }
+  for (const uint32_t depth : {20u, 64u, 0xFFFFFFFFu}) {
+    ExpectRefused("undo", kPayload + offsetof(Segment, local_depth), depth);
+  }
+  ExpectSound();
+  EXPECT_EQ(ReadImage(*group_), before);
+}
+
+TEST_F(DamageTest, ADirectoryAndHeadsOfSegmentsThatCannotBeAreRefused) {
+  Close();
+  const auto depth = Get<uint32_t>("group", TableOffset() + offsetof(TableState, depth));
+  ASSERT_GE(depth, 2u);
+  const size_t first = sizeof(uint32_t) << depth;
+  const uint32_t other = Get<uint32_t>("t/directory", first + (first / 2));
+  for (const uint32_t number : {other, 64u, 0x80000000u, 0xFFFFFFFFu}) {
+    ExpectRefused("t/directory", first, number);
+  }
+  const size_t local_depth = offsetof(Segment, local_depth);
+  for (const uint32_t value : {0u, 1u, 27u, 0xFFFFFFFFu}) {
+    if (value != Get<uint32_t>("t/segments", local_depth)) {
+      ExpectRefused("t/segments", local_depth, value);
+    }
+  }
+  ExpectRefused("t/segments", offsetof(Segment, used), kSegmentEntries);
+  ExpectSound();
+}
+
+TEST_F(DamageTest, ReturnedRowsThatCannotBeAreRefused) {
+  Close();
+  for (const uint32_t row : {9000u, 0xFFFFFFFFu, Get<uint32_t>("t/free", 4)}) {
+    ExpectRefused("t/free", 0, row);
+  }
+  ExpectSound();
+}
+
+TEST_F(DamageTest, NumbersOfACommitRecordThatCannotBeAreRefused) {
+  Close();
+  const size_t table = TableOffset();
+  const size_t record = table - offsetof(CommitRecord, tables);
+  ExpectRefused("group", record, Get<uint64_t>("group", record) + 2);
+  for (const uint32_t n : {0u, 1025u, 0xFFFFFFFFu}) {
+    ExpectRefused("group", record + offsetof(CommitRecord, n_tables), n);
+  }
+  for (const uint64_t rows : {uint64_t{0}, uint64_t{8999}, uint64_t{1} << 60, ~uint64_t{0}}) {
+    ExpectRefused("group", table + offsetof(TableState, rows), rows);
+  }
+  ExpectRefused("group", table + offsetof(TableState, live), uint64_t{8979});
+  ExpectRefused("group", table + offsetof(TableState, free_rows), uint64_t{21});
+  for (const uint32_t segments : {0u, 1u, 1000u, 0xFFFFFFFFu}) {
+    ExpectRefused("group", table + offsetof(TableState, segments), segments);
+  }
+  for (const uint32_t depth : {0u, 27u, 32u, 0xFFFFFFFFu}) {
+    ExpectRefused("group", table + offsetof(TableState, depth), depth);
+  }
+  // No slot files of Adam's; none of SGD's, but Adagrad's in their place; no such optimizer.
+  for (const uint32_t kind : {3u, 4u, 0xFFFFFFFFu}) {
+    ExpectRefused("group", table + offsetof(TableState, optimizer), kind);
+  }
+  ExpectRefused("group", table + offsetof(TableState, optimizer), uint32_t{1}, false);
+  ExpectRefused("group", table + offsetof(TableState, generation), uint32_t{7});
+  ExpectRefused("group", table + offsetof(TableState, slot_init), 0x7FC00000u);
+  for (const char first : {'\0', '/', '.', 'u'}) {
+    ExpectRefused("group", table + offsetof(TableState, name), first);
+  }
+  ExpectSound();
+}
+
+// Inserts run from entry to entry until one is free: with a wrong count they would for ever.
+TEST_F(DamageTest, SegmentsThatCountWrongAreRefusedBeforeAnythingIsPutIn) {
+  Close();
+  for (const uint32_t used : {0u, 1u, Get<uint32_t>("t/segments", 0) - 1}) {
+    const uint32_t old = Get<uint32_t>("t/segments", 0);
+    Set("t/segments", 0, used);
+    auto group = Group::Open(dir_ / "g");
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    EXPECT_EQ((*group)->Read([](const Snapshot& snapshot) { return snapshot.Verify(0); }).code(),
+              Code::kDataLoss);
+    auto writer = (*group)->OpenWriter();
+    if (writer.ok()) {  // the sum of all segments is as good as it can be
+      group_ = *group;
+      writer_ = std::move(*writer);
+      const std::string before = Bytes();
+      const Status grown = Step(0, Keys(20000, 3000), 1.0f);
+      EXPECT_EQ(grown.code(), Code::kDataLoss) << grown.message();
+      EXPECT_NE(grown.message().find("counts"), std::string::npos) << grown.message();
+      EXPECT_EQ(Bytes(), before);
+      EXPECT_EQ(writer_->Erase(0, Keys(20, 9000).data(), 9000).status().code(), Code::kDataLoss);
+      Close();
+    }
+    Set("t/segments", 0, old);
+  }
+  ExpectSound();
+}
+
+TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
+  Close();
+  size_t at = offsetof(Segment, entries);
+  while (Get<uint32_t>("t/segments", at + 8) == 0 ||
+         Get<uint32_t>("t/segments", at + 8) == kTombstone) {
+    at += sizeof(Entry);
+  }
+  const auto key = Get<int64_t>("t/segments", at);
+  const auto row = Get<uint32_t>("t/segments", at + 8);
+  for (const uint32_t wrong : {9001u, 0xFFFFFFFEu}) {
+    Set("t/segments", at + 8, wrong);
+    Reopen();
+    const Status read = group_->Read([&](const Snapshot& snapshot) {
+      const float* found = nullptr;
+      snapshot.Find(0, &key, 1, &found);
+      return Status();
+    });
+    const Status listed = group_->Read([&](const Snapshot& snapshot) {
+      snapshot.ForEach(0, [](int64_t, uint32_t) {});
+      return Status();
+    });
+    for (const Status& status :
+         {read, listed, Step(0, {key}, 1.0f), writer_->Erase(0, &key, 1).status()}) {
+      EXPECT_EQ(status.code(), Code::kDataLoss) << status.message();
+      EXPECT_NE(status.message().find("key " + std::to_string(key)), std::string::npos)
+          << status.message();
+    }
+    Close();
+  }
+  // Another key's row: two keys of one step then have one.
+  const auto other = Get<int64_t>("t/segments", at + sizeof(Entry));
+  const auto others = Get<uint32_t>("t/segments", at + sizeof(Entry) + 8);
+  if (others != 0 && others != kTombstone) {
+    Set("t/segments", at + 8, others);
+    Reopen();
+    const Status both = Step(0, {key, other}, 1.0f);
+    EXPECT_EQ(both.code(), Code::kDataLoss) << both.message();
+    EXPECT_EQ(writer_->Verify().code(), Code::kDataLoss);
+    Close();
+  }
+  Set("t/segments", at + 8, row);
+  ExpectSound();
+}
+
+// A split sends keys where their hashes lead: a wrong key must not get a place of its own by it.
+TEST_F(DamageTest, AWrongKeyIsFoundBeforeASplitHidesIt) {
+  Close();
+  size_t at = offsetof(Segment, entries);
+  while (Get<uint32_t>("t/segments", at + 8) == 0 ||
+         Get<uint32_t>("t/segments", at + 8) == kTombstone) {
+    at += sizeof(Entry);
+  }
+  const auto key = Get<int64_t>("t/segments", at);
+  Set("t/segments", at, key + 1);
+  Reopen();
+  EXPECT_EQ(writer_->Verify().code(), Code::kDataLoss);
+  EXPECT_EQ(Step(0, Keys(20000, 60000), 1.0f).code(), Code::kDataLoss);
+  Close();
+  Set("t/segments", at, key);
+  ExpectSound();
+}
+
+#ifdef TFSPS_FAULT_POINTS
+
+// The control of tests/mutate.
+TEST_F(DamageTest, WithTheChecksOffANumberThatCannotBeGetsThrough) {
+  Close();
+  const uint32_t row = Get<uint32_t>("t/free", 0);
+  Set("t/free", 0, 9000u);
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("TFSPS_FAULT_OFF", "damage", 1);
+    auto group = Group::Open(dir_ / "g");
+    _exit(group.ok() && (*group)->OpenWriter().ok() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  ExpectRefused("t/free", 0, 9000u);
+  Set("t/free", 0, row);
+  ExpectSound();
+}
+
+#endif  // TFSPS_FAULT_POINTS
+
+}  // namespace
+}  // namespace tsps

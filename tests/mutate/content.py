@@ -1,0 +1,223 @@
+"""The groups that are mutated, and what a reader and the next writer do with one: a function of its files alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import resource
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.mutate import layout
+from tf_sparse_ps import optimizers
+from tf_sparse_ps import table as store
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.errors import TableError
+from tf_sparse_ps.table import Table
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+# A long index, slots, returned rows; a bounded table of one segment; one without an optimizer.
+CONFIGS = {
+    "wide": TableConfig("wide", 8, seed=1, optimizer=optimizers.Adagrad(learning_rate=0.5)),
+    "small": TableConfig("small", 3, seed=1, key_limit=500, max_rows=400, optimizer=optimizers.Adam(learning_rate=0.5)),
+    "bare": TableConfig("bare", 5, seed=1, initializer="zeros"),
+}
+DIMS = {name: config.dim for name, config in CONFIGS.items()}
+WIDE, ERASED, SMALL, BARE = 9000, 700, 200, 50  # keys
+STATES = ("closed", "killed in a step", "killed in an erase", "killed in a split")
+
+
+def spread(first: int, n: int) -> Ints:
+    """Keys `first`, `first` + 1, ... spread over all of int64."""
+    numbers = np.arange(first, first + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return numbers.view(np.int64)
+
+
+def rows_of(keys: Ints, dim: int, salt: int) -> Floats:
+    """Values that tell keys, elements and occasions apart."""
+    mixed = (keys[:, None] % 1009) * 31 + np.arange(dim) * 7 + salt
+    return (mixed % 2003 / 2003 - 0.5).astype(np.float32)
+
+
+@contextlib.contextmanager
+def opened(group: Path, mode: str) -> Iterator[dict[str, Table]]:
+    """The group's tables by name; closed afterwards, whatever happens."""
+    tables: dict[str, Table] = {}
+    try:
+        for name, config in CONFIGS.items():
+            if mode == "r+":
+                tables[name] = Table.open(group / name, "r+", config)
+            else:
+                tables[name] = Table.open(group / name)
+        yield tables
+    finally:
+        for table in tables.values():
+            table.close()
+
+
+def step(tables: dict[str, Table], keys: dict[str, Ints], salt: int) -> None:
+    """A step whose gradients are a function of keys and `salt`."""
+    store.step({tables[name]: (some, rows_of(some, DIMS[name], salt)) for name, some in keys.items()})
+
+
+def make_group(group: Path, state: str) -> None:
+    """Makes the group as its writer leaves it; or would have, killed just before it published its last mutation."""
+    tables = {name: Table.create(group / name, config) for name, config in CONFIGS.items()}
+    wide = spread(0, WIDE + ERASED)
+    for start in range(0, len(wide), 1000):
+        step(tables, {"wide": wide[start : start + 1000]}, start)
+    tables["wide"].erase(wide[:ERASED])
+    tables["bare"].assign(spread(0, BARE), rows_of(spread(0, BARE), DIMS["bare"], 3))
+    step(tables, {"small": np.arange(SMALL), "wide": wide[ERASED : ERASED + 300]}, 5)
+    if state == "killed in a step":
+        some = np.concatenate([wide[ERASED : ERASED + 300], spread(WIDE + ERASED, 100)])
+        step(tables, {"wide": some, "small": np.arange(SMALL - 20, SMALL + 20)}, 6)
+    elif state == "killed in an erase":
+        tables["wide"].erase(wide[ERASED : ERASED + 200])
+    elif state == "killed in a split":
+        _fail_after_a_split(tables["wide"])
+    for table in tables.values():
+        table.close()
+    if state != "closed":
+        kinds = _unpublish(group)
+        expected = {"killed in a step": [1, 2, 1, 2], "killed in an erase": [3], "killed in a split": [4]}[state]
+        assert kinds == expected, kinds
+
+
+def _fail_after_a_split(wide: Table) -> None:
+    """Splits are mutations of their own, before the one that needs them, which then finds no room for more of them."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = os.path.getsize(os.path.join(wide.path, "segments"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + layout.SEGMENT, limits[1]))
+    try:
+        with pytest.raises(TableError, match="/segments: File too large"):
+            wide.assign(spread(10**6, 30_000), np.zeros((30_000, DIMS["wide"]), np.float32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def _unpublish(group: Path) -> list[int]:
+    """Takes back the last store of the last mutation: its undo log and the commit record before are still there.
+
+    Returns:
+      The kinds of the undo log's records.
+    """
+    with open(group / "group", "r+b") as file:
+        file.seek(layout.LIVE)
+        (sequence,) = struct.unpack("<Q", file.read(8))
+        file.seek(layout.LIVE)
+        file.write(struct.pack("<Q", sequence - 1))
+    data = (group / "undo").read_bytes()
+    (n,) = struct.unpack_from("<I", data, 24)
+    at, kinds = layout.UNDO_RECORDS, []
+    for _ in range(n):
+        kind, _, _, size = struct.unpack_from("<IIQQ", data, at)
+        kinds.append(kind)
+        at += size
+    return kinds
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a phase came to.
+
+    Attributes:
+      error: An exception of the store, in words; "" without one.
+      problems: What `Table.verify` reported.
+      content: What was read, in an order that is always the same.
+    """
+
+    error: str = ""
+    problems: list[str] = dataclasses.field(default_factory=list)
+    content: list[Any] = dataclasses.field(default_factory=list)
+
+    def same_content(self, other: Seen) -> bool:
+        return len(self.content) == len(other.content) and all(
+            np.array_equal(a, b, equal_nan=True) if isinstance(a, np.ndarray) else a == b
+            for a, b in zip(self.content, other.content, strict=True)
+        )
+
+
+def read(group: Path) -> Seen:
+    """What a reader sees: reports, all keys with rows and slots, lookups of some that are there and of others."""
+    seen = Seen()
+    try:
+        with opened(group, "r") as tables:
+            _look(tables, seen)
+            for name, table in tables.items():
+                some = np.arange(0, 450, 9) if name == "small" else spread(ERASED - 40, 120)
+                seen.content.append(table.lookup(some))
+    except TableError as error:
+        seen.error = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def _look(tables: dict[str, Table], seen: Seen) -> None:
+    for table in tables.values():
+        seen.problems += table.verify().problems
+        keys = np.sort(table.keys())
+        found, rows, slots = table.entries(keys)
+        stats = table.stats()
+        seen.content += [keys, found, rows, *slots, stats["rows"], stats["step"], str(stats["optimizer"])]
+
+
+def write(group: Path) -> Seen:
+    """What the next writer makes of the group: it trains keys that are there and new ones, the index grows, rows are
+    erased and assigned, an optimizer is replaced. Ends with a reader's look at all of it."""
+    seen = Seen()
+    try:
+        with opened(group, "r+") as tables:
+            old = spread(ERASED + 100, 400)
+            step(tables, {"wide": old, "small": np.arange(60, 160)}, 7)
+            for start in range(0, 4000, 2000):  # more than the returned rows, and splits
+                step(tables, {"wide": spread(20_000 + start, 2000)}, 8)
+            step(tables, {"small": np.arange(SMALL + 50, SMALL + 100), "wide": old}, 9)
+            bare = spread(BARE - 20, 60)
+            tables["bare"].assign(bare, rows_of(bare, DIMS["bare"], 10))
+            tables["wide"].erase(spread(ERASED + 200, 300))
+            tables["small"].bind_optimizer(optimizers.Adagrad(learning_rate=0.5), replace=True)
+            step(tables, {"small": np.arange(0, 40)}, 11)
+            seen.problems += [problem for table in tables.values() for problem in table.verify().problems]
+        with opened(group, "r") as tables:
+            _look(tables, seen)
+    except TableError as error:
+        seen.error = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def make_file(path: Path) -> None:
+    """A sparse-parameter file of three blocks, with slots."""
+    folder = path.with_suffix(".group")
+    table = Table.create(folder / "wide", CONFIGS["wide"])
+    table.apply_gradients(spread(0, WIDE), rows_of(spread(0, WIDE), DIMS["wide"], 1))
+    table.export_parameter_file(path, progress=False)
+    table.close()
+    shutil.rmtree(folder)
+
+
+def load(path: Path) -> Seen:
+    """What a new table holds that the file was loaded into."""
+    seen = Seen()
+    folder = path.with_suffix(".group")
+    try:
+        table = Table.create(folder / "wide", CONFIGS["wide"])
+        try:
+            table.load_parameter_file(path, progress=False)
+            _look({"wide": table}, seen)
+        finally:
+            table.close()
+    except TableError as error:
+        seen.error = f"{type(error).__name__}: {error}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return seen

@@ -1,0 +1,179 @@
+"""What lies where in the files of a group (docs/format.md): names for reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from pathlib import Path
+
+LIVE = 4096
+RECORDS = (8192, 217_088)
+RECORD_HEAD, TABLE_STATE = 32, 200
+SEGMENT, ENTRIES_AT, ENTRY = 65_536, 64, 16
+UNDO_RECORDS, UNDO_RECORD_HEAD = 4096, 64
+
+# (offset, end, name) within the part
+_HEADER = ((0, 8, "magic"), (8, 16, "version"), (16, 48, "uuid"), (48, 52, "reserved"), (52, 56, "crc"))
+_LIVE = (
+    (0, 8, "sequence"),
+    (8, 16, "undo_epoch"),
+    (64, 72, "writer_pid"),
+    (72, 80, "writer_start"),
+    (80, 84, "growing"),
+)
+_RECORD = ((0, 8, "epoch"), (8, 16, "step"), (16, 24, "version"), (24, 28, "n_tables"))
+_TABLE = (
+    (0, 8, "rows"),
+    (8, 16, "live"),
+    (16, 24, "free_rows"),
+    (24, 28, "segments"),
+    (28, 32, "depth"),
+    (32, 36, "optimizer"),
+    (36, 40, "generation"),
+    (40, 56, "slot_init"),
+    (56, 192, "name"),
+    (192, 200, "removed"),
+)
+_UNDO_HEADER = ((0, 8, "magic"), (8, 16, "epoch"), (16, 24, "bytes"), (24, 28, "records"), (28, 32, "crc"))
+_UNDO_RECORD = (
+    (0, 4, "kind"),
+    (4, 8, "table"),
+    (8, 16, "n"),
+    (16, 24, "bytes"),
+    (24, 28, "dim"),
+    (28, 32, "slots"),
+    (32, 36, "segment"),
+    (40, 48, "hash"),
+)
+UNUSED = "unused"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableState:
+    """What the committed record says of a table."""
+
+    rows: int
+    free: frozenset[int]  # row numbers on the stack
+    segments: int
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupState:
+    """What the committed record of a group says."""
+
+    epoch: int
+    tables: dict[str, TableState]
+
+    @classmethod
+    def of(cls, group: Path) -> GroupState:
+        data = (group / "group").read_bytes()
+        epoch = struct.unpack_from("<Q", data, LIVE)[0] // 2
+        record = RECORDS[epoch & 1]
+        tables = {}
+        for i in range(struct.unpack_from("<I", data, record + 24)[0]):
+            at = record + RECORD_HEAD + TABLE_STATE * i
+            rows, _, free, segments, depth = struct.unpack_from("<QQQII", data, at)
+            name = data[at + 56 : at + 192].rstrip(b"\0").decode()
+            stack = struct.unpack_from(f"<{free}I", (group / name / "free").read_bytes())
+            tables[name] = TableState(rows, frozenset(stack), segments, depth)
+        return cls(epoch, tables)
+
+
+def _named(parts: tuple[tuple[int, int, str], ...], offset: int) -> str:
+    return next((name for begin, end, name in parts if begin <= offset < end), UNUSED)
+
+
+def field_of(state: GroupState, dims: dict[str, int], file: str, offset: int, data: bytes) -> str:
+    """The name of the field at `offset` of a file of the group; "unused" where nothing is looked at.
+
+    Args:
+      state: Of the group.
+      dims: Floats per row, by table.
+      file: Relative to the group.
+      offset: In the file.
+      data: The file's bytes.
+    """
+    folder, _, name = file.rpartition("/")
+    if file == "group":
+        return _control_field(state, offset)
+    if file == "undo":
+        return _undo_field(offset, data)
+    if not folder:
+        return UNUSED
+    table = state.tables[folder]
+    if name == "config":
+        return "config" if offset < 112 else UNUSED
+    if name == "directory":
+        first = 4 << table.depth
+        return "entry" if first <= offset < 2 * first else "entry of a smaller depth" if offset < first else UNUSED
+    if name == "segments":
+        if offset >= table.segments * SEGMENT:
+            return UNUSED
+        at = offset % SEGMENT
+        if at < ENTRIES_AT:
+            return _named(((0, 4, "used"), (4, 8, "local_depth")), at)
+        number = offset // SEGMENT
+        entry = number * SEGMENT + ENTRIES_AT + (at - ENTRIES_AT) // ENTRY * ENTRY
+        row = struct.unpack_from("<I", data, entry + 8)[0]
+        what = "entry" if row not in (0, 0xFFFFFFFF) else "tombstone" if row else "empty entry"
+        part = _named(((0, 8, "key"), (8, 12, "row")), offset - entry)
+        return f"{part} of {'a' if what == 'tombstone' else 'an'} {what}" if part != UNUSED else UNUSED
+    if name == "free":
+        return "row number" if offset < 4 * len(table.free) else UNUSED
+    row = offset // (4 * dims[folder])
+    return "value" if row < table.rows and row not in table.free else UNUSED
+
+
+def used_bytes(state: GroupState, dims: dict[str, int], file: str, data: bytes) -> int:
+    """How much of a file of the group is in use, in whole pages."""
+    folder, _, name = file.rpartition("/")
+    if not folder:
+        used = len(data) if file != "undo" else UNDO_RECORDS + int(struct.unpack_from("<Q", data, 16)[0])
+    else:
+        table = state.tables[folder]
+        sizes = {
+            "config": 112,
+            "directory": 8 << table.depth,
+            "segments": table.segments * SEGMENT,
+            "free": 4 * len(table.free),
+        }
+        used = sizes.get(name, table.rows * 4 * dims[folder])
+    return max(1, (used + 4095) // 4096) * 4096
+
+
+def _control_field(state: GroupState, offset: int) -> str:
+    if offset < LIVE:
+        return "header: " + _named(_HEADER, offset) if offset < 56 else UNUSED
+    if offset < RECORDS[0]:
+        name = _named(_LIVE, offset - LIVE)
+        return name if name == UNUSED else f"live state: {name}"
+    number = int(offset >= RECORDS[1])
+    if number != state.epoch & 1:
+        return "the other commit record"
+    at = offset - RECORDS[number]
+    if at < RECORD_HEAD:
+        name = _named(_RECORD, at)
+        return name if name == UNUSED else f"commit record: {name}"
+    table, at = divmod(at - RECORD_HEAD, TABLE_STATE)
+    name = _named(_TABLE, at) if table < len(state.tables) else UNUSED
+    return name if name == UNUSED else f"table in the commit record: {name}"
+
+
+def _undo_field(offset: int, data: bytes) -> str:
+    if offset < UNDO_RECORDS:
+        return "header: " + _named(_UNDO_HEADER, offset) if offset < 32 else UNUSED
+    end = UNDO_RECORDS + struct.unpack_from("<Q", data, 16)[0]
+    at = UNDO_RECORDS
+    while at <= offset < end:
+        kind, _, n, size = struct.unpack_from("<IIQQ", data, at)
+        if offset < at + size:
+            if offset < at + UNDO_RECORD_HEAD:
+                name = _named(_UNDO_RECORD, offset - at)
+                return name if name == UNUSED else f"record: {name}"
+            within = offset - at - UNDO_RECORD_HEAD
+            if kind == 1:
+                return "row number" if within < 4 * n else UNUSED if within < (4 * n + 63) // 64 * 64 else "row image"
+            return {2: "inserted key", 3: "erased entry", 4: "segment image"}[kind]
+        at += size
+    return UNUSED

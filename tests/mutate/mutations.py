@@ -1,0 +1,172 @@
+"""One mutation of one file: which, where and what is a function of seed and number."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutate import layout
+from tests.mutate.content import DIMS, STATES
+
+FILE = "parameter file"
+_SPECIAL = (0, 1, 2, 3, 26, 27, 31, 32, 255, 4092, 65_536, 2**31 - 1, 2**31, 2**32 - 17, 2**32 - 2, 2**32 - 1)
+_SPECIAL_64 = (*_SPECIAL, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+# Files whose numbers lead somewhere are mutated more often than those that hold values.
+_WEIGHTS = {"group": 6, "directory": 4, "segments": 6, "free": 4, "undo": 1, "config": 1, "writer.lock": 1}
+_WHAT = {
+    "a bit": 30,
+    "a byte": 10,
+    "four bytes": 20,
+    "eight bytes": 15,
+    "zeros": 5,
+    "noise": 9,
+    "two words": 4,
+    "shorter": 4,
+    "longer": 2,
+    "gone": 1,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """What was done.
+
+    Attributes:
+      number: Of the mutation.
+      state: Of the group, one of `STATES`; or FILE.
+      file: Relative to the group.
+      field: Where, in words.
+      what: In words.
+    """
+
+    number: int
+    state: str
+    file: str
+    field: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.state}, {self.file}, {self.field}: {self.what}"
+
+
+def state_of(seed: int, number: int) -> str:
+    """Of what the mutation is: of ten, six of a closed group, three of a killed writer's, one of a file."""
+    draw = random.Random(f"{seed} {number} state").random()
+    return "closed" if draw < 0.6 else FILE if draw >= 0.9 else STATES[1 + int((draw - 0.6) * 10)]
+
+
+def mutate(path: Path, seed: int, number: int, state: str) -> Mutation:
+    """Changes the group in the folder `path`, or the parameter file `path`.
+
+    Args:
+      path: A copy, as it was made.
+      seed, number: What and where.
+      state: What `path` is.
+    """
+    rng = random.Random(f"{seed} {number}")
+    if state == FILE:
+        file, target = path.name, path
+    else:
+        files = sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())
+        weights = [_weight(one, state) for one in files]
+        file = rng.choices(files, weights)[0]
+        target = path / file
+    data = target.read_bytes()
+    group = None if state == FILE else layout.GroupState.of(path)
+    # What is reserved ahead differs from run to run, and nobody looks at it.
+    span = len(data) if group is None else min(len(data), layout.used_bytes(group, DIMS, file, data))
+    while True:
+        what = rng.choices(list(_WHAT), list(_WHAT.values()))[0]
+        if not data and what not in ("longer", "gone"):
+            continue
+        if what in ("shorter", "longer", "gone"):
+            return Mutation(number, state, file, "the whole file", _resize(rng, target, span, what))
+        offset, field = _place(rng, group, file, data, span)
+        changed, words = _change(rng, data[:span], offset, what)
+        changed += data[span:]
+        if changed != data:
+            target.write_bytes(changed)
+            return Mutation(number, state, file, field, f"{words} at {offset}")
+
+
+def _weight(file: str, state: str) -> int:
+    name = os.path.basename(file)
+    return 12 if name == "undo" and state != "closed" else _WEIGHTS.get(name, 1)
+
+
+def _place(rng: random.Random, group: layout.GroupState | None, file: str, data: bytes, span: int) -> tuple[int, str]:
+    """A byte of the first `span`, mostly one that means something, and the name of its field."""
+    if group is None:
+        offset = rng.randrange(128) if rng.random() < 0.5 else rng.randrange(span)
+        return offset, "header" if offset < 128 else "blocks"
+    interesting = rng.random() < 0.85
+    for _ in range(2000):
+        offset = rng.randrange(span)
+        if interesting:
+            offset = rng.choice(_beginnings(file, span, group)) + min(int(rng.expovariate(0.02)), 4096)
+        if offset >= span:
+            continue
+        field = layout.field_of(group, DIMS, file, offset, data)
+        if not interesting or field != layout.UNUSED:
+            break
+    return offset, field
+
+
+def _beginnings(file: str, span: int, group: layout.GroupState) -> Sequence[int]:
+    """Where the numbers of a file begin."""
+    name = os.path.basename(file)
+    if name == "group":
+        record = layout.RECORDS[group.epoch & 1]
+        return [0, layout.LIVE, *[record, record + layout.RECORD_HEAD] * 4]
+    if name == "undo":
+        return [0, layout.UNDO_RECORDS, layout.UNDO_RECORDS]
+    if name == "segments":
+        table = group.tables[os.path.dirname(file)]
+        return [*range(0, table.segments * layout.SEGMENT, layout.SEGMENT), *range(0, span, 4096)]
+    if name == "directory":
+        table = group.tables[os.path.dirname(file)]
+        return [4 << table.depth]
+    return [0] if name in ("config", "free") else range(0, span, 512)
+
+
+def _change(rng: random.Random, data: bytes, offset: int, what: str) -> tuple[bytes, str]:
+    changed = bytearray(data)
+    if what == "a bit":
+        bit = rng.randrange(8)
+        changed[offset] ^= 1 << bit
+        return bytes(changed), f"bit {bit} flipped"
+    if what == "a byte":
+        changed[offset] = rng.randrange(256)
+        return bytes(changed), f"byte set to {changed[offset]}"
+    if what in ("four bytes", "eight bytes"):
+        size, form = (4, "<I") if what == "four bytes" else (8, "<Q")
+        at = offset // size * size
+        (old,) = struct.unpack_from(form, (data + b"\0" * 8), at)
+        specials = _SPECIAL if size == 4 else _SPECIAL_64
+        value = rng.choice([*specials, old + 1, old - 1, 2 * old, rng.getrandbits(8 * size)]) % (1 << 8 * size)
+        new = struct.pack(form, value)
+        changed[at : at + size] = new[: len(data) - at]
+        return bytes(changed), f"{what}, {old}, set to {value}"
+    if what == "two words":
+        other = rng.randrange(len(data)) // 4 * 4
+        at = offset // 4 * 4
+        first, second = data[at : at + 4], data[other : other + 4]
+        if len(first) == len(second) == 4:
+            changed[at : at + 4], changed[other : other + 4] = second, first
+        return bytes(changed), f"four bytes exchanged with those at {other},"
+    length = min(rng.randrange(1, 4096 if what == "zeros" else 512), len(data) - offset)
+    changed[offset : offset + length] = bytes(length) if what == "zeros" else rng.randbytes(length)
+    return bytes(changed), f"{length} bytes of {what}"
+
+
+def _resize(rng: random.Random, target: Path, size: int, what: str) -> str:
+    if what == "gone":
+        target.unlink()
+        return "removed"
+    new = rng.randrange(size) if what == "shorter" else size + rng.randrange(1, 100_000)
+    os.truncate(target, new)
+    return f"{new} bytes long instead of {size} and what is reserved"
