@@ -103,7 +103,15 @@ Status PreparedStep::Prepare(const Group& group, uint64_t step,
     // Of nothing, hyperparameters are nobody's: ranks that all had nothing have averaged none.
     const Status hyper =
         update.n > 0 ? ValidateHyper(kind, update.hyper, update.n_hyper) : Status();
-    if (!hyper.ok()) return Error(hyper.code(), "table ", config.name, ": ", hyper.message());
+    if (!hyper.ok()) {
+      const char* const why =
+          update.n_hyper == static_cast<size_t>(HyperCount(kind))
+              ? ""
+              : ", of another rule: the table was bound to this one meanwhile. Optimizers that "
+                "train one table, as where models share a layer, must have one rule for it "
+                "(sparse_optimizer=, or the table's own). Nothing was changed";
+      return Error(hyper.code(), "table ", config.name, ": ", hyper.message(), why);
+    }
     TSPS_RETURN_IF_ERROR(CheckCount(config.name, update.n));
     TSPS_RETURN_IF_ERROR(CheckKeys(config, update.keys, update.n));
     mutation_.Add(place, update.keys, update.n);
@@ -170,8 +178,14 @@ Status GroupWriter::PrepareStep(uint64_t step, const std::vector<TableUpdate>& u
                                 Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   if (step != impl_->state.step + 1) {
+    const char* const why =
+        step > impl_->state.step
+            ? ""
+            : "; another optimizer made a step while this one was computed. Train the tables of a "
+              "process in one thread, one optimizer after the other, or in processes of their own. "
+              "Nothing was changed";
     return Error(Code::kFailedPrecondition, "step ", step, " cannot be applied to ", group_.path(),
-                 ": step ", impl_->state.step, " is the last committed one");
+                 ": step ", impl_->state.step, " is the last committed one", why);
   }
   auto prepared = std::make_unique<PreparedStep>(*group_.impl_, *impl_, group_.counters_, executor);
   TSPS_RETURN_IF_ERROR(prepared->Prepare(group_, step, updates));

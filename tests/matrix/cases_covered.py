@@ -7,7 +7,7 @@ from registry import covered
 _MIRRORED, _WORKERS = "tests/distribute/test_mirrored.py", "tests/distribute/test_workers.py"
 _FAILED, _AGREE = "tests/multirank/test_failed_ranks_are_named.py", "tests/multirank/test_ranks_must_agree.py"
 _BEGIN = "tests/multirank/test_ranks_begin_alike.py"
-_LAUNCHERS = "tests/training/test_launchers.py"
+_LAUNCHERS, _SEVERAL = "tests/training/test_launchers.py", "tests/training/test_several_optimizers.py"
 
 covered(
     "training",
@@ -33,6 +33,24 @@ covered(
     "ranks that begin with different dense weights, or of which rank 0 alone has loaded a model",
     f"{_BEGIN}::test_ranks_of_different_seeds_have_the_same_weights_after_fit",
     f"{_BEGIN}::test_one_rank_alone_may_load_and_all_train_on",
+)
+covered(
+    "training",
+    "optimizers in several threads at a time",
+    f"{_SEVERAL}::test_a_step_that_another_thread_has_overtaken_is_refused_whole",
+    refused=True,
+)
+covered(
+    "training",
+    "a layer in several models, each with its optimizer",
+    f"{_SEVERAL}::test_models_that_share_a_layer_train_it_by_one_rule",
+)
+covered(
+    "training",
+    "a layer in several models whose optimizers have other rules for it",
+    f"{_SEVERAL}::test_of_models_that_share_a_layer_and_differ_in_its_rule_the_former_is_refused_whole",
+    f"{_SEVERAL}::test_rules_that_differ_in_their_first_slots_are_refused_where_a_step_is_traced",
+    refused=True,
 )
 covered(
     "training",

@@ -282,6 +282,7 @@ class Step:
         if job is not None:
             job.trained_by(self)
         new = [one.table for one in tables if one.table.path not in self._bound]
+        refusals.refuse_other_rules([(one.table, self.rule_of(one.table)) for one in tables if one.table not in new])
         if self._ordinal is None or new:
             self._agree(job, tables, dense, new)
         if self.equal.pending:
