@@ -124,7 +124,7 @@ def floats_that_keras_casts(rank: Any) -> None:
 
 @works("layers", "input rank, ragged, sparse")
 def ragged_and_sparse_ids(rank: Any) -> None:
-    ours, theirs = (one.layers[1] for one in pair())
+    ours, theirs = (one.layers[1] for one in pair(keras.layers.Embedding))
     for ids in (tf.constant(3), tf.constant([[[1], [2]]]), tf.constant([[1, 0, 2]])):
         np.testing.assert_array_equal(tf.function(ours)(ids), theirs(ids))
     ragged = tf.ragged.constant([[1, 2], [], [3]])
@@ -148,13 +148,13 @@ def initializers_that_tables_have(rank: Any) -> None:
 
 @works("layers", "`keras.utils.set_random_seed`")
 def seeds(rank: Any) -> None:
-    """A model made again after the same seed has the same rows, whatever rank 1's seed is."""
+    """In a job of several ranks rank 0's counts, when the first table is made; later ones change nothing."""
     found = []
     for _ in range(2):
         keras.utils.set_random_seed(31 + rank.rank)
         found.append(_rows(tsps.Embedding(ROWS, DIM)))
         rank.same(found[-1].tolist())
-    np.testing.assert_array_equal(*found)
+    assert (found[0] != found[1]).any()
 
 
 @works("layers", SCALED)
@@ -335,6 +335,7 @@ def weights_as_a_matrix(rank: Any) -> None:
     ours, theirs = pair()
     for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+    rank.ranks.barrier("matrix.looked")
     matrix = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
     ours.layers[1].set_weights([matrix])
     np.testing.assert_array_equal(_rows(ours.layers[1]), matrix)
@@ -346,6 +347,7 @@ def embeddings_attribute(rank: Any) -> None:
     ours, theirs = (one.layers[1] for one in pair())
     np.testing.assert_array_equal(ours.embeddings.numpy(), np.asarray(theirs.embeddings))
     np.testing.assert_array_equal(ours.embeddings[2:4], theirs.embeddings[2:4])
+    rank.ranks.barrier("matrix.looked")
     ours.embeddings.assign(np.ones((ROWS, DIM), np.float32))
     np.testing.assert_array_equal(_rows(ours), np.ones((ROWS, DIM)))
     open_ = tsps.Embedding(None, DIM)

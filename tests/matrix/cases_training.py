@@ -15,6 +15,7 @@ from twins import (
     KERAS_3,
     ROWS,
     TARGETS,
+    KerasEmbedding,
     assert_equal,
     assert_fit,
     both,
@@ -243,7 +244,7 @@ def tables_only(rank: Any) -> None:
         ids = keras.layers.Input((3,), dtype="int64")
         return keras.Model(ids, keras.layers.GlobalAveragePooling1D()(layer(ids)))
 
-    theirs, ours = made(keras.layers.Embedding(ROWS, 1)), made(tsps.Embedding(ROWS, 1))
+    theirs, ours = made(KerasEmbedding(ROWS, 1)), made(tsps.Embedding(ROWS, 1))
     ours.set_weights(theirs.get_weights())
     ours.compile(wrapped(optimizer("Adam", 0.05)), "mse")
     theirs.compile(optimizer("Adam", 0.05), "mse")

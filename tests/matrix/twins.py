@@ -18,7 +18,7 @@ from tf_sparse_ps import _keras
 keras = _keras.keras
 KERAS_3 = _keras.IS_KERAS_3
 ROWS, DIM, BATCH, BATCHES = 12, 3, 4, 6
-TOLERANCE = 3e-5  # of the largest weight, after 18 updates in float32; Adam divides by small roots
+TOLERANCE = 1e-4  # of the largest weight, after 18 updates in float32; Adam and RMSprop divide by small roots
 
 _draw = np.random.default_rng(5)
 IDS = [np.concatenate([_draw.permutation(ROWS).reshape(BATCH, 3) for _ in range(BATCHES)]) for _ in range(2)]
@@ -42,6 +42,18 @@ def wrapped(inner: Any, **options: Any) -> Any:
     return tsps.DistributedOptimizer(inner, **options)
 
 
+class KerasEmbedding(keras.layers.Embedding):
+    """Keras's own, with a dense gradient: of a sparse one Keras 3 does not add up what ids that repeat have.
+
+    So its rules that are not linear would not be a reference. Here both ranks' batches have the same ids.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        """Looks ids[...] up: [..., output_dim]."""
+        rows = tf.cast(tf.convert_to_tensor(self.embeddings), self.compute_dtype)
+        return tf.matmul(tf.one_hot(tf.cast(inputs, tf.int64), self.input_dim, dtype=rows.dtype), rows)
+
+
 def model(layer: Any, *, activation: str = "tanh") -> Any:
     """ids[batch, 3] -> layer -> one output."""
     ids = keras.layers.Input((3,), dtype="int64")
@@ -49,9 +61,9 @@ def model(layer: Any, *, activation: str = "tanh") -> Any:
     return keras.Model(ids, keras.layers.Dense(1)(hidden))
 
 
-def pair(**layer_options: Any) -> tuple[Any, Any]:
-    """Ours and Keras's model, of the same weights."""
-    theirs = model(keras.layers.Embedding(ROWS, DIM, **layer_options))
+def pair(kind: Any = KerasEmbedding, **layer_options: Any) -> tuple[Any, Any]:
+    """Ours and Keras's model, of the same weights; `kind`: of its layer."""
+    theirs = model(kind(ROWS, DIM, **layer_options))
     ours = model(tsps.Embedding(ROWS, DIM, **layer_options))
     ours.set_weights(theirs.get_weights())
     return ours, theirs

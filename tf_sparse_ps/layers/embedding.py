@@ -13,7 +13,13 @@ from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import rows
-from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, table_name
+from tf_sparse_ps.layers.table_layer import (
+    TableLayer,
+    dense_ids,
+    map_flat,
+    refuse_other_than_integers,
+    table_name,
+)
 
 keras = _keras.keras
 
@@ -214,6 +220,7 @@ class Embedding(TableLayer):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """The symbolic output (Keras 3)."""
+        refuse_other_than_integers(inputs, self.name)
         _, dtype = _keras.policy_dtypes(self)
         return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype, ragged=True)
 

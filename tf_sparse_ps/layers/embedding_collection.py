@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.config import FeatureConfig, TableConfig
 from tf_sparse_ps.layers import bags
-from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids
+from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, refuse_other_than_integers
 
 
 @_keras.register("EmbeddingCollection")
@@ -136,6 +136,8 @@ class EmbeddingCollection(TableLayer):
     def compute_output_spec(self, inputs: Mapping[str, Any], weights: Any = None) -> dict[str, Any]:
         """The symbolic outputs (Keras 3)."""
         self._check_names(inputs, weights or {})
+        for one in inputs.values():
+            refuse_other_than_integers(one, self.name)
         _, dtype = _keras.policy_dtypes(self)
         shapes = self.compute_output_shape({name: one.shape for name, one in inputs.items()})
         return {

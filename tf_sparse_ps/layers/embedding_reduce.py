@@ -11,6 +11,7 @@ from tf_sparse_ps.config import COMBINERS
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags
 from tf_sparse_ps.layers.embedding import Embedding
+from tf_sparse_ps.layers.table_layer import refuse_other_than_integers
 
 
 @_keras.register("EmbeddingReduce")
@@ -61,6 +62,7 @@ class EmbeddingReduce(Embedding):
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
         """The symbolic output (Keras 3)."""
+        refuse_other_than_integers(inputs, self.name)
         _, dtype = _keras.policy_dtypes(self)
         return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype)
 

@@ -176,6 +176,17 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         )
 
 
+def refuse_other_than_integers(ids: Any, layer: str) -> None:
+    """Raises ValueError if ids, a tensor or Keras's symbolic one, have no type that is one of integers."""
+    dtype = tf.as_dtype(ids.dtype)
+    if not dtype.is_integer or dtype.is_quantized:
+        raise ValueError(
+            f"layer {layer!r}: ids must be integers; floats would merge ids and strings need a StringLookup or Hashing "
+            f"layer first. A model's input is float32 unless you say keras.Input(shape, dtype='int64'). "
+            f"Received: inputs of dtype {dtype.name}"
+        )
+
+
 def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
     """Ids as int64; never truncated.
 
@@ -192,12 +203,7 @@ def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
                 f"ids.astype('int64'). Received: inputs of dtype {given.dtype.name}"
             )
         checks += _check_range(given, dtype, layer)
-    if not ids.dtype.is_integer or ids.dtype.is_quantized:
-        raise ValueError(
-            f"layer {layer!r}: ids must be integers; floats would merge ids and strings need a StringLookup or Hashing "
-            f"layer first. A model's input is float32 unless you say keras.Input(shape, dtype='int64'). "
-            f"Received: inputs of dtype {ids.dtype.name}"
-        )
+    refuse_other_than_integers(ids, layer)
     checks += _check_range(ids, tf.int64, layer)
     if not checks and ids.dtype == tf.int64:
         return ids
