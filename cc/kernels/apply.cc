@@ -54,10 +54,25 @@ class MakeStepKernel {
 
   // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
-    RunOnWaiter(done, [this, context](const ReportDone& report) { return Make(context, report); });
+    const auto make = [this, context](const ReportDone& report) { return Make(context, report); };
+    if (Waits(context)) {
+      RunOnWaiter(done, make);
+    } else {
+      RunHere(done, make);  // a thread more costs more than it gains
+    }
   }
 
  private:
+  // For the leader's verdict.
+  static bool Waits(const KernelContext& context) {
+    const Result<std::string> path = context.String(0, "path");
+    if (!path.ok()) return false;
+    const auto owner = GroupRegistry::Get().Open(*path);
+    if (!owner.ok()) return false;
+    const std::shared_ptr<NodeExchange> exchange = (*owner)->exchange();
+    return exchange != nullptr && !exchange->IsLeader();
+  }
+
   Status Make(const KernelContext& context, const ReportDone& report) {
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
     MergeCall call;

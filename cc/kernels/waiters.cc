@@ -38,23 +38,25 @@ void RunOnWaiter(const Done& done, std::function<Status()> body) {
 
 void RunOnWaiter(const Done& done, std::function<Status(const ReportDone&)> body) {
   const Status started = NoThrow([&] {
-    Waiters::Get().Run([done, body = std::move(body)] {
-      bool reported = false;
-      const ReportDone report = [&reported, &done] {
-        reported = true;
-        // Elsewhere: TensorFlow goes on with the graph from there, and here locks may be held.
-        const Status handed = NoThrow([&] {
-          Waiters::Get().Run([done] { done(Status()); });
-          return Status();
-        });
-        if (!handed.ok()) done(Status());
-      };
-      const Status status = NoThrow([&] { return body(report); });
-      if (!reported) done(status);
-    });
+    Waiters::Get().Run([done, body = std::move(body)] { RunHere(done, body); });
     return Status();
   });
   if (!started.ok()) done(started);
+}
+
+void RunHere(const Done& done, const std::function<Status(const ReportDone&)>& body) {
+  bool reported = false;
+  const ReportDone report = [&reported, &done] {
+    reported = true;
+    // Elsewhere: TensorFlow goes on with the graph from there, and here locks may be held.
+    const Status handed = NoThrow([&] {
+      Waiters::Get().Run([done] { done(Status()); });
+      return Status();
+    });
+    if (!handed.ok()) done(Status());
+  };
+  const Status status = NoThrow([&] { return body(report); });
+  if (!reported) done(status);
 }
 
 }  // namespace tsps

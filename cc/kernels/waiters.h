@@ -37,6 +37,8 @@ void RunOnWaiter(const Done& done, std::function<Status()> body);
 // when its outputs are set; from then on it must not fail, nor use the kernel or its context.
 using ReportDone = std::function<void()>;
 void RunOnWaiter(const Done& done, std::function<Status(const ReportDone&)> body);
+// The same in the calling thread, for a body that works and waits for nobody.
+void RunHere(const Done& done, const std::function<Status(const ReportDone&)>& body);
 
 }  // namespace tsps
 
