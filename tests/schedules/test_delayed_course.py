@@ -126,15 +126,15 @@ def test_a_dropped_optimizer_ends_its_threads_and_frees_its_table() -> None:
         model = trained(table, keras.layers.GlobalAveragePooling1D())
         return table.bindings[0].path, weakref.ref(model.optimizer)
 
-    def couriers() -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if "courier" in one.name]
+    def couriers() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if "courier" in one.name}
 
-    before = couriers()
+    of_others = couriers()  # which may end any time
     path, optimizer = train()
-    assert len(couriers()) > len(before)
+    assert couriers() - of_others
     deadline = time.monotonic() + 60
-    while optimizer() is not None or len(couriers()) > len(before) or os.path.exists(path):
-        assert time.monotonic() < deadline, (optimizer(), couriers(), os.path.exists(path))
+    while optimizer() is not None or couriers() - of_others or os.path.exists(path):
+        assert time.monotonic() < deadline, (optimizer(), couriers() - of_others, os.path.exists(path))
         keras.backend.clear_session()
         gc.collect()
 
