@@ -16,6 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tests.crash.content import Expectation, Group
+from tf_sparse_ps.errors import DamagedFileError
 from tf_sparse_ps.table import Table
 
 _KILLS_PER_ROUND = 30  # then a new, small group, so that checking every row stays quick
@@ -76,7 +77,8 @@ def _round(folder: Path, kills: int, rng: random.Random, result: Result, bar: tq
         assert reader.stdin is not None
         report_text, errors = reader.communicate("x", timeout=_CHILD_TIMEOUT_S)
         if reader.returncode:
-            raise AssertionError(f"the reader failed: {errors}")
+            result.mixed.append(f"the reader failed: {errors}")
+            return
         report = json.loads(report_text)
         result.reads += report["reads"]
         result.mixed += report["first"]
@@ -125,17 +127,27 @@ def _check(path: Path, expectation: Expectation, acknowledged: int, result: Resu
     wrong = []
     # As a reader that cannot roll back; then as the next writer.
     for mode in ("r", "r+"):
-        group = Group.open(path, mode)
+        try:
+            wrong += [f"{mode}: {problem}" for problem in _check_as(mode, path, expectation, acknowledged, result)]
+        except DamagedFileError as error:
+            wrong.append(f"{mode}: {error}")
+    return wrong
+
+
+def _check_as(mode: str, path: Path, expectation: Expectation, acknowledged: int, result: Result) -> list[str]:
+    wrong: list[str] = []
+    group = Group.open(path, mode)
+    try:
         if mode == "r":
             result.mid_mutation += group.tables["hot"].stats()["unfinished"]
         elif not (report := group.tables["mixed"].verify()).ok:
-            wrong += [f"{mode}: {problem}" for problem in report.problems]
+            wrong += report.problems
         step = group.step
         if step not in (acknowledged, acknowledged + 1):
-            wrong.append(f"{mode}: step {step}, acknowledged was {acknowledged}")
-        wrong += [f"{mode}: {problem}" for problem in expectation.check_all(group, step)]
+            wrong.append(f"step {step}, acknowledged was {acknowledged}")
+        return wrong + expectation.check_all(group, step)
+    finally:
         _close(group.tables)
-    return wrong
 
 
 def _close(tables: dict[str, Table]) -> None:
