@@ -54,8 +54,18 @@ class MakeStepKernel {
 
   // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
-    const auto make = [this, context](const ReportDone& report) { return Make(context, report); };
-    if (Waits(context)) {
+    std::shared_ptr<OpenGroup> owner;
+    const Status opened = NoThrow([&]() -> Status {
+      TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+      TSPS_ASSIGN_OR_RETURN(owner, GroupRegistry::Get().Open(path));
+      return Status();
+    });
+    if (!opened.ok()) return done(opened);
+    const std::shared_ptr<NodeExchange> exchange = owner->exchange();
+    const auto make = [this, context, owner, exchange](const ReportDone& report) {
+      return Make(context, report, *owner, exchange.get());
+    };
+    if (Waits(exchange.get())) {
       RunOnWaiter(done, make);
     } else {
       RunHere(done, make);  // a thread more costs more than it gains
@@ -64,31 +74,20 @@ class MakeStepKernel {
 
  private:
   // For the leader's verdict.
-  static bool Waits(const KernelContext& context) {
-    const Result<std::string> path = context.String(0, "path");
-    if (!path.ok()) return false;
-    const auto owner = GroupRegistry::Get().Open(*path);
-    if (!owner.ok()) return false;
-    const std::shared_ptr<NodeExchange> exchange = (*owner)->exchange();
-    return exchange != nullptr && !exchange->IsLeader();
-  }
+  static bool Waits(NodeExchange* exchange) { return exchange != nullptr && !exchange->IsLeader(); }
 
-  Status Make(const KernelContext& context, const ReportDone& report) {
-    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  Status Make(const KernelContext& context, const ReportDone& report, OpenGroup& owner,
+              NodeExchange* exchange) {
     MergeCall call;
     call.operation = operation_;
     TSPS_ASSIGN_OR_RETURN(call.step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(call.timeout_s, context.Scalar<float>(2, "timeout_s"));
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    call.cancelled = &owner->closed();
-    const std::shared_ptr<NodeExchange> exchange = owner->exchange();
-    if (exchange != nullptr && !exchange->IsLeader()) {
-      return OutputLeadersVerdict(context, *exchange, call);
-    }
+    call.cancelled = &owner.closed();
+    if (Waits(exchange)) return OutputLeadersVerdict(context, *exchange, call);
     const WorkSpan span("apply");
     StepUpdates updates;
-    const Status read = updates.ReadAll(context, 3, tables_, *owner, &cache_);
-    return MakeStep(context, report, call.step, *owner, exchange.get(), [&](GroupWriter& writer) {
+    const Status read = updates.ReadAll(context, 3, tables_, owner, &cache_);
+    return MakeStep(context, report, call.step, owner, exchange, [&](GroupWriter& writer) {
       return read.ok() ? updates.Prepare(writer, call.step) : read;
     });
   }

@@ -64,6 +64,15 @@ class DamageTest : public GroupTest {
     const uint64_t epoch = Get<uint64_t>("group", kLiveOffset) / 2;
     return kRecordOffset + (epoch & 1) * kRecordBytes + offsetof(CommitRecord, tables);
   }
+  // Where the first entry with a key lies in the segments.
+  size_t FirstKey() const {
+    size_t at = offsetof(Segment, entries);
+    while (Get<uint32_t>("t/segments", at + 8) == 0 ||
+           Get<uint32_t>("t/segments", at + 8) == kTombstone) {
+      at += sizeof(Entry);
+    }
+    return at;
+  }
   std::string Bytes() const {
     std::ostringstream bytes;
     for (const char* file : {"t/directory", "t/segments", "t/rows", "t/free"}) {
@@ -238,11 +247,7 @@ TEST_F(DamageTest, SegmentsThatCountWrongAreRefusedBeforeAnythingIsPutIn) {
 
 TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
   Close();
-  size_t at = offsetof(Segment, entries);
-  while (Get<uint32_t>("t/segments", at + 8) == 0 ||
-         Get<uint32_t>("t/segments", at + 8) == kTombstone) {
-    at += sizeof(Entry);
-  }
+  const size_t at = FirstKey();
   const auto key = Get<int64_t>("t/segments", at);
   const auto row = Get<uint32_t>("t/segments", at + 8);
   for (const uint32_t wrong : {9001u, 0xFFFFFFFEu}) {
@@ -283,11 +288,7 @@ TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
 // A split sends keys where their hashes lead: a wrong key must not get a place of its own by it.
 TEST_F(DamageTest, AWrongKeyIsFoundBeforeASplitHidesIt) {
   Close();
-  size_t at = offsetof(Segment, entries);
-  while (Get<uint32_t>("t/segments", at + 8) == 0 ||
-         Get<uint32_t>("t/segments", at + 8) == kTombstone) {
-    at += sizeof(Entry);
-  }
+  const size_t at = FirstKey();
   const auto key = Get<int64_t>("t/segments", at);
   Set("t/segments", at, key + 1);
   Reopen();

@@ -28,6 +28,7 @@ def run(which: str, nodes: list[int]) -> Iterator[Path]:
         # In the second, the last operation fails on purpose.
         assert which == "nodes" or statuses == [0] * len(nodes), job.output
         assert len(list(job.folder.glob("found-*.json"))) == len(nodes), job.output
+        assert which == "one" or len(list(job.folder.glob("alone-*"))) == len(nodes), job.output
         if which == "one":
             assert [list(one.glob("*-n*")) for one in job.tables] == [[]], "the leader left its group behind"
         shutil.copytree(job.folder, kept, dirs_exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,14 @@ def several_nodes(strategy: Any) -> dict[str, dict[str, Any]]:
     }
 
 
+def meet(folder: Path, name: str, world: Any) -> None:
+    """Waits for all workers without a collective operation, for a minute at most."""
+    (folder / f"{name}-{world.rank}").touch()
+    until = time.monotonic() + 60
+    while len(list(folder.glob(f"{name}-*"))) < world.size and time.monotonic() < until:
+        time.sleep(0.05)
+
+
 def main() -> None:
     """Runs everything that the tests look at."""
     which, folder = sys.argv[1], Path(sys.argv[2])
@@ -168,11 +177,15 @@ def main() -> None:
     (folder / f"found-{world.rank}.json").write_text(json.dumps(found))
     world.barrier("test.written")
     if which == "nodes":  # what the others do not call ends with an error
+        # The first that fails aborts the others' operations, and TensorFlow may end them when a worker has ended. So
+        # nobody begins before all have left the barrier, and nobody ends before all have said their error.
+        meet(folder, "left", world)
         os.environ["TFSPS_TIMEOUT_S"] = "3"
         try:
             world.allreduce([tf.zeros([])], f"t.alone.{world.rank}", average=False)
         except CollectivesError as error:
             (folder / f"alone-{world.rank}").write_text(str(error))
+        meet(folder, "ended", world)
 
 
 if __name__ == "__main__":

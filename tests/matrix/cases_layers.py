@@ -20,6 +20,7 @@ from twins import (
     TARGETS,
     assert_equal,
     assert_fit,
+    assert_trains_alike,
     fit,
     keras,
     loop,
@@ -54,10 +55,7 @@ def _assert_refused(act: Callable[[], Any], words: str) -> None:
 def _assert_trains_like_keras(rank: Any, **options: Any) -> None:
     """With an option of the layer that both have."""
     ours, theirs = pair(**options)
-    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
-    theirs.compile(optimizer("SGD", 0.05), "mse")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
 
 
 # --- arguments ---
@@ -209,10 +207,7 @@ def masks(rank: Any) -> None:
 
     theirs, ours = (made(kind(ROWS, DIM, mask_zero=True)) for kind in (keras.layers.Embedding, tsps.Embedding))
     ours.set_weights(theirs.get_weights())
-    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
-    theirs.compile(optimizer("SGD", 0.05), "mse")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
 
 
 @works("layers", "`weights=`")
@@ -231,10 +226,7 @@ def input_length_of_keras_2(rank: Any) -> None:
     for options in ({"input_length": 3}, {"input_shape": (3,)}):
         theirs, ours = made(keras.layers.Embedding, **options), made(tsps.Embedding, **options)
         ours.set_weights(theirs.get_weights())
-        ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
-        theirs.compile(optimizer("SGD", 0.05), "mse")
-        fit(ours, rank.rank), fit(theirs, None)
-        assert_equal(rank, ours, theirs)
+        assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
 
 
 @refused("layers", "`lora_rank`, `lora_alpha`, `enable_lora`", "trainable=False")
@@ -292,10 +284,7 @@ def frozen_layer(rank: Any) -> None:
     ours.set_weights(theirs.get_weights())
     before = ours.get_weights()
     position = 0 if np.asarray(before[0]).shape == (ROWS, DIM) else len(before) - 1
-    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
-    theirs.compile(optimizer("SGD", 0.05), "mse")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
     np.testing.assert_array_equal(ours.get_weights()[position], before[position])
 
 

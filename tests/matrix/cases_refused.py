@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -26,6 +25,7 @@ from twins import (
     model,
     optimizer,
     pair,
+    policy,
     step_of,
     wrapped,
 )
@@ -47,16 +47,6 @@ def _train(make: Callable[[], Any], **options: Any) -> None:
     ours = model(tsps.Embedding(ROWS, DIM))
     ours.compile(make(), "mse", **options)
     fit(ours, tsps.collectives.current().rank, epochs=1)
-
-
-@contextlib.contextmanager
-def _policy(name: str) -> Iterator[None]:
-    set_policy = keras.config.set_dtype_policy if KERAS_3 else keras.mixed_precision.set_global_policy
-    set_policy(name)
-    try:
-        yield
-    finally:
-        set_policy("float32")
 
 
 def _scaled(inner: Any) -> Any:
@@ -88,13 +78,13 @@ for _name, _options in (("SGD", {"momentum": 0.9}), ("Adam", {"amsgrad": True}),
 
 @refused("training", "`mixed_float16`", r"compile\(\) under mixed_float16 puts one: .*auto_scale_loss=False")
 def policy_of_float16(rank: Any) -> None:
-    with _policy("mixed_float16"):
+    with policy("mixed_float16"):
         _train(lambda: wrapped(optimizer("SGD", 0.05)))
 
 
 @works("training", "`mixed_float16`", keras=3)
 def policy_of_float16_with_a_fixed_scale(rank: Any) -> None:
-    with _policy("mixed_float16"):
+    with policy("mixed_float16"):
         ours, theirs = pair()
         ours.compile(wrapped(optimizer("SGD", 0.05, loss_scale_factor=8.0)), "mse", auto_scale_loss=False)
         theirs.compile(optimizer("SGD", 0.05), "mse", auto_scale_loss=False)

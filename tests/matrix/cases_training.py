@@ -12,18 +12,19 @@ from twins import (
     BATCHES,
     DIM,
     IDS,
-    KERAS_3,
     ROWS,
     TARGETS,
     KerasEmbedding,
     assert_equal,
     assert_fit,
+    assert_trains_alike,
     both,
     fit,
     keras,
     loop,
     optimizer,
     pair,
+    policy,
     step_of,
     wrapped,
 )
@@ -246,20 +247,14 @@ def tables_only(rank: Any) -> None:
 
     theirs, ours = made(KerasEmbedding(ROWS, 1)), made(tsps.Embedding(ROWS, 1))
     ours.set_weights(theirs.get_weights())
-    ours.compile(wrapped(optimizer("Adam", 0.05)), "mse")
-    theirs.compile(optimizer("Adam", 0.05), "mse")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adam", 0.05))
 
 
 @works("training", "models of tables only; models without tables")
 def no_tables(rank: Any) -> None:
     ours, theirs = (keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)]) for _ in range(2))
     ours.set_weights(theirs.get_weights())
-    ours.compile(wrapped(optimizer("SGD", 0.001, momentum=0.9)), "mse")
-    theirs.compile(optimizer("SGD", 0.001, momentum=0.9), "mse")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.001, momentum=0.9))
 
 
 def _assert_beside_keras_layer(rank: Any, rows: int) -> None:
@@ -297,10 +292,7 @@ def frozen_table(rank: Any) -> None:
         one.layers[1].trainable = False
     shared = wrapped("sgd").statistics()["rows_shared"]
     before = ours.get_weights()[0].copy()
-    ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
-    theirs.compile(optimizer("SGD", 0.05), "mse")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
     np.testing.assert_array_equal(ours.get_weights()[0], before)
     assert ours.optimizer.statistics()["rows_shared"] == shared, "no traffic"
 
@@ -310,15 +302,10 @@ def frozen_table(rank: Any) -> None:
 
 @works("training", "`mixed_bfloat16`")
 def policy_of_bfloat16(rank: Any) -> None:
-    policies = keras.config if KERAS_3 else keras.mixed_precision
-    set_policy = policies.set_dtype_policy if KERAS_3 else policies.set_global_policy
-    set_policy("mixed_bfloat16")
-    try:
+    with policy("mixed_bfloat16"):
         # Gradients have 8 bits, and the two ranks' are added up in another order than a batch of both.
         ours, _ = assert_fit(rank, lambda: optimizer("SGD", 0.05), tolerance=0.03)
         assert ours.layers[1](tf.constant([[1]])).dtype == tf.bfloat16
-    finally:
-        set_policy("float32")
 
 
 @works("training", "`loss_scale_factor` (Keras 3)", keras=3)

@@ -6,7 +6,8 @@ that of dense weights: one step is Keras's step on both ranks' batches together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,17 @@ class KerasEmbedding(keras.layers.Embedding):
         """Looks ids[...] up: [..., output_dim]."""
         rows = tf.cast(tf.convert_to_tensor(self.embeddings), self.compute_dtype)
         return tf.matmul(tf.one_hot(tf.cast(inputs, tf.int64), self.input_dim, dtype=rows.dtype), rows)
+
+
+@contextlib.contextmanager
+def policy(name: str) -> Iterator[None]:
+    """The dtype policy of layers that are made within."""
+    set_policy = keras.config.set_dtype_policy if KERAS_3 else keras.mixed_precision.set_global_policy
+    set_policy(name)
+    try:
+        yield
+    finally:
+        set_policy("float32")
 
 
 def model(layer: Any, *, activation: str = "tanh") -> Any:
@@ -110,8 +122,10 @@ def assert_equal(rank: Any, ours: Any, theirs: Any, tolerance: float = TOLERANCE
     rank.same([weight.tolist() for weight in ours.get_weights()])
 
 
-def assert_fit(
+def assert_trains_alike(
     rank: Any,
+    ours: Any,
+    theirs: Any,
     make: Callable[[], Any],
     *,
     wrap: dict[str, Any] | None = None,
@@ -119,11 +133,12 @@ def assert_fit(
     ours_only: tuple[Any, ...] = (),
     tolerance: float = TOLERANCE,
     **compile_options: Any,
-) -> tuple[Any, Any]:
-    """`fit` of ours on two ranks equals `fit` of Keras's own on both ranks' samples.
+) -> None:
+    """`fit` of ours on two ranks equals `fit` of theirs, of the same weights, on both ranks' samples.
 
     Args:
       rank: Of this process.
+      ours, theirs: Models.
       make: Makes the optimizer that is wrapped, and Keras's.
       wrap: Options of the wrapper.
       callbacks: Makes those of each.
@@ -131,13 +146,18 @@ def assert_fit(
       tolerance: See `TOLERANCE`.
       compile_options: Of both.
     """
-    ours, theirs = pair()
-    start = [weight.copy() for weight in ours.get_weights()]
     ours.compile(wrapped(make(), **(wrap or {})), "mse", **compile_options)
     theirs.compile(make(), "mse", **compile_options)
     fit(ours, rank.rank, callbacks=[*ours_only, *callbacks()])
     fit(theirs, None, callbacks=callbacks())
     assert_equal(rank, ours, theirs, tolerance)
+
+
+def assert_fit(rank: Any, make: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
+    """`assert_trains_alike`, with its options, of a `pair`, which is returned; and the weights have moved."""
+    ours, theirs = pair()
+    start = [weight.copy() for weight in ours.get_weights()]
+    assert_trains_alike(rank, ours, theirs, make, **options)
     for name, before, after in zip(("rows", "weights"), start, ours.get_weights(), strict=False):
         assert np.abs(after - before).max() > 1e-3, f"{name} have not moved"
     return ours, theirs
