@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples"
+# The package is this tree's, also where it is not installed.
+PATHS = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+ENVIRONMENT = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": PATHS}
 
 
 def run(tmp_path: Path, program: str, *arguments: object) -> dict[str, Any]:
     """Runs a program; returns what it reported."""
     out = tmp_path / "out"
     command = [sys.executable, str(EXAMPLES / program), "--out", str(out), *map(str, arguments)]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (out / "report.txt").read_text() in done.stdout
     report: dict[str, Any] = json.loads((out / "report.json").read_text())
@@ -98,8 +101,7 @@ def test_adagrad_on_avazu(tmp_path: Path) -> None:
 
 def test_bad_data_ends_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "train_ctr.py"), "--data", "criteo", "--path", str(tmp_path / "none")]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
     assert done.returncode == 2
     assert f"train_ctr: criteo: no such file: {tmp_path / 'none'}" in done.stderr
     assert "Traceback" not in done.stderr
