@@ -239,7 +239,7 @@ class Builder:
 
     def layer(self, name: str, flags: Sequence[str] = (), tag: str = "") -> list[Unit]:
         """The sources of a folder of cc/. Core's sees the C++ library and POSIX only."""
-        sources = sorted((ROOT / "cc" / name).glob("*.cc"))
+        sources = sorted((ROOT / "cc" / name).rglob("*.cc"))
         if not sources:
             raise BuildError(f"no sources in {ROOT / 'cc' / name}")
         return [Unit(source, (*flags, *(self.tensorflow_flags if name != "core" else ())), tag) for source in sources]

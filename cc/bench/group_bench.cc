@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/bench.h"
-#include "core/dedupe.h"
-#include "core/group.h"
+#include "core/gradients/dedupe.h"
+#include "core/group/group.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {
@@ -46,16 +46,15 @@ void BenchGroup(const BenchOptions& options) {
     size_t turn = 0;
     std::vector<std::vector<int64_t>> unique;
     std::vector<int32_t> inverse(n);
-    for (const auto& ids : batches)
-      unique.push_back(Dedupe({{ids.data(), n, inverse.data()}}, executor));
+    for (const auto& ids : batches) unique.push_back(Dedupe({{ids.data(), n, inverse.data()}}));
     std::printf("%d threads, %zu keys of %lld rows, dim %zu\n", threads, unique[0].size(),
                 static_cast<long long>(rows), dim);
     std::vector<const float*> found(n);
     Report("find", [&] {
       const auto& now = unique[turn++ % unique.size()];
-      Check((*group)->Read([&](const Snapshot& snapshot) {
+      Check((*group)->Read([&](const ReadView& view) {
         executor.ParallelFor(now.size(), 2048, [&](size_t begin, size_t end) {
-          snapshot.Find(0, now.data() + begin, end - begin, found.data() + begin);
+          view.Find(0, now.data() + begin, end - begin, found.data() + begin);
         });
         return Status();
       }));

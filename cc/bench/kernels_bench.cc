@@ -4,12 +4,13 @@
 #include <vector>
 
 #include "bench/bench.h"
-#include "core/crc32c.h"
-#include "core/dedupe.h"
-#include "core/initializer.h"
-#include "core/merge.h"
-#include "core/row_optimizer.h"
-#include "core/segment_sum.h"
+#include "core/base/crc32c.h"
+#include "core/gradients/bags.h"
+#include "core/gradients/dedupe.h"
+#include "core/gradients/merge.h"
+#include "core/gradients/segment_sum.h"
+#include "core/table/initializer.h"
+#include "core/table/row_optimizer.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {
@@ -23,18 +24,18 @@ void BenchKernels(const BenchOptions& options) {
   std::vector<int64_t> keys;
   std::printf("%d threads of %u processors\n", executor.threads(),
               std::thread::hardware_concurrency());
-  Report("dedupe", [&] { keys = Dedupe({{ids.data(), n, inverse.data()}}, executor); });
+  Report("dedupe", [&] { keys = Dedupe({{ids.data(), n, inverse.data()}}); });
   std::printf("%zu Zipf(1.05) ids, %zu keys, dim %zu\n", n, keys.size(), dim);
   std::vector<int32_t> features(n);
   std::vector<IdSpan> spans;
   for (size_t i = 0, step = (n + 25) / 26; i < n; i += step) {
     spans.push_back({&ids[i], std::min(step, n - i), &features[i]});
   }
-  Report("dedupe, 26 features", [&] { keys = Dedupe(spans, executor); });
+  Report("dedupe, 26 features", [&] { keys = Dedupe(spans); });
   Report("dedupe, 4096 ids",
-         [&] { Dedupe({{ids.data(), std::min<size_t>(n, 4096), features.data()}}, executor); });
+         [&] { Dedupe({{ids.data(), std::min<size_t>(n, 4096), features.data()}}); });
 
-  keys = Dedupe({{ids.data(), n, inverse.data()}}, executor);
+  keys = Dedupe({{ids.data(), n, inverse.data()}});
   const std::vector<float> gradients(n * dim, 0.01f);
   std::vector<float> sums(keys.size() * dim);
   Report("segment sum", [&] {

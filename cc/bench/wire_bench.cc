@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "bench/bench.h"
-#include "core/bit_blocks.h"
-#include "core/dedupe.h"
-#include "core/merge.h"
-#include "core/sort_keys.h"
-#include "core/wire.h"
+#include "core/gradients/dedupe.h"
+#include "core/gradients/merge.h"
+#include "core/gradients/sort_keys.h"
+#include "core/wire/bit_blocks.h"
+#include "core/wire/wire.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {
@@ -29,7 +29,7 @@ MergedGradients NodeKeys(const std::vector<int64_t>& ids, Executor& executor) {
   for (size_t i = 0, share = (ids.size() + kRanks - 1) / kRanks; i < ids.size(); i += share) {
     const size_t n = std::min(share, ids.size() - i);
     std::vector<int32_t> inverse(n);
-    const std::vector<int64_t> own = Dedupe({{&ids[i], n, inverse.data()}}, executor);
+    const std::vector<int64_t> own = Dedupe({{&ids[i], n, inverse.data()}});
     keys.insert(keys.end(), own.begin(), own.end());
   }
   MergedGradients merged;

@@ -11,7 +11,7 @@
 #include <memory>
 #include <mutex>
 
-#include "core/executor.h"
+#include "core/base/executor.h"
 
 namespace tsps {
 

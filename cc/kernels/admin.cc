@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "core/initializer.h"
-#include "core/row_optimizer.h"
+#include "core/table/initializer.h"
+#include "core/table/row_optimizer.h"
 #include "kernels/group_registry.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
@@ -119,8 +119,8 @@ class AssignKernel {
 
  private:
   Status CheckSlots(const TableHandle& table) const {
-    return table.group().Read([&](const Snapshot& snapshot) {
-      const OptimizerKind kind = snapshot.Stats(table.table).optimizer.kind;
+    return table.group().Read([&](const ReadView& view) {
+      const OptimizerKind kind = view.Stats(table.table).optimizer.kind;
       if (SlotCount(kind) == n_slots_) return Status();
       return Error(Code::kFailedPrecondition, "table ", table.path(), " has ", SlotCount(kind),
                    " slots (optimizer ", OptimizerKindName(kind), "). Received: ", n_slots_);

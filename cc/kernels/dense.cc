@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/scaled_copy.h"
+#include "core/gradients/scaled_copy.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/node_exchange.h"
+#include "core/exchange/node_exchange.h"
 #include "kernels/async_kernel.h"
 #include "kernels/gradients.h"
 #include "kernels/group_registry.h"

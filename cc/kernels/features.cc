@@ -3,7 +3,7 @@
 #include <limits>
 #include <utility>
 
-#include "core/dedupe.h"
+#include "core/gradients/dedupe.h"
 
 namespace tsps {
 
@@ -80,7 +80,7 @@ Status UniqueKeys::Init(const KernelContext& context, const Features& features,
     inverses_.push_back(std::move(inverse));
   }
   keys_.resize(tables.size());
-  ForEachItem(counts, executor, [&](size_t t) { keys_[t] = Dedupe(spans[t], executor); });
+  ForEachItem(counts, executor, [&](size_t t) { keys_[t] = Dedupe(spans[t]); });
   for (size_t t = 0; t < tables.size(); ++t) {
     const Status bounds = CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size());
     if (!bounds.ok()) return WithPosition(bounds, features, static_cast<int>(t), tables[t]);
@@ -159,9 +159,9 @@ Status ReadRows(const Features& features, const std::vector<TableHandle>& tables
   std::vector<size_t> sizes;
   for (const RowGather& gather : gathers) sizes.push_back(gather.n());
   const std::vector<std::vector<int>> features_of = features.ByTable();
-  return tables.front().group().Read([&](const Snapshot& snapshot) {
+  return tables.front().group().Read([&](const ReadView& view) {
     ForEachItem(sizes, executor, [&](size_t t) {
-      gathers[t].Find(snapshot, executor);
+      gathers[t].Find(view, executor);
       for (const int f : features_of[t]) read(f);
     });
     return Status();

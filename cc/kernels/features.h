@@ -8,9 +8,10 @@
 #include <functional>
 #include <vector>
 
-#include "core/executor.h"
-#include "core/row_gather.h"
-#include "core/segment_sum.h"
+#include "core/base/executor.h"
+#include "core/gradients/bags.h"
+#include "core/gradients/segment_sum.h"
+#include "core/group/row_gather.h"
 #include "kernels/group_registry.h"
 #include "kernels/tensors.h"
 

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/parameter_file.h"
+#include "core/files/parameter_file.h"
 #include "kernels/process.h"
 
 namespace tsps {

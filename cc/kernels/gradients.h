@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/executor.h"
-#include "core/merge.h"
-#include "core/node_exchange.h"
-#include "core/wire.h"
+#include "core/base/executor.h"
+#include "core/exchange/node_exchange.h"
+#include "core/gradients/merge.h"
+#include "core/wire/wire.h"
 #include "kernels/tensors.h"
 
 namespace tsps {

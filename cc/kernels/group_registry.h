@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "core/group.h"
-#include "core/node_exchange.h"
-#include "core/status.h"
-#include "core/wire_buffers.h"
+#include "core/base/status.h"
+#include "core/exchange/node_exchange.h"
+#include "core/group/group.h"
+#include "core/wire/wire_buffers.h"
 #include "kernels/tensors.h"
 
 namespace tsps {

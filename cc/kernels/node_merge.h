@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/node_exchange.h"
+#include "core/exchange/node_exchange.h"
 #include "kernels/gradients.h"
 #include "kernels/group_registry.h"
 

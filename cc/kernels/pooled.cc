@@ -1,8 +1,8 @@
 // TspsPooledLookup and its two gradients.
 #include <vector>
 
-#include "core/pooled_weight_gradient.h"
-#include "core/segment_sum.h"
+#include "core/gradients/bags.h"
+#include "core/gradients/pooled_weight_gradient.h"
 #include "kernels/features.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"

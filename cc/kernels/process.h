@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/executor.h"
+#include "core/base/executor.h"
 
 namespace tsps {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/segment_sum.h"
+#include "core/gradients/bags.h"
 #include "kernels/features.h"
 #include "kernels/gradients.h"
 #include "kernels/kernel.h"

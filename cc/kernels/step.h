@@ -12,9 +12,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/executor.h"
-#include "core/group.h"
-#include "core/node_exchange.h"
+#include "core/base/executor.h"
+#include "core/exchange/node_exchange.h"
+#include "core/group/group.h"
 #include "kernels/group_registry.h"
 #include "kernels/tensors.h"
 #include "kernels/waiters.h"

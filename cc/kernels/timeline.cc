@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/clock.h"
+#include "core/base/clock.h"
 #include "kernels/kernel.h"
 
 namespace tsps {

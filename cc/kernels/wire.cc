@@ -1,10 +1,10 @@
 // TspsPack and TspsUnpackMerge: sparse gradients to and from the bytes that travel (core/wire.h).
-#include "core/wire.h"
+#include "core/wire/wire.h"
 
 #include <string>
 #include <vector>
 
-#include "core/wire_buffers.h"
+#include "core/wire/wire_buffers.h"
 #include "kernels/gradients.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/initializer.h"
-#include "core/row_optimizer.h"
-#include "core/status.h"
+#include "core/base/status.h"
+#include "core/table/initializer.h"
+#include "core/table/row_optimizer.h"
 
 namespace tsps {
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "core/writer_lock.h"
+#include "core/os/writer_lock.h"
 #include "python/py_group.h"
 
 namespace tsps {

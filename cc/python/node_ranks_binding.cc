@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
-#include "core/node_ranks.h"
-#include "core/process_state.h"
+#include "core/exchange/node_ranks.h"
+#include "core/os/process_info.h"
 #include "python/convert.h"
 
 namespace tsps {
@@ -28,7 +28,7 @@ void BindNodeRanks(py::module_& module) {
           },
           py::arg("folder"), py::arg("local_size"))
       .def("look", &NodeRanks::Look);
-  module.def("process_state", &ProcessState, py::arg("pid"));
+  module.def("process_state", &DescribeProcess, py::arg("pid"));
 }
 
 }  // namespace tsps

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "core/layout.h"
-#include "core/parameter_file.h"
+#include "core/files/parameter_file.h"
+#include "core/table/layout.h"
 #include "python/convert.h"
 
 namespace tsps {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/group.h"
+#include "core/group/group.h"
 #include "executor/eigen_executor.h"
 #include "python/convert.h"
 
@@ -86,7 +86,7 @@ class PyGroup {
   }
   // Raises DamagedFileError, saying what is damaged.
   void Verify(int table) {
-    ThrowIfError(Read([&](const Snapshot& snapshot) { return snapshot.Verify(table); }));
+    ThrowIfError(Read([&](const ReadView& view) { return view.Verify(table); }));
   }
 
  private:

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/racy_copy.h"
+#include "core/base/racy_copy.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -50,8 +50,8 @@ py::dict PyGroup::TableInfo(int table) {
 
 py::dict PyGroup::Stats(int table) {
   TableStats stats;
-  ThrowIfError(Read([&](const Snapshot& snapshot) {
-    stats = snapshot.Stats(table);
+  ThrowIfError(Read([&](const ReadView& view) {
+    stats = view.Stats(table);
     return Status();
   }));
   py::dict result;
@@ -73,8 +73,8 @@ FloatArray PyGroup::Lookup(int table, const KeyArray& keys) {
   float* out = rows.mutable_data();
   const auto dim = static_cast<size_t>(config.dim);
   std::vector<const float*> found(n);
-  ThrowIfError(Read([&](const Snapshot& snapshot) {
-    snapshot.Find(table, key_data, n, found.data());
+  ThrowIfError(Read([&](const ReadView& view) {
+    view.Find(table, key_data, n, found.data());
     executor_->ParallelFor(n, 1024, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         if (found[i] != nullptr) RacyRead(out + i * dim, found[i], dim * sizeof(float));
@@ -108,12 +108,12 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
         {std::move(config), keys.data(), rows.back().mutable_data(), std::vector<const float*>(n)});
   }
   uint64_t step = 0;
-  ThrowIfError(Read([&](const Snapshot& snapshot) {
-    step = snapshot.step();
+  ThrowIfError(Read([&](const ReadView& view) {
+    step = view.step();
     for (size_t p = 0; p < work.size(); ++p) {
       Part& part = work[p];
       const auto dim = static_cast<size_t>(part.config->dim);
-      snapshot.Find(parts[p].first, part.keys, part.found.size(), part.found.data());
+      view.Find(parts[p].first, part.keys, part.found.size(), part.found.data());
       for (size_t i = 0; i < part.found.size(); ++i) {
         if (part.found[i] != nullptr)
           RacyRead(part.out + i * dim, part.found[i], dim * sizeof(float));
@@ -142,8 +142,8 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   std::vector<FloatArray> slots;
   OptimizerKind kind = OptimizerKind::kNone;
   if (with_slots) {
-    ThrowIfError(Read([&](const Snapshot& snapshot) {
-      kind = snapshot.Stats(table).optimizer.kind;
+    ThrowIfError(Read([&](const ReadView& view) {
+      kind = view.Stats(table).optimizer.kind;
       return Status();
     }));
   }
@@ -155,12 +155,12 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   bool* found_data = found.mutable_data();
   float* row_data = rows.mutable_data();
   std::vector<uint32_t> numbers(n);
-  ThrowIfError(Read([&](const Snapshot& snapshot) -> Status {
-    if (with_slots && snapshot.Stats(table).optimizer.kind != kind) {
+  ThrowIfError(Read([&](const ReadView& view) -> Status {
+    if (with_slots && view.Stats(table).optimizer.kind != kind) {
       return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
                    " got another optimizer while it was read");
     }
-    snapshot.FindRows(table, key_data, n, numbers.data());
+    view.FindRows(table, key_data, n, numbers.data());
     for (size_t i = 0; i < n; ++i) {
       found_data[i] = numbers[i] != kAbsentRow;
       if (!found_data[i]) {
@@ -168,9 +168,9 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
         for (float* values : slot_data) std::fill_n(values + i * width, width, 0.0f);
         continue;
       }
-      RacyRead(row_data + i * width, snapshot.Row(table, numbers[i]), width * sizeof(float));
+      RacyRead(row_data + i * width, view.Row(table, numbers[i]), width * sizeof(float));
       for (size_t slot = 0; slot < slot_data.size(); ++slot) {
-        const float* const row = snapshot.Slot(table, static_cast<int>(slot), numbers[i]);
+        const float* const row = view.Slot(table, static_cast<int>(slot), numbers[i]);
         if (row == nullptr) {
           return Error(Code::kUnavailable, "the slots of table ", config->name, " of ",
                        group_->path(), " were replaced while they were read");
@@ -185,9 +185,9 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
 
 KeyArray PyGroup::Keys(int table) {
   std::vector<int64_t> keys;
-  ThrowIfError(Read([&](const Snapshot& snapshot) {
+  ThrowIfError(Read([&](const ReadView& view) {
     keys.clear();
-    snapshot.ForEach(table, [&](int64_t key, uint32_t) { keys.push_back(key); });
+    view.ForEach(table, [&](int64_t key, uint32_t) { keys.push_back(key); });
     return Status();
   }));
   return KeyArray(static_cast<py::ssize_t>(keys.size()), keys.data());

@@ -1,4 +1,4 @@
-#include "core/merge.h"
+#include "core/gradients/merge.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -107,8 +107,8 @@ void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     if (!slot_data.empty()) {
       OptimizerKind kind = OptimizerKind::kNone;
-      TSPS_RETURN_IF_ERROR(group_->Read([&](const Snapshot& snapshot) {
-        kind = snapshot.Stats(table).optimizer.kind;
+      TSPS_RETURN_IF_ERROR(group_->Read([&](const ReadView& view) {
+        kind = view.Stats(table).optimizer.kind;
         return Status();
       }));
       if (static_cast<size_t>(SlotCount(kind)) != slot_data.size()) {

@@ -1,12 +1,12 @@
-#include "core/address_range.h"
+#include "core/os/address_range.h"
 
 #include <sys/resource.h>
 
 #include <algorithm>
 
-#include "core/mapped_file.h"
-#include "core/table_files.h"
-#include "core/undo_log.h"
+#include "core/group/undo_log.h"
+#include "core/os/mapped_file.h"
+#include "core/table/table_files.h"
 #include "tests/group_fixture.h"
 
 namespace tsps {
@@ -143,10 +143,10 @@ class OutgrownRange : public GroupTest {
     return writer_->Assign(table, keys.data(), rows.data(), nullptr, keys.size(), executor_);
   }
   static Status FindOne(Group& group, int table) {
-    return group.Read([&](const Snapshot& snapshot) {
+    return group.Read([&](const ReadView& view) {
       const int64_t key = 5;
       const float* row = nullptr;
-      snapshot.Find(table, &key, 1, &row);
+      view.Find(table, &key, 1, &row);
       EXPECT_TRUE(row == nullptr || *row == 7.0f);
       return Status();
     });
@@ -192,8 +192,8 @@ TEST_F(OutgrownRange, IsAnErrorOfTheReaderForThatTableOnly) {
   ASSERT_TSPS_OK(FindOne(**reader, 0));
   for (int64_t rows = 4096; rows < 6144; rows += 1024) ASSERT_TSPS_OK(Add(0, rows));
   ExpectOutgrown(FindOne(**reader, 0), "/wide/rows");
-  ExpectOutgrown((*reader)->Read([](const Snapshot& snapshot) {
-    snapshot.ForEach(0, [](int64_t, uint32_t) { ADD_FAILURE() << "shows half of a table"; });
+  ExpectOutgrown((*reader)->Read([](const ReadView& view) {
+    view.ForEach(0, [](int64_t, uint32_t) { ADD_FAILURE() << "shows half of a table"; });
     return Status();
   }),
                  "/wide/rows");

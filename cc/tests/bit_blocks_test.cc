@@ -1,4 +1,4 @@
-#include "core/bit_blocks.h"
+#include "core/wire/bit_blocks.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <tuple>
 
-#include "core/layout.h"
+#include "core/table/layout.h"
 #include "tests/group_fixture.h"
 
 #ifdef TFSPS_FAULT_POINTS
@@ -367,7 +367,7 @@ TEST_F(CrashTest, AReaderBehindADeadWriterOutlivesTheNextOne) {
     ASSERT_TRUE((*group)->Info().unfinished);
     int reads = 0;
     Image image;
-    ASSERT_TSPS_OK((*group)->Read([&](const Snapshot& snapshot) {
+    ASSERT_TSPS_OK((*group)->Read([&](const ReadView& view) {
       if (++reads == 1) {
         auto next = Group::Open(Path());
         TSPS_ASSIGN_OR_RETURN(auto writer, (*next)->OpenWriter());
@@ -376,7 +376,7 @@ TEST_F(CrashTest, AReaderBehindADeadWriterOutlivesTheNextOne) {
           TSPS_RETURN_IF_ERROR(Mutate(**next, *writer, done));
         }
       }
-      image = ImageOf(**group, snapshot);
+      image = ImageOf(**group, view);
       return Status();
     }));
     EXPECT_EQ(reads, 2) << n;

@@ -1,6 +1,5 @@
 // Numbers in a group's files that cannot be: errors that say so, never a wild access, and nothing
 // written on the way. tests/mutate does the same at random.
-#include "core/damage.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -14,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/layout.h"
-#include "core/undo_log.h"
+#include "core/group/undo_log.h"
+#include "core/table/layout.h"
 #include "tests/group_fixture.h"
 
 namespace tsps {
@@ -91,7 +90,7 @@ class DamageTest : public GroupTest {
     if (reader || !group.ok()) {
       Status status = group.status();
       if (group.ok()) {
-        status = (*group)->Read([](const Snapshot& snapshot) { return snapshot.Verify(0); });
+        status = (*group)->Read([](const ReadView& view) { return view.Verify(0); });
       }
       EXPECT_EQ(status.code(), Code::kDataLoss) << what << ": " << status.message();
     }
@@ -226,7 +225,7 @@ TEST_F(DamageTest, SegmentsThatCountWrongAreRefusedBeforeAnythingIsPutIn) {
     Set("t/segments", 0, used);
     auto group = Group::Open(dir_ / "g");
     ASSERT_TRUE(group.ok()) << group.status().message();
-    EXPECT_EQ((*group)->Read([](const Snapshot& snapshot) { return snapshot.Verify(0); }).code(),
+    EXPECT_EQ((*group)->Read([](const ReadView& view) { return view.Verify(0); }).code(),
               Code::kDataLoss);
     auto writer = (*group)->OpenWriter();
     if (writer.ok()) {  // the sum of all segments is as good as it can be
@@ -253,13 +252,13 @@ TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
   for (const uint32_t wrong : {9001u, 0xFFFFFFFEu}) {
     Set("t/segments", at + 8, wrong);
     Reopen();
-    const Status read = group_->Read([&](const Snapshot& snapshot) {
+    const Status read = group_->Read([&](const ReadView& view) {
       const float* found = nullptr;
-      snapshot.Find(0, &key, 1, &found);
+      view.Find(0, &key, 1, &found);
       return Status();
     });
-    const Status listed = group_->Read([&](const Snapshot& snapshot) {
-      snapshot.ForEach(0, [](int64_t, uint32_t) {});
+    const Status listed = group_->Read([&](const ReadView& view) {
+      view.ForEach(0, [](int64_t, uint32_t) {});
       return Status();
     });
     for (const Status& status :

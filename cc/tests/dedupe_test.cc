@@ -1,4 +1,4 @@
-#include "core/dedupe.h"
+#include "core/gradients/dedupe.h"
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ Deduped Deduplicate(const std::vector<int64_t>& ids, size_t pieces, Executor& ex
     const size_t begin = ids.size() * p / pieces, end = ids.size() * (p + 1) / pieces;
     spans.push_back({ids.data() + begin, end - begin, result.inverse.data() + begin});
   }
-  result.keys = Dedupe(spans, executor);
+  result.keys = Dedupe(spans);
   return result;
 }
 
@@ -93,8 +93,8 @@ TEST(Dedupe, KeysThatDifferInFewBitsStaySpread) {
 
 TEST(Dedupe, NoSpansGiveNoKeys) {
   SerialExecutor executor;
-  EXPECT_TRUE(Dedupe({}, executor).empty());
-  EXPECT_TRUE(Dedupe({{nullptr, 0, nullptr}, {nullptr, 0, nullptr}}, executor).empty());
+  EXPECT_TRUE(Dedupe({}).empty());
+  EXPECT_TRUE(Dedupe({{nullptr, 0, nullptr}, {nullptr, 0, nullptr}}).empty());
 }
 
 }  // namespace

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "core/group.h"
-#include "core/racy_copy.h"
-#include "core/table_number.h"
+#include "core/base/racy_copy.h"
+#include "core/group/group.h"
+#include "core/group/table_number.h"
 #include "tests/temp_dir.h"
 
 namespace tsps {
@@ -60,21 +60,21 @@ struct Image {
   bool operator==(const Image& other) const { return step == other.step && tables == other.tables; }
 };
 
-inline Image ImageOf(Group& group, const Snapshot& snapshot) {
+inline Image ImageOf(Group& group, const ReadView& view) {
   Image image;
-  image.step = snapshot.step();
-  for (const int t : snapshot.tables()) {
+  image.step = view.step();
+  for (const int t : view.tables()) {
     const auto config = group.Config(t);
     EXPECT_TRUE(config.ok()) << config.status().message();
     const size_t dim = static_cast<size_t>((*config)->dim);
     image.tables.resize(std::max(image.tables.size(), PlaceOf(t) + 1));
     auto& rows = image.tables[PlaceOf(t)];
-    const int slots = SlotCount(snapshot.Stats(t).optimizer.kind);
-    snapshot.ForEach(t, [&](int64_t key, uint32_t row) {
+    const int slots = SlotCount(view.Stats(t).optimizer.kind);
+    view.ForEach(t, [&](int64_t key, uint32_t row) {
       std::vector<float> values(dim * static_cast<size_t>(1 + slots));
-      RacyRead(values.data(), snapshot.Row(t, row), dim * sizeof(float));
+      RacyRead(values.data(), view.Row(t, row), dim * sizeof(float));
       for (int k = 0; k < slots; ++k) {
-        if (const float* slot = snapshot.Slot(t, k, row)) {
+        if (const float* slot = view.Slot(t, k, row)) {
           RacyRead(values.data() + dim * static_cast<size_t>(k + 1), slot, dim * sizeof(float));
         }
       }
@@ -86,8 +86,8 @@ inline Image ImageOf(Group& group, const Snapshot& snapshot) {
 
 inline Image ReadImage(Group& group) {
   Image image;
-  const Status status = group.Read([&](const Snapshot& snapshot) {
-    image = ImageOf(group, snapshot);
+  const Status status = group.Read([&](const ReadView& view) {
+    image = ImageOf(group, view);
     return Status();
   });
   EXPECT_TRUE(status.ok()) << status.message();
@@ -98,9 +98,9 @@ inline std::vector<float> LookupRow(Group& group, int table, int64_t key) {
   const TableConfig config = ConfigOf(group, table);
   const size_t dim = static_cast<size_t>(config.dim);
   std::vector<float> row(dim);
-  const Status status = group.Read([&](const Snapshot& snapshot) {
+  const Status status = group.Read([&](const ReadView& view) {
     const float* found = nullptr;
-    snapshot.Find(table, &key, 1, &found);
+    view.Find(table, &key, 1, &found);
     if (found == nullptr) {
       InitialRow(config.initializer, key, dim, row.data());
     } else {
@@ -161,8 +161,8 @@ class GroupTest : public ::testing::Test {
   OptimizerKind Kind(int table) {
     OptimizerKind kind = OptimizerKind::kNone;
     EXPECT_TRUE(group_
-                    ->Read([&](const Snapshot& snapshot) {
-                      kind = snapshot.Stats(table).optimizer.kind;
+                    ->Read([&](const ReadView& view) {
+                      kind = view.Stats(table).optimizer.kind;
                       return Status();
                     })
                     .ok());

@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "core/index.h"
+#include "core/table/index.h"
 #include "tests/group_fixture.h"
 
 namespace tsps {
@@ -191,9 +191,9 @@ TEST_F(GroupTest, ErasedRowsAreReused) {
   const std::vector<int64_t> two = {2, 99};
   EXPECT_EQ(*writer_->Erase(t, two.data(), 2), 1u);
   ASSERT_TSPS_OK(Step(t, {4}, 1.0f));
-  ASSERT_TSPS_OK(group_->Read([&](const Snapshot& snapshot) {
-    EXPECT_EQ(snapshot.Stats(t).rows, 3u);
-    EXPECT_EQ(snapshot.Stats(t).row_capacity, 3u);
+  ASSERT_TSPS_OK(group_->Read([&](const ReadView& view) {
+    EXPECT_EQ(view.Stats(t).rows, 3u);
+    EXPECT_EQ(view.Stats(t).row_capacity, 3u);
     return Status();
   }));
   ASSERT_TSPS_OK(writer_->Verify());
@@ -389,9 +389,9 @@ TEST_F(GroupTest, AReaderOfRemovedFilesIsToldSo) {
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
   ASSERT_TSPS_OK(Step(t, keys, 1.0f));
   std::filesystem::remove_all(dir_ / "g");
-  const Status status = (*reader)->Read([&](const Snapshot& snapshot) {
+  const Status status = (*reader)->Read([&](const ReadView& view) {
     const float* row = nullptr;
-    snapshot.Find(t, &keys.back(), 1, &row);
+    view.Find(t, &keys.back(), 1, &row);
     return Status();
   });
   EXPECT_EQ(status.code(), Code::kDataLoss);
@@ -479,11 +479,11 @@ TEST_F(GroupTest, ReadersBesideAWriterSeeWholeStepsOfAllTables) {
     std::vector<float> seen(2 * zeros.size());
     while (!stop.load()) {
       uint64_t step = 0;
-      ASSERT_TSPS_OK((*group)->Read([&](const Snapshot& snapshot) {
-        step = snapshot.step();
+      ASSERT_TSPS_OK((*group)->Read([&](const ReadView& view) {
+        step = view.step();
         std::vector<const float*> rows(keys.size());
         for (int table : {a, b}) {
-          snapshot.Find(table, keys.data(), keys.size(), rows.data());
+          view.Find(table, keys.data(), keys.size(), rows.data());
           for (size_t i = 0; i < rows.size(); ++i) {
             float* to = seen.data() + static_cast<size_t>(table) * zeros.size() + i * 16;
             // Null only in a read that a mutation came between, and that is thrown away.

@@ -1,4 +1,4 @@
-#include "core/initializer.h"
+#include "core/table/initializer.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/normal_quantile.h"
-#include "core/philox.h"
+#include "core/table/normal_quantile.h"
+#include "core/table/philox.h"
 
 namespace tsps {
 namespace {

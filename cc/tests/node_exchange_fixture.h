@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/node_exchange.h"
+#include "core/exchange/node_exchange.h"
 
 namespace tsps {
 

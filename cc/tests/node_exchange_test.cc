@@ -1,4 +1,4 @@
-#include "core/node_exchange.h"
+#include "core/exchange/node_exchange.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "core/node_ranks.h"
+#include "core/exchange/node_ranks.h"
 #include "executor/eigen_executor.h"
 #include "tests/node_exchange_fixture.h"
 

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#include "core/node_ranks.h"
-#include "core/wire_buffers.h"
+#include "core/exchange/node_ranks.h"
+#include "core/wire/wire_buffers.h"
 #include "executor/eigen_executor.h"
 #include "tests/node_exchange_fixture.h"
 #include "tests/temp_dir.h"

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "core/crc32c.h"
-#include "core/parameter_file.h"
-#include "core/parameter_file_layout.h"
+#include "core/base/crc32c.h"
+#include "core/files/parameter_file.h"
+#include "core/files/parameter_file_layout.h"
 
 namespace tsps {
 
@@ -117,8 +117,8 @@ class ParameterFile : public ::testing::Test {
   template <typename T>
   static std::string Forged(std::string bytes, size_t offset, T value) {
     std::memcpy(&bytes[offset], &value, sizeof(value));
-    const uint32_t crc = Crc32c(0, bytes.data(), offsetof(ParameterFileHeader, crc32c));
-    std::memcpy(&bytes[offsetof(ParameterFileHeader, crc32c)], &crc, sizeof(crc));
+    const uint32_t crc = Crc32c(0, bytes.data(), offsetof(ParameterFileHeader, crc));
+    std::memcpy(&bytes[offsetof(ParameterFileHeader, crc)], &crc, sizeof(crc));
     return bytes;
   }
 

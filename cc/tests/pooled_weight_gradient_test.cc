@@ -1,4 +1,4 @@
-#include "core/pooled_weight_gradient.h"
+#include "core/gradients/pooled_weight_gradient.h"
 
 #include <gtest/gtest.h>
 

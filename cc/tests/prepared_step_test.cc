@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "core/group.h"
+#include "core/group/group.h"
 #include "tests/group_fixture.h"
 
 namespace tsps {

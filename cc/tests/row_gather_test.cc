@@ -1,10 +1,10 @@
-#include "core/row_gather.h"
+#include "core/group/row_gather.h"
 
 #include <cstdint>
 #include <numeric>
 #include <vector>
 
-#include "core/initializer.h"
+#include "core/table/initializer.h"
 #include "executor/eigen_executor.h"
 #include "tests/group_fixture.h"
 
@@ -41,8 +41,8 @@ TEST_F(RowGatherTest, CopiesTrainedAndInitialRowsOnAnyNumberOfThreads) {
     EigenExecutor executor(threads);
     RowGather gather(*group_->Config(t), t, keys.data(), keys.size());
     std::vector<float> out(inverse.size() * kDim);
-    ASSERT_TSPS_OK(group_->Read([&](const Snapshot& snapshot) {
-      gather.Find(snapshot, executor);
+    ASSERT_TSPS_OK(group_->Read([&](const ReadView& view) {
+      gather.Find(view, executor);
       CopyRows(gather.rows(), inverse.data(), inverse.size(), kDim, out.data(), executor);
       return Status();
     }));
@@ -57,8 +57,8 @@ TEST_F(RowGatherTest, FindsAgainWhenOtherKeysAreAbsent) {
   RowGather gather(*group_->Config(t), t, keys.data(), keys.size());
   SerialExecutor serial;
   const auto find = [&] {
-    return group_->Read([&](const Snapshot& snapshot) {
-      gather.Find(snapshot, serial);
+    return group_->Read([&](const ReadView& view) {
+      gather.Find(view, serial);
       return Status();
     });
   };
@@ -75,8 +75,8 @@ TEST_F(RowGatherTest, TakesNoKeys) {
   const int t = AddTable("t", 4);
   RowGather gather(*group_->Config(t), t, nullptr, 0);
   SerialExecutor serial;
-  ASSERT_TSPS_OK(group_->Read([&](const Snapshot& snapshot) {
-    gather.Find(snapshot, serial);
+  ASSERT_TSPS_OK(group_->Read([&](const ReadView& view) {
+    gather.Find(view, serial);
     CopyRows(gather.rows(), nullptr, 0, 4, nullptr, serial);
     return Status();
   }));

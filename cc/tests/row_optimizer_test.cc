@@ -1,4 +1,4 @@
-#include "core/row_optimizer.h"
+#include "core/table/row_optimizer.h"
 
 #include <gtest/gtest.h>
 

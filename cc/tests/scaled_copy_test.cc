@@ -1,4 +1,4 @@
-#include "core/scaled_copy.h"
+#include "core/gradients/scaled_copy.h"
 
 #include <gtest/gtest.h>
 

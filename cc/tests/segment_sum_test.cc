@@ -1,4 +1,4 @@
-#include "core/segment_sum.h"
+#include "core/gradients/segment_sum.h"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/gradients/bags.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {

@@ -1,4 +1,4 @@
-#include "core/sort_keys.h"
+#include "core/gradients/sort_keys.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "core/storage_budget.h"
+#include "core/os/storage_budget.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/mapped_file.h"
+#include "core/os/mapped_file.h"
 #include "tests/temp_dir.h"
 
 namespace {

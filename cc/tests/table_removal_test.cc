@@ -4,7 +4,7 @@
 #include <fstream>
 #include <thread>
 
-#include "core/layout.h"
+#include "core/table/layout.h"
 #include "tests/group_fixture.h"
 
 namespace tsps {
@@ -30,9 +30,9 @@ class TableRemovalTest : public GroupTest {
   }
   Code CodeOfRead(Group& group, int table, int64_t key = 1) {
     return group
-        .Read([&](const Snapshot& snapshot) {
+        .Read([&](const ReadView& view) {
           const float* row = nullptr;
-          snapshot.Find(table, &key, 1, &row);
+          view.Find(table, &key, 1, &row);
           return Status();
         })
         .code();
@@ -146,10 +146,10 @@ TEST_F(TableRemovalTest, AReadInProgressOutlivesTheRemoval) {
   for (const auto& group : {group_, OpenReader()}) {
     const int table = *group->FindTable("b");
     int calls = 0;
-    const Status status = group->Read([&](const Snapshot& snapshot) -> Status {
+    const Status status = group->Read([&](const ReadView& view) -> Status {
       const int64_t key = 1;
       const float* found = nullptr;
-      snapshot.Find(table, &key, 1, &found);
+      view.Find(table, &key, 1, &found);
       if (found == nullptr) return Status();
       if (++calls > 1) return Status();
       TSPS_RETURN_IF_ERROR(writer_->RemoveTable(table));
@@ -179,14 +179,14 @@ TEST_F(TableRemovalTest, ReadersBesideTablesThatComeAndGoSeeTheOthersWhole) {
       int64_t key = 5;
       std::vector<float> seen(16);
       uint64_t steps = 0;
-      const Status status = group.Read([&](const Snapshot& snapshot) {
+      const Status status = group.Read([&](const ReadView& view) {
         steps = 0;
-        for (const int table : snapshot.tables()) {
+        for (const int table : view.tables()) {
           const float* row = nullptr;
-          snapshot.Find(table, &key, 1, &row);
+          view.Find(table, &key, 1, &row);
           if (row != nullptr && table == kept) RacyRead(seen.data(), row, 16 * sizeof(float));
         }
-        steps = snapshot.step() - first;
+        steps = view.step() - first;
         return Status();
       });
       ASSERT_TSPS_OK(status);

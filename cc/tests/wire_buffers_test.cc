@@ -1,4 +1,4 @@
-#include "core/wire_buffers.h"
+#include "core/wire/wire_buffers.h"
 
 #include <gtest/gtest.h>
 

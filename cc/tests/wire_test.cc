@@ -1,4 +1,4 @@
-#include "core/wire.h"
+#include "core/wire/wire.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/wire_layout.h"
+#include "core/wire/wire_layout.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {
@@ -323,7 +323,7 @@ class WireDamage : public ::testing::TestWithParam<WireType> {
     WireHeader header;
     std::memcpy(&header, buffer->data(), sizeof(header));
     if (header.rows_begin < sizeof(header) || header.rows_begin > buffer->size()) return;
-    header.crc32c = WireCrc(buffer->data(), header.rows_begin);
+    header.crc = WireCrc(buffer->data(), header.rows_begin);
     std::memcpy(buffer->data(), &header, sizeof(header));
   }
   static size_t TableField(size_t table, size_t offset) {

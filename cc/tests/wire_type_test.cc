@@ -1,4 +1,4 @@
-#include "core/wire_type.h"
+#include "core/wire/wire_type.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "core/writer_lock.h"
+#include "core/os/writer_lock.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -105,21 +105,21 @@ def checkout(folder: Path) -> Path:
     """What looks like a tree that was built."""
     for name in (
         "tf_sparse_ps/__init__.py",
-        "cc/core/group.cc",
+        "cc/core/group/group.cc",
         "tf_sparse_ps/_ops_lib.so",
         "tf_sparse_ps/_table.x.so",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    os.utime(folder / "cc/core/group.cc", (1, 1))
+    os.utime(folder / "cc/core/group/group.cc", (1, 1))
     return folder
 
 
 def test_a_source_that_is_newer_than_the_build_is_named(tmp_path: Path) -> None:
     tree = checkout(tmp_path)
     assert against.Tree.at(tree).stale is None
-    os.utime(tree / "cc/core/group.cc", (1e10, 1e10))
-    assert against.Tree.at(tree).stale == tree / "cc/core/group.cc"
+    os.utime(tree / "cc/core/group/group.cc", (1e10, 1e10))
+    assert against.Tree.at(tree).stale == tree / "cc/core/group/group.cc"
 
 
 def test_what_is_no_tree_or_not_built_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def apply(
         uuids: T scalar strings.
         keys: T of int64[u_t], unique within a table (`merge` sees to it).
         grads: T of float32[u_t, dim].
-        hyper: T of float32: the hyperparameters of each table's optimizer, in the order of cc/core/row_optimizer.h.
+        hyper: T of float32: the hyperparameters of each table's optimizer, in the order of
+            cc/core/table/row_optimizer.h.
 
     Raises:
         FailedPreconditionError: this process is not the writer; no optimizer is bound; step is not the next one.

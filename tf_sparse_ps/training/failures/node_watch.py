@@ -1,4 +1,4 @@
-"""Watches the ranks of a node that merge their gradients, by the locks that they hold (core/rank_file.h).
+"""Watches the ranks of a node that merge their gradients, by the locks that they hold (core/exchange/rank_file.h).
 
 When one is lost, the rank's process id and step are printed at once: launchers end the remaining ranks within a second,
 sometimes before Python can report the error that Horovod raised. The same happens when the merge of gradients has

@@ -1,0 +1,68 @@
+#include "core/base/fault_point.h"
+
+#ifdef TFSPS_FAULT_POINTS
+
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+namespace tsps {
+namespace {
+
+struct Plan {
+  std::string kill_name;
+  long kill_at = 0;
+  long delay_us = 0;
+  std::string off;
+
+  Plan() {
+    if (const char* kill_spec = getenv("TFSPS_FAULT_KILL")) {
+      const char* colon = strrchr(kill_spec, ':');
+      kill_name = colon ? std::string(kill_spec, colon) : kill_spec;
+      kill_at = colon ? atol(colon + 1) : 1;
+    }
+    if (const char* delay = getenv("TFSPS_FAULT_DELAY")) delay_us = atol(delay);
+    if (const char* mechanism = getenv("TFSPS_FAULT_OFF")) off = mechanism;
+  }
+};
+
+// Read anew in a forked child, whose test has set another environment.
+const Plan& ThePlan() {
+  static std::mutex mutex;
+  static std::atomic<const Plan*> plan{nullptr};
+  static std::atomic<int> owner{0};
+  if (owner.load(std::memory_order_acquire) != getpid()) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (owner.load() != getpid()) {
+      plan.store(new Plan);  // the old one may be in use: kept
+      owner.store(getpid(), std::memory_order_release);
+    }
+  }
+  return *plan.load();
+}
+
+}  // namespace
+
+void PassFaultPoint(const char* name) {
+  const Plan& plan = ThePlan();
+  static std::atomic<long> passages{0};
+  if (!plan.kill_name.empty() && plan.kill_name == name && ++passages == plan.kill_at) {
+    kill(getpid(), SIGKILL);
+  }
+  if (plan.delay_us > 0) {
+    timespec pause = {plan.delay_us / 1000000, (plan.delay_us % 1000000) * 1000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+bool FaultOff(const char* mechanism) { return ThePlan().off == mechanism; }
+
+}  // namespace tsps
+
+#endif  // TFSPS_FAULT_POINTS

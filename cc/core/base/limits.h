@@ -1,0 +1,16 @@
+// Limits that files, shared memory and wires have in common.
+#ifndef TFSPS_CORE_BASE_LIMITS_H_
+#define TFSPS_CORE_BASE_LIMITS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tsps {
+
+constexpr size_t kPageBytes = 4096;
+constexpr int kMaxTables = 1024;    // of a group, and of a step
+constexpr int64_t kMaxDim = 65536;  // floats per row
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_BASE_LIMITS_H_

@@ -1,0 +1,28 @@
+// RacyRead: copies memory that the writer may be changing. The caller validates by the sequence
+// word and throws the copy away if it lost the race. A plain memcpy, except that ThreadSanitizer
+// must not look.
+#ifndef TFSPS_CORE_BASE_RACY_COPY_H_
+#define TFSPS_CORE_BASE_RACY_COPY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace tsps {
+
+#ifdef __SANITIZE_THREAD__
+__attribute__((no_sanitize("thread"), noinline)) inline void RacyRead(void* to, const void* from,
+                                                                      size_t bytes) {
+  const volatile unsigned char* source = static_cast<const volatile unsigned char*>(from);
+  volatile unsigned char* target = static_cast<volatile unsigned char*>(to);
+  for (size_t i = 0; i < bytes; ++i) target[i] = source[i];
+}
+#else
+inline void RacyRead(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);  // of an empty vector even the pointers are null
+}
+#endif
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_BASE_RACY_COPY_H_

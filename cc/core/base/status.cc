@@ -1,0 +1,65 @@
+#include "core/base/status.h"
+
+#include <cerrno>
+#include <system_error>
+
+namespace tsps {
+namespace {
+
+Code CodeOfErrno(int error) {
+  switch (error) {
+    case ENOSPC:
+    case ENOMEM:
+    case EDQUOT:
+    case EMFILE:
+    case ENFILE:
+    case EFBIG:
+      return Code::kResourceExhausted;
+    case ENOENT:
+      return Code::kNotFound;
+    case EEXIST:
+      return Code::kAlreadyExists;
+    case EACCES:
+    case EPERM:
+    case ELOOP:  // open(O_NOFOLLOW) of a symlink
+    case EROFS:
+      return Code::kPermissionDenied;
+    case EINVAL:
+    case ENAMETOOLONG:
+      return Code::kInvalidArgument;
+    case ENOTDIR:
+    case EISDIR:
+    case ENOTEMPTY:
+    case ENXIO:
+    case ENODEV:
+      return Code::kFailedPrecondition;
+    case EIO:
+      return Code::kDataLoss;
+    case EAGAIN:
+    case EINTR:
+    case EBUSY:
+    case ETXTBSY:
+      return Code::kUnavailable;
+    case ETIMEDOUT:
+      return Code::kDeadlineExceeded;
+    default:
+      return Code::kInternal;
+  }
+}
+
+}  // namespace
+
+Status FirstError(const std::vector<Status>& statuses) {
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status ErrnoError(const std::string& what, const std::string& path) {
+  const int error = errno;  // before anything here can change it
+  // generic_category().message() is strerror without its static buffer.
+  return Error(CodeOfErrno(error), what, " ", path, ": ", std::generic_category().message(error));
+}
+
+}  // namespace tsps

@@ -1,0 +1,38 @@
+// NodeRanks: how the ranks of a node are, as far as another process can tell.
+#ifndef TFSPS_CORE_EXCHANGE_NODE_RANKS_H_
+#define TFSPS_CORE_EXCHANGE_NODE_RANKS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/exchange/rank_file.h"
+
+namespace tsps {
+
+struct RankState {
+  int64_t rank = 0;  // among all ranks of the job
+  int64_t pid = 0;   // as the process sees itself
+  int64_t step = 0;  // that it is making, or has made last
+  bool alive = false;
+  bool left = false;    // it needs the others no more, and may end
+  std::string failure;  // why it can no longer exchange gradients; empty: it can
+};
+
+class NodeRanks {
+ public:
+  // Of the ranks that have joined the exchange in `folder` (NodeExchange::Create): all must have.
+  static Result<std::unique_ptr<NodeRanks>> Open(const std::string& folder, int local_size);
+
+  // By local rank. Some microseconds each.
+  std::vector<RankState> Look() const;
+
+ private:
+  std::vector<std::unique_ptr<RankFile>> files_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_EXCHANGE_NODE_RANKS_H_

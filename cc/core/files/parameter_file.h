@@ -1,0 +1,82 @@
+// The sparse-parameter file: a table's rows (and, if wanted, slots) in one portable little-endian
+// file.
+//
+//   header   ParameterFileHeader: 128 bytes, fixed width, with its own CRC-32C
+//   block    4,096 records, the last block fewer; uint32 CRC-32C of them; 4 zero bytes
+//   block    ...
+//
+//   record   int64 key, float32 row[dim], float32 slots[n_slots * dim], zeros up to a multiple of 8
+//
+// No two records have the same key. The file ends with the last block: a shorter or longer one is
+// refused. docs/format.md is the format's public description.
+#ifndef TFSPS_CORE_FILES_PARAMETER_FILE_H_
+#define TFSPS_CORE_FILES_PARAMETER_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/table/initializer.h"
+#include "core/table/row_optimizer.h"
+
+namespace tsps {
+
+struct ParameterFileInfo {
+  uint32_t dim = 0;
+  uint64_t n_rows = 0;
+  int64_t key_limit = 0;      // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
+  OptimizerConfig optimizer;  // kNone: the file carries no slots
+  InitializerConfig initializer;
+  uint64_t step = 0;  // of the group when the file was written
+};
+
+// Writes a file beside its final name and renames it when complete (fsync of file and folder), so
+// that a killed export leaves no half file under the name. One writer at a time for a path
+// (partial_file.h). Not thread-safe.
+class ParameterFileWriter {
+ public:
+  // n_rows must be known. Refuses to follow a symlink at `path`; replaces a regular file. kAborted:
+  // another writer is at it.
+  static Result<std::unique_ptr<ParameterFileWriter>> Create(const std::string& path,
+                                                             const ParameterFileInfo& info);
+  ~ParameterFileWriter();  // removes the temporary file unless Finish succeeded
+
+  // rows: float[n, dim]; slots[k]: float[n, dim], SlotCount(optimizer.kind) of them.
+  Status Append(const int64_t* keys, const float* rows, const float* const* slots, size_t n);
+  Status Finish();  // refuses if fewer or more rows were appended than announced
+
+ private:
+  ParameterFileWriter();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Reads a file with pread: through a mapping, a file truncated meanwhile would end the process with
+// SIGBUS. Thread-safe after Open.
+class ParameterFileReader {
+ public:
+  // Checks magic, version, header checksum and length; says missing, truncated, foreign, newer or
+  // damaged, and the path.
+  static Result<std::unique_ptr<ParameterFileReader>> Open(const std::string& path);
+  ~ParameterFileReader();
+
+  const ParameterFileInfo& info() const;
+  size_t n_blocks() const;
+  size_t rows_in_block(size_t block) const;
+  // Verifies the block's checksum and copies it out: keys int64[m], rows float[m, dim], slots[k]
+  // float[m, dim] (slots may be null: skipped), m = rows_in_block(block). A damaged block is
+  // DataLoss that names it.
+  Status ReadBlock(size_t block, int64_t* keys, float* rows, float* const* slots) const;
+
+ private:
+  ParameterFileReader();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_FILES_PARAMETER_FILE_H_

@@ -1,0 +1,130 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/crc32c.h"
+#include "core/files/parameter_file.h"
+#include "core/files/parameter_file_layout.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kPieceBytes =
+    1 << 18;  // stays in the second level of cache between read, checksum and copy
+
+// pread of exactly n bytes.
+Status ReadAt(int fd, const std::string& path, uint64_t offset, char* data, size_t n) {
+  while (n > 0) {
+    const ssize_t got = pread(fd, data, n, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoError("cannot read", path);
+    if (got == 0) {
+      return Error(Code::kDataLoss, "truncated parameter file ", path, ": it ends at byte ", offset,
+                   ", ", n, " more were expected");
+    }
+    data += got;
+    offset += static_cast<uint64_t>(got);
+    n -= static_cast<size_t>(got);
+  }
+  return Status();
+}
+
+}  // namespace
+
+struct ParameterFileReader::Impl {
+  std::string path;
+  int fd = -1;
+  ParameterFileInfo info;
+  ParameterFileGeometry geometry;
+  int n_slots = 0;
+
+  ~Impl() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+ParameterFileReader::ParameterFileReader() : impl_(new Impl) {}
+ParameterFileReader::~ParameterFileReader() = default;
+
+Result<std::unique_ptr<ParameterFileReader>> ParameterFileReader::Open(const std::string& path) {
+  std::unique_ptr<ParameterFileReader> reader(new ParameterFileReader);
+  Impl& impl = *reader->impl_;
+  impl.path = path;
+  // O_NONBLOCK: the open of a FIFO would wait for a writer.
+  impl.fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (impl.fd < 0) return ErrnoError("cannot open parameter file", path);
+  struct stat file;
+  if (fstat(impl.fd, &file) != 0) return ErrnoError("cannot stat", path);
+  if (!S_ISREG(file.st_mode)) {
+    return Error(Code::kFailedPrecondition, "cannot read ", path, ": it is not a regular file");
+  }
+  ParameterFileHeader header;
+  const uint64_t bytes = static_cast<uint64_t>(file.st_size);
+  if (bytes < sizeof(header)) {
+    return Error(Code::kDataLoss, "truncated parameter file ", path, ": it has ", bytes,
+                 " bytes, the header alone needs ", sizeof(header));
+  }
+  TSPS_RETURN_IF_ERROR(ReadAt(impl.fd, path, 0, reinterpret_cast<char*>(&header), sizeof(header)));
+  TSPS_ASSIGN_OR_RETURN(impl.info, DecodeHeader(header, path));
+  if (bytes != header.file_bytes) {
+    return Error(Code::kDataLoss, bytes < header.file_bytes ? "truncated" : "damaged",
+                 " parameter file ", path, ": it has ", bytes, " bytes, expected ",
+                 header.file_bytes);
+  }
+  impl.n_slots = SlotCount(impl.info.optimizer.kind);
+  TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(impl.info.dim, impl.n_slots, impl.info.n_rows));
+  return reader;
+}
+
+const ParameterFileInfo& ParameterFileReader::info() const { return impl_->info; }
+
+size_t ParameterFileReader::n_blocks() const { return impl_->geometry.n_blocks; }
+
+size_t ParameterFileReader::rows_in_block(size_t block) const {
+  if (block >= n_blocks()) return 0;
+  return std::min<uint64_t>(kRowsPerBlock, impl_->info.n_rows - block * kRowsPerBlock);
+}
+
+Status ParameterFileReader::ReadBlock(size_t block, int64_t* keys, float* rows,
+                                      float* const* slots) const {
+  if (block >= n_blocks()) {
+    return Error(Code::kOutOfRange, "parameter file ", impl_->path, " has ", n_blocks(),
+                 " blocks. Received: ", block);
+  }
+  const size_t n = rows_in_block(block), dim = impl_->info.dim;
+  const size_t record_bytes = impl_->geometry.record_bytes, row_bytes = dim * sizeof(float);
+  const size_t piece = std::max<size_t>(1, kPieceBytes / record_bytes);
+  std::unique_ptr<char[]> buffer(new char[std::min(piece, n) * record_bytes]);
+  uint64_t offset = impl_->geometry.BlockOffset(block);
+  uint32_t crc = 0;
+  for (size_t first = 0; first < n; first += piece) {
+    const size_t count = std::min(piece, n - first), bytes = count * record_bytes;
+    TSPS_RETURN_IF_ERROR(ReadAt(impl_->fd, impl_->path, offset, buffer.get(), bytes));
+    offset += bytes;
+    crc = Crc32c(crc, buffer.get(), bytes);
+    for (size_t i = 0; i < count; ++i) {
+      const char* field = buffer.get() + i * record_bytes;
+      std::memcpy(&keys[first + i], field, sizeof(int64_t));
+      field += sizeof(int64_t);
+      std::memcpy(rows + (first + i) * dim, field, row_bytes);
+      for (int slot = 0; slots != nullptr && slot < impl_->n_slots; ++slot) {
+        std::memcpy(slots[slot] + (first + i) * dim, field + (1 + slot) * row_bytes, row_bytes);
+      }
+    }
+  }
+  uint32_t trailer[2];
+  TSPS_RETURN_IF_ERROR(
+      ReadAt(impl_->fd, impl_->path, offset, reinterpret_cast<char*>(trailer), sizeof(trailer)));
+  if (trailer[0] != crc || trailer[1] != 0) {
+    return Error(Code::kDataLoss, "damaged parameter file ", impl_->path, ": block ", block,
+                 " (rows from ", block * kRowsPerBlock, ") has checksum ", crc, ", expected ",
+                 trailer[0]);
+  }
+  return Status();
+}
+
+}  // namespace tsps

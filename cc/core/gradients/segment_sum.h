@@ -1,0 +1,30 @@
+// SegmentSum: gradients of looked-up rows, summed per unique key.
+//
+// Sums run in input order for each key (span by span, id by id), whatever the number of threads, so
+// results are bit-reproducible.
+#ifndef TFSPS_CORE_GRADIENTS_SEGMENT_SUM_H_
+#define TFSPS_CORE_GRADIENTS_SEGMENT_SUM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/base/executor.h"
+#include "core/base/status.h"
+
+namespace tsps {
+
+struct GradientSpan {
+  const float* rows;       // float[n, dim]
+  const int32_t* inverse;  // int32[n], positions in [0, n_keys)
+  size_t n;
+};
+
+// sums: float[n_keys, dim], overwritten. Inverses out of range are an error, with nothing promised
+// of sums.
+Status SegmentSum(const std::vector<GradientSpan>& spans, size_t n_keys, size_t dim, float* sums,
+                  Executor& executor);
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GRADIENTS_SEGMENT_SUM_H_

@@ -1,0 +1,59 @@
+#include "core/gradients/sort_keys.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tsps {
+namespace {
+
+constexpr int kDigitBits = 11;
+constexpr size_t kDigits = size_t{1} << kDigitBits;
+// Below, comparing is as fast as counting six digits.
+constexpr size_t kFewKeys = 192;
+
+// int64s are ordered as unsigned numbers with their sign bits flipped.
+inline size_t DigitOf(int64_t key, int shift) {
+  return ((static_cast<uint64_t>(key) ^ uint64_t{1} << 63) >> shift) & (kDigits - 1);
+}
+
+// Stable.
+void SortByDigit(const KeyPosition* from, size_t n, int shift, KeyPosition* to) {
+  uint32_t places[kDigits] = {};
+  for (size_t i = 0; i < n; ++i) ++places[DigitOf(from[i].key, shift)];
+  uint32_t place = 0;
+  for (uint32_t& digit : places) place += std::exchange(digit, place);
+  for (size_t i = 0; i < n; ++i) to[places[DigitOf(from[i].key, shift)]++] = from[i];
+}
+
+}  // namespace
+
+// A radix sort from the last digit on, of those digits in which keys differ. 80k keys take 0.60 ms
+// on one thread, 0.21 ms if they are ids below 1M; std::sort takes 3.9 ms (AMD EPYC, best of 20;
+// `python tools/native.py bench wire 1 343000`). What lost:
+// - Digits of 8 bits: a third slower; with ids below 1M half as slow again.
+// - Moving positions alone and looking their keys up: 26 %, 10 % slower.
+// - The leading 33 bits of those that differ, then insertion: 15 % faster if keys are spread
+//   evenly, 5 times slower if they are ids behind a field's number.
+std::unique_ptr<KeyPosition[]> SortKeys(const int64_t* keys, size_t n) {
+  std::unique_ptr<KeyPosition[]> sorted(new KeyPosition[n]);
+  uint64_t differences = 0;
+  for (size_t i = 0; i < n; ++i) {
+    sorted[i] = {keys[i], static_cast<uint32_t>(i)};
+    differences |= static_cast<uint64_t>(keys[i] ^ keys[0]);
+  }
+  if (n < kFewKeys) {
+    std::sort(sorted.get(), sorted.get() + n, [](const KeyPosition& a, const KeyPosition& b) {
+      return a.key != b.key ? a.key < b.key : a.position < b.position;
+    });
+    return sorted;
+  }
+  std::unique_ptr<KeyPosition[]> next(new KeyPosition[n]);
+  for (int shift = 0; shift < 64; shift += kDigitBits) {
+    if ((differences >> shift & (kDigits - 1)) == 0) continue;
+    SortByDigit(sorted.get(), n, shift, next.get());
+    sorted.swap(next);
+  }
+  return sorted;
+}
+
+}  // namespace tsps

@@ -1,0 +1,145 @@
+#include "core/group/control_file.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/crc32c.h"
+#include "core/base/fault_point.h"
+#include "core/base/futex.h"
+#include "core/base/racy_copy.h"
+
+namespace tsps {
+namespace {
+
+// Orders the reads before it before the look at the sequence word after it.
+void AcquireFence() {
+#ifndef __SANITIZE_THREAD__  // does not follow fences, and does not look at the racy reads either
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+}
+
+}  // namespace
+
+uint32_t GroupLayoutHash() {
+  const uint64_t sizes[] = {sizeof(GroupFileHeader), sizeof(LiveState), sizeof(CommitRecord),
+                            sizeof(UndoHeader),      kRecordOffset,     kRecordBytes,
+                            uint64_t{kMaxTables},    TableLayoutHash()};
+  return Crc32c(0, sizes, sizeof(sizes));
+}
+
+Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path,
+                                                         const std::string& uuid) {
+  if (uuid.size() != sizeof(GroupFileHeader::uuid)) {
+    return Error(Code::kInvalidArgument, "a group's uuid has 32 hexadecimal digits, received '",
+                 uuid, "'");
+  }
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, kControlBytes, kControlBytes));
+  GroupFileHeader header = {};
+  header.magic = kGroupMagic;
+  header.version = kFormatVersion;
+  header.layout_hash = GroupLayoutHash();
+  std::memcpy(header.uuid, uuid.data(), sizeof(header.uuid));
+  header.crc = HeaderCrc(header);
+  // The records are all zero: epoch 0, step 0, no tables. Header last: a killed creation leaves no
+  // valid group.
+  std::memcpy(file->data(), &header, sizeof(header));
+  return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
+}
+
+Result<std::unique_ptr<ControlFile>> ControlFile::Open(const std::string& path) {
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, 0, kControlBytes));
+  GroupFileHeader header = {};
+  std::memcpy(&header, file->data(), std::min(file->size(), sizeof(header)));
+  if (file->size() >= sizeof(header.magic) && header.magic != kGroupMagic) {
+    return Error(Code::kDataLoss, path, " is not the control file of a tf_sparse_ps group");
+  }
+  if (file->size() < sizeof(header)) {
+    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes,
+                 " expected");
+  }
+  TSPS_RETURN_IF_ERROR(CheckFormat(header.version, header.layout_hash, GroupLayoutHash(), path));
+  if (header.crc != HeaderCrc(header))
+    return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
+  if (file->size() < kControlBytes) {
+    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes,
+                 " expected");
+  }
+  return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
+}
+
+std::string ControlFile::uuid() const {
+  return std::string(file_->data() + offsetof(GroupFileHeader, uuid),
+                     sizeof(GroupFileHeader::uuid));
+}
+
+bool ControlFile::Validate(uint64_t sequence) const {
+  AcquireFence();
+  return live().sequence.load(std::memory_order_acquire) == sequence || TSPS_FAULT_OFF("seqlock");
+}
+
+bool ControlFile::ValidateEpoch(uint64_t sequence) const {
+  AcquireFence();
+  return this->sequence() / 2 == sequence / 2;
+}
+
+void ControlFile::LoadState(uint64_t epoch, State* state) const {
+  const CommitRecord& from = record(epoch);
+  RacyRead(&state->epoch, &from.epoch, sizeof(state->epoch));
+  RacyRead(&state->step, &from.step, sizeof(state->step));
+  RacyRead(&state->version, &from.version, sizeof(state->version));
+  RacyRead(&state->recorded_tables, &from.n_tables, sizeof(state->recorded_tables));
+  state->tables.resize(std::min<uint32_t>(state->recorded_tables, kMaxTables));
+  RacyRead(state->tables.data(), from.tables, state->tables.size() * sizeof(TableState));
+  TableState next = {};
+  if (state->tables.size() < kMaxTables) {
+    RacyRead(&next, &from.tables[state->tables.size()], sizeof(next));
+  }
+  state->more_tables = next.name[0] != 0 || next.segments != 0 || next.removed != 0;
+}
+
+uint64_t ControlFile::LoadLastState(State* state) const {
+  while (true) {
+    const uint64_t now = sequence();
+    LoadState(now / 2, state);
+    if (ValidateEpoch(now)) return now;
+  }
+}
+
+uint64_t ControlFile::CommittedStep() const {
+  while (true) {
+    const uint64_t now = sequence();
+    uint64_t step = 0;
+    RacyRead(&step, &record(now / 2).step, sizeof(step));
+    if (ValidateEpoch(now)) return step;
+  }
+}
+
+void ControlFile::AwaitChange(uint64_t sequence, int ms) const {
+  FutexWait(live().sequence, sequence, ms);
+}
+
+void ControlFile::Begin(uint64_t epoch) {
+  live().undo_epoch.store(epoch + 1, std::memory_order_release);
+  TSPS_FAULT_POINT("begin.undo_valid");
+  live().sequence.store(2 * epoch + 1, std::memory_order_release);
+#ifndef __SANITIZE_THREAD__
+  // Orders the odd sequence before every store of the mutation.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  TSPS_FAULT_POINT("begin.odd");
+}
+
+void ControlFile::Publish(const State& state) {
+  CommitRecord& to = record(state.epoch);
+  to.epoch = state.epoch;
+  to.step = state.step;
+  to.version = state.version;
+  to.n_tables = static_cast<uint32_t>(state.tables.size());
+  std::copy(state.tables.begin(), state.tables.end(), to.tables);
+  TSPS_FAULT_POINT("publish.record");
+  live().sequence.store(2 * state.epoch, std::memory_order_release);
+  TSPS_FAULT_POINT("publish.even");
+  FutexWakeAll(live().sequence);
+}
+
+}  // namespace tsps

@@ -1,0 +1,75 @@
+// ControlFile: a group's identity, sequence word and commit records (layout.h).
+#ifndef TFSPS_CORE_GROUP_CONTROL_FILE_H_
+#define TFSPS_CORE_GROUP_CONTROL_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/group/layout.h"
+#include "core/os/mapped_file.h"
+
+namespace tsps {
+
+// A commit record's content, copied out.
+struct State {
+  uint64_t epoch = 0;
+  uint64_t step = 0;
+  uint64_t version = 0;
+  std::vector<TableState> tables;
+  // What CheckRecord (damage.h) looks at: the number of tables as it was recorded, and whether
+  // there are more behind them.
+  uint32_t recorded_tables = 0;
+  bool more_tables = false;
+};
+
+class ControlFile {
+ public:
+  static Result<std::unique_ptr<ControlFile>> Create(const std::string& path,
+                                                     const std::string& uuid);
+  static Result<std::unique_ptr<ControlFile>> Open(const std::string& path);
+  Status MakeWritable() { return file_->MakeWritable(); }
+
+  std::string uuid() const;
+  MappedFile& file() { return *file_; }
+  const std::string& path() const { return file_->path(); }
+  LiveState& live() const { return *reinterpret_cast<LiveState*>(file_->data() + kLiveOffset); }
+
+  // --- Reading. ---
+  uint64_t sequence() const { return live().sequence.load(std::memory_order_acquire); }
+  // True if the sequence word still is `sequence` after everything read so far.
+  bool Validate(uint64_t sequence) const;
+  // True if its epoch still is the committed one: record e stays as it is while epoch e + 1 is
+  // being written.
+  bool ValidateEpoch(uint64_t sequence) const;
+  // Copies the record of `epoch`. Garbage (with a sane table count) if a mutation races; validate
+  // afterwards.
+  void LoadState(uint64_t epoch, State* state) const;
+  // Copies the last committed record, beside whatever the writer does. Returns the sequence word,
+  // which may have become odd since, not more.
+  uint64_t LoadLastState(State* state) const;
+  uint64_t CommittedStep() const;
+  // Sleeps until the sequence word differs from `sequence`, or for `ms`.
+  void AwaitChange(uint64_t sequence, int ms) const;
+
+  // --- Writing: the one writer, under the lock. ---
+  // Declares the undo log valid for epoch + 1 and makes the sequence odd. From here to Publish or
+  // Abandon readers wait.
+  void Begin(uint64_t epoch);
+  // Publishes `state` as epoch state.epoch and wakes who waits.
+  void Publish(const State& state);
+
+ private:
+  explicit ControlFile(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
+  CommitRecord& record(uint64_t epoch) const {
+    return *reinterpret_cast<CommitRecord*>(file_->data() + kRecordOffset +
+                                            (epoch & 1) * kRecordBytes);
+  }
+  std::unique_ptr<MappedFile> file_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_CONTROL_FILE_H_

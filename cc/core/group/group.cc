@@ -1,0 +1,251 @@
+#include "core/group/group.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/fault_point.h"
+#include "core/base/racy_copy.h"
+#include "core/group/group_impl.h"
+#include "core/group/record_checks.h"
+#include "core/group/table_number.h"
+
+namespace tsps {
+namespace {
+
+constexpr int kLivenessIntervalMs = 100;
+
+}  // namespace
+
+void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value) {
+  uint64_t known = maximum.load(std::memory_order_relaxed);
+  while (value > known && !maximum.compare_exchange_weak(known, value, std::memory_order_relaxed)) {
+  }
+}
+
+Result<std::shared_ptr<const Overlay>> Group::Impl::OverlayFor(uint64_t sequence,
+                                                               const State& state) {
+  std::lock_guard<std::mutex> lock(overlay_mutex);
+  if (overlay == nullptr || overlay_sequence != sequence) {
+    TSPS_ASSIGN_OR_RETURN(auto built, Overlay::Build(*undo, state));
+    overlay = std::move(built);
+    overlay_sequence = sequence;
+  }
+  return overlay;
+}
+
+Status Group::Impl::CheckRead(const State& state, uint64_t epoch) {
+  const bool known = state.version == checked_version.load(std::memory_order_relaxed);
+  if ((known && state.epoch == epoch) || TSPS_FAULT_OFF("seqlock")) return Status();
+  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, control->path()));
+  checked_version.store(state.version, std::memory_order_relaxed);
+  return Status();
+}
+
+Group::Group() : impl_(std::make_unique<Impl>()) {}
+Group::~Group() = default;
+
+Result<std::shared_ptr<Group>> Group::Create(const std::string& path, const std::string& uuid) {
+  TSPS_RETURN_IF_ERROR(MakePrivateDirectory(path));
+  std::shared_ptr<Group> group(new Group());
+  group->path_ = path;
+  Impl& impl = *group->impl_;
+  // The control file last: without it the directory is no group, whatever else a killed creation
+  // left.
+  TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Create(path + "/undo"));
+  {
+    TSPS_ASSIGN_OR_RETURN(auto lock, WriterLock::Acquire(path + "/writer.lock"));
+  }
+  TSPS_ASSIGN_OR_RETURN(impl.probe, WriterProbe::Open(path + "/writer.lock"));
+  TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Create(path + "/group", uuid));
+  return group;
+}
+
+Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
+  TSPS_RETURN_IF_ERROR(CheckPrivateDirectory(path));
+  std::shared_ptr<Group> group(new Group());
+  group->path_ = path;
+  Impl& impl = *group->impl_;
+  TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Open(path + "/group"));
+  TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Open(path + "/undo"));
+  TSPS_ASSIGN_OR_RETURN(impl.probe, WriterProbe::Open(path + "/writer.lock"));
+  TSPS_RETURN_IF_ERROR(group->CheckInPlace());  // else the files may be of two groups
+  TSPS_ASSIGN_OR_RETURN(const std::vector<int> tables, group->Tables());
+  for (const int table : tables) TSPS_RETURN_IF_ERROR(group->CheckTable(table));
+  return group;
+}
+
+Status Group::Read(const std::function<Status(const ReadView&)>& read, double timeout_s) {
+  const ControlFile& control = *impl_->control;
+  const uint64_t deadline = NowNs() + static_cast<uint64_t>(timeout_s * 1e9);
+  State state;
+  uint64_t blocked = 0;
+  uint64_t blocked_by_growth = 0;
+  // What a wait or a lost attempt cost, and whether growth was the cause.
+  const auto count = [&](uint64_t cost) {
+    blocked += cost;
+    if (control.live().growing.load(std::memory_order_relaxed) != 0) blocked_by_growth += cost;
+    counters_.read_retries.fetch_add(1, std::memory_order_relaxed);
+  };
+  while (true) {
+    if (NowNs() > deadline) {
+      return Error(Code::kUnavailable, "no consistent read of ", path_, " within ", timeout_s,
+                   " s: its writer (pid ", control.live().writer_pid.load(),
+                   ") is changing it all the time");
+    }
+    const uint64_t sequence = control.sequence();
+    const bool unfinished = (sequence & 1) != 0 && !TSPS_FAULT_OFF("seqlock");
+    if (unfinished && impl_->probe->WriterAlive()) {
+      const uint64_t began = NowNs();
+      control.AwaitChange(sequence, 1);
+      count(NowNs() - began);
+      continue;
+    }
+    const uint64_t began = ThreadNs();
+    control.LoadState(sequence / 2, &state);
+    if (control.Validate(sequence)) {
+      TSPS_RETURN_IF_ERROR(impl_->CheckRead(state, sequence / 2));
+      std::shared_ptr<const Overlay> overlay;
+      if (unfinished) {
+        auto behind = impl_->OverlayFor(sequence, state);
+        if (!behind.ok()) {
+          // A recovery may have begun the next mutation while we read its log.
+          if (!control.Validate(sequence)) continue;
+          return behind.status();
+        }
+        overlay = *behind;
+      }
+      impl_->tables.DropRemoved(state);
+      const std::shared_ptr<const MappedTables::List> mapped = impl_->tables.list();
+      const ReadView view(*this, state, *mapped, overlay.get());
+      Status status = read(view);
+      const bool again = !view.missing_.empty();
+      if (again) status = impl_->tables.Map(path_, *impl_->control, state, view.missing_);
+      if (!view.unmapped_.ok()) status = view.unmapped_;
+      if (control.Validate(sequence)) {
+        if (again && status.ok()) continue;
+        RaiseMax(counters_.read_blocked_ns_max, blocked);
+        RaiseMax(counters_.growth_blocked_ns_max, blocked_by_growth);
+        return status;
+      }
+    }
+    count(ThreadNs() - began);
+  }
+}
+
+uint64_t Group::step() const { return impl_->control->CommittedStep(); }
+
+Status Group::WaitForStep(uint64_t step, double timeout_s,
+                          const std::atomic<bool>* cancelled) const {
+  const ControlFile& control = *impl_->control;
+  const uint64_t deadline = NowNs() + static_cast<uint64_t>(timeout_s * 1e9);
+  uint64_t next_liveness_check = NowNs() + kLivenessIntervalMs * 1000000ull;
+  while (true) {
+    const uint64_t sequence = control.sequence();
+    if (control.CommittedStep() >= step) return Status();
+    const uint64_t now = NowNs();
+    if (cancelled != nullptr && cancelled->load()) {
+      return Error(Code::kUnavailable, "the wait for step ", step, " of ", path_, " was cancelled");
+    }
+    if (now >= next_liveness_check) {
+      next_liveness_check = now + kLivenessIntervalMs * 1000000ull;
+      if (!impl_->probe->WriterAlive() && control.CommittedStep() < step) {
+        return Error(Code::kUnavailable, "the leader (pid ", control.live().writer_pid.load(),
+                     ") of ", path_, " died: step ", control.CommittedStep(), " is its last, step ",
+                     step, " was awaited");
+      }
+    }
+    if (now >= deadline) {
+      return Error(Code::kDeadlineExceeded, "step ", step, " of ", path_,
+                   " was not published within ", timeout_s, " s: its leader (pid ",
+                   control.live().writer_pid.load(), ") is alive and at step ",
+                   control.CommittedStep());
+    }
+    control.AwaitChange(sequence, kLivenessIntervalMs);
+  }
+}
+
+GroupInfo Group::Info() const {
+  GroupInfo info;
+  info.path = path_;
+  info.uuid = impl_->control->uuid();
+  State state;
+  const uint64_t sequence = impl_->control->LoadLastState(&state);
+  info.step = state.step;
+  info.version = state.version;
+  info.writer_pid = impl_->control->live().writer_pid.load();
+  info.writer_alive = impl_->probe->WriterAlive();
+  info.unfinished = (sequence & 1) != 0;
+  info.bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
+  for (const TableState& table : state.tables) {
+    if (!IsVacant(table)) info.bytes += TableFiles::BytesIn(path_ + "/" + TableName(table));
+  }
+  return info;
+}
+
+Status Group::CheckInPlace() const { return impl_->control->file().CheckInPlace(); }
+
+Result<std::vector<int>> Group::Tables() {
+  std::vector<int> tables;
+  TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) {
+    tables = view.tables();
+    return Status();
+  }));
+  return tables;
+}
+
+Result<int> Group::FindTable(const std::string& name) {
+  int found = 0;
+  TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
+    for (const int table : view.tables()) {
+      if (TableName(view.StateOf(table)) != name) continue;
+      found = table;
+      static_cast<void>(view.Listed(table));
+      return Status();
+    }
+    return Error(Code::kNotFound, "no table '", name, "' in ", path_);
+  }));
+  return found;
+}
+
+// Not inside of one Read(): of many tables it takes longer than a writer is quiet.
+Status Group::CheckTable(int table) {
+  constexpr int kTries = 8;  // another optimizer may be bound meanwhile
+  for (int tries = 1; true; ++tries) {
+    TableState state = {};
+    TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) {
+      state = view.Has(table) ? view.StateOf(table) : TableState();
+      return Status();
+    }));
+    if (IsVacant(state)) return Status();
+    const Status checked = MappedTables::Open(path_, *impl_->control, state).status();
+    if (checked.ok() || tries == kTries) return checked;
+  }
+}
+
+Result<std::shared_ptr<const TableConfig>> Group::Config(int table) {
+  const std::shared_ptr<const MappedTables::List> mapped = impl_->tables.list();
+  if (table >= 0 && PlaceOf(table) < mapped->size()) {
+    const MappedTable& known = (*mapped)[PlaceOf(table)];
+    if (known.Is(RemovedBefore(table))) return known.files->shared_config();
+  }
+  std::shared_ptr<const TableConfig> config;
+  TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) {
+    if (view.Listed(table)) config = view.Files(table).shared_config();
+    return Status();
+  }));
+  return config;
+}
+
+Status Group::CheckUuid(int table, const std::string& uuid) {
+  TSPS_ASSIGN_OR_RETURN(const auto known, Config(table));
+  if (uuid.empty() || uuid == known->uuid) return Status();
+  return Error(Code::kFailedPrecondition, "table ", path_, "/", known->name, " has uuid ",
+               known->uuid, ", not ", uuid,
+               ": it is another table than the one this layer was built with");
+}
+
+void Group::Forget(const std::string& name) { impl_->tables.Forget(name); }
+
+}  // namespace tsps

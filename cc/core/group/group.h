@@ -1,0 +1,187 @@
+// Group: the tables of one job on one node, in one directory, with one writer, one step gate, one
+// undo log and one commit record.
+//
+//   <group>/group            control file: identity, sequence word, two commit records (layout.h)
+//   <group>/undo             before-images of the mutation in progress
+//   <group>/writer.lock      OFD lock: who holds it may write; also the liveness probe
+//   <group>/<table>/...      one folder per table (table_files.h)
+//
+// Caveats, first:
+// - One writer per group, in one process; a forked child is not the writer. Every write method
+//   refuses otherwise.
+// - Readers take no lock and never write: Read() runs the caller's code between two looks at the
+//   sequence word and runs it again when a mutation came between, so that code must be repeatable.
+// - A reader that finds the writer dead in the middle of a mutation reads through the undo log (an
+//   overlay), and sees the group as it was before that mutation.
+#ifndef TFSPS_CORE_GROUP_GROUP_H_
+#define TFSPS_CORE_GROUP_GROUP_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/executor.h"
+#include "core/base/status.h"
+#include "core/group/read_view.h"
+#include "core/table/initializer.h"
+#include "core/table/row_optimizer.h"
+#include "core/table/table_config.h"
+
+namespace tsps {
+
+class Group;
+class GroupWriter;
+
+// Counted since this process opened the group.
+struct GroupCounters {
+  std::atomic<uint64_t> read_retries{0};
+  // Longest time one Read() spent waiting, or computing what was thrown away (processor time: on a
+  // busy machine a thread is off the processor for longer than any writer makes it wait).
+  std::atomic<uint64_t> read_blocked_ns_max{0};
+  std::atomic<uint64_t> growth_blocked_ns_max{0};  // the part of it that growth of an index caused
+  std::atomic<uint64_t> steps_applied{0};          // writer only, as are the next four
+  std::atomic<uint64_t> rows_written{0};
+  std::atomic<uint64_t> growth_splits{0};
+  std::atomic<uint64_t> growth_ns_max{0};   // longest burst of splits in front of one mutation
+  std::atomic<uint64_t> publish_ns_max{0};  // longest time the sequence word was odd
+};
+
+struct GroupInfo {
+  std::string path;
+  std::string uuid;
+  uint64_t step = 0;
+  uint64_t version =
+      0;  // assigns, erases, table creations and removals, and optimizer bindings so far
+  int64_t writer_pid = 0;  // of the last writer, as it saw itself
+  bool writer_alive = false;
+  bool unfinished = false;  // a mutation is in progress, or was when the writer died
+  uint64_t bytes = 0;       // of all files
+};
+
+class Group {
+ public:
+  // Creates an empty group; `path` must not exist (its parent must). The directory is 0700, the
+  // files 0600.
+  static Result<std::shared_ptr<Group>> Create(const std::string& path, const std::string& uuid);
+  // Maps an existing group. Refuses other users' directories, symlinks, foreign, newer, truncated
+  // and damaged files.
+  static Result<std::shared_ptr<Group>> Open(const std::string& path);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  // Takes the writer lock, recovers what a dead writer left and checks every table's index
+  // (damage.h). Aborted when another process (or
+  // another handle of this one) has it. The Group must outlive the writer.
+  Result<std::unique_ptr<GroupWriter>> OpenWriter();
+
+  // --- Reading. Thread-safe. ---
+  // Runs `read` on one committed state, again if a mutation came between. Unavailable after
+  // `timeout_s`. ResourceExhausted when `read` looks at a table that has outgrown the address range
+  // of this process (address_range.h); the other tables can still be read.
+  Status Read(const std::function<Status(const ReadView&)>& read, double timeout_s = 30.0);
+  // Blocks until `step` is committed. Unavailable, naming pid and step, when the writer dies first.
+  // `cancelled` may be null; it is looked at about ten times a second.
+  Status WaitForStep(uint64_t step, double timeout_s, const std::atomic<bool>* cancelled) const;
+  uint64_t step() const;
+  GroupInfo Info() const;
+  // DataLoss if the group's directory was removed, or holds another group by now. What is mapped
+  // can still be read.
+  Status CheckInPlace() const;
+  GroupCounters& counters() const { return counters_; }
+
+  // --- Tables. A number is one table's for the life of the group (table_number.h). Tables that
+  // another process has made, or removed, since the last look are seen. NotFound for tables that
+  // are not there, or not any more. ---
+  Result<std::vector<int>> Tables();
+  Result<int> FindTable(const std::string& name);
+  Result<std::shared_ptr<const TableConfig>> Config(int table);
+  // FailedPrecondition unless the table's uuid is `uuid` ("" matches any).
+  Status CheckUuid(int table, const std::string& uuid);
+  // Unmaps the table of this name, if it is mapped: nobody here needs it. Not where the writer is.
+  void Forget(const std::string& name);
+  const std::string& path() const { return path_; }
+
+  struct Impl;  // group_impl.h
+
+ private:
+  friend class GroupWriter;
+  friend class ReadView;
+  Group();
+  // Refuses a damaged table; which ones will be needed is not known. Leaves it unmapped.
+  Status CheckTable(int table);
+
+  std::string path_;
+  std::unique_ptr<Impl> impl_;
+  mutable GroupCounters counters_;
+};
+
+// One table's part of a step. Keys are unique: whoever has repeated ones merges them first
+// (merge.h).
+struct TableUpdate {
+  int table = 0;
+  const int64_t* keys = nullptr;     // int64[n]
+  const float* gradients = nullptr;  // float[n, dim]
+  size_t n = 0;
+  const float* hyper = nullptr;  // HyperCount(kind) floats
+  size_t n_hyper = 0;
+  // In place of `gradients` where they lie in several places: one after another float[n, dim].
+  struct Piece {
+    const float* rows;
+    size_t n;
+  };
+  std::vector<Piece> pieces = {};
+};
+
+// The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,
+// with an error, not at all; killed at any instruction, the next opener finds it whole or undone.
+class GroupWriter {
+ public:
+  ~GroupWriter();  // releases the lock; the group stays
+
+  // Applies one optimizer step to all tables and publishes it. `step` must be the committed step +
+  // 1. Absent keys get their initial row first. A non-finite gradient and a key that repeats are
+  // refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.
+  Status ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
+  // The same in two acts. Everything that can fail is in the first one: the tables are as they were
+  // until the second. What `updates` point to, and `executor`, must stay until the step is
+  // committed or aborted; nothing else can be written until then (FailedPrecondition).
+  Status PrepareStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
+  void CommitStep() noexcept;
+  // Drops what was prepared, if anything was.
+  void AbortStep();
+
+  Result<int> CreateTable(const TableConfig& config);
+  // Removes a table and its files: readers find it whole, or not at all. Its number is never given
+  // to another.
+  Status RemoveTable(int table);
+  // Creates the slot files. The table's rows get the slots' initial values. Binding the same
+  // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
+  Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
+  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, dim], or null: existing
+  // keys keep theirs, new keys get initial ones. Of equal keys the last wins.
+  Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
+                size_t n, Executor& executor);
+  // Removes keys; absent ones are skipped. Returns how many were there.
+  Result<size_t> Erase(int table, const int64_t* keys, size_t n);
+  // Sets the committed step, for a restored or imported state.
+  Status SetStep(uint64_t step);
+  // ReadView::Verify of every table.
+  Status Verify();
+
+  struct Impl;  // group_impl.h
+
+ private:
+  friend class Group;
+  explicit GroupWriter(Group& group);
+  Group& group_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_GROUP_H_

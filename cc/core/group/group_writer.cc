@@ -1,0 +1,241 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+
+#include "core/base/fault_point.h"
+#include "core/group/group.h"
+#include "core/group/group_impl.h"
+#include "core/group/record_checks.h"
+#include "core/group/table_number.h"
+#include "core/os/process_info.h"
+#include "core/table/table_checks.h"
+
+namespace tsps {
+namespace {
+
+Status ValidateConfig(const TableConfig& config, const std::string& group) {
+  if (!IsTableName(config.name)) {
+    return Error(Code::kInvalidArgument,
+                 "a table's name has 1 to 128 characters of [A-Za-z0-9._-], no leading dot, and is "
+                 "no file of every group (group, undo, writer.lock), received '",
+                 config.name, "' for ", group);
+  }
+  const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
+  if (config.uuid.size() != 32 || !std::all_of(config.uuid.begin(), config.uuid.end(), hex)) {
+    return Error(Code::kInvalidArgument, "table ", config.name,
+                 ": a uuid has 32 hexadecimal digits, received '", config.uuid, "'");
+  }
+  if (config.dim < 1 || config.dim > kMaxDim) {
+    return Error(Code::kInvalidArgument, "table ", config.name, ": dim must be in [1, ", kMaxDim,
+                 "], received ", config.dim);
+  }
+  if (config.key_limit < 0 || config.max_rows < 0) {
+    return Error(Code::kInvalidArgument, "table ", config.name,
+                 ": key_limit and max_rows must not be negative, received ", config.key_limit,
+                 " and ", config.max_rows);
+  }
+  return ValidateInitializer(config.initializer);
+}
+
+// Deletes what a writer that was killed has left of tables: while it made them, or after it had
+// published that they are gone.
+void RemoveLeftovers(const std::string& group, const State& state) {
+  for (const std::string& name : EntriesOf(group)) {
+    const auto is_named = [&](const TableState& table) { return TableName(table) == name; };
+    if (name[0] == '.' || std::any_of(state.tables.begin(), state.tables.end(), is_named)) continue;
+    const std::string folder = group + "/" + name;
+    if (TableFiles::IsLeftover(folder)) TableFiles::Remove(folder);
+  }
+}
+
+}  // namespace
+
+Status GroupWriter::Impl::CheckWriter(const Group& group) const {
+  if (!lock->HeldByThisProcess()) {
+    return Error(Code::kFailedPrecondition, "this process was forked from the writer of ",
+                 group.path(), " and may not write to it");
+  }
+  if (prepared != nullptr) {
+    return Error(Code::kFailedPrecondition, "step ", state.step + 1, " of ", group.path(),
+                 " is prepared; nothing can be written until it is committed or aborted");
+  }
+  return Status();
+}
+
+GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<Impl>()) {}
+GroupWriter::~GroupWriter() { group_.impl_->tables.Disown(); }
+
+Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
+  const size_t place = tsps::PlaceOf(table);
+  if (table >= 0 && place < state.tables.size() && !IsVacant(state.tables[place]) &&
+      state.tables[place].removed == RemovedBefore(table)) {
+    return static_cast<int>(place);
+  }
+  return Error(Code::kNotFound, "there is no table ", table, " in ", group.path(),
+               ", or not any more");
+}
+
+Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
+  TSPS_RETURN_IF_ERROR(CheckInPlace());  // the lock would be another group's
+  auto lock = WriterLock::Acquire(path_ + "/writer.lock");
+  if (!lock.ok()) {
+    if (lock.status().code() != Code::kAborted) return lock.status();
+    return Error(Code::kAborted, "group ", path_, " has a writer already (pid ",
+                 impl_->control->live().writer_pid.load(),
+                 "): one writer per group; open it read-only");
+  }
+  TSPS_RETURN_IF_ERROR(impl_->control->MakeWritable());
+  TSPS_RETURN_IF_ERROR(impl_->undo->file().MakeWritable());
+  std::unique_ptr<GroupWriter> writer(new GroupWriter(*this));
+  writer->impl_->lock = std::move(*lock);
+  State& state = writer->impl_->state;
+  const uint64_t epoch = impl_->control->sequence() / 2;
+  impl_->control->LoadState(epoch, &state);
+  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, impl_->control->path()));
+  impl_->tables.Own();
+  std::vector<size_t> places;
+  for (size_t place = 0; place < state.tables.size(); ++place) {
+    if (!IsVacant(state.tables[place])) places.push_back(place);
+  }
+  TSPS_RETURN_IF_ERROR(impl_->tables.Map(path_, *impl_->control, state, places));
+  for (const size_t place : places) {
+    TableFiles& files = *impl_->tables.files(place);
+    TSPS_RETURN_IF_ERROR(files.CheckState(state.tables[place]));
+    TSPS_RETURN_IF_ERROR(files.MakeWritable(state.tables[place]));
+  }
+  impl_->control->live().writer_pid.store(getpid());
+  impl_->control->live().writer_start.store(StartOfThisProcess());
+  TSPS_RETURN_IF_ERROR(Recover(*impl_, &state));
+  for (const size_t place : places) {
+    TableFiles& files = *impl_->tables.files(place);
+    TSPS_RETURN_IF_ERROR(CheckIndex(files, state.tables[place]));
+    TSPS_RETURN_IF_ERROR(files.RemoveOtherSlots(state.tables[place]));
+  }
+  RemoveLeftovers(path_, state);
+  return writer;
+}
+
+Status GroupWriter::Impl::MapAnew(const Group& group, int place) {
+  const TableState& table = state.tables[static_cast<size_t>(place)];
+  Group::Impl& impl = *group.impl_;
+  TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *impl.control, table));
+  TSPS_RETURN_IF_ERROR(files->MakeWritable(table));
+  reserver.Cancel(impl.files(place)->Mappings());
+  impl.tables.Put(static_cast<size_t>(place), table.removed, std::move(files));
+  return Status();
+}
+
+namespace {
+
+// A mutation that changes nothing but the commit record.
+Status CommitState(Group::Impl& group, State next, State* committed) {
+  TSPS_RETURN_IF_ERROR(group.undo->Start(0));
+  group.undo->Seal(next.epoch + 1);
+  group.control->Begin(next.epoch);
+  ++next.epoch;
+  group.control->Publish(next);
+  *committed = std::move(next);
+  return Status();
+}
+
+}  // namespace
+
+Result<int> GroupWriter::CreateTable(const TableConfig& config) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_RETURN_IF_ERROR(ValidateConfig(config, group_.path()));
+  Group::Impl& group = *group_.impl_;
+  State next = impl_->state;
+  size_t place = next.tables.size();
+  for (size_t p = next.tables.size(); p-- > 0;) {
+    if (TableName(next.tables[p]) == config.name) {
+      return Error(Code::kAlreadyExists, "table ", group_.path(), "/", config.name, " exists");
+    }
+    if (IsVacant(next.tables[p]) && next.tables[p].removed <= kMaxRemoved) place = p;
+  }
+  if (place >= kMaxTables) {
+    return Error(Code::kResourceExhausted, "group ", group_.path(), " has ", kMaxTables,
+                 " tables already");
+  }
+  // Creating a table removes what lies in the way.
+  TSPS_RETURN_IF_ERROR(group_.CheckInPlace());
+  if (place == next.tables.size()) next.tables.push_back(TableState());
+  TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Create(group_.path() + "/" + config.name, config));
+  TSPS_FAULT_POINT("create.files");
+  TableState& state = next.tables[place];  // zeros, but for `removed`
+  state.segments = 1;
+  std::memcpy(state.name, config.name.data(), config.name.size());
+  ++next.version;
+  const int table = TableNumber(place, state.removed);
+  group.tables.Put(place, state.removed, std::move(files));
+  const Status committed = CommitState(group, std::move(next), &impl_->state);
+  if (!committed.ok()) {
+    group.tables.Drop(place);
+    return committed;
+  }
+  return table;
+}
+
+Status GroupWriter::RemoveTable(int table) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TSPS_RETURN_IF_ERROR(group_.CheckInPlace());  // else the folder is another group's
+  Group::Impl& group = *group_.impl_;
+  TableFiles& files = *group.files(place);
+  const std::string folder = files.folder();
+  impl_->reserver.Cancel(files.Mappings());
+  State next = impl_->state;
+  TableState vacant = {};
+  vacant.removed = RemovedBefore(table) + 1;
+  next.tables[static_cast<size_t>(place)] = vacant;
+  ++next.version;
+  TSPS_RETURN_IF_ERROR(CommitState(group, std::move(next), &impl_->state));
+  TSPS_FAULT_POINT("remove.published");
+  impl_->memory[static_cast<size_t>(place)] = TableMemory();
+  group.tables.Drop(static_cast<size_t>(place));
+  TableFiles::Remove(folder);
+  return Status();
+}
+
+Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool replace) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TableFiles& files = *group_.impl_->files(place);
+  State next = impl_->state;
+  TableState& state = next.tables[static_cast<size_t>(place)];
+  const auto bound = static_cast<OptimizerKind>(state.optimizer);
+  if (bound == config.kind &&
+      std::equal(state.slot_init, state.slot_init + kMaxSlots, config.slot_init)) {
+    return Status();
+  }
+  if (bound != OptimizerKind::kNone && !replace) {
+    return Error(Code::kFailedPrecondition, "table ", files.folder(), " is bound to optimizer ",
+                 OptimizerKindName(bound), " (or to other initial slot values); binding ",
+                 OptimizerKindName(config.kind), " would drop its slots: ask for it with replace");
+  }
+  const uint32_t old_generation = state.generation;
+  TSPS_RETURN_IF_ERROR(files.CreateSlots(old_generation + 1, config, state.rows));
+  TSPS_FAULT_POINT("bind.files");
+  state.generation = old_generation + 1;
+  state.optimizer = static_cast<uint32_t>(config.kind);
+  std::copy(config.slot_init, config.slot_init + kMaxSlots, state.slot_init);
+  ++next.version;
+  TSPS_RETURN_IF_ERROR(CommitState(*group_.impl_, std::move(next), &impl_->state));
+  TSPS_FAULT_POINT("bind.published");
+  // The table is bound. What follows gives the old slots' memory back, if it can.
+  const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
+  static_cast<void>(files.RemoveOtherSlots(committed));
+  if (bound != OptimizerKind::kNone) static_cast<void>(impl_->MapAnew(group_, place));
+  return Status();
+}
+
+Status GroupWriter::SetStep(uint64_t step) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  State next = impl_->state;
+  next.step = step;
+  ++next.version;
+  return CommitState(*group_.impl_, std::move(next), &impl_->state);
+}
+
+}  // namespace tsps

@@ -1,0 +1,172 @@
+// Growth of the index: doubling the directory and splitting segments, each a mutation of its own.
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/base/fault_point.h"
+#include "core/group/group_impl.h"
+#include "core/table/index.h"
+#include "core/table/table_checks.h"
+
+namespace tsps {
+namespace {
+
+class Grower {
+ public:
+  Grower(Group::Impl& group, GroupWriter::Impl& writer, int table)
+      : group_(group), writer_(writer), table_(table), files_(*group.files(table)) {}
+
+  // Makes room in `number`, the segment of `hash`, by compaction when tombstones fill it, else by a
+  // split.
+  Status MakeRoom(uint32_t number, uint64_t hash, uint32_t demand) {
+    TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files_, table_, number, Checked::kKeys));
+    Segment* segment = files_.segment(number);
+    const bool split = LiveEntries(*segment) + demand > SplitLimit(number) / 2;
+    if (split && segment->local_depth == state().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
+    const uint32_t depth = state().depth;
+    const uint32_t local_depth = segment->local_depth;
+    const uint32_t sibling = state().segments;
+    if (split) {
+      TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(
+          files_.segments(), (static_cast<size_t>(sibling) + 1) * kSegmentBytes));
+    }
+    TSPS_RETURN_IF_ERROR(group_.undo->Start(UndoSegmentBytes()));
+    UndoRecordHeader* record =
+        group_.undo->Append(UndoKind::kSegment, table_, 1, UndoSegmentBytes());
+    record->segment = number;
+    record->hash = hash;
+    const auto* image = reinterpret_cast<const Segment*>(UndoPayload(record));
+    std::memcpy(UndoPayload(record), segment, kSegmentBytes);
+    group_.undo->Seal(writer_.state.epoch + 1);
+    TSPS_FAULT_POINT("split.undo");
+
+    State next = writer_.state;
+    group_.control->Begin(next.epoch);
+    RebuildSegment(*image, segment, split ? files_.segment(sibling) : nullptr);
+    TSPS_FAULT_POINT("split.rebuilt");
+    if (split) {
+      // The directory entries of this segment are one aligned range; its upper half goes to the
+      // sibling.
+      const size_t width = size_t{1} << (depth - local_depth);
+      const size_t prefix = local_depth == 0 ? 0 : hash >> (64 - local_depth);
+      uint32_t* entries = files_.directory_entries() + (size_t{1} << depth) + prefix * width;
+      for (size_t i = width / 2; i < width; ++i) StoreRelaxed(entries[i], sibling);
+      TSPS_FAULT_POINT("split.directory");
+      next.tables[static_cast<size_t>(table_)].segments = sibling + 1;
+      writer_.MarkChecked(table_, sibling, Checked::kKeys);
+    }
+    ++next.epoch;
+    group_.control->Publish(next);
+    writer_.state = std::move(next);
+    return Status();
+  }
+
+ private:
+  TableState& state() { return writer_.state.tables[static_cast<size_t>(table_)]; }
+
+  // The next directory lies beside the current one, so nothing that is in use changes until the
+  // depth does.
+  Status DoubleDirectory() {
+    const uint32_t depth = state().depth;
+    if (depth >= kMaxDepth) {
+      return Error(Code::kResourceExhausted, "the index of ", files_.folder(),
+                   " cannot grow beyond depth ", depth);
+    }
+    const size_t size = size_t{1} << depth;
+    TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files_.directory(), 4 * size * sizeof(uint32_t)));
+    TSPS_RETURN_IF_ERROR(group_.undo->Start(0));
+    group_.undo->Seal(writer_.state.epoch + 1);
+    State next = writer_.state;
+    uint32_t* entries = files_.directory_entries();
+    for (size_t i = 0; i < size; ++i) {
+      const uint32_t number = entries[size + i];
+      StoreRelaxed(entries[2 * size + 2 * i], number);
+      StoreRelaxed(entries[2 * size + 2 * i + 1], number);
+    }
+    TSPS_FAULT_POINT("double.directory");
+    group_.control->Begin(next.epoch);
+    next.tables[static_cast<size_t>(table_)].depth = depth + 1;
+    ++next.epoch;
+    group_.control->Publish(next);
+    writer_.state = std::move(next);
+    return Status();
+  }
+
+  Group::Impl& group_;
+  GroupWriter::Impl& writer_;
+  const int table_;
+  TableFiles& files_;
+};
+
+}  // namespace
+
+Status GroupWriter::Impl::CheckSegmentOnce(const TableFiles& files, int place, uint32_t number,
+                                           Checked level) {
+  std::vector<Checked>& checked = memory[static_cast<size_t>(place)].checked;
+  const Checked done = number < checked.size() ? checked[number] : Checked::kNot;
+  if (done >= level) return Status();
+  const TableState& table = state.tables[static_cast<size_t>(place)];
+  if (done < Checked::kEntries) TSPS_RETURN_IF_ERROR(CheckSegment(files, table, number));
+  if (level == Checked::kKeys) TSPS_RETURN_IF_ERROR(CheckKeyPlaces(files, table, number));
+  MarkChecked(place, number, level);
+  return Status();
+}
+
+void GroupWriter::Impl::MarkChecked(int place, uint32_t number, Checked level) {
+  std::vector<Checked>& checked = memory[static_cast<size_t>(place)].checked;
+  if (number >= checked.size()) checked.resize(number + number / 2 + 16);
+  checked[number] = level;
+}
+
+Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int table,
+                 const int64_t* keys, const std::vector<uint32_t>& fresh) {
+  struct Demand {
+    uint32_t keys;
+    uint64_t hash;  // of one of them
+  };
+  TableFiles& files = *group.files(table);
+  Grower grower(group, writer, table);
+  const uint64_t started = NowNs();
+  uint64_t splits = 0;
+  bool grown = true;
+  while (grown) {
+    grown = false;
+    const uint32_t depth = writer.state.tables[static_cast<size_t>(table)].depth;
+    std::unordered_map<uint32_t, Demand> demands;
+    for (const uint32_t i : fresh) {
+      const uint64_t hash = HashKey(keys[i]);
+      Demand& demand = demands[files.directory_entries()[DirectoryPosition(hash, depth)]];
+      ++demand.keys;
+      demand.hash = hash;
+    }
+    std::vector<std::pair<uint32_t, Demand>> full;
+    for (const auto& [number, demand] : demands) {
+      TSPS_RETURN_IF_ERROR(writer.CheckSegmentOnce(files, table, number, Checked::kEntries));
+      if (files.segment(number)->used + demand.keys > SplitLimit(number))
+        full.emplace_back(number, demand);
+    }
+    // In order, so that nodes that make the same updates have the same files.
+    std::sort(full.begin(), full.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [number, demand] : full) {
+      group.control->live().growing.store(1, std::memory_order_relaxed);
+      const Status made = grower.MakeRoom(number, demand.hash, demand.keys);
+      if (!made.ok()) {
+        group.control->live().growing.store(0, std::memory_order_relaxed);
+        return made;
+      }
+      ++splits;
+      grown = true;
+    }
+  }
+  if (splits > 0) {
+    group.control->live().growing.store(0, std::memory_order_relaxed);
+    counters.growth_splits.fetch_add(splits, std::memory_order_relaxed);
+    RaiseMax(counters.growth_ns_max, NowNs() - started);
+  }
+  return Status();
+}
+
+}  // namespace tsps

@@ -1,0 +1,81 @@
+// The layout of a group's control file and undo log. All fields little-endian, fixed width.
+// docs/format.md has the same in words, table/layout.h the tables' files.
+//
+//  group (control file)
+//  0          4096          8192               + kRecordBytes     + 2 kRecordBytes
+//  +----------+-------------+------------------+------------------+
+//  | Header   | LiveState   | CommitRecord 0   | CommitRecord 1   |
+//  +----------+-------------+------------------+------------------+
+//    never      words that    the state as of an even epoch lives in record 0,
+//    changes    change        of an odd epoch in record 1
+//
+//  LiveState.sequence = 2 * epoch, + 1 while a mutation is in progress. Storing 2 * (epoch + 1)
+//  publishes commit record (epoch + 1) & 1 with everything in it: step, row counts of all tables,
+//  index sizes.
+//
+//  undo           UndoHeader, then records (undo_log.h)
+#ifndef TFSPS_CORE_GROUP_LAYOUT_H_
+#define TFSPS_CORE_GROUP_LAYOUT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/limits.h"
+#include "core/table/layout.h"
+
+namespace tsps {
+
+constexpr uint64_t kGroupMagic = 0x70756f7267737374ULL;  // "tssgroup", little-endian
+constexpr uint64_t kUndoMagic = 0x6f646e7573707374ULL;   // "tspsundo"
+
+struct GroupFileHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t layout_hash;  // GroupLayoutHash() of the build that wrote it
+  char uuid[32];         // hexadecimal digits
+  uint32_t reserved;
+  uint32_t crc;  // CRC-32C of the bytes before
+};
+static_assert(sizeof(GroupFileHeader) == 56, "on-disk size");
+
+struct LiveState {
+  std::atomic<uint64_t> sequence;
+  std::atomic<uint64_t> undo_epoch;  // the undo log holds the before-images of this epoch
+  alignas(64) std::atomic<int64_t> writer_pid;
+  std::atomic<uint64_t> writer_start;  // of the process, clock ticks since boot: tells a reused pid
+  std::atomic<uint32_t> growing;  // 1 while mutations are splits: readers count what that costs
+};
+static_assert(sizeof(LiveState) == 128 && offsetof(LiveState, writer_pid) == 64, "on-disk size");
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "words of the mapping must be plain");
+
+struct CommitRecord {
+  uint64_t epoch;
+  uint64_t step;
+  uint64_t version;
+  uint32_t n_tables;
+  uint32_t reserved;
+  TableState tables[kMaxTables];
+};
+static_assert(sizeof(CommitRecord) == 32 + 200 * kMaxTables, "on-disk size");
+
+constexpr size_t kLiveOffset = kPageBytes;
+constexpr size_t kRecordOffset = 2 * kPageBytes;
+constexpr size_t kRecordBytes = (sizeof(CommitRecord) + kPageBytes - 1) / kPageBytes * kPageBytes;
+constexpr size_t kControlBytes = kRecordOffset + 2 * kRecordBytes;
+
+struct UndoHeader {
+  uint64_t magic;
+  uint64_t epoch;  // the mutation this log undoes: record `epoch - 1` is the state it leads back to
+  uint64_t record_bytes;  // records follow the header's page
+  uint32_t n_records;
+  uint32_t crc;  // of the fields before
+};
+static_assert(sizeof(UndoHeader) == 32, "on-disk size");
+
+// Of the structs above and the tables'.
+uint32_t GroupLayoutHash();
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_LAYOUT_H_

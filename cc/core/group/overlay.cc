@@ -1,0 +1,71 @@
+#include "core/group/overlay.h"
+
+#include <algorithm>
+
+#include "core/group/record_checks.h"
+#include "core/table/index.h"
+
+namespace tsps {
+
+Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State& state) {
+  auto overlay = std::make_unique<Overlay>();
+  overlay->tables_.resize(state.tables.size());
+  const auto add = [&](const UndoRecordHeader& record, const char* payload) -> Status {
+    TSPS_RETURN_IF_ERROR(CheckUndoRecord(record, payload, state, log.path()));
+    TablePart& part = overlay->tables_[record.table];
+    switch (record.kind) {
+      case UndoKind::kRows: {
+        const auto* rows = reinterpret_cast<const uint32_t*>(payload);
+        const Rows& kept = overlay->rows_.emplace_back(Rows{record, payload});
+        for (size_t i = 0; i < record.n; ++i) part.rows[rows[i]] = {&kept, i};
+        break;
+      }
+      case UndoKind::kInserts: {
+        const auto* keys = reinterpret_cast<const int64_t*>(payload);
+        part.inserted.insert(keys, keys + record.n);
+        break;
+      }
+      case UndoKind::kErases: {
+        const auto* erased = reinterpret_cast<const ErasedEntry*>(payload);
+        for (size_t i = 0; i < record.n; ++i) {
+          part.erased[uint64_t{erased[i].segment} << 32 | erased[i].entry] = erased[i].row_plus_one;
+        }
+        break;
+      }
+      case UndoKind::kSegment: {
+        const auto* image = reinterpret_cast<const Segment*>(payload);
+        // A copy of the depth: a writer that takes over may overwrite the log.
+        part.segments[record.segment] = {image, record.hash,
+                                         std::min(LoadRelaxed(image->local_depth), kMaxDepth)};
+        break;
+      }
+    }
+    return Status();
+  };
+  TSPS_RETURN_IF_ERROR(log.ForEach(state.epoch + 1, add));
+  return overlay;
+}
+
+uint32_t Overlay::ErasedRow(int table, uint32_t segment, uint32_t entry) const {
+  const auto& erased = Part(table).erased;
+  const auto found = erased.find(uint64_t{segment} << 32 | entry);
+  return found == erased.end() ? 0 : found->second;
+}
+
+const Segment* Overlay::SegmentImage(int table, uint32_t segment) const {
+  const auto& segments = Part(table).segments;
+  const auto found = segments.find(segment);
+  return found == segments.end() ? nullptr : found->second.image;
+}
+
+const float* Overlay::RowImage(int table, int slot, uint32_t row, size_t dim) const {
+  const auto& rows = Part(table).rows;
+  const auto found = rows.find(row);
+  if (found == rows.end()) return nullptr;
+  const auto& [header, payload] = *found->second.record;
+  if (header.dim != dim || slot >= static_cast<int>(header.slots)) return nullptr;
+  const size_t offset = UndoRowImageOffset(header, found->second.i, slot);
+  return reinterpret_cast<const float*>(payload + offset);
+}
+
+}  // namespace tsps

@@ -1,0 +1,67 @@
+// Overlay: the state before an unfinished mutation, seen through its undo log. For readers that
+// find the writer dead: they cannot roll back, but they can look past what it left.
+#ifndef TFSPS_CORE_GROUP_OVERLAY_H_
+#define TFSPS_CORE_GROUP_OVERLAY_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/group/control_file.h"
+#include "core/group/layout.h"
+#include "core/group/undo_log.h"
+
+namespace tsps {
+
+class Overlay {
+ public:
+  // A segment before its split or compaction.
+  struct Before {
+    const Segment* image;
+    uint64_t hash;  // of a key that belongs there
+    uint32_t local_depth;
+  };
+
+  // Of the mutation that follows `state`. The log's mapping must outlive the overlay.
+  static Result<std::unique_ptr<Overlay>> Build(const UndoLog& log, const State& state);
+
+  bool Inserted(int table, int64_t key) const { return Part(table).inserted.count(key) != 0; }
+  // Entry (segment, position) was live with this row + 1 before the mutation erased it; 0: not
+  // erased by it.
+  uint32_t ErasedRow(int table, uint32_t segment, uint32_t entry) const;
+  // The segment as it was, or null.
+  const Segment* SegmentImage(int table, uint32_t segment) const;
+  // By segment number.
+  const std::unordered_map<uint32_t, Before>& segments(int table) const {
+    return Part(table).segments;
+  }
+  // The row's (slot -1: embedding) before-image of `dim` floats, or null.
+  const float* RowImage(int table, int slot, uint32_t row, size_t dim) const;
+
+ private:
+  struct Rows {  // a record of them
+    UndoRecordHeader header;
+    const char* payload;
+  };
+  struct RowPosition {
+    const Rows* record;
+    size_t i;
+  };
+  struct TablePart {
+    std::unordered_set<int64_t> inserted;
+    std::unordered_map<uint64_t, uint32_t> erased;  // segment << 32 | entry -> row + 1
+    std::unordered_map<uint32_t, Before> segments;
+    std::unordered_map<uint32_t, RowPosition> rows;
+  };
+  const TablePart& Part(int table) const { return tables_[static_cast<size_t>(table)]; }
+  std::vector<TablePart> tables_;
+  std::deque<Rows> rows_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_OVERLAY_H_

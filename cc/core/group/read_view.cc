@@ -1,0 +1,215 @@
+#include <algorithm>
+
+#include "core/base/fault_point.h"
+#include "core/group/group.h"
+#include "core/group/group_impl.h"
+#include "core/group/index_view.h"
+#include "core/group/overlay.h"
+#include "core/group/table_number.h"
+#include "core/table/index.h"
+
+namespace tsps {
+namespace {
+
+// Keys in flight at once: enough misses to keep the memory system busy, few enough to stay in L1.
+constexpr size_t kBatch = 16;
+
+}  // namespace
+
+int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
+                  uint32_t* rows) {
+  const uint32_t depth = std::min(state.depth, kMaxDepth);
+  const uint32_t* const directory = files.directory_entries();
+  const size_t row_bytes = files.row_bytes();
+  int64_t astray = -1;
+  uint64_t hashes[kBatch];
+  const Segment* segments[kBatch];
+  for (size_t begin = 0; begin < n; begin += kBatch) {
+    const size_t m = std::min(kBatch, n - begin);
+    for (size_t i = 0; i < m; ++i) {
+      hashes[i] = HashKey(keys[begin + i]);
+      const uint32_t number = LoadRelaxed(directory[DirectoryPosition(hashes[i], depth)]);
+      segments[i] = nullptr;
+      if (number >= state.segments) {
+        astray = static_cast<int64_t>(begin + i);
+        continue;
+      }
+      segments[i] = files.segment(number);
+      Prefetch(&segments[i]->entries[HomeEntry(hashes[i])], sizeof(Entry));
+    }
+    for (size_t i = 0; i < m; ++i) {
+      rows[begin + i] = kAbsentRow;
+      if (segments[i] == nullptr) continue;
+      const Entry* const entry = FindInSegment(*segments[i], keys[begin + i], hashes[i]);
+      if (entry == nullptr) continue;
+      const uint32_t row = LoadRelaxed(entry->row_plus_one) - 1;
+      if (row >= state.rows) {
+        astray = static_cast<int64_t>(begin + i);
+        continue;
+      }
+      Prefetch(files.row(row), std::min<size_t>(row_bytes, 256));
+      rows[begin + i] = row;
+    }
+  }
+  return astray;
+}
+
+Status Astray(const TableFiles& files, int64_t key) {
+  return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: its index leads key ", key,
+               " to a segment or a row that the table does not have");
+}
+
+namespace {
+
+// The same through an overlay: rare and slow.
+int64_t ProbeRowsBehind(const IndexView& index, const TableState& state, const int64_t* keys,
+                        size_t n, uint32_t* rows) {
+  int64_t astray = -1;
+  for (size_t i = 0; i < n; ++i) {
+    rows[i] = kAbsentRow;
+    const uint64_t hash = HashKey(keys[i]);
+    const uint32_t number = index.SegmentOf(hash);
+    const uint32_t at =
+        number < state.segments ? index.Find(number, keys[i], hash) : kSegmentEntries;
+    const uint32_t row_plus_one = at < kSegmentEntries ? index.RowPlusOne(number, at) : 0;
+    if (number >= state.segments || row_plus_one > state.rows) astray = static_cast<int64_t>(i);
+    if (row_plus_one != 0 && row_plus_one <= state.rows) rows[i] = row_plus_one - 1;
+  }
+  return astray;
+}
+
+}  // namespace
+
+uint64_t ReadView::step() const { return state_.step; }
+
+std::vector<int> ReadView::tables() const {
+  std::vector<int> tables;
+  for (size_t place = 0; place < state_.tables.size(); ++place) {
+    const TableState& state = state_.tables[place];
+    if (!IsVacant(state)) tables.push_back(TableNumber(place, state.removed));
+  }
+  return tables;
+}
+
+const TableState& ReadView::StateOf(int table) const { return state_.tables[PlaceOf(table)]; }
+TableFiles& ReadView::Files(int table) const { return *mapped_[PlaceOf(table)].files; }
+
+bool ReadView::Has(int table) const {
+  return table >= 0 && PlaceOf(table) < state_.tables.size() && !IsVacant(StateOf(table)) &&
+         StateOf(table).removed == RemovedBefore(table);
+}
+
+bool ReadView::Listed(int table) const {
+  const size_t place = PlaceOf(table);
+  const bool there = Has(table);
+  if (there && place < mapped_.size() && mapped_[place].Is(RemovedBefore(table))) return true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (there) {
+    missing_.push_back(place);
+  } else {
+    const bool known = table >= 0 && place < state_.tables.size();
+    unmapped_ = Error(
+        Code::kNotFound, "there is no table ", table, " in ", group_.path(),
+        known && StateOf(table).removed > RemovedBefore(table) ? ": it has been removed" : "");
+  }
+  return false;
+}
+
+bool ReadView::Mapped(int table) const {
+  if (!Listed(table)) return false;
+  Status status = Files(table).CheckFiles(StateOf(table));
+  if (status.ok()) return true;
+  Fail(std::move(status));
+  return false;
+}
+
+void ReadView::Fail(Status status) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  unmapped_ = std::move(status);
+}
+
+void ReadView::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
+  if (!Mapped(table)) {
+    std::fill_n(rows, n, kAbsentRow);
+    return;
+  }
+  const TableFiles& files = Files(table);
+  const TableState& state = StateOf(table);
+  const int64_t astray =
+      overlay_ == nullptr
+          ? ProbeRows(files, state, keys, n, rows)
+          : ProbeRowsBehind(IndexView(files, state, overlay_, static_cast<int>(PlaceOf(table))),
+                            state, keys, n, rows);
+  if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
+}
+
+void ReadView::Find(int table, const int64_t* keys, size_t n, const float** rows) const {
+  constexpr size_t kChunk = 256;
+  uint32_t numbers[kChunk];
+  for (size_t begin = 0; begin < n; begin += kChunk) {
+    const size_t m = std::min(kChunk, n - begin);
+    FindRows(table, keys + begin, m, numbers);
+    for (size_t i = 0; i < m; ++i) {
+      rows[begin + i] = numbers[i] == kAbsentRow ? nullptr : Row(table, numbers[i]);
+    }
+  }
+}
+
+const float* ReadView::Row(int table, uint32_t row) const {
+  const TableFiles& files = Files(table);
+  if (overlay_ != nullptr) {
+    const auto place = static_cast<int>(PlaceOf(table));
+    if (const float* image = overlay_->RowImage(place, -1, row, files.dim())) return image;
+  }
+  return files.row(row);
+}
+
+const float* ReadView::Slot(int table, int slot, uint32_t row) const {
+  TableFiles* files = &Files(table);
+  if (overlay_ != nullptr) {
+    const auto place = static_cast<int>(PlaceOf(table));
+    if (const float* image = overlay_->RowImage(place, slot, row, files->dim())) return image;
+  }
+  const SlotFiles* slots = files->Slots(StateOf(table));
+  if (slots == nullptr || static_cast<size_t>(slot) >= slots->files.size()) return nullptr;
+  MappedFile& file = *slots->files[static_cast<size_t>(slot)];
+  const size_t end = (static_cast<size_t>(row) + 1) * files->row_bytes();
+  if (end > file.size() && end > file.RefreshSize()) return nullptr;
+  return files->slot_row(*slots, slot, row);
+}
+
+void ReadView::ForEach(int table,
+                       const std::function<void(int64_t key, uint32_t row)>& visit) const {
+  if (!Mapped(table)) return;
+  const TableFiles& files = Files(table);
+  const TableState& state = StateOf(table);
+  const IndexView index(files, state, overlay_, static_cast<int>(PlaceOf(table)));
+  for (uint32_t number = 0; number < state.segments; ++number) {
+    for (uint32_t at = 0; at < kSegmentEntries; ++at) {
+      const uint32_t row_plus_one = index.RowPlusOne(number, at);
+      if (row_plus_one == 0 || row_plus_one == kTombstone) continue;
+      const int64_t key = index.Key(number, at);
+      if (row_plus_one <= state.rows) {
+        visit(key, row_plus_one - 1);
+      } else if (!TSPS_FAULT_OFF("seqlock")) {
+        Fail(Astray(files, key));
+      }
+    }
+  }
+}
+
+TableStats ReadView::Stats(int table) const {
+  TableStats stats;
+  if (!Listed(table)) return stats;
+  const TableState& state = StateOf(table);
+  stats.rows = state.live;
+  stats.row_capacity = state.rows;
+  stats.segments = state.segments;
+  stats.bytes = Files(table).Bytes(state);
+  stats.optimizer.kind = static_cast<OptimizerKind>(state.optimizer);
+  std::copy(std::begin(state.slot_init), std::end(state.slot_init),
+            std::begin(stats.optimizer.slot_init));
+  return stats;
+}
+
+}  // namespace tsps

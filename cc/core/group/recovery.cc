@@ -1,0 +1,123 @@
+#include <cstring>
+
+#include "core/base/fault_point.h"
+#include "core/group/group_impl.h"
+#include "core/group/record_checks.h"
+#include "core/group/table_number.h"
+#include "core/table/index.h"
+
+namespace tsps {
+namespace {
+
+void UndoRows(const TableFiles& files, const SlotFiles* slots, const UndoRecordHeader& record,
+              const char* payload) {
+  const auto* rows = reinterpret_cast<const uint32_t*>(payload);
+  for (size_t i = 0; i < record.n; ++i) {
+    std::memcpy(files.row(rows[i]), payload + UndoRowImageOffset(record, i, -1), files.row_bytes());
+    for (int slot = 0; slot < static_cast<int>(record.slots); ++slot) {
+      std::memcpy(files.slot_row(*slots, slot, rows[i]),
+                  payload + UndoRowImageOffset(record, i, slot), files.row_bytes());
+    }
+    TSPS_FAULT_POINT("recovery.row");
+  }
+}
+
+void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record,
+                 const char* payload) {
+  const auto* keys = reinterpret_cast<const int64_t*>(payload);
+  for (size_t i = 0; i < record.n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    RemoveInsert(files.segment(files.directory_entries()[DirectoryPosition(hash, depth)]), keys[i],
+                 hash);
+    TSPS_FAULT_POINT("recovery.insert");
+  }
+}
+
+void UndoErases(const TableFiles& files, const UndoRecordHeader& record, const char* payload) {
+  const auto* erased = reinterpret_cast<const ErasedEntry*>(payload);
+  for (size_t i = 0; i < record.n; ++i) {
+    StoreRelaxed(files.segment(erased[i].segment)->entries[erased[i].entry].row_plus_one,
+                 erased[i].row_plus_one);
+  }
+}
+
+// Puts the segment back and sends the whole of its directory range to it again.
+void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record,
+                 const char* payload) {
+  Segment* segment = files.segment(record.segment);
+  const auto* image = reinterpret_cast<const Segment*>(payload);
+  std::memcpy(segment, image, kSegmentBytes);
+  TSPS_FAULT_POINT("recovery.segment");
+  const size_t width = size_t{1} << (depth - image->local_depth);
+  const size_t prefix = image->local_depth == 0 ? 0 : record.hash >> (64 - image->local_depth);
+  uint32_t* entries = files.directory_entries() + (size_t{1} << depth) + prefix * width;
+  for (size_t i = 0; i < width; ++i) StoreRelaxed(entries[i], record.segment);
+}
+
+void Undo(TableFiles& files, const TableState& table, const UndoRecordHeader& record,
+          const char* payload) {
+  switch (record.kind) {
+    case UndoKind::kRows:
+      return UndoRows(files, record.slots > 0 ? files.Slots(table) : nullptr, record, payload);
+    case UndoKind::kInserts:
+      return UndoInserts(files, table.depth, record, payload);
+    case UndoKind::kErases:
+      return UndoErases(files, record, payload);
+    case UndoKind::kSegment:
+      return UndoSegment(files, table.depth, record, payload);
+  }
+}
+
+// As CheckUndoRecord; and what only the table's files can tell.
+Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, const char* payload,
+                     const State& state) {
+  TSPS_RETURN_IF_ERROR(CheckUndoRecord(record, payload, state, impl.undo->path()));
+  if (TSPS_FAULT_OFF("damage")) return Status();
+  const TableFiles& files = *impl.files(static_cast<int>(record.table));
+  const TableState& table = state.tables[record.table];
+  if (record.kind == UndoKind::kRows && record.dim != files.dim()) {
+    return Error(Code::kDataLoss, impl.undo->path(), " is damaged: images of rows of ", record.dim,
+                 " floats, the table's have ", files.dim());
+  }
+  const auto* const keys = reinterpret_cast<const int64_t*>(payload);
+  for (size_t i = 0; record.kind == UndoKind::kInserts && i < record.n; ++i) {
+    const uint32_t number =
+        files.directory_entries()[DirectoryPosition(HashKey(keys[i]), table.depth)];
+    if (number >= table.segments) return Astray(files, keys[i]);
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status Recover(Group::Impl& impl, State* state) {
+  ControlFile& control = *impl.control;
+  const uint64_t sequence = control.sequence();
+  control.LoadState(sequence / 2, state);
+  TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control.path()));
+  if ((sequence & 1) == 0) return Status();
+  if (!TSPS_FAULT_OFF("undo")) {
+    if (control.live().undo_epoch.load() != state->epoch + 1) {
+      return Error(Code::kDataLoss, control.path(),
+                   " is damaged: a mutation began without an undo log");
+    }
+    // All of the log before any of it: what cannot be undone stays as it is.
+    const auto check = [&](const UndoRecordHeader& record, const char* payload) {
+      return CheckRecordOf(impl, record, payload, *state);
+    };
+    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, check));
+    const auto undo = [&](const UndoRecordHeader& record, const char* payload) {
+      const TableState& table = state->tables[record.table];
+      Undo(*impl.files(static_cast<int>(record.table)), table, record, payload);
+      return Status();
+    };
+    TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, undo));
+  }
+  // The same state under a new epoch: a reader that began before the mutation must not take what it
+  // read in between for consistent.
+  ++state->epoch;
+  control.Publish(*state);
+  return Status();
+}
+
+}  // namespace tsps

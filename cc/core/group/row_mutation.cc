@@ -1,0 +1,267 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "core/base/fault_point.h"
+#include "core/gradients/dedupe.h"
+#include "core/group/group_impl.h"
+#include "core/table/index.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kProbeGrain = 4096;
+constexpr size_t kRowGrain = 512;
+
+size_t SlotsOf(const TableState& state) {
+  return static_cast<size_t>(SlotCount(static_cast<OptimizerKind>(state.optimizer)));
+}
+
+Status Repeated(const TableFiles& files, int64_t key) {
+  return Error(Code::kInvalidArgument, "table ", files.folder(), ": key ", key,
+               " is there twice; the keys of an update must be unique");
+}
+
+}  // namespace
+
+void RowMutation::Add(int table, const int64_t* keys, size_t n, bool unique) {
+  RowPlan plan;
+  plan.table = table;
+  plan.keys = keys;
+  plan.n = n;
+  plan.unique = unique;
+  plans_.push_back(std::move(plan));
+}
+
+void RowMutation::ForEachPlan(const std::function<void(size_t p)>& body) {
+  std::vector<size_t> sizes;
+  for (const RowPlan& plan : plans_) sizes.push_back(plan.n);
+  ForEachItem(sizes, executor_, body);
+}
+
+int64_t RowMarks::FirstRepeated(const std::vector<uint32_t>& rows,
+                                const std::vector<uint32_t>& positions, uint64_t n_rows) {
+  if (marks_.size() < n_rows / 64 + 1) marks_.resize(n_rows / 64 + 1 + n_rows / 256);
+  size_t marked = 0;
+  bool repeated = false;
+  for (; marked < positions.size(); ++marked) {
+    const uint32_t row = rows[positions[marked]];
+    const uint64_t mark = uint64_t{1} << (row & 63);
+    repeated = (marks_[row >> 6] & mark) != 0;
+    if (repeated) break;
+    marks_[row >> 6] |= mark;
+  }
+  for (size_t i = 0; i < marked; ++i) marks_[rows[positions[i]] >> 6] = 0;
+  return repeated ? int64_t{positions[marked]} : -1;
+}
+
+Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
+  std::vector<Status> statuses(plans_.size());
+  ForEachPlan([&](size_t p) {
+    if (also) also(p);
+    statuses[p] = PlanTable(plans_[p]);
+  });
+  return FirstError(statuses);
+}
+
+Status RowMutation::PlanTable(RowPlan& plan) {
+  plan.rows.resize(plan.n);
+  const TableFiles& files = *group_.files(plan.table);
+  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  std::atomic<int64_t> astray{-1};
+  executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
+    const int64_t one =
+        ProbeRows(files, state, plan.keys + begin, end - begin, plan.rows.data() + begin);
+    if (one >= 0) astray.store(static_cast<int64_t>(begin) + one, std::memory_order_relaxed);
+  });
+  if (astray.load() >= 0) return Astray(files, plan.keys[astray.load()]);
+  plan.existing.reserve(plan.n);
+  for (size_t i = 0; i < plan.n; ++i) {
+    auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;
+    positions.push_back(static_cast<uint32_t>(i));
+  }
+  const int64_t repeated = writer_.memory[static_cast<size_t>(plan.table)].marks.FirstRepeated(
+      plan.rows, plan.existing, state.rows);
+  if (repeated < 0) return CheckFreshUnique(plan);
+  const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
+  const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
+  if (plan.keys[first] == plan.keys[repeated]) return Repeated(files, plan.keys[repeated]);
+  return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: keys ", plan.keys[first],
+               " and ", plan.keys[repeated], " both have row ", row);
+}
+
+Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
+  const size_t n = plan.fresh.size();
+  if (n == 0 || plan.unique) return Status();
+  std::vector<int64_t> keys(n);
+  for (size_t i = 0; i < n; ++i) keys[i] = plan.keys[plan.fresh[i]];
+  std::vector<int32_t> numbers(n);
+  if (Dedupe({{keys.data(), n, numbers.data()}}).size() == n) return Status();
+  size_t repeated = 0;
+  while (numbers[repeated] == static_cast<int32_t>(repeated)) ++repeated;
+  return Repeated(*group_.files(plan.table), keys[repeated]);
+}
+
+bool RowMutation::HasFresh() const {
+  return std::any_of(plans_.begin(), plans_.end(),
+                     [](const RowPlan& plan) { return !plan.fresh.empty(); });
+}
+
+Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
+  const TableFiles& files = *group_.files(plan.table);
+  const uint64_t live = next_.tables[static_cast<size_t>(plan.table)].live + plan.fresh.size();
+  const int64_t max_rows = files.config().max_rows;
+  if (max_rows == 0 || plan.fresh.empty() || live <= static_cast<uint64_t>(max_rows))
+    return Status();
+  return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", live,
+               " rows, max_rows is ", max_rows);
+}
+
+// Gives the fresh keys row numbers: returned ones first, then new ones.
+Status RowMutation::ReserveRows(RowPlan& plan) {
+  if (plan.fresh.empty()) return Status();
+  TableFiles& files = *group_.files(plan.table);
+  TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  const uint64_t reused = std::min<uint64_t>(state.free_rows, plan.fresh.size());
+  const uint64_t rows = state.rows + plan.fresh.size() - reused;
+  if (rows > kMaxRowNumber) {
+    return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", rows,
+                 " rows, the format's limit is ", kMaxRowNumber);
+  }
+  TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files.rows(), rows * files.row_bytes()));
+  if (SlotsOf(state) > 0) {
+    const SlotFiles* slots = files.Slots(state);
+    if (slots == nullptr)
+      return Error(Code::kDataLoss, "cannot map the slot files of ", files.folder());
+    for (const auto& file : slots->files) {
+      TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(*file, rows * files.row_bytes()));
+    }
+  }
+  for (const uint32_t i : plan.fresh) {
+    plan.rows[i] = state.free_rows > 0 ? files.free_stack()[--state.free_rows]
+                                       : static_cast<uint32_t>(state.rows++);
+  }
+  state.live += plan.fresh.size();
+  return Status();
+}
+
+Status RowMutation::Prepare() {
+  // First: the index must not grow for rows that are refused.
+  for (const RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(CheckMaxRows(plan));
+  for (RowPlan& plan : plans_) {
+    if (plan.fresh.empty()) continue;
+    TSPS_RETURN_IF_ERROR(GrowIndex(group_, writer_, counters_, plan.table, plan.keys, plan.fresh));
+  }
+  // Growth has committed epochs of its own and changed index sizes.
+  next_ = writer_.state;
+  for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(ReserveRows(plan));
+  return WriteUndo();
+}
+
+Status RowMutation::WriteUndo() {
+  size_t bytes = 0;
+  for (const RowPlan& plan : plans_) {
+    const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
+    const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
+    if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), dim, slots);
+    if (!plan.fresh.empty()) bytes += UndoInsertsBytes(plan.fresh.size());
+  }
+  TSPS_RETURN_IF_ERROR(group_.undo->Start(bytes));
+  TSPS_FAULT_POINT("undo.reserved");
+  std::vector<UndoRecordHeader*> images(plans_.size());
+  for (size_t p = 0; p < plans_.size(); ++p) {
+    const RowPlan& plan = plans_[p];
+    if (!plan.existing.empty()) {
+      const size_t n = plan.existing.size();
+      const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
+      const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
+      images[p] = group_.undo->Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
+      images[p]->dim = static_cast<uint32_t>(dim);
+      images[p]->slots = static_cast<uint32_t>(slots);
+    }
+    if (!plan.fresh.empty()) {
+      UndoRecordHeader* record = group_.undo->Append(
+          UndoKind::kInserts, plan.table, plan.fresh.size(), UndoInsertsBytes(plan.fresh.size()));
+      auto* keys = reinterpret_cast<int64_t*>(UndoPayload(record));
+      for (size_t i = 0; i < plan.fresh.size(); ++i) keys[i] = plan.keys[plan.fresh[i]];
+    }
+    TSPS_FAULT_POINT("undo.record");
+  }
+  ForEachPlan([&](size_t p) {
+    if (images[p] != nullptr) CopyImages(plans_[p], images[p]);
+  });
+  group_.undo->Seal(next_.epoch + 1);
+  return Status();
+}
+
+void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
+  char* payload = UndoPayload(record);
+  auto* rows = reinterpret_cast<uint32_t*>(payload);
+  const RowPlanes planes = Planes(plan);
+  executor_.ParallelFor(plan.existing.size(), kRowGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
+    for (int plane = 0; plane < planes.n; ++plane) {
+      char* to = payload + UndoRowImageOffset(*record, begin, plane - 1);
+      for (size_t i = begin; i < end; ++i, to += planes.bytes()) {
+        if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
+        std::memcpy(to, planes.at(plane, rows[i]), planes.bytes());
+      }
+    }
+  });
+}
+
+RowPlanes RowMutation::Planes(const RowPlan& plan) const {
+  TableFiles& files = *group_.files(plan.table);
+  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  RowPlanes planes;
+  planes.dim = static_cast<size_t>(files.config().dim);
+  planes.base[planes.n++] = files.row(0);
+  if (SlotsOf(state) > 0) {
+    const SlotFiles& slots =
+        *files.Slots(state);  // ReserveRows has mapped them, or rows were there
+    for (size_t k = 0; k < slots.files.size(); ++k) {
+      planes.base[planes.n++] = files.slot_row(slots, static_cast<int>(k), 0);
+    }
+  }
+  return planes;
+}
+
+void RowMutation::InitializeFresh(const RowPlan& plan) {
+  const TableConfig& config = group_.files(plan.table)->config();
+  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  const RowPlanes planes = Planes(plan);
+  executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
+    for (size_t k = begin; k < end; ++k) {
+      const uint32_t i = plan.fresh[k];
+      InitialRow(config.initializer, plan.keys[i], planes.dim, planes.at(0, plan.rows[i]));
+      for (int plane = 1; plane < planes.n; ++plane) {
+        std::fill_n(planes.at(plane, plan.rows[i]), planes.dim, state.slot_init[plane - 1]);
+      }
+    }
+  });
+}
+
+void RowMutation::Begin() {
+  begun_ns_ = NowNs();
+  group_.control->Begin(next_.epoch);
+}
+
+void RowMutation::Commit() {
+  for (const RowPlan& plan : plans_) {
+    TableFiles& files = *group_.files(plan.table);
+    const uint32_t depth = next_.tables[static_cast<size_t>(plan.table)].depth;
+    for (const uint32_t i : plan.fresh) {
+      const uint64_t hash = HashKey(plan.keys[i]);
+      const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
+      InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
+      TSPS_FAULT_POINT("commit.insert");
+    }
+  }
+  ++next_.epoch;
+  group_.control->Publish(next_);
+  writer_.state = next_;
+  RaiseMax(counters_.publish_ns_max, NowNs() - begun_ns_);
+  begun_ns_ = 0;
+}
+
+}  // namespace tsps

@@ -1,0 +1,293 @@
+// GroupWriter's mutations of rows: steps, assigns and erases.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "core/base/fault_point.h"
+#include "core/gradients/dedupe.h"
+#include "core/gradients/merge.h"
+#include "core/group/group.h"
+#include "core/group/group_impl.h"
+#include "core/table/index.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kUpdateGrain = 256;
+
+// Positions of keys are 32 bits wide.
+Status CheckCount(const std::string& table, size_t n) {
+  if (n <= static_cast<size_t>(INT32_MAX)) return Status();
+  return Error(Code::kInvalidArgument, "table ", table,
+               ": at most 2147483647 keys at once. Received: ", n);
+}
+
+// Finds the gradient of a key by its position among an update's keys.
+class GradientRows {
+ public:
+  GradientRows(const TableUpdate& update, size_t dim) : dim_(dim), pieces_(update.pieces) {
+    if (pieces_.empty()) pieces_.push_back({update.gradients, update.n});
+    size_t end = 0;
+    for (const TableUpdate::Piece& piece : pieces_) ends_.push_back(end += piece.n);
+  }
+  const float* at(size_t i) const {
+    if (i < ends_[0]) return pieces_[0].rows + i * dim_;
+    const size_t p =
+        static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), i) - ends_.begin());
+    return pieces_[p].rows + (i - ends_[p - 1]) * dim_;
+  }
+  // As FirstNonFiniteRow.
+  int64_t FirstNonFinite(Executor& executor) const {
+    size_t before = 0;
+    for (const TableUpdate::Piece& piece : pieces_) {
+      const int64_t row = FirstNonFiniteRow(piece.rows, piece.n, dim_, executor);
+      if (row >= 0) return static_cast<int64_t>(before) + row;
+      before += piece.n;
+    }
+    return -1;
+  }
+
+ private:
+  const size_t dim_;
+  std::vector<TableUpdate::Piece> pieces_;
+  std::vector<size_t> ends_;  // of each piece, among the update's keys
+};
+
+}  // namespace
+
+// A step between its two acts.
+class PreparedStep {
+ public:
+  PreparedStep(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+               Executor& executor)
+      : group_(group),
+        writer_(writer),
+        counters_(counters),
+        executor_(executor),
+        mutation_(group, writer, counters, executor) {}
+
+  Status Prepare(const Group& group, uint64_t step, const std::vector<TableUpdate>& updates);
+  void Commit();
+
+ private:
+  void UpdateRows(size_t u, const std::vector<uint32_t>& positions);
+
+  Group::Impl& group_;
+  GroupWriter::Impl& writer_;
+  GroupCounters& counters_;
+  Executor& executor_;
+  uint64_t step_ = 0;
+  std::vector<TableUpdate> updates_;
+  std::vector<OptimizerKind> kinds_;
+  std::vector<GradientRows> gradients_;
+  RowMutation mutation_;
+};
+
+Status PreparedStep::Prepare(const Group& group, uint64_t step,
+                             const std::vector<TableUpdate>& updates) {
+  step_ = step;
+  updates_ = updates;
+  std::vector<bool> seen(writer_.state.tables.size());
+  for (const TableUpdate& update : updates_) {
+    TSPS_ASSIGN_OR_RETURN(const int place, writer_.PlaceOf(group, update.table));
+    const auto table = static_cast<size_t>(place);
+    const TableConfig& config = group_.files(place)->config();
+    if (seen[table])
+      return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", step);
+    seen[table] = true;
+    const auto kind = static_cast<OptimizerKind>(writer_.state.tables[table].optimizer);
+    if (kind == OptimizerKind::kNone) {
+      return Error(Code::kFailedPrecondition, "table ", group.path(), "/", config.name,
+                   " has no optimizer bound");
+    }
+    // Of nothing, hyperparameters are nobody's: ranks that all had nothing have averaged none.
+    const Status hyper =
+        update.n > 0 ? ValidateHyper(kind, update.hyper, update.n_hyper) : Status();
+    if (!hyper.ok()) {
+      const char* const why =
+          update.n_hyper == static_cast<size_t>(HyperCount(kind))
+              ? ""
+              : ", of another rule: the table was bound to this one meanwhile. Optimizers that "
+                "train one table, as where models share a layer, must have one rule for it "
+                "(sparse_optimizer=, or the table's own). Nothing was changed";
+      return Error(hyper.code(), "table ", config.name, ": ", hyper.message(), why);
+    }
+    TSPS_RETURN_IF_ERROR(CheckCount(config.name, update.n));
+    TSPS_RETURN_IF_ERROR(CheckKeys(config, update.keys, update.n));
+    mutation_.Add(place, update.keys, update.n);
+    kinds_.push_back(kind);
+    gradients_.emplace_back(update, static_cast<size_t>(config.dim));
+  }
+  std::vector<int64_t> not_finite(updates_.size());
+  const Status planned =
+      mutation_.Plan([&](size_t u) { not_finite[u] = gradients_[u].FirstNonFinite(executor_); });
+  for (size_t u = 0; u < updates_.size(); ++u) {
+    if (not_finite[u] < 0) continue;
+    const TableConfig& config = group_.files(mutation_.plans()[u].table)->config();
+    return Error(Code::kInvalidArgument, "table ", config.name, ": the gradient of key ",
+                 updates_[u].keys[not_finite[u]], " is not finite; step ", step,
+                 " was not applied");
+  }
+  TSPS_RETURN_IF_ERROR(planned);
+  return mutation_.Prepare();
+}
+
+void PreparedStep::UpdateRows(size_t u, const std::vector<uint32_t>& positions) {
+  if (positions.empty()) return;
+  const RowPlan& plan = mutation_.plans()[u];
+  const RowPlanes planes = mutation_.Planes(plan);
+  const RowUpdater updater(kinds_[u], planes.dim, updates_[u].hyper);
+  executor_.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
+    float* slot_rows[kMaxSlots] = {};
+    for (size_t k = begin; k < end; ++k) {
+      if (k + RowPlanes::kAhead < end) {
+        const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
+        for (int plane = 0; plane < planes.n; ++plane) planes.Prefetch(plane, next);
+      }
+      const uint32_t i = positions[k];
+      for (int plane = 1; plane < planes.n; ++plane) {
+        slot_rows[plane - 1] = planes.at(plane, plan.rows[i]);
+      }
+      updater.Update(gradients_[u].at(i), planes.at(0, plan.rows[i]), slot_rows);
+      TSPS_FAULT_POINT("apply.row");
+    }
+  });
+}
+
+void PreparedStep::Commit() {
+  if (mutation_.HasFresh()) {
+    mutation_.ForEachPlan([&](size_t u) {
+      mutation_.InitializeFresh(mutation_.plans()[u]);
+      UpdateRows(u, mutation_.plans()[u].fresh);  // nobody can see these rows yet
+    });
+  }
+  mutation_.Begin();
+  mutation_.ForEachPlan([&](size_t u) { UpdateRows(u, mutation_.plans()[u].existing); });
+  mutation_.next().step = step_;
+  mutation_.Commit();
+  counters_.steps_applied.fetch_add(1, std::memory_order_relaxed);
+  uint64_t rows = 0;
+  for (const TableUpdate& update : updates_) rows += update.n;
+  counters_.rows_written.fetch_add(rows, std::memory_order_relaxed);
+}
+
+GroupWriter::Impl::Impl() = default;
+GroupWriter::Impl::~Impl() = default;
+
+Status GroupWriter::PrepareStep(uint64_t step, const std::vector<TableUpdate>& updates,
+                                Executor& executor) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  if (step != impl_->state.step + 1) {
+    const char* const why =
+        step > impl_->state.step
+            ? ""
+            : "; another optimizer made a step while this one was computed. Train the tables of a "
+              "process in one thread, one optimizer after the other, or in processes of their own. "
+              "Nothing was changed";
+    return Error(Code::kFailedPrecondition, "step ", step, " cannot be applied to ", group_.path(),
+                 ": step ", impl_->state.step, " is the last committed one", why);
+  }
+  auto prepared = std::make_unique<PreparedStep>(*group_.impl_, *impl_, group_.counters_, executor);
+  TSPS_RETURN_IF_ERROR(prepared->Prepare(group_, step, updates));
+  impl_->prepared = std::move(prepared);
+  return Status();
+}
+
+void GroupWriter::CommitStep() noexcept {
+  impl_->prepared->Commit();
+  impl_->prepared.reset();
+}
+
+void GroupWriter::AbortStep() { impl_->prepared.reset(); }
+
+Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates,
+                              Executor& executor) {
+  TSPS_RETURN_IF_ERROR(PrepareStep(step, updates, executor));
+  CommitStep();
+  return Status();
+}
+
+Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
+                           const float* const* slots, size_t n, Executor& executor) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  const TableConfig& config = group_.impl_->files(place)->config();
+  TSPS_RETURN_IF_ERROR(CheckCount(config.name, n));
+  TSPS_RETURN_IF_ERROR(CheckKeys(config, keys, n));
+  std::vector<int32_t> inverse(n);
+  const std::vector<int64_t> unique = Dedupe({{keys, n, inverse.data()}});
+  std::vector<size_t> last(unique.size());
+  for (size_t i = 0; i < n; ++i) last[static_cast<size_t>(inverse[i])] = i;
+
+  RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
+  mutation.Add(place, unique.data(), unique.size(), /*unique=*/true);
+  TSPS_RETURN_IF_ERROR(mutation.Plan());
+  TSPS_RETURN_IF_ERROR(mutation.Prepare());
+  const RowPlan& plan = mutation.plans()[0];
+  const RowPlanes planes = mutation.Planes(plan);
+  const int n_planes = slots == nullptr ? 1 : planes.n;
+  const auto write_rows = [&](const std::vector<uint32_t>& positions) {
+    executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
+      for (size_t k = begin; k < end; ++k) {
+        const uint32_t i = positions[k];
+        for (int plane = 0; plane < n_planes; ++plane) {
+          const float* from = plane == 0 ? rows : slots[plane - 1];
+          std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * planes.dim, planes.bytes());
+        }
+        TSPS_FAULT_POINT("assign.row");
+      }
+    });
+  };
+  mutation.InitializeFresh(plan);
+  write_rows(plan.fresh);
+  mutation.Begin();
+  write_rows(plan.existing);
+  ++mutation.next().version;
+  mutation.Commit();
+  return Status();
+}
+
+Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  Group::Impl& group = *group_.impl_;
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TableFiles& files = *group.files(place);
+  TSPS_RETURN_IF_ERROR(CheckCount(files.config().name, n));
+  State next = impl_->state;
+  TableState& state = next.tables[static_cast<size_t>(place)];
+  std::vector<ErasedEntry> erased;
+  SerialExecutor serial;
+  std::vector<int32_t> inverse(n);
+  for (const int64_t key : Dedupe({{keys, n, inverse.data()}})) {
+    const uint64_t hash = HashKey(key);
+    const uint32_t number = files.directory_entries()[DirectoryPosition(hash, state.depth)];
+    TSPS_RETURN_IF_ERROR(impl_->CheckSegmentOnce(files, place, number, Checked::kEntries));
+    const Segment* segment = files.segment(number);
+    if (const Entry* entry = FindInSegment(*segment, key, hash)) {
+      erased.push_back(
+          {number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
+    }
+  }
+  if (erased.empty()) return size_t{0};
+  TSPS_RETURN_IF_ERROR(impl_->reserver.Ensure(
+      files.free_rows(), (state.free_rows + erased.size()) * sizeof(uint32_t)));
+  TSPS_RETURN_IF_ERROR(group.undo->Start(UndoErasesBytes(erased.size())));
+  UndoRecordHeader* record =
+      group.undo->Append(UndoKind::kErases, place, erased.size(), UndoErasesBytes(erased.size()));
+  std::memcpy(UndoPayload(record), erased.data(), erased.size() * sizeof(ErasedEntry));
+  group.undo->Seal(next.epoch + 1);
+  group.control->Begin(next.epoch);
+  for (const ErasedEntry& entry : erased) {
+    StoreRelaxed(files.segment(entry.segment)->entries[entry.entry].row_plus_one, kTombstone);
+    files.free_stack()[state.free_rows++] = entry.row_plus_one - 1;
+    TSPS_FAULT_POINT("erase.entry");
+  }
+  state.live -= erased.size();
+  ++next.version;
+  ++next.epoch;
+  group.control->Publish(next);
+  impl_->state = std::move(next);
+  return erased.size();
+}
+
+}  // namespace tsps

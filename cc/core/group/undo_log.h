@@ -1,0 +1,96 @@
+// UndoLog: the before-images of the mutation in progress.
+//
+// Written whole, then declared valid for epoch e by LiveState.undo_epoch, and only then does the
+// mutation to epoch e begin. Publishing epoch e makes it void. Undoing is idempotent: a recovery
+// that is killed starts again.
+//
+//   page 0      UndoHeader
+//   page 1 ..   records, each a RecordHeader and its payload, padded to 64 bytes:
+//     kRows     uint32 row[n], padded to 64 bytes; float image[n][dim] of the rows; then the same
+//               of each slot
+//     kInserts  int64 key[n]: keys that were absent
+//     kErases   ErasedEntry[n]: entries that became tombstones
+//     kSegment  Segment: one before its split or compaction
+#ifndef TFSPS_CORE_GROUP_UNDO_LOG_H_
+#define TFSPS_CORE_GROUP_UNDO_LOG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/group/layout.h"
+#include "core/os/mapped_file.h"
+
+namespace tsps {
+
+enum class UndoKind : uint32_t { kRows = 1, kInserts = 2, kErases = 3, kSegment = 4 };
+
+struct UndoRecordHeader {
+  UndoKind kind;
+  uint32_t table;
+  uint64_t n;
+  uint64_t bytes;    // of the whole record, this header and padding included
+  uint32_t dim;      // kRows
+  uint32_t slots;    // kRows
+  uint32_t segment;  // kSegment: its number
+  uint32_t padding;
+  uint64_t hash;  // kSegment: of a key that belongs there; leads with the segment's prefix
+  uint64_t padding2[2];
+};
+static_assert(sizeof(UndoRecordHeader) == 64, "on-disk size");
+
+struct ErasedEntry {
+  uint32_t segment;
+  uint32_t entry;
+  uint32_t row_plus_one;
+};
+static_assert(sizeof(ErasedEntry) == 12, "on-disk size");
+
+// Sizes and parts of a record.
+size_t UndoRowsBytes(size_t n, size_t dim, size_t slots);
+size_t UndoInsertsBytes(size_t n);
+size_t UndoErasesBytes(size_t n);
+size_t UndoSegmentBytes();
+inline char* UndoPayload(UndoRecordHeader* record) { return reinterpret_cast<char*>(record + 1); }
+// In the payload of a kRows record: image of row i, slot -1 being the embedding.
+size_t UndoRowImageOffset(const UndoRecordHeader& record, size_t i, int slot);
+
+class UndoLog {
+ public:
+  static Result<std::unique_ptr<UndoLog>> Create(const std::string& path);
+  static Result<std::unique_ptr<UndoLog>> Open(const std::string& path);
+
+  // --- Writing: Start, Append..., Seal. ---
+  // Reserves room for records of `bytes` in all; the one call that can fail.
+  Status Start(size_t bytes);
+  // Space for one record; the caller fills the payload.
+  UndoRecordHeader* Append(UndoKind kind, int table, size_t n, size_t bytes);
+  // Completes the header for `epoch`. The caller then stores LiveState.undo_epoch.
+  void Seal(uint64_t epoch);
+
+  // --- Reading. ---
+  // Calls visit for each record of the log for `epoch`, with a copy of its header, which fits the
+  // record, and the payload, where it lies; ends at its first error. DataLoss if the log is not a
+  // complete one for it.
+  //
+  // A writer that takes over may overwrite the log while a reader looks at it. What is read then is
+  // garbage that the caller's validation throws away, but it never leads out of the file.
+  using Visit = std::function<Status(const UndoRecordHeader& header, const char* payload)>;
+  Status ForEach(uint64_t epoch, const Visit& visit) const;
+
+  MappedFile& file() { return *file_; }
+  const std::string& path() const { return file_->path(); }
+
+ private:
+  explicit UndoLog(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
+  std::unique_ptr<MappedFile> file_;
+  size_t end_ = 0;  // of the records appended so far
+  uint32_t n_records_ = 0;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_UNDO_LOG_H_

@@ -1,0 +1,218 @@
+#include "core/os/mapped_file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/base/fault_point.h"
+#include "core/os/address_range.h"
+#include "core/os/storage_budget.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kReserveChunk = 64u << 20;
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Status CheckOwner(const struct stat& info, const std::string& path) {
+  if (info.st_uid == geteuid()) return Status();
+  return Error(Code::kPermissionDenied, path, " belongs to user ", info.st_uid, ", not to user ",
+               geteuid(), ": refusing to use another user's table");
+}
+
+Status Replaced(const std::string& path) {
+  return Error(Code::kDataLoss, path, " was replaced by another file while it was in use");
+}
+
+// Why a mapped file cannot be reached by its path; reads errno.
+Status OutOfReach(const char* what, const std::string& path) {
+  if (errno != ENOENT && errno != ENOTDIR) return ErrnoError(what, path);
+  return Error(Code::kDataLoss, path, " was removed while it was in use");
+}
+
+Result<struct stat> RegularFile(int fd, const std::string& path) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path);
+  if (!S_ISREG(info.st_mode)) return Error(Code::kDataLoss, path, " is not a regular file");
+  TSPS_RETURN_IF_ERROR(CheckOwner(info, path));
+  return info;
+}
+
+}  // namespace
+
+Status MakePrivateDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0) return ErrnoError("cannot create directory", path);
+  return Status();
+}
+
+std::vector<std::string> EntriesOf(const std::string& directory) {
+  std::vector<std::string> names;
+  DIR* const dir = opendir(directory.c_str());
+  if (dir == nullptr) return names;
+  while (const dirent* entry = readdir(dir)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  closedir(dir);
+  return names;
+}
+
+Status CheckPrivateDirectory(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) return ErrnoError("cannot open directory", path);
+  if (S_ISLNK(info.st_mode)) {
+    return Error(Code::kPermissionDenied, path, " is a symbolic link: refusing to follow it");
+  }
+  if (!S_ISDIR(info.st_mode)) return Error(Code::kDataLoss, path, " is not a directory");
+  return CheckOwner(info, path);
+}
+
+Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, size_t bytes,
+                                                       size_t bound) {
+  FileDescriptor fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (fd.get() < 0) return ErrnoError("cannot create", path);
+  std::unique_ptr<MappedFile> file(
+      new MappedFile(path, static_cast<size_t>(AddressRangeFor(fd.get(), bound, bytes))));
+  TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ | PROT_WRITE, false));
+  TSPS_RETURN_IF_ERROR(file->Reserve(bytes));
+  return file;
+}
+
+Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, size_t min_bytes,
+                                                     size_t bound) {
+  FileDescriptor fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (fd.get() < 0) {
+    if (errno == ELOOP) {
+      return Error(Code::kPermissionDenied, path, " is a symbolic link: refusing to follow it");
+    }
+    return ErrnoError("cannot open", path);
+  }
+  TSPS_ASSIGN_OR_RETURN(const struct stat info, RegularFile(fd.get(), path));
+  const size_t size = static_cast<size_t>(info.st_size);
+  if (size < min_bytes) {
+    return Error(Code::kDataLoss, path, " is truncated: ", size, " bytes, at least ", min_bytes,
+                 " expected");
+  }
+  std::unique_ptr<MappedFile> file(
+      new MappedFile(path, static_cast<size_t>(AddressRangeFor(fd.get(), bound, size))));
+  TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ, false));
+  return file;
+}
+
+Status MappedFile::Map(int fd, int protection, bool replace) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path_);
+  void* address = mmap(data_, range_, protection,
+                       MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : 0), fd, 0);
+  if (address == MAP_FAILED) return ErrnoError("cannot map", path_);
+  data_ = static_cast<char*>(address);
+  device_ = info.st_dev;
+  inode_ = info.st_ino;
+  size_.store(InRange(info), std::memory_order_release);
+  return Status();
+}
+
+bool MappedFile::IsThisFile(const struct stat& info) const {
+  return info.st_dev == device_ && info.st_ino == inode_;
+}
+
+Status MappedFile::CheckInPlace() const {
+  struct stat info;
+  if (lstat(path_.c_str(), &info) != 0) return OutOfReach("cannot stat", path_);
+  return IsThisFile(info) ? Status() : Replaced(path_);
+}
+
+Result<int> MappedFile::Reopen(const char* what) const {
+  const int fd = open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return OutOfReach(what, path_);
+  struct stat info;
+  if (fstat(fd, &info) == 0 && IsThisFile(info)) return fd;
+  close(fd);
+  return Replaced(path_);
+}
+
+size_t MappedFile::InRange(const struct stat& info) const {
+  return std::min(static_cast<size_t>(info.st_size), range_);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(data_, range_);
+}
+
+Status MappedFile::MakeWritable() {
+  TSPS_ASSIGN_OR_RETURN(const int reopened, Reopen("cannot open for writing"));
+  const FileDescriptor fd(reopened);
+  return Map(fd.get(), PROT_READ | PROT_WRITE, true);
+}
+
+size_t MappedFile::RefreshSize() {
+  struct stat info;
+  if (stat(path_.c_str(), &info) == 0 && IsThisFile(info)) RaiseSize(InRange(info));
+  return size();
+}
+
+void MappedFile::RaiseSize(size_t bytes) {
+  size_t known = size_.load(std::memory_order_relaxed);
+  while (bytes > known && !size_.compare_exchange_weak(known, bytes, std::memory_order_release)) {
+  }
+}
+
+Status MappedFile::CheckRange(size_t bytes) const {
+  if (bytes <= range_) return Status();
+  return Error(Code::kResourceExhausted, path_, " needs ", bytes,
+               " bytes, this process has mapped it over an address range of ", range_,
+               ": close all tables of the group in this process and open them again, or start the "
+               "process again, and the range is twice what the file has by then");
+}
+
+Status MappedFile::Reserve(size_t bytes) {
+  if (bytes <= size()) return Status();
+  std::lock_guard<std::mutex> lock(grow_mutex_);
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  // Not size() again below: a thread that refreshes the size may see a chunk before we count it.
+  size_t end = size();
+  if (bytes <= end) return Status();
+  TSPS_ASSIGN_OR_RETURN(const int reopened, Reopen("cannot open for growing"));
+  const FileDescriptor fd(reopened);
+  // Room first: more range would not help who has none.
+  TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - end));
+  TSPS_RETURN_IF_ERROR(CheckRange(bytes));
+  size_t limit = kReserveChunk;
+  while (end < bytes) {
+    const size_t chunk = std::min(bytes - end, limit);
+    TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));
+    const int error = posix_fallocate(fd.get(), static_cast<off_t>(end), static_cast<off_t>(chunk));
+    if (error == EINTR) {  // nothing was kept; a profiler's next signal must not come too soon
+      limit = std::max(kPage, limit / 2 / kPage * kPage);
+      continue;
+    }
+    if (error == ENOSPC) return RoomTaken(path_, chunk);
+    if (error != 0) {
+      errno = error;
+      return ErrnoError("cannot reserve storage for", path_);
+    }
+    TSPS_FAULT_POINT("reserve.grown");
+    end += chunk;
+    RaiseSize(end);
+  }
+  return Status();
+}
+
+}  // namespace tsps

@@ -1,0 +1,74 @@
+#include "core/os/storage_reserver.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "core/os/storage_budget.h"
+
+namespace tsps {
+namespace {
+
+// The helper reserves ahead only where so many times as much is free. What it takes cannot be given
+// back (files never shrink), and must not be what the next step needs for another file.
+constexpr size_t kFreeFactor = 8;
+
+}  // namespace
+
+StorageReserver::StorageReserver() : pid_(getpid()), requests_(std::make_unique<Requests>()) {}
+
+StorageReserver::~StorageReserver() {
+  if (getpid() != pid_) {
+    // A forked child: the thread was never its own, but waits in the copy of the requests, whose
+    // destructor would wait for it.
+    if (thread_.joinable()) thread_.detach();
+    static_cast<void>(requests_.release());
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(requests_->mutex);
+    requests_->stop = true;
+  }
+  requests_->changed.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+Status StorageReserver::Ensure(MappedFile& file, size_t used) {
+  TSPS_RETURN_IF_ERROR(file.Reserve(used));
+  const size_t ahead = std::clamp<size_t>(used / 4, 64u << 10, 64u << 20);
+  if (file.size() - used >= ahead / 2) return Status();
+  std::lock_guard<std::mutex> lock(requests_->mutex);
+  requests_->wanted[&file] = {&file, std::min(used + ahead, file.range())};
+  if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+  requests_->changed.notify_all();
+  return Status();
+}
+
+void StorageReserver::Cancel(const std::vector<const MappedFile*>& files) {
+  std::unique_lock<std::mutex> lock(requests_->mutex);
+  for (const MappedFile* file : files) requests_->wanted.erase(file);
+  requests_->changed.wait(lock, [&] {
+    return std::find(files.begin(), files.end(), requests_->growing) == files.end();
+  });
+}
+
+void StorageReserver::Run() {
+  Requests& requests = *requests_;
+  std::unique_lock<std::mutex> lock(requests.mutex);
+  while (true) {
+    requests.changed.wait(lock, [&] { return requests.stop || !requests.wanted.empty(); });
+    if (requests.stop) return;
+    const auto next = requests.wanted.begin();
+    const auto [file, bytes] = next->second;
+    requests.growing = file;
+    requests.wanted.erase(next);
+    lock.unlock();
+    const size_t more = bytes - std::min(bytes, file->size());
+    if (CheckRoom(file->path(), kFreeFactor * more).ok()) static_cast<void>(file->Reserve(bytes));
+    lock.lock();
+    requests.growing = nullptr;
+    requests.changed.notify_all();
+  }
+}
+
+}  // namespace tsps

@@ -1,0 +1,52 @@
+// StorageReserver: a helper thread that grows files ahead of need, so that publishing a step rarely
+// waits for the kernel to clear pages (0.26 ms per MiB). Files must outlive it.
+#ifndef TFSPS_CORE_OS_STORAGE_RESERVER_H_
+#define TFSPS_CORE_OS_STORAGE_RESERVER_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/os/mapped_file.h"
+
+namespace tsps {
+
+class StorageReserver {
+ public:
+  StorageReserver();
+  ~StorageReserver();
+
+  // Makes sure that `file` has `used` bytes, now, and asks the helper for a quarter more (64 KiB to
+  // 64 MiB) when little is left. The helper stops where room gets scarce, and its failures are
+  // silent: the next Ensure that needs the room reports them.
+  Status Ensure(MappedFile& file, size_t used);
+  // Takes back what the helper was asked for these files; waits if it is just growing one.
+  void Cancel(const std::vector<const MappedFile*>& files);
+
+ private:
+  struct Wanted {
+    MappedFile* file;
+    size_t bytes;
+  };
+  struct Requests {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::map<const MappedFile*, Wanted> wanted;
+    const MappedFile* growing = nullptr;  // by the helper, now
+    bool stop = false;
+  };
+  void Run();
+
+  const int pid_;
+  std::unique_ptr<Requests> requests_;
+  std::thread thread_;  // started by the first request
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_OS_STORAGE_RESERVER_H_

@@ -1,0 +1,116 @@
+#include "core/os/writer_lock.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+
+#include "core/base/fault_point.h"
+
+namespace tsps {
+namespace {
+
+// Descriptors that a forked child must close. The one exception to "no process-global state in the
+// core": the table of descriptors that fork copies is itself process-global.
+constexpr int kMaxLocks = 64;
+int held_descriptors[kMaxLocks];  // fd + 1, 0: free
+
+// Held while a descriptor is open and not in the table, and by whoever forks: a child has none but
+// those in its table, which it closes. Never destroyed: at exit, other threads may still fork.
+std::mutex& Mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+
+void BeforeFork() { Mutex().lock(); }
+void AfterForkInParent() { Mutex().unlock(); }
+void AfterForkInChild() {
+  for (int& slot : held_descriptors) {
+    if (slot > 0) close(slot - 1);
+    slot = 0;
+  }
+  Mutex().unlock();
+}
+
+bool RememberDescriptor(int fd) {
+  for (int& slot : held_descriptors) {
+    if (slot != 0) continue;
+    slot = fd + 1;
+    return true;
+  }
+  return false;
+}
+
+void ForgetDescriptor(int fd) {
+  for (int& slot : held_descriptors) {
+    if (slot == fd + 1) slot = 0;
+  }
+}
+
+struct flock WholeFile() {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
+Result<int> OpenLockFile(const std::string& path, int flags) {
+  const int fd = open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return ErrnoError("cannot open writer lock", path);
+  return fd;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
+                                                        const char* holder) {
+  static const int registered = pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
+  if (registered != 0) {
+    return Error(Code::kResourceExhausted, "cannot prepare for forks: ", path, " is not locked");
+  }
+  const std::lock_guard<std::mutex> no_fork(Mutex());
+  TSPS_ASSIGN_OR_RETURN(const int fd, OpenLockFile(path, O_RDWR | O_CREAT));
+  struct flock lock = WholeFile();
+  if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+    const bool held = errno == EAGAIN || errno == EACCES;
+    Status status =
+        held ? Error(Code::kAborted, path, " is held: ", holder) : ErrnoError("cannot lock", path);
+    close(fd);
+    return status;
+  }
+  TSPS_FAULT_POINT("writer_lock.taken");
+  if (!RememberDescriptor(fd)) {
+    close(fd);
+    return Error(Code::kResourceExhausted, "this process holds ", kMaxLocks,
+                 " writer locks already: ", path);
+  }
+  return std::unique_ptr<WriterLock>(new WriterLock(fd, getpid()));
+}
+
+WriterLock::~WriterLock() {
+  // In a forked child the descriptor was closed: the number may be another file's by now.
+  if (!HeldByThisProcess()) return;
+  const std::lock_guard<std::mutex> no_fork(Mutex());
+  ForgetDescriptor(fd_);
+  close(fd_);
+}
+
+bool WriterLock::HeldByThisProcess() const { return getpid() == pid_; }
+
+Result<std::unique_ptr<WriterProbe>> WriterProbe::Open(const std::string& path) {
+  TSPS_ASSIGN_OR_RETURN(const int fd, OpenLockFile(path, O_RDONLY));
+  return std::unique_ptr<WriterProbe>(new WriterProbe(fd));
+}
+
+WriterProbe::~WriterProbe() { close(fd_); }
+
+bool WriterProbe::WriterAlive() const {
+  struct flock lock = WholeFile();
+  // An error cannot tell; "alive" then leads to a timeout instead of a wrong report of death.
+  if (fcntl(fd_, F_OFD_GETLK, &lock) != 0) return true;
+  return lock.l_type != F_UNLCK;
+}
+
+}  // namespace tsps

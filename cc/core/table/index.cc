@@ -1,0 +1,65 @@
+#include "core/table/index.h"
+
+#include <cstring>
+
+namespace tsps {
+
+void InsertInSegment(Segment* segment, int64_t key, uint64_t hash, uint32_t row) {
+  uint32_t at = HomeEntry(hash);
+  // Tombstones are not reused: then taking back a mutation's inserts restores the segment exactly.
+  while (segment->entries[at].row_plus_one != 0) {
+    if (++at == kSegmentEntries) at = 0;
+  }
+  StoreRelaxed(segment->entries[at].key, key);
+  StoreRelaxed(segment->entries[at].row_plus_one, row + 1);
+  StoreRelaxed(segment->used, segment->used + 1);
+}
+
+void RemoveInsert(Segment* segment, int64_t key, uint64_t hash) {
+  // The probe must not stop at a gap left by another insert taken back before this one, so it runs
+  // the whole segment if it has to. Recovery only.
+  uint32_t at = HomeEntry(hash);
+  for (uint32_t i = 0; i < kSegmentEntries; ++i) {
+    Entry& entry = segment->entries[at];
+    if (entry.row_plus_one != 0 && entry.row_plus_one != kTombstone && entry.key == key) {
+      StoreRelaxed(entry.row_plus_one, 0);
+      break;
+    }
+    if (++at == kSegmentEntries) at = 0;
+  }
+  uint32_t used = 0;
+  for (const Entry& entry : segment->entries) used += entry.row_plus_one != 0;
+  StoreRelaxed(segment->used, used);
+}
+
+uint32_t LiveEntries(const Segment& segment) {
+  uint32_t live = 0;
+  for (const Entry& entry : segment.entries) {
+    live += entry.row_plus_one != 0 && entry.row_plus_one != kTombstone;
+  }
+  return live;
+}
+
+namespace {
+
+void ClearSegment(Segment* segment, uint32_t local_depth) {
+  StoreRelaxed(segment->used, 0);
+  StoreRelaxed(segment->local_depth, local_depth);
+  for (Entry& entry : segment->entries) StoreRelaxed(entry.row_plus_one, 0);
+}
+
+}  // namespace
+
+void RebuildSegment(const Segment& image, Segment* low, Segment* high) {
+  const uint32_t depth = image.local_depth + (high != nullptr ? 1 : 0);
+  ClearSegment(low, depth);
+  if (high != nullptr) ClearSegment(high, depth);
+  for (const Entry& entry : image.entries) {
+    if (entry.row_plus_one == 0 || entry.row_plus_one == kTombstone) continue;
+    const uint64_t hash = HashKey(entry.key);
+    const bool to_high = high != nullptr && ((hash >> (63 - image.local_depth)) & 1) != 0;
+    InsertInSegment(to_high ? high : low, entry.key, hash, entry.row_plus_one - 1);
+  }
+}
+
+}  // namespace tsps

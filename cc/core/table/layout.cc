@@ -1,0 +1,20 @@
+#include "core/table/layout.h"
+
+#include "core/base/crc32c.h"
+
+namespace tsps {
+
+uint32_t TableLayoutHash() {
+  const uint64_t sizes[] = {sizeof(TableFileHeader), sizeof(TableState), sizeof(Segment),
+                            kSegmentEntries, sizeof(Entry)};
+  return Crc32c(0, sizes, sizeof(sizes));
+}
+
+Status CheckFormat(uint32_t version, uint32_t layout_hash, uint32_t own_layout_hash,
+                   const std::string& path) {
+  if (version == kFormatVersion && layout_hash == own_layout_hash) return Status();
+  return Error(Code::kDataLoss, path, " has format version ", version, " (layout ", layout_hash,
+               "), this build reads version ", kFormatVersion, " (layout ", own_layout_hash, ")");
+}
+
+}  // namespace tsps

@@ -1,0 +1,98 @@
+// The layout of a table's files, and what a commit record says of a table (group/layout.h). All
+// fields little-endian, fixed width. docs/format.md has the same in words.
+//
+//  <table>/
+//    config       TableFileHeader: what never changes: identity, dim, initializer
+//    directory    uint32 segment numbers. The directory of depth d is entries [2^d, 2^(d+1)), so
+//                 doubling writes a new one beside the old and switches by the record's depth
+//    segments     Segment[n], 64 KiB each (index.h)
+//    rows         float[capacity][dim]
+//    slots.<generation>.<name>   float[capacity][dim]
+//    free         uint32 row numbers given back by erase, a stack
+#ifndef TFSPS_CORE_TABLE_LAYOUT_H_
+#define TFSPS_CORE_TABLE_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/base/limits.h"
+#include "core/base/status.h"
+
+namespace tsps {
+
+constexpr uint32_t kFormatVersion = 1;                   // of a group, its tables included
+constexpr uint64_t kTableMagic = 0x656c626174737374ULL;  // "tsstable", little-endian
+
+struct TableFileHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t layout_hash;
+  char uuid[32];
+  int64_t dim;
+  int64_t key_limit;
+  int64_t max_rows;
+  uint32_t initializer;
+  float initializer_a;
+  float initializer_b;
+  uint32_t reserved;
+  uint64_t seed;
+  uint64_t salt;
+  uint32_t reserved2;
+  uint32_t crc;
+};
+static_assert(sizeof(TableFileHeader) == 112, "on-disk size");
+
+struct TableState {
+  uint64_t rows;        // row numbers handed out: [0, rows)
+  uint64_t live;        // keys in the index
+  uint64_t free_rows;   // length of the free stack
+  uint32_t segments;    // segments in use
+  uint32_t depth;       // log2 of the directory's size
+  uint32_t optimizer;   // OptimizerKind
+  uint32_t generation;  // of the slot files
+  float slot_init[4];
+  char name[136];    // folder; identifies the table to a process that has not mapped it yet.
+                     // Empty: there is no table in this place, and all else but `removed` is 0
+  uint64_t removed;  // tables that were in this place and have been removed (table_number.h)
+};
+static_assert(sizeof(TableState) == 200, "on-disk size");
+
+// Where a key's row is. A cache line holds four.
+struct Entry {
+  int64_t key;
+  uint32_t row_plus_one;  // 0: never used; kTombstone: erased; else row number + 1
+  uint32_t reserved;
+};
+static_assert(sizeof(Entry) == 16, "on-disk size");
+constexpr uint32_t kTombstone = 0xFFFFFFFFu;
+constexpr uint32_t kMaxRowNumber = 0xFFFFFFF0u;
+constexpr uint32_t kAbsentRow = 0xFFFFFFFFu;  // in place of a row number: the key is not there
+
+constexpr size_t kSegmentBytes = 64 * 1024;
+constexpr uint32_t kSegmentEntries = (kSegmentBytes - 64) / sizeof(Entry);  // 4092
+constexpr uint32_t kSegmentLimit = kSegmentEntries * 4 / 5;  // never more used entries than this
+constexpr uint32_t kSegmentSpread = kSegmentEntries / 4;  // SplitLimit() is that much less at most
+
+// More than 2^24 segments hold 50 billion keys: deeper means that keys were chosen to collide.
+constexpr uint32_t kMaxDepth = 26;
+
+// A bucket of the index: a page of entries, which splits in two when it is full (index.h).
+struct Segment {
+  uint32_t used;         // entries that are not 0, tombstones included
+  uint32_t local_depth;  // leading hash bits that all its keys share
+  uint8_t padding[56];
+  Entry entries[kSegmentEntries];
+};
+static_assert(sizeof(Segment) == kSegmentBytes, "on-disk size");
+
+// Of the structs above: tells builds apart whose files look alike.
+uint32_t TableLayoutHash();
+
+// DataLoss naming both formats, unless the version and layout in a header are this build's.
+Status CheckFormat(uint32_t version, uint32_t layout_hash, uint32_t own_layout_hash,
+                   const std::string& path);
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TABLE_LAYOUT_H_

@@ -1,0 +1,163 @@
+#include "core/table/row_optimizer.h"
+
+#include <cmath>
+
+#include "core/base/simd.h"
+
+namespace tsps {
+namespace {
+
+constexpr const char* kAdagradSlots[] = {"accumulator"};
+constexpr const char* kAdamSlots[] = {"m", "v"};
+constexpr const char* kSgdHyper[] = {"learning_rate"};
+constexpr const char* kAdagradHyper[] = {"learning_rate", "epsilon"};
+constexpr const char* kAdamHyper[] = {"learning_rate", "beta_1", "beta_2", "epsilon", "t"};
+
+struct Rule {
+  const char* name;
+  int n_slots;
+  const char* const* slots;
+  int n_hyper;
+  const char* const* hyper;
+};
+// Indexed by OptimizerKind.
+constexpr Rule kRules[] = {
+    {"none", 0, nullptr, 0, nullptr},
+    {"sgd", 0, nullptr, 1, kSgdHyper},
+    {"adagrad", 1, kAdagradSlots, 2, kAdagradHyper},
+    {"adam", 2, kAdamSlots, 5, kAdamHyper},
+};
+constexpr size_t kRuleCount = sizeof(kRules) / sizeof(kRules[0]);
+
+const Rule& RuleOf(OptimizerKind kind) {
+  const size_t index = static_cast<size_t>(kind);
+  return kRules[index < kRuleCount ? index : 0];
+}
+
+// base^exponent by squaring: std::pow differs in the last bit between versions of libm, and with it
+// the tables of two nodes would.
+double Power(double base, uint64_t exponent) {
+  double power = 1;
+  for (; exponent > 0; exponent >>= 1) {
+    if (exponent & 1) power *= base;
+    base *= base;
+  }
+  return power;
+}
+
+TSPS_SIMD_CLONES
+void SgdRow(size_t dim, float learning_rate, const float* __restrict__ g, float* __restrict__ w) {
+  for (size_t i = 0; i < dim; ++i) w[i] -= learning_rate * g[i];
+}
+
+TSPS_SIMD_CLONES
+void AdagradRow(size_t dim, float learning_rate, float epsilon, const float* __restrict__ g,
+                float* __restrict__ w, float* __restrict__ accumulator) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float sum = accumulator[i] + g[i] * g[i];
+    accumulator[i] = sum;
+    w[i] -= learning_rate * g[i] / std::sqrt(sum + epsilon);
+  }
+}
+
+TSPS_SIMD_CLONES
+void AdamRow(size_t dim, float alpha, float one_minus_beta_1, float one_minus_beta_2, float epsilon,
+             const float* __restrict__ g, float* __restrict__ w, float* __restrict__ m,
+             float* __restrict__ v) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float first = m[i] + (g[i] - m[i]) * one_minus_beta_1;
+    const float second = v[i] + (g[i] * g[i] - v[i]) * one_minus_beta_2;
+    m[i] = first;
+    v[i] = second;
+    w[i] -= first * alpha / (std::sqrt(second) + epsilon);
+  }
+}
+
+}  // namespace
+
+Result<OptimizerKind> OptimizerKindFromName(const std::string& name) {
+  for (size_t i = 0; i < kRuleCount; ++i) {
+    if (name == kRules[i].name) return static_cast<OptimizerKind>(i);
+  }
+  return Error(Code::kInvalidArgument,
+               "unknown optimizer; expected none, sgd, adagrad or adam. Received: '", name, "'");
+}
+
+const char* OptimizerKindName(OptimizerKind kind) {
+  return static_cast<size_t>(kind) < kRuleCount ? RuleOf(kind).name : "unknown";
+}
+
+bool IsOptimizerKind(uint32_t number) { return number < kRuleCount; }
+
+int SlotCount(OptimizerKind kind) { return RuleOf(kind).n_slots; }
+
+int HyperCount(OptimizerKind kind) { return RuleOf(kind).n_hyper; }
+
+const char* SlotName(OptimizerKind kind, int slot) {
+  const Rule& rule = RuleOf(kind);
+  return slot >= 0 && slot < rule.n_slots ? rule.slots[slot] : "unknown";
+}
+
+Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper) {
+  if (static_cast<size_t>(kind) >= kRuleCount) {
+    return Error(Code::kInvalidArgument, "unknown optimizer kind ", static_cast<uint32_t>(kind));
+  }
+  const Rule& rule = RuleOf(kind);
+  if (n_hyper != static_cast<size_t>(rule.n_hyper)) {
+    return Error(Code::kInvalidArgument, "optimizer ", rule.name, " takes ", rule.n_hyper,
+                 " hyperparameters. Received: ", n_hyper);
+  }
+  for (size_t i = 0; i < n_hyper; ++i) {
+    if (!std::isfinite(hyper[i])) {
+      return Error(Code::kInvalidArgument, "hyperparameter ", rule.hyper[i], " of optimizer ",
+                   rule.name, " must be finite. Received: ", hyper[i]);
+    }
+  }
+  if (kind == OptimizerKind::kAdam) {
+    for (int i = 1; i <= 2; ++i) {
+      if (!(hyper[i] >= 0 && hyper[i] < 1)) {
+        return Error(Code::kInvalidArgument, "hyperparameter ", rule.hyper[i],
+                     " of optimizer adam must be in [0, 1). Received: ", hyper[i]);
+      }
+    }
+    // A float counts exactly up to 2^24; the bias corrections are long 1 by then.
+    if (!(hyper[4] >= 1)) {
+      return Error(Code::kInvalidArgument,
+                   "hyperparameter t of optimizer adam counts from 1. Received: ", hyper[4]);
+    }
+  }
+  return Status();
+}
+
+RowUpdater::RowUpdater(OptimizerKind kind, size_t dim, const float* hyper)
+    : kind_(kind), dim_(dim), hyper_{} {
+  for (int i = 0; i < HyperCount(kind); ++i) hyper_[i] = hyper[i];
+  if (kind == OptimizerKind::kAdam) {
+    // From here on hyper_ holds alpha, 1 - beta_1, 1 - beta_2, epsilon. In double: 1 - beta^t
+    // cancels badly in float for the usual beta_2 = 0.999 and small t.
+    const double beta_1 = hyper[1], beta_2 = hyper[2];
+    const uint64_t steps = static_cast<uint64_t>(hyper[4] < 9e15f ? hyper[4] : 9e15f);
+    hyper_[0] = static_cast<float>(hyper[0] * std::sqrt(1 - Power(beta_2, steps)) /
+                                   (1 - Power(beta_1, steps)));
+    hyper_[1] = static_cast<float>(1 - beta_1);
+    hyper_[2] = static_cast<float>(1 - beta_2);
+  }
+}
+
+void RowUpdater::Update(const float* gradient, float* row, float* const* slots) const {
+  switch (kind_) {
+    case OptimizerKind::kNone:
+      break;
+    case OptimizerKind::kSgd:
+      SgdRow(dim_, hyper_[0], gradient, row);
+      break;
+    case OptimizerKind::kAdagrad:
+      AdagradRow(dim_, hyper_[0], hyper_[1], gradient, row, slots[0]);
+      break;
+    case OptimizerKind::kAdam:
+      AdamRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row, slots[0], slots[1]);
+      break;
+  }
+}
+
+}  // namespace tsps

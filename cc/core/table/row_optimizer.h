@@ -1,0 +1,61 @@
+// Row optimizers: update rules fused over a row and its slots. All are lazy: only touched rows
+// change.
+//
+// Each rule takes its hyperparameters as a float vector that comes with every step, so that
+// learning rate schedules drive the tables. With unique keys a rule gives what the Keras optimizer
+// of the same name gives for the touched rows.
+#ifndef TFSPS_CORE_TABLE_ROW_OPTIMIZER_H_
+#define TFSPS_CORE_TABLE_ROW_OPTIMIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace tsps {
+
+enum class OptimizerKind : uint32_t {
+  kNone = 0,     // no optimizer bound: rows can be read and assigned, not trained
+  kSgd = 1,      // slots: none           hyper: [learning_rate]
+  kAdagrad = 2,  // slots: accumulator    hyper: [learning_rate, epsilon]
+  // t = 1, 2, ... counts the optimizer's steps (Keras's iterations + 1), not the row's updates.
+  kAdam = 3,  // slots: m, v           hyper: [learning_rate, beta_1, beta_2, epsilon, t]
+};
+
+constexpr int kMaxSlots = 4;
+
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kNone;
+  // Initial value of every element of slot k of a new row.
+  float slot_init[kMaxSlots] = {0, 0, 0, 0};
+};
+
+// "none" | "sgd" | "adagrad" | "adam".
+Result<OptimizerKind> OptimizerKindFromName(const std::string& name);
+const char* OptimizerKindName(OptimizerKind kind);
+// Whether a number that was read from a file is an OptimizerKind.
+bool IsOptimizerKind(uint32_t number);
+int SlotCount(OptimizerKind kind);
+int HyperCount(OptimizerKind kind);
+// Name of slot k, for files and messages: "accumulator", "m", "v".
+const char* SlotName(OptimizerKind kind, int slot);
+// Refuses a wrong number of hyperparameters and non-finite ones, naming them.
+Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper);
+
+// Updates one row in place. `slots` has SlotCount(kind) pointers; nothing may alias. Holds what
+// does not change from row to row (Adam's bias-corrected rate), so make one per step and table.
+class RowUpdater {
+ public:
+  RowUpdater(OptimizerKind kind, size_t dim, const float* hyper);
+  void Update(const float* gradient, float* row, float* const* slots) const;
+
+ private:
+  OptimizerKind kind_;
+  size_t dim_;
+  float hyper_[8];
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TABLE_ROW_OPTIMIZER_H_

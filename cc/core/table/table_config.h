@@ -1,0 +1,28 @@
+// What never changes of a table.
+#ifndef TFSPS_CORE_TABLE_TABLE_CONFIG_H_
+#define TFSPS_CORE_TABLE_TABLE_CONFIG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/table/initializer.h"
+
+namespace tsps {
+
+struct TableConfig {
+  std::string name;       // folder name in the group: [A-Za-z0-9._-]{1,128}, not starting with '.'
+  std::string uuid;       // 32 hexadecimal digits, drawn by the caller
+  int64_t dim = 0;        // floats per row, 1 .. 65536
+  int64_t key_limit = 0;  // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
+  int64_t max_rows = 0;   // refuse to grow beyond; 0: no limit but room
+  InitializerConfig initializer;
+};
+
+// OutOfRange naming the first key outside a bounded table, its position and the limit.
+Status CheckKeys(const TableConfig& config, const int64_t* keys, size_t n);
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TABLE_TABLE_CONFIG_H_
