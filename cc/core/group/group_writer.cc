@@ -7,6 +7,7 @@
 #include "core/base/fault_point.h"
 #include "core/group/group.h"
 #include "core/group/group_impl.h"
+#include "core/group/mutation.h"
 #include "core/group/record_checks.h"
 #include "core/group/table_number.h"
 #include "core/os/process_info.h"
@@ -130,13 +131,11 @@ Status GroupWriter::Impl::MapAnew(const Group& group, int place) {
 namespace {
 
 // A mutation that changes nothing but the commit record.
-Status CommitState(Group::Impl& group, State next, State* committed) {
-  TSPS_RETURN_IF_ERROR(group.undo->Start(0));
-  group.undo->Seal(next.epoch + 1);
-  group.control->Begin(next.epoch);
-  ++next.epoch;
-  group.control->Publish(next);
-  *committed = std::move(next);
+Status CommitState(Mutation& mutation) {
+  TSPS_RETURN_IF_ERROR(mutation.Start(0));
+  mutation.Seal();
+  mutation.Begin();
+  mutation.Publish();
   return Status();
 }
 
@@ -146,7 +145,8 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_RETURN_IF_ERROR(ValidateConfig(config, group_.path()));
   Group::Impl& group = *group_.impl_;
-  State next = impl_->state;
+  Mutation mutation(*group_.impl_, *impl_);
+  State& next = mutation.next();
   size_t place = next.tables.size();
   for (size_t p = next.tables.size(); p-- > 0;) {
     if (TableName(next.tables[p]) == config.name) {
@@ -169,7 +169,7 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   ++next.version;
   const int table = TableNumber(place, state.removed);
   group.tables.Put(place, state.removed, std::move(files));
-  const Status committed = CommitState(group, std::move(next), &impl_->state);
+  const Status committed = CommitState(mutation);
   if (!committed.ok()) {
     group.tables.Drop(place);
     return committed;
@@ -185,12 +185,13 @@ Status GroupWriter::RemoveTable(int table) {
   TableFiles& files = *group.files(place);
   const std::string folder = files.folder();
   impl_->reserver.Cancel(files.Mappings());
-  State next = impl_->state;
+  Mutation mutation(*group_.impl_, *impl_);
+  State& next = mutation.next();
   TableState vacant = {};
   vacant.removed = RemovedBefore(table) + 1;
   next.tables[static_cast<size_t>(place)] = vacant;
   ++next.version;
-  TSPS_RETURN_IF_ERROR(CommitState(group, std::move(next), &impl_->state));
+  TSPS_RETURN_IF_ERROR(CommitState(mutation));
   TSPS_FAULT_POINT("remove.published");
   impl_->memory[static_cast<size_t>(place)] = TableMemory();
   group.tables.Drop(static_cast<size_t>(place));
@@ -202,7 +203,8 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
   TableFiles& files = *group_.impl_->files(place);
-  State next = impl_->state;
+  Mutation mutation(*group_.impl_, *impl_);
+  State& next = mutation.next();
   TableState& state = next.tables[static_cast<size_t>(place)];
   const auto bound = static_cast<OptimizerKind>(state.optimizer);
   if (bound == config.kind &&
@@ -221,7 +223,7 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   state.optimizer = static_cast<uint32_t>(config.kind);
   std::copy(config.slot_init, config.slot_init + kMaxSlots, state.slot_init);
   ++next.version;
-  TSPS_RETURN_IF_ERROR(CommitState(*group_.impl_, std::move(next), &impl_->state));
+  TSPS_RETURN_IF_ERROR(CommitState(mutation));
   TSPS_FAULT_POINT("bind.published");
   // The table is bound. What follows gives the old slots' memory back, if it can.
   const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
@@ -232,10 +234,11 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
 
 Status GroupWriter::SetStep(uint64_t step) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  State next = impl_->state;
+  Mutation mutation(*group_.impl_, *impl_);
+  State& next = mutation.next();
   next.step = step;
   ++next.version;
-  return CommitState(*group_.impl_, std::move(next), &impl_->state);
+  return CommitState(mutation);
 }
 
 }  // namespace tsps

@@ -7,6 +7,7 @@
 
 #include "core/base/fault_point.h"
 #include "core/group/group_impl.h"
+#include "core/group/mutation.h"
 #include "core/table/index.h"
 #include "core/table/table_checks.h"
 
@@ -32,18 +33,17 @@ class Grower {
       TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(
           files_.segments(), (static_cast<size_t>(sibling) + 1) * kSegmentBytes));
     }
-    TSPS_RETURN_IF_ERROR(group_.undo->Start(UndoSegmentBytes()));
-    UndoRecordHeader* record =
-        group_.undo->Append(UndoKind::kSegment, table_, 1, UndoSegmentBytes());
+    Mutation mutation(group_, writer_);
+    TSPS_RETURN_IF_ERROR(mutation.Start(UndoSegmentBytes()));
+    UndoRecordHeader* record = mutation.Append(UndoKind::kSegment, table_, 1, UndoSegmentBytes());
     record->segment = number;
     record->hash = hash;
     const auto* image = reinterpret_cast<const Segment*>(UndoPayload(record));
     std::memcpy(UndoPayload(record), segment, kSegmentBytes);
-    group_.undo->Seal(writer_.state.epoch + 1);
+    mutation.Seal();
     TSPS_FAULT_POINT("split.undo");
 
-    State next = writer_.state;
-    group_.control->Begin(next.epoch);
+    mutation.Begin();
     RebuildSegment(*image, segment, split ? files_.segment(sibling) : nullptr);
     TSPS_FAULT_POINT("split.rebuilt");
     if (split) {
@@ -54,12 +54,10 @@ class Grower {
       uint32_t* entries = files_.directory_entries() + (size_t{1} << depth) + prefix * width;
       for (size_t i = width / 2; i < width; ++i) StoreRelaxed(entries[i], sibling);
       TSPS_FAULT_POINT("split.directory");
-      next.tables[static_cast<size_t>(table_)].segments = sibling + 1;
+      mutation.next().tables[static_cast<size_t>(table_)].segments = sibling + 1;
       writer_.MarkChecked(table_, sibling, Checked::kKeys);
     }
-    ++next.epoch;
-    group_.control->Publish(next);
-    writer_.state = std::move(next);
+    mutation.Publish();
     return Status();
   }
 
@@ -76,9 +74,9 @@ class Grower {
     }
     const size_t size = size_t{1} << depth;
     TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files_.directory(), 4 * size * sizeof(uint32_t)));
-    TSPS_RETURN_IF_ERROR(group_.undo->Start(0));
-    group_.undo->Seal(writer_.state.epoch + 1);
-    State next = writer_.state;
+    Mutation mutation(group_, writer_);
+    TSPS_RETURN_IF_ERROR(mutation.Start(0));
+    mutation.Seal();
     uint32_t* entries = files_.directory_entries();
     for (size_t i = 0; i < size; ++i) {
       const uint32_t number = entries[size + i];
@@ -86,11 +84,9 @@ class Grower {
       StoreRelaxed(entries[2 * size + 2 * i + 1], number);
     }
     TSPS_FAULT_POINT("double.directory");
-    group_.control->Begin(next.epoch);
-    next.tables[static_cast<size_t>(table_)].depth = depth + 1;
-    ++next.epoch;
-    group_.control->Publish(next);
-    writer_.state = std::move(next);
+    mutation.Begin();
+    mutation.next().tables[static_cast<size_t>(table_)].depth = depth + 1;
+    mutation.Publish();
     return Status();
   }
 

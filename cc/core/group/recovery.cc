@@ -2,6 +2,7 @@
 
 #include "core/base/fault_point.h"
 #include "core/group/group_impl.h"
+#include "core/group/probe.h"
 #include "core/group/record_checks.h"
 #include "core/group/table_number.h"
 #include "core/table/index.h"

@@ -1,10 +1,12 @@
+#include "core/group/row_mutation.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "core/base/fault_point.h"
 #include "core/gradients/dedupe.h"
-#include "core/group/group_impl.h"
+#include "core/group/probe.h"
 #include "core/table/index.h"
 
 namespace tsps {
@@ -67,7 +69,7 @@ Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
 Status RowMutation::PlanTable(RowPlan& plan) {
   plan.rows.resize(plan.n);
   const TableFiles& files = *group_.files(plan.table);
-  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  const TableState& state = StateOf(plan);
   std::atomic<int64_t> astray{-1};
   executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
     const int64_t one =
@@ -109,7 +111,7 @@ bool RowMutation::HasFresh() const {
 
 Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
   const TableFiles& files = *group_.files(plan.table);
-  const uint64_t live = next_.tables[static_cast<size_t>(plan.table)].live + plan.fresh.size();
+  const uint64_t live = StateOf(plan).live + plan.fresh.size();
   const int64_t max_rows = files.config().max_rows;
   if (max_rows == 0 || plan.fresh.empty() || live <= static_cast<uint64_t>(max_rows))
     return Status();
@@ -121,7 +123,7 @@ Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
 Status RowMutation::ReserveRows(RowPlan& plan) {
   if (plan.fresh.empty()) return Status();
   TableFiles& files = *group_.files(plan.table);
-  TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  TableState& state = StateOf(plan);
   const uint64_t reused = std::min<uint64_t>(state.free_rows, plan.fresh.size());
   const uint64_t rows = state.rows + plan.fresh.size() - reused;
   if (rows > kMaxRowNumber) {
@@ -153,7 +155,7 @@ Status RowMutation::Prepare() {
     TSPS_RETURN_IF_ERROR(GrowIndex(group_, writer_, counters_, plan.table, plan.keys, plan.fresh));
   }
   // Growth has committed epochs of its own and changed index sizes.
-  next_ = writer_.state;
+  mutation_.Reset();
   for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(ReserveRows(plan));
   return WriteUndo();
 }
@@ -162,11 +164,11 @@ Status RowMutation::WriteUndo() {
   size_t bytes = 0;
   for (const RowPlan& plan : plans_) {
     const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
-    const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
+    const size_t slots = SlotsOf(StateOf(plan));
     if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), dim, slots);
     if (!plan.fresh.empty()) bytes += UndoInsertsBytes(plan.fresh.size());
   }
-  TSPS_RETURN_IF_ERROR(group_.undo->Start(bytes));
+  TSPS_RETURN_IF_ERROR(mutation_.Start(bytes));
   TSPS_FAULT_POINT("undo.reserved");
   std::vector<UndoRecordHeader*> images(plans_.size());
   for (size_t p = 0; p < plans_.size(); ++p) {
@@ -174,14 +176,14 @@ Status RowMutation::WriteUndo() {
     if (!plan.existing.empty()) {
       const size_t n = plan.existing.size();
       const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
-      const size_t slots = SlotsOf(next_.tables[static_cast<size_t>(plan.table)]);
-      images[p] = group_.undo->Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
+      const size_t slots = SlotsOf(StateOf(plan));
+      images[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
       images[p]->dim = static_cast<uint32_t>(dim);
       images[p]->slots = static_cast<uint32_t>(slots);
     }
     if (!plan.fresh.empty()) {
-      UndoRecordHeader* record = group_.undo->Append(
-          UndoKind::kInserts, plan.table, plan.fresh.size(), UndoInsertsBytes(plan.fresh.size()));
+      UndoRecordHeader* record = mutation_.Append(UndoKind::kInserts, plan.table, plan.fresh.size(),
+                                                  UndoInsertsBytes(plan.fresh.size()));
       auto* keys = reinterpret_cast<int64_t*>(UndoPayload(record));
       for (size_t i = 0; i < plan.fresh.size(); ++i) keys[i] = plan.keys[plan.fresh[i]];
     }
@@ -190,7 +192,7 @@ Status RowMutation::WriteUndo() {
   ForEachPlan([&](size_t p) {
     if (images[p] != nullptr) CopyImages(plans_[p], images[p]);
   });
-  group_.undo->Seal(next_.epoch + 1);
+  mutation_.Seal();
   return Status();
 }
 
@@ -212,7 +214,7 @@ void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
 
 RowPlanes RowMutation::Planes(const RowPlan& plan) const {
   TableFiles& files = *group_.files(plan.table);
-  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  const TableState& state = StateOf(plan);
   RowPlanes planes;
   planes.dim = static_cast<size_t>(files.config().dim);
   planes.base[planes.n++] = files.row(0);
@@ -228,7 +230,7 @@ RowPlanes RowMutation::Planes(const RowPlan& plan) const {
 
 void RowMutation::InitializeFresh(const RowPlan& plan) {
   const TableConfig& config = group_.files(plan.table)->config();
-  const TableState& state = next_.tables[static_cast<size_t>(plan.table)];
+  const TableState& state = StateOf(plan);
   const RowPlanes planes = Planes(plan);
   executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
@@ -241,15 +243,12 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
   });
 }
 
-void RowMutation::Begin() {
-  begun_ns_ = NowNs();
-  group_.control->Begin(next_.epoch);
-}
+void RowMutation::Begin() { mutation_.Begin(); }
 
 void RowMutation::Commit() {
   for (const RowPlan& plan : plans_) {
     TableFiles& files = *group_.files(plan.table);
-    const uint32_t depth = next_.tables[static_cast<size_t>(plan.table)].depth;
+    const uint32_t depth = StateOf(plan).depth;
     for (const uint32_t i : plan.fresh) {
       const uint64_t hash = HashKey(plan.keys[i]);
       const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
@@ -257,11 +256,8 @@ void RowMutation::Commit() {
       TSPS_FAULT_POINT("commit.insert");
     }
   }
-  ++next_.epoch;
-  group_.control->Publish(next_);
-  writer_.state = next_;
-  RaiseMax(counters_.publish_ns_max, NowNs() - begun_ns_);
-  begun_ns_ = 0;
+  mutation_.Publish();
+  RaiseMax(counters_.publish_ns_max, mutation_.nanoseconds());
 }
 
 }  // namespace tsps

@@ -8,6 +8,8 @@
 #include "core/gradients/merge.h"
 #include "core/group/group.h"
 #include "core/group/group_impl.h"
+#include "core/group/mutation.h"
+#include "core/group/row_mutation.h"
 #include "core/table/index.h"
 
 namespace tsps {
@@ -253,10 +255,9 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
   TableFiles& files = *group.files(place);
   TSPS_RETURN_IF_ERROR(CheckCount(files.config().name, n));
-  State next = impl_->state;
-  TableState& state = next.tables[static_cast<size_t>(place)];
+  Mutation mutation(group, *impl_);
+  TableState& state = mutation.next().tables[static_cast<size_t>(place)];
   std::vector<ErasedEntry> erased;
-  SerialExecutor serial;
   std::vector<int32_t> inverse(n);
   for (const int64_t key : Dedupe({{keys, n, inverse.data()}})) {
     const uint64_t hash = HashKey(key);
@@ -271,22 +272,20 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
   if (erased.empty()) return size_t{0};
   TSPS_RETURN_IF_ERROR(impl_->reserver.Ensure(
       files.free_rows(), (state.free_rows + erased.size()) * sizeof(uint32_t)));
-  TSPS_RETURN_IF_ERROR(group.undo->Start(UndoErasesBytes(erased.size())));
+  TSPS_RETURN_IF_ERROR(mutation.Start(UndoErasesBytes(erased.size())));
   UndoRecordHeader* record =
-      group.undo->Append(UndoKind::kErases, place, erased.size(), UndoErasesBytes(erased.size()));
+      mutation.Append(UndoKind::kErases, place, erased.size(), UndoErasesBytes(erased.size()));
   std::memcpy(UndoPayload(record), erased.data(), erased.size() * sizeof(ErasedEntry));
-  group.undo->Seal(next.epoch + 1);
-  group.control->Begin(next.epoch);
+  mutation.Seal();
+  mutation.Begin();
   for (const ErasedEntry& entry : erased) {
     StoreRelaxed(files.segment(entry.segment)->entries[entry.entry].row_plus_one, kTombstone);
     files.free_stack()[state.free_rows++] = entry.row_plus_one - 1;
     TSPS_FAULT_POINT("erase.entry");
   }
   state.live -= erased.size();
-  ++next.version;
-  ++next.epoch;
-  group.control->Publish(next);
-  impl_->state = std::move(next);
+  ++mutation.next().version;
+  mutation.Publish();
   return erased.size();
 }
 

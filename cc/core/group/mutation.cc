@@ -1,0 +1,39 @@
+#include "core/group/mutation.h"
+
+#include <exception>
+
+#include "core/base/clock.h"
+
+namespace tsps {
+
+Mutation::Mutation(Group::Impl& group, GroupWriter::Impl& writer)
+    : group_(group), writer_(writer), next_(writer.state) {}
+
+Mutation::~Mutation() {
+  if (begun_ns_ != 0) std::terminate();
+}
+
+void Mutation::Reset() { next_ = writer_.state; }
+
+Status Mutation::Start(size_t undo_bytes) { return group_.undo->Start(undo_bytes); }
+
+UndoRecordHeader* Mutation::Append(UndoKind kind, int table, size_t n, size_t bytes) {
+  return group_.undo->Append(kind, table, n, bytes);
+}
+
+void Mutation::Seal() { group_.undo->Seal(next_.epoch + 1); }
+
+void Mutation::Begin() {
+  begun_ns_ = NowNs();
+  group_.control->Begin(next_.epoch);
+}
+
+void Mutation::Publish() {
+  ++next_.epoch;
+  group_.control->Publish(next_);
+  writer_.state = next_;
+  nanoseconds_ = NowNs() - begun_ns_;
+  begun_ns_ = 0;
+}
+
+}  // namespace tsps

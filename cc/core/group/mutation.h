@@ -1,0 +1,60 @@
+// Mutation: a change of a group's committed state, whole or not at all.
+//
+//   Mutation mutation(group, writer);
+//   mutation.next()...        what the state becomes
+//   mutation.Start(bytes)     room for the undo log: the last thing that can fail
+//   mutation.Append(...)      before-images of what is going to be written in place
+//   mutation.Seal()
+//   mutation.Begin()          from here on readers wait, or look through the undo log
+//   ...                       writes in place
+//   mutation.Publish()        one store makes all of it visible
+//
+// Dropped before Begin() it changes nothing. A process that is killed after it leaves the undo log
+// to the next writer (recovery.cc).
+#ifndef TFSPS_CORE_GROUP_MUTATION_H_
+#define TFSPS_CORE_GROUP_MUTATION_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/status.h"
+#include "core/group/control_file.h"
+#include "core/group/group_impl.h"
+#include "core/group/undo_log.h"
+
+namespace tsps {
+
+class Mutation {
+ public:
+  Mutation(Group::Impl& group, GroupWriter::Impl& writer);
+  // Ends the process if an exception (of a lack of memory, say) came between Begin and Publish:
+  // what is half written can be undone by the next writer only.
+  ~Mutation();
+  Mutation(const Mutation&) = delete;
+  Mutation& operator=(const Mutation&) = delete;
+
+  const State& next() const { return next_; }
+  State& next() { return next_; }
+  // Begins anew from the committed state, after other mutations.
+  void Reset();
+
+  Status Start(size_t undo_bytes);
+  // Space for one record; the caller fills the payload.
+  UndoRecordHeader* Append(UndoKind kind, int table, size_t n, size_t bytes);
+  void Seal();
+  void Begin();
+  void Publish();
+  // For how long readers have waited: from Begin to Publish.
+  uint64_t nanoseconds() const { return nanoseconds_; }
+
+ private:
+  Group::Impl& group_;
+  GroupWriter::Impl& writer_;
+  State next_;
+  uint64_t begun_ns_ = 0;
+  uint64_t nanoseconds_ = 0;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_MUTATION_H_

@@ -1,0 +1,106 @@
+// Mutations of rows: steps, and rows that are set.
+#ifndef TFSPS_CORE_GROUP_ROW_MUTATION_H_
+#define TFSPS_CORE_GROUP_ROW_MUTATION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/base/executor.h"
+#include "core/base/prefetch.h"
+#include "core/base/status.h"
+#include "core/group/group_impl.h"
+#include "core/group/mutation.h"
+#include "core/table/row_optimizer.h"
+
+namespace tsps {
+
+// What a mutation does to the rows of one table: which keys are there, which are new, and where
+// they go.
+struct RowPlan {
+  int table = 0;  // its place
+  const int64_t* keys = nullptr;
+  size_t n = 0;
+  bool unique = false;             // the keys are known to be
+  std::vector<uint32_t> rows;      // row number of each key, new ones included
+  std::vector<uint32_t> existing;  // positions in keys
+  std::vector<uint32_t> fresh;     // positions in keys
+};
+
+// Where a table's rows (plane 0) and slots (planes 1 ..) lie, for loops over many of them.
+struct RowPlanes {
+  // Rows fetched ahead of the one at work: they are scattered, and the table is larger than any
+  // cache.
+  static constexpr size_t kAhead = 16;
+
+  float* base[1 + kMaxSlots] = {};
+  int n = 0;
+  size_t dim = 0;
+
+  float* at(int plane, uint32_t row) const { return base[plane] + row * dim; }
+  size_t bytes() const { return dim * sizeof(float); }
+  void Prefetch(int plane, uint32_t row) const { tsps::Prefetch(at(plane, row), bytes()); }
+};
+
+// A mutation of rows, in three acts. Prepare can fail and changes nothing that a reader or a
+// recovery sees (index growth is committed by itself). Between Begin and Commit nothing can fail.
+class RowMutation {
+ public:
+  RowMutation(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+              Executor& executor)
+      : group_(group),
+        writer_(writer),
+        counters_(counters),
+        executor_(executor),
+        mutation_(group, writer) {}
+  // Announces changes to the rows of `n` keys, at most 2^31 - 1, of the table in place `table`,
+  // which must be new to this mutation.
+  void Add(int table, const int64_t* keys, size_t n, bool unique = false);
+  // Finds out which of the keys are there; calls also(p) for every plan p on the way.
+  // InvalidArgument, naming table and key, if a key repeats, unless they are known to be `unique`:
+  // its row would be updated twice, or be two rows. DataLoss if two keys have one row.
+  Status Plan(const std::function<void(size_t p)>& also = nullptr);
+  // Whether some key is not there.
+  bool HasFresh() const;
+  // Storage for new rows; before-images of existing rows and the list of new keys into the undo
+  // log.
+  Status Prepare();
+  std::vector<RowPlan>& plans() { return plans_; }
+  State& next() { return mutation_.next(); }
+
+  RowPlanes Planes(const RowPlan& plan) const;
+  // Calls body(p) for every plan p, plans of many rows one by one and small ones side by side.
+  void ForEachPlan(const std::function<void(size_t p)>& body);
+  // Writes initial row and slots of the fresh keys. Before Begin: nobody sees them yet.
+  void InitializeFresh(const RowPlan& plan);
+
+  void Begin();
+  // Adds the fresh keys to the index and publishes.
+  void Commit();
+
+ private:
+  Status PlanTable(RowPlan& plan);
+  Status CheckFreshUnique(const RowPlan& plan) const;
+  Status CheckMaxRows(const RowPlan& plan) const;
+  Status ReserveRows(RowPlan& plan);
+  Status WriteUndo();
+  const TableState& StateOf(const RowPlan& plan) const {
+    return mutation_.next().tables[static_cast<size_t>(plan.table)];
+  }
+  TableState& StateOf(const RowPlan& plan) {
+    return mutation_.next().tables[static_cast<size_t>(plan.table)];
+  }
+  void CopyImages(const RowPlan& plan, UndoRecordHeader* record);
+
+  Group::Impl& group_;
+  GroupWriter::Impl& writer_;
+  GroupCounters& counters_;
+  Executor& executor_;
+  Mutation mutation_;
+  std::vector<RowPlan> plans_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_ROW_MUTATION_H_
