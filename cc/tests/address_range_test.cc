@@ -165,7 +165,7 @@ TEST_F(OutgrownRange, IsAnErrorOfTheWriterAndTheTableStaysWhole) {
   Status status;
   for (; status.ok() && rows < 8192; rows += 1024) status = Add(0, rows);
   rows -= 1024;
-  ExpectOutgrown(status, "/wide/rows");
+  ExpectOutgrown(status, "/wide/plane.embedding.1");
   EXPECT_EQ(rows, 4096);
   ASSERT_TSPS_OK(FindOne(*group_, 0));
   ASSERT_TSPS_OK(writer_->Verify());
@@ -191,16 +191,16 @@ TEST_F(OutgrownRange, IsAnErrorOfTheReaderForThatTableOnly) {
   for (int64_t rows = 0; rows < 4096; rows += 1024) ASSERT_TSPS_OK(Add(0, rows));
   ASSERT_TSPS_OK(FindOne(**reader, 0));
   for (int64_t rows = 4096; rows < 6144; rows += 1024) ASSERT_TSPS_OK(Add(0, rows));
-  ExpectOutgrown(FindOne(**reader, 0), "/wide/rows");
+  ExpectOutgrown(FindOne(**reader, 0), "/wide/plane.embedding.1");
   ExpectOutgrown((*reader)->Read([](const ReadView& view) {
     view.ForEach(0, [](int64_t, uint32_t) { ADD_FAILURE() << "shows half of a table"; });
     return Status();
   }),
-                 "/wide/rows");
+                 "/wide/plane.embedding.1");
   ASSERT_TSPS_OK(FindOne(**reader, 1));
 
   writer_.reset();
-  ExpectOutgrown((*reader)->OpenWriter().status(), "/wide/rows");
+  ExpectOutgrown((*reader)->OpenWriter().status(), "/wide/plane.embedding.1");
   {
     ScarceAddressSpace scarce;
     reader = Group::Open(dir_ / "g");
@@ -237,7 +237,12 @@ TEST(TableFilesRange, OfABoundedTableIsWhatItCanHold) {
   config.key_limit = 1000;
   auto files = TableFiles::Create(dir / "t", config);
   ASSERT_TRUE(files.ok()) << files.status().message();
-  EXPECT_EQ((*files)->rows().range(), 16384u);  // 1000 rows of 16 bytes, in whole pages
+  TableState state = {};
+  state.planes = TableFiles::kFirstGeneration;
+  const PlaneList* const planes = (*files)->Planes(state);
+  ASSERT_NE(planes, nullptr);
+  EXPECT_EQ(planes->embedding().file->range(), 16384u);  // 1000 rows of 16 bytes, in whole pages
+  EXPECT_EQ(planes->key().file->range(), 8192u);
   EXPECT_EQ((*files)->free_rows().range(), 4096u);
   EXPECT_EQ((*files)->segments().range(), 64 * kMiB);
   EXPECT_LE((*files)->directory().range(), 512 * kMiB);

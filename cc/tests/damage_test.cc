@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/crc32c.h"
+#include "core/group/layout.h"
 #include "core/group/undo_log.h"
 #include "core/table/layout.h"
 #include "tests/group_fixture.h"
@@ -74,7 +76,8 @@ class DamageTest : public GroupTest {
   }
   std::string Bytes() const {
     std::ostringstream bytes;
-    for (const char* file : {"t/directory", "t/segments", "t/rows", "t/free"}) {
+    for (const char* file :
+         {"t/directory", "t/segments", "t/plane.embedding.1", "t/plane.accumulator.2", "t/free"}) {
       bytes << std::ifstream(dir_ / (std::string("g/") + file), std::ios::binary).rdbuf();
     }
     return bytes.str();
@@ -116,8 +119,8 @@ TEST_F(DamageTest, AnUndoLogOfAStepThatCannotBeIsRefusedAndNothingIsUndone) {
   CloseUnpublished();
   for (const uint32_t row : {0xF0000000u, 9000u}) ExpectRefused("undo", kPayload, row);
   ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, table), uint32_t{1});
-  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, dim), uint32_t{3}, false);
-  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, slots), uint32_t{0});
+  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, planes), uint32_t{1});
+  ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, row_bytes), uint32_t{28});
   ExpectRefused("undo", kFirstRecord + offsetof(UndoRecordHeader, kind), uint32_t{9});
   ExpectSound();
   EXPECT_EQ(ReadImage(*group_), before);
@@ -141,11 +144,11 @@ TEST_F(DamageTest, AnUndoLogOfASplitThatCannotBeIsRefusedAndNothingIsUndone) {
   const Image before = ReadImage(*group_);
   const uint64_t splits = group_->counters().growth_splits.load();
   // A step that splits and is refused then: the split is the last mutation.
-  std::filesystem::create_hard_link(dir_ / "g/t/rows", dir_ / "rows");
-  std::filesystem::remove(dir_ / "g/t/rows");
+  std::filesystem::create_hard_link(dir_ / "g/t/plane.embedding.1", dir_ / "rows");
+  std::filesystem::remove(dir_ / "g/t/plane.embedding.1");
   EXPECT_EQ(Step(0, Keys(10000, 200000), 1.0f).code(), Code::kDataLoss);
   ASSERT_GT(group_->counters().growth_splits.load(), splits);
-  std::filesystem::rename(dir_ / "rows", dir_ / "g/t/rows");
+  std::filesystem::rename(dir_ / "rows", dir_ / "g/t/plane.embedding.1");
   CloseUnpublished();
   ASSERT_EQ(Get<UndoKind>("undo", kFirstRecord), UndoKind::kSegment);
   for (const uint32_t segment : {100000u, 0xFFFFFFFFu}) {
@@ -204,16 +207,40 @@ TEST_F(DamageTest, NumbersOfACommitRecordThatCannotBeAreRefused) {
   for (const uint32_t depth : {0u, 27u, 32u, 0xFFFFFFFFu}) {
     ExpectRefused("group", table + offsetof(TableState, depth), depth);
   }
-  // No slot files of Adam's; none of SGD's, but Adagrad's in their place; no such optimizer.
-  for (const uint32_t kind : {3u, 4u, 0xFFFFFFFFu}) {
-    ExpectRefused("group", table + offsetof(TableState, optimizer), kind);
+  for (const uint32_t planes : {0u, 1u, 3u, 0xFFFFFFFFu}) {
+    ExpectRefused("group", table + offsetof(TableState, planes), planes);
   }
-  ExpectRefused("group", table + offsetof(TableState, optimizer), uint32_t{1}, false);
-  ExpectRefused("group", table + offsetof(TableState, generation), uint32_t{7});
-  ExpectRefused("group", table + offsetof(TableState, slot_init), 0x7FC00000u);
-  for (const char first : {'\0', '/', '.', 'u'}) {
-    ExpectRefused("group", table + offsetof(TableState, name), first);
+  for (const uint32_t flags : {0u, 2u, 3u, 0x80000001u}) {
+    ExpectRefused("group", table + offsetof(TableState, flags), flags);
   }
+  for (const char first : {'\0', '/', '.', 'u'}) ExpectRefused("group", kNamesOffset, first);
+  ExpectSound();
+}
+
+TEST_F(DamageTest, AListOfPlanesThatCannotBeIsRefused) {
+  Close();
+  PlaneListFile list = {};
+  for (const size_t at : {offsetof(PlaneListFile, magic), offsetof(PlaneListFile, version),
+                          offsetof(PlaneListFile, layout_hash), offsetof(PlaneListFile, generation),
+                          offsetof(PlaneListFile, optimizer), offsetof(PlaneListFile, n_planes),
+                          offsetof(PlaneListFile, planes), sizeof(list) - 4}) {
+    ExpectRefused("t/planes.2", at, uint8_t(Get<uint8_t>("t/planes.2", at) ^ 1));
+  }
+  // With a checksum that is right: what no table of this kind has.
+  const auto whole = Get<PlaneListFile>("t/planes.2", 0);
+  const auto expect_refused = [&](const auto& change) {
+    list = whole;
+    change();
+    list.crc = HeaderCrc(list);
+    ExpectRefused("t/planes.2", 0, list);
+  };
+  expect_refused([&] { list.generation = 3; });
+  for (const uint32_t kind : {0u, 1u, 3u, 4u}) expect_refused([&] { list.optimizer = kind; });
+  for (const uint32_t n : {0u, 3u, 5u, 1000u}) expect_refused([&] { list.n_planes = n; });
+  expect_refused([&] { list.planes[1].initial = 0x7FC00000u; });
+  expect_refused([&] { list.planes[1].row_bytes = 4; });
+  expect_refused([&] { list.planes[0].generation = 7; });
+  expect_refused([&] { list.planes[2].role = 5; });
   ExpectSound();
 }
 

@@ -231,9 +231,9 @@ TEST_F(TableRemovalTest, WhatAKilledWriterLeftOfTablesIsDeletedAndNothingElse) {
   EXPECT_FALSE(fs::exists(group / "killed"));
   EXPECT_FALSE(fs::exists(group / "empty"));
   EXPECT_TRUE(fs::exists(group / "mine/rows"));
-  EXPECT_TRUE(fs::exists(group / ".hidden/rows"));
+  EXPECT_TRUE(fs::exists(group / ".hidden/plane.embedding.1"));
   EXPECT_TRUE(fs::exists(group / "with more/notes"));
-  EXPECT_TRUE(fs::exists(group / "link/rows"));
+  EXPECT_TRUE(fs::exists(group / "link/plane.embedding.1"));
   EXPECT_EQ(CountTables(*group_), 1u);
   ASSERT_TSPS_OK(writer_->Verify());
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -19,13 +20,15 @@ from tf_sparse_ps.table import Table
 
 # What no reader and no writer can notice, as docs/storage.md lists it.
 UNNOTICED = {
-    "rows: value",
-    "slots.1.accumulator: value",
-    "slots.1.m: value",
-    "slots.1.v: value",
+    "plane.embedding.1: value",
+    "plane.changed.1: value",
+    "plane.accumulator.2: value",
+    "plane.m.2: value",
+    "plane.v.2: value",
     "group: commit record: step",
-    "group: table in the commit record: slot_init",
-    "segments: row of an entry",
+    "group: commit record: changes",
+    "group: live state: device_dirty_since_step",
+    "group: live state: run_id",
     "undo: row image",
     "undo: row number",
     "undo: inserted key",
@@ -113,11 +116,16 @@ def test_the_next_writer_refuses_and_a_reader_reports(group, file, offset, words
 def test_a_damaged_optimizer_is_refused_and_no_slots_are_deleted(group):
     state = layout.GroupState.of(group)
     at = layout.RECORDS[state.epoch & 1] + layout.RECORD_HEAD + layout.TABLE_STATE  # small's: Adam
-    for optimizer in (4, 2**32 - 1, 2, 1, 0):
-        put(group / "group", at + 32, "<I", optimizer)
+    for planes in (0, 1, 3, 2**32 - 1):
+        put(group / "group", at + 40, "<I", planes)
         with pytest.raises(errors.DamagedFileError, match="small"):
             Table.open(group / "small", "r+")
-    put(group / "group", at + 32, "<I", 3)
+    put(group / "group", at + 40, "<I", 2)
+    for optimizer in (4, 2**32 - 1, 2, 1, 0):
+        put(group / "small/planes.2", 20, "<I", optimizer)
+        with pytest.raises(errors.DamagedFileError, match=r"planes\.2 is damaged"):
+            Table.open(group / "small", "r+")
+    put(group / "small/planes.2", 20, "<I", 3)
     with Table.open(group / "small", "r+", content.CONFIGS["small"]) as table:
         table.apply_gradients([1], np.ones((1, 3), np.float32))
         assert table.verify().ok
@@ -135,35 +143,38 @@ def test_a_smaller_number_of_tables_is_refused_and_none_is_deleted(group):
         assert bare.verify().ok
 
 
+SLOT = re.compile(r"plane\.(m|v|accumulator)\.\d+$")
+
+
 def slot_files(path: str) -> list[str]:
-    return sorted(name for name in os.listdir(path) if name.startswith("slots."))
+    return sorted(name for name in os.listdir(path) if SLOT.match(name))
 
 
 def mapped_slots() -> list[str]:
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return sorted({line.split(maxsplit=5)[5] for line in maps if "/slots." in line})
+    return sorted({line.split(maxsplit=5)[5] for line in maps if SLOT.search(line)})
 
 
 def test_slots_of_a_replaced_optimizer_are_given_back(create):
     user = create(optimizer=optimizers.Adam(learning_rate=1.0))
     user.apply_gradients(np.arange(1000), ones(1000))
-    assert slot_files(user.path) == ["slots.1.m", "slots.1.v"]
+    assert slot_files(user.path) == ["plane.m.2", "plane.v.2"]
     user.bind_optimizer(optimizers.Adagrad(learning_rate=1.0), replace=True)
     user.apply_gradients(np.arange(2000), ones(2000))
-    assert slot_files(user.path) == ["slots.2.accumulator"]
+    assert slot_files(user.path) == ["plane.accumulator.3"]
     user.lookup([1])
-    assert mapped_slots() == [f"{user.path}/slots.2.accumulator"]
+    assert mapped_slots() == [f"{user.path}/plane.accumulator.3"]
     assert user.verify().ok
     user.close()
     # What a writer left that was killed between publishing another optimizer and removing the old one's slots, or
     # before it published.
-    for name in ("slots.1.m", "slots.3.v"):
-        shutil.copyfile(f"{user.path}/slots.2.accumulator", f"{user.path}/{name}")
+    for name in ("plane.m.2", "plane.v.4"):
+        shutil.copyfile(f"{user.path}/plane.accumulator.3", f"{user.path}/{name}")
     with Table.open(user.path) as reader:
         assert len(reader) == 2000
     assert len(slot_files(user.path)) == 3
     with Table.open(user.path, "r+", user.config) as again:
-        assert slot_files(user.path) == ["slots.2.accumulator"]
+        assert slot_files(user.path) == ["plane.accumulator.3"]
         again.apply_gradients([5], ones(1))
         assert again.verify().ok
 
@@ -175,7 +186,7 @@ from tf_sparse_ps.table import Table
 
 def mapped():
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return sorted({line.split(maxsplit=5)[5] for line in maps if "/slots." in line})
+    return sorted({line.split(maxsplit=5)[5] for line in maps if "/plane." in line and not line.endswith(".1")})
 
 with Table.open(sys.argv[1]) as table:
     while line := sys.stdin.readline():
@@ -197,9 +208,9 @@ def test_readers_give_slots_of_a_replaced_optimizer_back(create):
             reader.stdin.flush()
             return reader.stdout.readline().strip()
 
-        assert look() == f"2 {user.path}/slots.1.m {user.path}/slots.1.v"
+        assert look() == f"2 {user.path}/plane.m.2 {user.path}/plane.v.2"
         user.bind_optimizer(optimizers.Adagrad(learning_rate=1.0), replace=True)
-        assert look() == f"1 {user.path}/slots.2.accumulator"
+        assert look() == f"1 {user.path}/plane.accumulator.3"
         user.bind_optimizer(optimizers.SGD(learning_rate=1.0), replace=True)
         assert look() == "0"
         reader.stdin.close()

@@ -7,32 +7,35 @@ import struct
 from pathlib import Path
 
 LIVE = 4096
-RECORDS = (8192, 217_088)
-RECORD_HEAD, TABLE_STATE = 32, 200
+RECORDS = (8192, 77_824)
+RECORD_HEAD, TABLE_STATE = 32, 64
+NAMES, NAME = 147_456, 136
+PLANES_AT, PLANE, PLANES_BYTES = 32, 64, 1064
 SEGMENT, ENTRIES_AT, ENTRY = 65_536, 64, 16
 UNDO_RECORDS, UNDO_RECORD_HEAD = 4096, 64
 
 # (offset, end, name) within the part
-_HEADER = ((0, 8, "magic"), (8, 16, "version"), (16, 48, "uuid"), (48, 52, "reserved"), (52, 56, "crc"))
+_HEADER = ((0, 8, "magic"), (8, 16, "version"), (16, 48, "uuid"), (48, 64, "partition"), (64, 124, "reserved"), (124, 128, "crc"))
 _LIVE = (
     (0, 8, "sequence"),
     (8, 16, "undo_epoch"),
     (64, 72, "writer_pid"),
     (72, 80, "writer_start"),
     (80, 84, "growing"),
+    (88, 96, "device_dirty_since_step"),
+    (96, 104, "run_id"),
 )
-_RECORD = ((0, 8, "epoch"), (8, 16, "step"), (16, 24, "version"), (24, 28, "n_tables"))
+_RECORD = ((0, 8, "epoch"), (8, 16, "step"), (16, 24, "version"), (24, 28, "n_tables"), (28, 32, "changes"))
 _TABLE = (
     (0, 8, "rows"),
     (8, 16, "live"),
     (16, 24, "free_rows"),
-    (24, 28, "segments"),
-    (28, 32, "depth"),
-    (32, 36, "optimizer"),
-    (36, 40, "generation"),
-    (40, 56, "slot_init"),
-    (56, 192, "name"),
-    (192, 200, "removed"),
+    (24, 32, "removed"),
+    (32, 36, "segments"),
+    (36, 40, "depth"),
+    (40, 44, "planes"),
+    (44, 48, "flags"),
+    (48, 64, "reserved"),
 )
 _UNDO_HEADER = ((0, 8, "magic"), (8, 16, "epoch"), (16, 24, "bytes"), (24, 28, "records"), (28, 32, "crc"))
 _UNDO_RECORD = (
@@ -40,8 +43,8 @@ _UNDO_RECORD = (
     (4, 8, "table"),
     (8, 16, "n"),
     (16, 24, "bytes"),
-    (24, 28, "dim"),
-    (28, 32, "slots"),
+    (24, 28, "planes"),
+    (28, 32, "row_bytes"),
     (32, 36, "segment"),
     (40, 48, "hash"),
 )
@@ -56,6 +59,7 @@ class TableState:
     free: frozenset[int]  # row numbers on the stack
     segments: int
     depth: int
+    row_bytes: dict[str, int]  # of each plane, by its file's name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,23 +77,36 @@ class GroupState:
         tables = {}
         for i in range(struct.unpack_from("<I", data, record + 24)[0]):
             at = record + RECORD_HEAD + TABLE_STATE * i
-            rows, _, free, segments, depth = struct.unpack_from("<QQQII", data, at)
-            name = data[at + 56 : at + 192].rstrip(b"\0").decode()
+            rows, _, free, _, segments, depth, planes = struct.unpack_from("<QQQQIII", data, at)
+            name = _text(data[NAMES + NAME * i :][:NAME])
             stack = struct.unpack_from(f"<{free}I", (group / name / "free").read_bytes())
-            tables[name] = TableState(rows, frozenset(stack), segments, depth)
+            listed = _planes((group / name / f"planes.{planes}").read_bytes())
+            tables[name] = TableState(rows, frozenset(stack), segments, depth, listed)
         return cls(epoch, tables)
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode()
+
+
+def _planes(data: bytes) -> dict[str, int]:
+    found = {}
+    for p in range(struct.unpack_from("<I", data, 24)[0]):
+        at = PLANES_AT + PLANE * p
+        _, _, row_bytes, generation = struct.unpack_from("<IIII", data, at + 32)
+        found[f"plane.{_text(data[at : at + 32])}.{generation}"] = row_bytes
+    return found
 
 
 def _named(parts: tuple[tuple[int, int, str], ...], offset: int) -> str:
     return next((name for begin, end, name in parts if begin <= offset < end), UNUSED)
 
 
-def field_of(state: GroupState, dims: dict[str, int], file: str, offset: int, data: bytes) -> str:
+def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
     """The name of the field at `offset` of a file of the group; "unused" where nothing is looked at.
 
     Args:
       state: Of the group.
-      dims: Floats per row, by table.
       file: Relative to the group.
       offset: In the file.
       data: The file's bytes.
@@ -121,11 +138,13 @@ def field_of(state: GroupState, dims: dict[str, int], file: str, offset: int, da
         return f"{part} of {'a' if what == 'tombstone' else 'an'} {what}" if part != UNUSED else UNUSED
     if name == "free":
         return "row number" if offset < 4 * len(table.free) else UNUSED
-    row = offset // (4 * dims[folder])
+    if name.startswith("planes."):
+        return "list of planes" if offset < PLANES_BYTES else UNUSED
+    row = offset // table.row_bytes[name]
     return "value" if row < table.rows and row not in table.free else UNUSED
 
 
-def used_bytes(state: GroupState, dims: dict[str, int], file: str, data: bytes) -> int:
+def used_bytes(state: GroupState, file: str, data: bytes) -> int:
     """How much of a file of the group is in use, in whole pages."""
     folder, _, name = file.rpartition("/")
     if not folder:
@@ -138,16 +157,21 @@ def used_bytes(state: GroupState, dims: dict[str, int], file: str, data: bytes) 
             "segments": table.segments * SEGMENT,
             "free": 4 * len(table.free),
         }
-        used = sizes.get(name, table.rows * 4 * dims[folder])
+        if name.startswith("planes."):
+            used = PLANES_BYTES
+        else:
+            used = sizes[name] if name in sizes else table.rows * table.row_bytes[name]
     return max(1, (used + 4095) // 4096) * 4096
 
 
 def _control_field(state: GroupState, offset: int) -> str:
     if offset < LIVE:
-        return "header: " + _named(_HEADER, offset) if offset < 56 else UNUSED
+        return "header: " + _named(_HEADER, offset) if offset < 128 else UNUSED
     if offset < RECORDS[0]:
         name = _named(_LIVE, offset - LIVE)
         return name if name == UNUSED else f"live state: {name}"
+    if offset >= NAMES:
+        return "name of a table" if offset < NAMES + NAME * len(state.tables) else UNUSED
     number = int(offset >= RECORDS[1])
     if number != state.epoch & 1:
         return "the other commit record"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutate import layout
-from tests.mutate.content import DIMS, STATES
+from tests.mutate.content import STATES
 
 FILE = "parameter file"
 _SPECIAL = (0, 1, 2, 3, 26, 27, 31, 32, 255, 4092, 65_536, 2**31 - 1, 2**31, 2**32 - 17, 2**32 - 2, 2**32 - 1)
@@ -78,7 +78,7 @@ def mutate(path: Path, seed: int, number: int, state: str) -> Mutation:
     data = target.read_bytes()
     group = None if state == FILE else layout.GroupState.of(path)
     # What is reserved ahead differs from run to run, and nobody looks at it.
-    span = len(data) if group is None else min(len(data), layout.used_bytes(group, DIMS, file, data))
+    span = len(data) if group is None else min(len(data), layout.used_bytes(group, file, data))
     while True:
         what = rng.choices(list(_WHAT), list(_WHAT.values()))[0]
         if not data and what not in ("longer", "gone"):
@@ -95,7 +95,9 @@ def mutate(path: Path, seed: int, number: int, state: str) -> Mutation:
 
 def _weight(file: str, state: str) -> int:
     name = os.path.basename(file)
-    return 12 if name == "undo" and state != "closed" else _WEIGHTS.get(name, 1)
+    if name == "undo" and state != "closed":
+        return 12
+    return 3 if name.startswith("planes.") else _WEIGHTS.get(name, 1)
 
 
 def _place(rng: random.Random, group: layout.GroupState | None, file: str, data: bytes, span: int) -> tuple[int, str]:
@@ -110,7 +112,7 @@ def _place(rng: random.Random, group: layout.GroupState | None, file: str, data:
             offset = rng.choice(_beginnings(file, span, group)) + min(int(rng.expovariate(0.02)), 4096)
         if offset >= span:
             continue
-        field = layout.field_of(group, DIMS, file, offset, data)
+        field = layout.field_of(group, file, offset, data)
         if not interesting or field != layout.UNUSED:
             break
     return offset, field
@@ -121,7 +123,7 @@ def _beginnings(file: str, span: int, group: layout.GroupState) -> Sequence[int]
     name = os.path.basename(file)
     if name == "group":
         record = layout.RECORDS[group.epoch & 1]
-        return [0, layout.LIVE, *[record, record + layout.RECORD_HEAD] * 4]
+        return [0, layout.LIVE, *[record, record + layout.RECORD_HEAD] * 4, layout.NAMES]
     if name == "undo":
         return [0, layout.UNDO_RECORDS, layout.UNDO_RECORDS]
     if name == "segments":
@@ -130,7 +132,7 @@ def _beginnings(file: str, span: int, group: layout.GroupState) -> Sequence[int]
     if name == "directory":
         table = group.tables[os.path.dirname(file)]
         return [4 << table.depth]
-    return [0] if name in ("config", "free") else range(0, span, 512)
+    return [0] if name in ("config", "free") or name.startswith("planes.") else range(0, span, 512)
 
 
 def _change(rng: random.Random, data: bytes, offset: int, what: str) -> tuple[bytes, str]:

@@ -87,6 +87,7 @@ void ControlFile::LoadState(uint64_t epoch, State* state) const {
   RacyRead(&state->epoch, &from.epoch, sizeof(state->epoch));
   RacyRead(&state->step, &from.step, sizeof(state->step));
   RacyRead(&state->version, &from.version, sizeof(state->version));
+  RacyRead(&state->changes, &from.changes, sizeof(state->changes));
   RacyRead(&state->recorded_tables, &from.n_tables, sizeof(state->recorded_tables));
   state->tables.resize(std::min<uint32_t>(state->recorded_tables, kMaxTables));
   RacyRead(state->tables.data(), from.tables, state->tables.size() * sizeof(TableState));
@@ -94,7 +95,7 @@ void ControlFile::LoadState(uint64_t epoch, State* state) const {
   if (state->tables.size() < kMaxTables) {
     RacyRead(&next, &from.tables[state->tables.size()], sizeof(next));
   }
-  state->more_tables = next.name[0] != 0 || next.segments != 0 || next.removed != 0;
+  state->more_tables = next.flags != 0 || next.segments != 0 || next.removed != 0;
 }
 
 uint64_t ControlFile::LoadLastState(State* state) const {
@@ -118,6 +119,18 @@ void ControlFile::AwaitChange(uint64_t sequence, int ms) const {
   FutexWait(live().sequence, sequence, ms);
 }
 
+std::string ControlFile::TableName(size_t place) const {
+  TableNameEntry entry;
+  RacyRead(&entry, file_->data() + kNamesOffset + place * sizeof(entry), sizeof(entry));
+  return std::string(entry.name, strnlen(entry.name, sizeof(entry.name)));
+}
+
+void ControlFile::SetTableName(size_t place, const std::string& name) {
+  TableNameEntry entry = {};
+  std::memcpy(entry.name, name.data(), name.size());
+  std::memcpy(file_->data() + kNamesOffset + place * sizeof(entry), &entry, sizeof(entry));
+}
+
 void ControlFile::Begin(uint64_t epoch) {
   live().undo_epoch.store(epoch + 1, std::memory_order_release);
   TSPS_FAULT_POINT("begin.undo_valid");
@@ -134,6 +147,7 @@ void ControlFile::Publish(const State& state) {
   to.epoch = state.epoch;
   to.step = state.step;
   to.version = state.version;
+  to.changes = state.changes;
   to.n_tables = static_cast<uint32_t>(state.tables.size());
   std::copy(state.tables.begin(), state.tables.end(), to.tables);
   TSPS_FAULT_POINT("publish.record");

@@ -18,6 +18,7 @@ struct State {
   uint64_t epoch = 0;
   uint64_t step = 0;
   uint64_t version = 0;
+  uint32_t changes = 0;
   std::vector<TableState> tables;
   // What CheckRecord (damage.h) looks at: the number of tables as it was recorded, and whether
   // there are more behind them.
@@ -35,6 +36,9 @@ class ControlFile {
   std::string uuid() const;
   MappedFile& file() { return *file_; }
   const std::string& path() const { return file_->path(); }
+  // The folder of the table in a place. Garbage (of sane length) if another table comes into the
+  // place meanwhile; validate afterwards.
+  std::string TableName(size_t place) const;
   LiveState& live() const { return *reinterpret_cast<LiveState*>(file_->data() + kLiveOffset); }
 
   // --- Reading. ---
@@ -55,6 +59,8 @@ class ControlFile {
   void AwaitChange(uint64_t sequence, int ms) const;
 
   // --- Writing: the one writer, under the lock. ---
+  // Of a vacant place.
+  void SetTableName(size_t place, const std::string& name);
   // Declares the undo log valid for epoch + 1 and makes the sequence odd. From here to Publish or
   // Abandon readers wait.
   void Begin(uint64_t epoch);

@@ -38,7 +38,7 @@ Result<std::shared_ptr<const Overlay>> Group::Impl::OverlayFor(uint64_t sequence
 Status Group::Impl::CheckRead(const State& state, uint64_t epoch) {
   const bool known = state.version == checked_version.load(std::memory_order_relaxed);
   if ((known && state.epoch == epoch) || TSPS_FAULT_OFF("seqlock")) return Status();
-  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, control->path()));
+  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, *control));
   checked_version.store(state.version, std::memory_order_relaxed);
   return Status();
 }
@@ -178,8 +178,9 @@ GroupInfo Group::Info() const {
   info.writer_alive = impl_->probe->WriterAlive();
   info.unfinished = (sequence & 1) != 0;
   info.bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
-  for (const TableState& table : state.tables) {
-    if (!IsVacant(table)) info.bytes += TableFiles::BytesIn(path_ + "/" + TableName(table));
+  for (size_t place = 0; place < state.tables.size(); ++place) {
+    if (IsVacant(state.tables[place])) continue;
+    info.bytes += TableFiles::BytesIn(path_ + "/" + impl_->control->TableName(place));
   }
   return info;
 }
@@ -199,7 +200,7 @@ Result<int> Group::FindTable(const std::string& name) {
   int found = 0;
   TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
     for (const int table : view.tables()) {
-      if (TableName(view.StateOf(table)) != name) continue;
+      if (impl_->control->TableName(PlaceOf(table)) != name) continue;
       found = table;
       static_cast<void>(view.Listed(table));
       return Status();
@@ -219,7 +220,8 @@ Status Group::CheckTable(int table) {
       return Status();
     }));
     if (IsVacant(state)) return Status();
-    const Status checked = MappedTables::Open(path_, *impl_->control, state).status();
+    const Status checked =
+        MappedTables::Open(path_, *impl_->control, PlaceOf(table), state).status();
     if (checked.ok() || tries == kTries) return checked;
   }
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstring>
+#include <set>
 
 #include "core/base/fault_point.h"
 #include "core/group/group.h"
@@ -37,15 +37,19 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
                  ": key_limit and max_rows must not be negative, received ", config.key_limit,
                  " and ", config.max_rows);
   }
+  TSPS_RETURN_IF_ERROR(ValidateMetadata(config));
   return ValidateInitializer(config.initializer);
 }
 
 // Deletes what a writer that was killed has left of tables: while it made them, or after it had
 // published that they are gone.
-void RemoveLeftovers(const std::string& group, const State& state) {
+void RemoveLeftovers(const std::string& group, const ControlFile& control, const State& state) {
+  std::set<std::string> named;
+  for (size_t place = 0; place < state.tables.size(); ++place) {
+    if (!IsVacant(state.tables[place])) named.insert(control.TableName(place));
+  }
   for (const std::string& name : EntriesOf(group)) {
-    const auto is_named = [&](const TableState& table) { return TableName(table) == name; };
-    if (name[0] == '.' || std::any_of(state.tables.begin(), state.tables.end(), is_named)) continue;
+    if (name[0] == '.' || named.count(name) != 0) continue;
     const std::string folder = group + "/" + name;
     if (TableFiles::IsLeftover(folder)) TableFiles::Remove(folder);
   }
@@ -94,7 +98,7 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   State& state = writer->impl_->state;
   const uint64_t epoch = impl_->control->sequence() / 2;
   impl_->control->LoadState(epoch, &state);
-  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, impl_->control->path()));
+  TSPS_RETURN_IF_ERROR(CheckRecord(state, epoch, *impl_->control));
   impl_->tables.Own();
   std::vector<size_t> places;
   for (size_t place = 0; place < state.tables.size(); ++place) {
@@ -112,16 +116,17 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   for (const size_t place : places) {
     TableFiles& files = *impl_->tables.files(place);
     TSPS_RETURN_IF_ERROR(CheckIndex(files, state.tables[place]));
-    TSPS_RETURN_IF_ERROR(files.RemoveOtherSlots(state.tables[place]));
+    TSPS_RETURN_IF_ERROR(files.RemoveOtherPlanes(state.tables[place]));
   }
-  RemoveLeftovers(path_, state);
+  RemoveLeftovers(path_, *impl_->control, state);
   return writer;
 }
 
 Status GroupWriter::Impl::MapAnew(const Group& group, int place) {
   const TableState& table = state.tables[static_cast<size_t>(place)];
   Group::Impl& impl = *group.impl_;
-  TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *impl.control, table));
+  TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *impl.control,
+                                                       static_cast<size_t>(place), table));
   TSPS_RETURN_IF_ERROR(files->MakeWritable(table));
   reserver.Cancel(impl.files(place)->Mappings());
   impl.tables.Put(static_cast<size_t>(place), table.removed, std::move(files));
@@ -149,7 +154,7 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   State& next = mutation.next();
   size_t place = next.tables.size();
   for (size_t p = next.tables.size(); p-- > 0;) {
-    if (TableName(next.tables[p]) == config.name) {
+    if (!IsVacant(next.tables[p]) && group.control->TableName(p) == config.name) {
       return Error(Code::kAlreadyExists, "table ", group_.path(), "/", config.name, " exists");
     }
     if (IsVacant(next.tables[p]) && next.tables[p].removed <= kMaxRemoved) place = p;
@@ -165,7 +170,9 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   TSPS_FAULT_POINT("create.files");
   TableState& state = next.tables[place];  // zeros, but for `removed`
   state.segments = 1;
-  std::memcpy(state.name, config.name.data(), config.name.size());
+  state.planes = TableFiles::kFirstGeneration;
+  state.flags = kTableUsed;
+  group.control->SetTableName(place, config.name);
   ++next.version;
   const int table = TableNumber(place, state.removed);
   group.tables.Put(place, state.removed, std::move(files));
@@ -206,29 +213,27 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   Mutation mutation(*group_.impl_, *impl_);
   State& next = mutation.next();
   TableState& state = next.tables[static_cast<size_t>(place)];
-  const auto bound = static_cast<OptimizerKind>(state.optimizer);
-  if (bound == config.kind &&
-      std::equal(state.slot_init, state.slot_init + kMaxSlots, config.slot_init)) {
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, files.BoundPlanes(state));
+  const OptimizerConfig& bound = now->optimizer;
+  if (bound.kind == config.kind &&
+      std::equal(bound.slot_init, bound.slot_init + SlotCount(bound.kind), config.slot_init)) {
     return Status();
   }
-  if (bound != OptimizerKind::kNone && !replace) {
+  if (bound.kind != OptimizerKind::kNone && !replace) {
     return Error(Code::kFailedPrecondition, "table ", files.folder(), " is bound to optimizer ",
-                 OptimizerKindName(bound), " (or to other initial slot values); binding ",
+                 OptimizerKindName(bound.kind), " (or to other initial slot values); binding ",
                  OptimizerKindName(config.kind), " would drop its slots: ask for it with replace");
   }
-  const uint32_t old_generation = state.generation;
-  TSPS_RETURN_IF_ERROR(files.CreateSlots(old_generation + 1, config, state.rows));
+  TSPS_RETURN_IF_ERROR(files.CreatePlanes(state, config));
   TSPS_FAULT_POINT("bind.files");
-  state.generation = old_generation + 1;
-  state.optimizer = static_cast<uint32_t>(config.kind);
-  std::copy(config.slot_init, config.slot_init + kMaxSlots, state.slot_init);
+  ++state.planes;
   ++next.version;
   TSPS_RETURN_IF_ERROR(CommitState(mutation));
   TSPS_FAULT_POINT("bind.published");
   // The table is bound. What follows gives the old slots' memory back, if it can.
   const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
-  static_cast<void>(files.RemoveOtherSlots(committed));
-  if (bound != OptimizerKind::kNone) static_cast<void>(impl_->MapAnew(group_, place));
+  static_cast<void>(files.RemoveOtherPlanes(committed));
+  if (bound.kind != OptimizerKind::kNone) static_cast<void>(impl_->MapAnew(group_, place));
   return Status();
 }
 

@@ -44,7 +44,7 @@ class Grower {
     TSPS_FAULT_POINT("split.undo");
 
     mutation.Begin();
-    RebuildSegment(*image, segment, split ? files_.segment(sibling) : nullptr);
+    RebuildSegment(*image, files_.seed(), segment, split ? files_.segment(sibling) : nullptr);
     TSPS_FAULT_POINT("split.rebuilt");
     if (split) {
       // The directory entries of this segment are one aligned range; its upper half goes to the
@@ -132,7 +132,7 @@ Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& c
     const uint32_t depth = writer.state.tables[static_cast<size_t>(table)].depth;
     std::unordered_map<uint32_t, Demand> demands;
     for (const uint32_t i : fresh) {
-      const uint64_t hash = HashKey(keys[i]);
+      const uint64_t hash = files.Hash(keys[i]);
       Demand& demand = demands[files.directory_entries()[DirectoryPosition(hash, depth)]];
       ++demand.keys;
       demand.hash = hash;

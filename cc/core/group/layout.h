@@ -3,11 +3,11 @@
 //
 //  group (control file)
 //  0          4096          8192               + kRecordBytes     + 2 kRecordBytes
-//  +----------+-------------+------------------+------------------+
-//  | Header   | LiveState   | CommitRecord 0   | CommitRecord 1   |
-//  +----------+-------------+------------------+------------------+
-//    never      words that    the state as of an even epoch lives in record 0,
-//    changes    change        of an odd epoch in record 1
+//  +----------+-------------+------------------+------------------+------------------+
+//  | Header   | LiveState   | CommitRecord 0   | CommitRecord 1   | TableNameEntry[] |
+//  +----------+-------------+------------------+------------------+------------------+
+//    never      words that    the state as of an even epoch lives    names of the
+//    changes    change        in record 0, of an odd epoch in 1      tables' folders
 //
 //  LiveState.sequence = 2 * epoch, + 1 while a mutation is in progress. Storing 2 * (epoch + 1)
 //  publishes commit record (epoch + 1) & 1 with everything in it: step, row counts of all tables,
@@ -34,10 +34,16 @@ struct GroupFileHeader {
   uint32_t version;
   uint32_t layout_hash;  // GroupLayoutHash() of the build that wrote it
   char uuid[32];         // hexadecimal digits
-  uint32_t reserved;
+  // Of tables that are partitioned over nodes: which part this is, and by which hash. 0, 0, 0: all
+  // of every table is here.
+  uint32_t node;
+  uint32_t nodes;
+  uint64_t owner_seed;
+  uint64_t reserved[7];
+  uint32_t reserved2;
   uint32_t crc;  // CRC-32C of the bytes before
 };
-static_assert(sizeof(GroupFileHeader) == 56, "on-disk size");
+static_assert(sizeof(GroupFileHeader) == 128, "on-disk size");
 
 struct LiveState {
   std::atomic<uint64_t> sequence;
@@ -45,6 +51,10 @@ struct LiveState {
   alignas(64) std::atomic<int64_t> writer_pid;
   std::atomic<uint64_t> writer_start;  // of the process, clock ticks since boot: tells a reused pid
   std::atomic<uint32_t> growing;  // 1 while mutations are splits: readers count what that costs
+  std::atomic<uint32_t> reserved;
+  // Not 0: since this step a device has newer rows than the group.
+  std::atomic<uint64_t> device_dirty_since_step;
+  std::atomic<uint64_t> run_id;  // of the run that writes; 0: none has said
 };
 static_assert(sizeof(LiveState) == 128 && offsetof(LiveState, writer_pid) == 64, "on-disk size");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "words of the mapping must be plain");
@@ -54,15 +64,22 @@ struct CommitRecord {
   uint64_t step;
   uint64_t version;
   uint32_t n_tables;
-  uint32_t reserved;
+  uint32_t changes;  // the change generation: rows that are written get it
   TableState tables[kMaxTables];
 };
-static_assert(sizeof(CommitRecord) == 32 + 200 * kMaxTables, "on-disk size");
+static_assert(sizeof(CommitRecord) == 32 + 64 * kMaxTables, "on-disk size");
 
 constexpr size_t kLiveOffset = kPageBytes;
 constexpr size_t kRecordOffset = 2 * kPageBytes;
 constexpr size_t kRecordBytes = (sizeof(CommitRecord) + kPageBytes - 1) / kPageBytes * kPageBytes;
-constexpr size_t kControlBytes = kRecordOffset + 2 * kRecordBytes;
+// The folder of the table in each place, padded with zeros; identifies it to a process that has not
+// mapped it yet. Written before the table is published, and only while the place is vacant.
+struct TableNameEntry {
+  char name[136];
+};
+constexpr size_t kNamesOffset = kRecordOffset + 2 * kRecordBytes;
+constexpr size_t kControlBytes = kNamesOffset + kMaxTables * sizeof(TableNameEntry);
+static_assert(kControlBytes % kPageBytes == 0, "whole pages");
 
 struct UndoHeader {
   uint64_t magic;

@@ -7,9 +7,9 @@
 namespace tsps {
 
 Result<std::shared_ptr<TableFiles>> MappedTables::Open(const std::string& group_path,
-                                                       ControlFile& control,
+                                                       ControlFile& control, size_t place,
                                                        const TableState& table) {
-  const std::string folder = group_path + "/" + TableName(table);
+  const std::string folder = group_path + "/" + control.TableName(place);
   auto files = TableFiles::Open(folder);
   if (!files.ok() && files.status().code() == Code::kNotFound) {
     return Error(Code::kDataLoss, "table ", folder,
@@ -29,7 +29,7 @@ Status MappedTables::Map(const std::string& group_path, ControlFile& control, co
   for (const size_t place : places) {
     const TableState& table = state.tables[place];
     if ((*list)[place].Is(table.removed)) continue;
-    TSPS_ASSIGN_OR_RETURN(auto files, Open(group_path, control, table));
+    TSPS_ASSIGN_OR_RETURN(auto files, Open(group_path, control, place, table));
     (*list)[place] = {std::move(files), table.removed};
   }
   Set(std::move(list));
@@ -47,7 +47,7 @@ void MappedTables::DropRemoved(const State& state) {
     const MappedTable& mapped = (*list_)[place];
     const bool there = place < state.tables.size() && !IsVacant(state.tables[place]) &&
                        mapped.Is(state.tables[place].removed);
-    if (there && !mapped.files->HasOtherSlots(state.tables[place].generation)) continue;
+    if (there && !mapped.files->HasOtherPlanes(state.tables[place].planes)) continue;
     if (kept == nullptr) kept = Copy();
     (*kept)[place] = {};
   }

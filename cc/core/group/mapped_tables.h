@@ -33,10 +33,11 @@ class MappedTables {
   using List = std::vector<MappedTable>;  // by place
 
   std::shared_ptr<const List> list() const { return std::atomic_load(&list_); }
-  // The files of a table of the control file's committed state, checked. DataLoss when they are not
-  // there.
+  // The files of the table in a place of the control file's committed state, checked. DataLoss when
+  // they are not there.
   static Result<std::shared_ptr<TableFiles>> Open(const std::string& group_path,
-                                                  ControlFile& control, const TableState& table);
+                                                  ControlFile& control, size_t place,
+                                                  const TableState& table);
   // Maps the tables in these places of a committed state, unless they are mapped.
   Status Map(const std::string& group_path, ControlFile& control, const State& state,
              const std::vector<size_t>& places);

@@ -8,7 +8,7 @@
 namespace tsps {
 
 Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State& state) {
-  auto overlay = std::make_unique<Overlay>();
+  auto overlay = std::make_unique<Overlay>(log.path());
   overlay->tables_.resize(state.tables.size());
   const auto add = [&](const UndoRecordHeader& record, const char* payload) -> Status {
     TSPS_RETURN_IF_ERROR(CheckUndoRecord(record, payload, state, log.path()));
@@ -58,14 +58,22 @@ const Segment* Overlay::SegmentImage(int table, uint32_t segment) const {
   return found == segments.end() ? nullptr : found->second.image;
 }
 
-const float* Overlay::RowImage(int table, int slot, uint32_t row, size_t dim) const {
+Status Overlay::CheckPlanes(int table, const PlaneList& list) const {
+  for (const Rows& record : rows_) {
+    if (static_cast<int>(record.header.table) != table) continue;
+    TSPS_RETURN_IF_ERROR(CheckPlanesOf(record.header, list, path_));
+  }
+  return Status();
+}
+
+const char* Overlay::RowImage(int table, size_t plane, uint32_t row, const PlaneList& list) const {
   const auto& rows = Part(table).rows;
   const auto found = rows.find(row);
   if (found == rows.end()) return nullptr;
   const auto& [header, payload] = *found->second.record;
-  if (header.dim != dim || slot >= static_cast<int>(header.slots)) return nullptr;
-  const size_t offset = UndoRowImageOffset(header, found->second.i, slot);
-  return reinterpret_cast<const float*>(payload + offset);
+  if (plane >= header.planes) return nullptr;
+  const size_t begin = UndoImagesOffset(header.n, RowBytes(list, plane));
+  return payload + begin + found->second.i * list.planes[plane].row_bytes;
 }
 
 }  // namespace tsps

@@ -6,19 +6,24 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
 #include "core/group/control_file.h"
 #include "core/group/layout.h"
 #include "core/group/undo_log.h"
+#include "core/table/planes.h"
 
 namespace tsps {
 
 class Overlay {
  public:
+  explicit Overlay(std::string path) : path_(std::move(path)) {}
+
   // A segment before its split or compaction.
   struct Before {
     const Segment* image;
@@ -39,8 +44,10 @@ class Overlay {
   const std::unordered_map<uint32_t, Before>& segments(int table) const {
     return Part(table).segments;
   }
-  // The row's (slot -1: embedding) before-image of `dim` floats, or null.
-  const float* RowImage(int table, int slot, uint32_t row, size_t dim) const;
+  // DataLoss unless its images of rows are those of a table with these planes.
+  Status CheckPlanes(int table, const PlaneList& list) const;
+  // The before-image of a row in a plane of the table's list, or null.
+  const char* RowImage(int table, size_t plane, uint32_t row, const PlaneList& list) const;
 
  private:
   struct Rows {  // a record of them
@@ -58,6 +65,7 @@ class Overlay {
     std::unordered_map<uint32_t, RowPosition> rows;
   };
   const TablePart& Part(int table) const { return tables_[static_cast<size_t>(table)]; }
+  const std::string path_;  // of the undo log
   std::vector<TablePart> tables_;
   std::deque<Rows> rows_;
 };

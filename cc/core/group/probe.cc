@@ -16,6 +16,7 @@ constexpr size_t kBatch = 16;
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
                   uint32_t* rows) {
   const uint32_t depth = std::min(state.depth, kMaxDepth);
+  const uint64_t seed = files.seed();
   const uint32_t* const directory = files.directory_entries();
   const size_t row_bytes = files.row_bytes();
   int64_t astray = -1;
@@ -24,7 +25,7 @@ int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_
   for (size_t begin = 0; begin < n; begin += kBatch) {
     const size_t m = std::min(kBatch, n - begin);
     for (size_t i = 0; i < m; ++i) {
-      hashes[i] = HashKey(keys[begin + i]);
+      hashes[i] = HashKey(keys[begin + i], seed);
       const uint32_t number = LoadRelaxed(directory[DirectoryPosition(hashes[i], depth)]);
       segments[i] = nullptr;
       if (number >= state.segments) {

@@ -13,12 +13,12 @@ namespace tsps {
 namespace {
 
 // The same through an overlay: rare and slow.
-int64_t ProbeRowsBehind(const IndexView& index, const TableState& state, const int64_t* keys,
-                        size_t n, uint32_t* rows) {
+int64_t ProbeRowsBehind(const IndexView& index, const TableFiles& files, const TableState& state,
+                        const int64_t* keys, size_t n, uint32_t* rows) {
   int64_t astray = -1;
   for (size_t i = 0; i < n; ++i) {
     rows[i] = kAbsentRow;
-    const uint64_t hash = HashKey(keys[i]);
+    const uint64_t hash = files.Hash(keys[i]);
     const uint32_t number = index.SegmentOf(hash);
     const uint32_t at =
         number < state.segments ? index.Find(number, keys[i], hash) : kSegmentEntries;
@@ -68,7 +68,13 @@ bool ReadView::Listed(int table) const {
 
 bool ReadView::Mapped(int table) const {
   if (!Listed(table)) return false;
-  Status status = Files(table).CheckFiles(StateOf(table));
+  TableFiles& files = Files(table);
+  Status status = files.CheckFiles(StateOf(table));
+  if (status.ok() && overlay_ != nullptr) {
+    const auto list = files.BoundPlanes(StateOf(table));
+    status =
+        list.ok() ? overlay_->CheckPlanes(static_cast<int>(PlaceOf(table)), **list) : list.status();
+  }
   if (status.ok()) return true;
   Fail(std::move(status));
   return false;
@@ -90,7 +96,7 @@ void ReadView::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows
       overlay_ == nullptr
           ? ProbeRows(files, state, keys, n, rows)
           : ProbeRowsBehind(IndexView(files, state, overlay_, static_cast<int>(PlaceOf(table))),
-                            state, keys, n, rows);
+                            files, state, keys, n, rows);
   if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
 }
 
@@ -106,27 +112,29 @@ void ReadView::Find(int table, const int64_t* keys, size_t n, const float** rows
   }
 }
 
-const float* ReadView::Row(int table, uint32_t row) const {
-  const TableFiles& files = Files(table);
+const char* ReadView::Plane(int table, size_t plane, uint32_t row) const {
+  TableFiles& files = Files(table);
+  const PlaneList* const list = files.Planes(StateOf(table));
+  if (list == nullptr || plane >= list->planes.size()) return nullptr;
   if (overlay_ != nullptr) {
     const auto place = static_cast<int>(PlaceOf(table));
-    if (const float* image = overlay_->RowImage(place, -1, row, files.dim())) return image;
+    if (const char* image = overlay_->RowImage(place, plane, row, *list)) return image;
   }
-  return files.row(row);
+  const tsps::Plane& one = list->planes[plane];
+  const size_t end = (static_cast<size_t>(row) + 1) * one.row_bytes;
+  if (end > one.file->size() && end > one.file->RefreshSize()) return nullptr;
+  return one.row(row);
+}
+
+const float* ReadView::Row(int table, uint32_t row) const {
+  if (overlay_ == nullptr) return Files(table).row(row);
+  return reinterpret_cast<const float*>(Plane(table, 0, row));
 }
 
 const float* ReadView::Slot(int table, int slot, uint32_t row) const {
-  TableFiles* files = &Files(table);
-  if (overlay_ != nullptr) {
-    const auto place = static_cast<int>(PlaceOf(table));
-    if (const float* image = overlay_->RowImage(place, slot, row, files->dim())) return image;
-  }
-  const SlotFiles* slots = files->Slots(StateOf(table));
-  if (slots == nullptr || static_cast<size_t>(slot) >= slots->files.size()) return nullptr;
-  MappedFile& file = *slots->files[static_cast<size_t>(slot)];
-  const size_t end = (static_cast<size_t>(row) + 1) * files->row_bytes();
-  if (end > file.size() && end > file.RefreshSize()) return nullptr;
-  return files->slot_row(*slots, slot, row);
+  const PlaneList* const list = Files(table).Planes(StateOf(table));
+  if (list == nullptr || static_cast<size_t>(slot) >= list->slots()) return nullptr;
+  return reinterpret_cast<const float*>(Plane(table, 1 + static_cast<size_t>(slot), row));
 }
 
 void ReadView::ForEach(int table,
@@ -157,9 +165,8 @@ TableStats ReadView::Stats(int table) const {
   stats.row_capacity = state.rows;
   stats.segments = state.segments;
   stats.bytes = Files(table).Bytes(state);
-  stats.optimizer.kind = static_cast<OptimizerKind>(state.optimizer);
-  std::copy(std::begin(state.slot_init), std::end(state.slot_init),
-            std::begin(stats.optimizer.slot_init));
+  const PlaneList* const list = Files(table).Planes(state);
+  if (list != nullptr) stats.optimizer = list->optimizer;
   return stats;
 }
 

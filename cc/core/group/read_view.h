@@ -46,6 +46,8 @@ class ReadView {
   void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;
   const float* Row(int table, uint32_t row) const;
   const float* Slot(int table, int slot, uint32_t row) const;
+  // Of any plane, in the order of the table's list (table/planes.h). Null when there is none.
+  const char* Plane(int table, size_t plane, uint32_t row) const;
   // Calls visit(key, row) for every live key, in the index's order.
   void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
   TableStats Stats(int table) const;

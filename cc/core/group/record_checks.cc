@@ -23,12 +23,9 @@ Status CheckImage(const UndoRecordHeader& record, const Segment& image, const Ta
   for (const Entry& entry : image.entries) {
     const uint32_t row_plus_one = LoadRelaxed(entry.row_plus_one);
     used += row_plus_one != 0;
-    if (row_plus_one == 0 || row_plus_one == kTombstone) continue;
-    const uint64_t difference = HashKey(LoadRelaxed(entry.key)) ^ record.hash;
-    if (row_plus_one <= table.rows && (depth == 0 || difference >> (64 - depth) == 0)) continue;
+    if (row_plus_one == kTombstone || row_plus_one <= table.rows) continue;
     return Damaged(path, "an image of segment ", record.segment, " with key ", entry.key,
-                   ", which does not belong there, or its row ", row_plus_one - 1, " of ",
-                   table.rows);
+                   " in row ", row_plus_one - 1, " of ", table.rows);
   }
   if (used == LoadRelaxed(image.used)) return Status();
   return Damaged(path, "an image of segment ", record.segment, " that counts ", image.used,
@@ -37,7 +34,8 @@ Status CheckImage(const UndoRecordHeader& record, const Segment& image, const Ta
 
 }  // namespace
 
-Status CheckRecord(const State& state, uint64_t epoch, const std::string& path) {
+Status CheckRecord(const State& state, uint64_t epoch, const ControlFile& control) {
+  const std::string& path = control.path();
   if (TSPS_FAULT_OFF("damage")) return Status();
   if (state.epoch != epoch) {
     return Damaged(path, "commit record ", state.epoch, " where record ", epoch, " should be");
@@ -46,7 +44,8 @@ Status CheckRecord(const State& state, uint64_t epoch, const std::string& path) 
     return Damaged(path, "the commit record counts ", state.recorded_tables, " tables, and has ",
                    state.more_tables ? "more" : "fewer");
   }
-  for (const TableState& table : state.tables) {
+  for (size_t place = 0; place < state.tables.size(); ++place) {
+    const TableState& table = state.tables[place];
     if (table.removed > kMaxRemoved) {
       return Damaged(path, table.removed, " removed tables in one place");
     }
@@ -54,9 +53,9 @@ Status CheckRecord(const State& state, uint64_t epoch, const std::string& path) 
       TableState nothing = {};
       nothing.removed = table.removed;
       if (std::memcmp(&table, &nothing, sizeof(table)) == 0) continue;
-      return Damaged(path, "a table in the commit record has no name");
+      return Damaged(path, "a table in the commit record is not marked as one");
     }
-    if (!IsTableName(TableName(table))) {
+    if (!IsTableName(control.TableName(place))) {
       return Damaged(path, "a table in the commit record has a name that none can have");
     }
   }
@@ -77,10 +76,6 @@ Status CheckUndoRecord(const UndoRecordHeader& record, const char* payload, cons
           std::find_if(rows, rows + record.n, [&](uint32_t row) { return row >= table.rows; });
       if (bad != rows + record.n) {
         return Damaged(path, "an image of row ", *bad, " of ", table.rows);
-      }
-      const int slots = SlotCount(static_cast<OptimizerKind>(table.optimizer));
-      if (record.slots != static_cast<uint32_t>(slots)) {
-        return Damaged(path, "images of ", record.slots, " slots of ", slots);
       }
       return Status();
     }

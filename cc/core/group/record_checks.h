@@ -22,10 +22,11 @@
 
 namespace tsps {
 
-// A copy of the commit record of `epoch` in the control file `path`.
-Status CheckRecord(const State& state, uint64_t epoch, const std::string& path);
+// A copy of the commit record of `epoch`, and the names of its tables.
+Status CheckRecord(const State& state, uint64_t epoch, const ControlFile& control);
 
-// One record of an undo log at `path`, against the state that it leads back to.
+// One record of an undo log at `path`, against the state that it leads back to. What the table's
+// files have to say to it is left to recovery.cc.
 Status CheckUndoRecord(const UndoRecordHeader& record, const char* payload, const State& state,
                        const std::string& path);
 

@@ -1,4 +1,5 @@
 #include <cstring>
+#include <string>
 
 #include "core/base/fault_point.h"
 #include "core/group/group_impl.h"
@@ -10,16 +11,15 @@
 namespace tsps {
 namespace {
 
-void UndoRows(const TableFiles& files, const SlotFiles* slots, const UndoRecordHeader& record,
-              const char* payload) {
+void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char* payload) {
   const auto* rows = reinterpret_cast<const uint32_t*>(payload);
-  for (size_t i = 0; i < record.n; ++i) {
-    std::memcpy(files.row(rows[i]), payload + UndoRowImageOffset(record, i, -1), files.row_bytes());
-    for (int slot = 0; slot < static_cast<int>(record.slots); ++slot) {
-      std::memcpy(files.slot_row(*slots, slot, rows[i]),
-                  payload + UndoRowImageOffset(record, i, slot), files.row_bytes());
+  const char* image = payload + UndoImagesOffset(record.n, 0);
+  for (size_t p = 0; p < record.planes; ++p) {
+    const Plane& plane = list.planes[p];
+    for (size_t i = 0; i < record.n; ++i, image += plane.row_bytes) {
+      std::memcpy(plane.row(rows[i]), image, plane.row_bytes);
+      TSPS_FAULT_POINT("recovery.row");
     }
-    TSPS_FAULT_POINT("recovery.row");
   }
 }
 
@@ -27,7 +27,7 @@ void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader
                  const char* payload) {
   const auto* keys = reinterpret_cast<const int64_t*>(payload);
   for (size_t i = 0; i < record.n; ++i) {
-    const uint64_t hash = HashKey(keys[i]);
+    const uint64_t hash = files.Hash(keys[i]);
     RemoveInsert(files.segment(files.directory_entries()[DirectoryPosition(hash, depth)]), keys[i],
                  hash);
     TSPS_FAULT_POINT("recovery.insert");
@@ -59,7 +59,7 @@ void Undo(TableFiles& files, const TableState& table, const UndoRecordHeader& re
           const char* payload) {
   switch (record.kind) {
     case UndoKind::kRows:
-      return UndoRows(files, record.slots > 0 ? files.Slots(table) : nullptr, record, payload);
+      return UndoRows(*files.Planes(table), record, payload);
     case UndoKind::kInserts:
       return UndoInserts(files, table.depth, record, payload);
     case UndoKind::kErases:
@@ -69,21 +69,38 @@ void Undo(TableFiles& files, const TableState& table, const UndoRecordHeader& re
   }
 }
 
+// Before a split all keys of a segment go where the record's hash leads.
+Status CheckImageKeys(const TableFiles& files, const UndoRecordHeader& record, const Segment& image,
+                      const std::string& path) {
+  if (image.local_depth == 0) return Status();
+  for (const Entry& entry : image.entries) {
+    if (entry.row_plus_one == 0 || entry.row_plus_one == kTombstone) continue;
+    if ((files.Hash(entry.key) ^ record.hash) >> (64 - image.local_depth) == 0) continue;
+    return Damaged(path, "an image of segment ", record.segment, " with key ", entry.key,
+                   ", which does not belong there");
+  }
+  return Status();
+}
+
 // As CheckUndoRecord; and what only the table's files can tell.
 Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, const char* payload,
                      const State& state) {
   TSPS_RETURN_IF_ERROR(CheckUndoRecord(record, payload, state, impl.undo->path()));
   if (TSPS_FAULT_OFF("damage")) return Status();
-  const TableFiles& files = *impl.files(static_cast<int>(record.table));
+  TableFiles& files = *impl.files(static_cast<int>(record.table));
   const TableState& table = state.tables[record.table];
-  if (record.kind == UndoKind::kRows && record.dim != files.dim()) {
-    return Error(Code::kDataLoss, impl.undo->path(), " is damaged: images of rows of ", record.dim,
-                 " floats, the table's have ", files.dim());
+  if (record.kind == UndoKind::kRows) {
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(table));
+    return CheckPlanesOf(record, *list, impl.undo->path());
+  }
+  if (record.kind == UndoKind::kSegment) {
+    return CheckImageKeys(files, record, *reinterpret_cast<const Segment*>(payload),
+                          impl.undo->path());
   }
   const auto* const keys = reinterpret_cast<const int64_t*>(payload);
   for (size_t i = 0; record.kind == UndoKind::kInserts && i < record.n; ++i) {
     const uint32_t number =
-        files.directory_entries()[DirectoryPosition(HashKey(keys[i]), table.depth)];
+        files.directory_entries()[DirectoryPosition(files.Hash(keys[i]), table.depth)];
     if (number >= table.segments) return Astray(files, keys[i]);
   }
   return Status();
@@ -95,7 +112,7 @@ Status Recover(Group::Impl& impl, State* state) {
   ControlFile& control = *impl.control;
   const uint64_t sequence = control.sequence();
   control.LoadState(sequence / 2, state);
-  TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control.path()));
+  TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control));
   if ((sequence & 1) == 0) return Status();
   if (!TSPS_FAULT_OFF("undo")) {
     if (control.live().undo_epoch.load() != state->epoch + 1) {

@@ -15,16 +15,24 @@ namespace {
 constexpr size_t kProbeGrain = 4096;
 constexpr size_t kRowGrain = 512;
 
-size_t SlotsOf(const TableState& state) {
-  return static_cast<size_t>(SlotCount(static_cast<OptimizerKind>(state.optimizer)));
-}
-
 Status Repeated(const TableFiles& files, int64_t key) {
   return Error(Code::kInvalidArgument, "table ", files.folder(), ": key ", key,
                " is there twice; the keys of an update must be unique");
 }
 
 }  // namespace
+
+RowPlanes::RowPlanes(const PlaneList& planes, uint32_t generation)
+    : list(planes),
+      n(static_cast<int>(planes.trained())),
+      keys(reinterpret_cast<int64_t*>(planes.key().file->data())),
+      changed(reinterpret_cast<uint32_t*>(planes.changed().file->data())),
+      changes(generation) {
+  for (int p = 0; p < n; ++p) {
+    base[p] = list.planes[static_cast<size_t>(p)].file->data();
+    bytes[p] = list.planes[static_cast<size_t>(p)].row_bytes;
+  }
+}
 
 void RowMutation::Add(int table, const int64_t* keys, size_t n, bool unique) {
   RowPlan plan;
@@ -130,14 +138,9 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
     return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", rows,
                  " rows, the format's limit is ", kMaxRowNumber);
   }
-  TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files.rows(), rows * files.row_bytes()));
-  if (SlotsOf(state) > 0) {
-    const SlotFiles* slots = files.Slots(state);
-    if (slots == nullptr)
-      return Error(Code::kDataLoss, "cannot map the slot files of ", files.folder());
-    for (const auto& file : slots->files) {
-      TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(*file, rows * files.row_bytes()));
-    }
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(state));
+  for (const Plane& plane : list->planes) {
+    TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(*plane.file, rows * plane.row_bytes));
   }
   for (const uint32_t i : plan.fresh) {
     plan.rows[i] = state.free_rows > 0 ? files.free_stack()[--state.free_rows]
@@ -161,11 +164,14 @@ Status RowMutation::Prepare() {
 }
 
 Status RowMutation::WriteUndo() {
+  std::vector<size_t> row_bytes(plans_.size());
   size_t bytes = 0;
-  for (const RowPlan& plan : plans_) {
-    const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
-    const size_t slots = SlotsOf(StateOf(plan));
-    if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), dim, slots);
+  for (size_t p = 0; p < plans_.size(); ++p) {
+    const RowPlan& plan = plans_[p];
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
+                          group_.files(plan.table)->BoundPlanes(StateOf(plan)));
+    row_bytes[p] = RowBytes(*list, list->trained());
+    if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), row_bytes[p]);
     if (!plan.fresh.empty()) bytes += UndoInsertsBytes(plan.fresh.size());
   }
   TSPS_RETURN_IF_ERROR(mutation_.Start(bytes));
@@ -175,11 +181,9 @@ Status RowMutation::WriteUndo() {
     const RowPlan& plan = plans_[p];
     if (!plan.existing.empty()) {
       const size_t n = plan.existing.size();
-      const size_t dim = static_cast<size_t>(group_.files(plan.table)->config().dim);
-      const size_t slots = SlotsOf(StateOf(plan));
-      images[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, dim, slots));
-      images[p]->dim = static_cast<uint32_t>(dim);
-      images[p]->slots = static_cast<uint32_t>(slots);
+      images[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, row_bytes[p]));
+      images[p]->planes = static_cast<uint32_t>(Planes(plan).n);
+      images[p]->row_bytes = static_cast<uint32_t>(row_bytes[p]);
     }
     if (!plan.fresh.empty()) {
       UndoRecordHeader* record = mutation_.Append(UndoKind::kInserts, plan.table, plan.fresh.size(),
@@ -200,45 +204,43 @@ void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
   char* payload = UndoPayload(record);
   auto* rows = reinterpret_cast<uint32_t*>(payload);
   const RowPlanes planes = Planes(plan);
-  executor_.ParallelFor(plan.existing.size(), kRowGrain, [&](size_t begin, size_t end) {
+  const size_t n = plan.existing.size();
+  executor_.ParallelFor(n, kRowGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
+    size_t bytes_before = 0;
     for (int plane = 0; plane < planes.n; ++plane) {
-      char* to = payload + UndoRowImageOffset(*record, begin, plane - 1);
-      for (size_t i = begin; i < end; ++i, to += planes.bytes()) {
+      const size_t bytes = planes.bytes[plane];
+      char* to = payload + UndoImagesOffset(n, bytes_before) + begin * bytes;
+      for (size_t i = begin; i < end; ++i, to += bytes) {
         if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
-        std::memcpy(to, planes.at(plane, rows[i]), planes.bytes());
+        std::memcpy(to, planes.at(plane, rows[i]), bytes);
       }
+      bytes_before += bytes;
     }
   });
 }
 
+// The planes are mapped: ReserveRows or WriteUndo has seen to it.
 RowPlanes RowMutation::Planes(const RowPlan& plan) const {
-  TableFiles& files = *group_.files(plan.table);
-  const TableState& state = StateOf(plan);
-  RowPlanes planes;
-  planes.dim = static_cast<size_t>(files.config().dim);
-  planes.base[planes.n++] = files.row(0);
-  if (SlotsOf(state) > 0) {
-    const SlotFiles& slots =
-        *files.Slots(state);  // ReserveRows has mapped them, or rows were there
-    for (size_t k = 0; k < slots.files.size(); ++k) {
-      planes.base[planes.n++] = files.slot_row(slots, static_cast<int>(k), 0);
-    }
-  }
-  return planes;
+  return RowPlanes(*group_.files(plan.table)->Planes(StateOf(plan)), mutation_.next().changes);
 }
 
 void RowMutation::InitializeFresh(const RowPlan& plan) {
   const TableConfig& config = group_.files(plan.table)->config();
-  const TableState& state = StateOf(plan);
+  const auto dim = static_cast<size_t>(config.dim);
   const RowPlanes planes = Planes(plan);
   executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
       const uint32_t i = plan.fresh[k];
-      InitialRow(config.initializer, plan.keys[i], planes.dim, planes.at(0, plan.rows[i]));
-      for (int plane = 1; plane < planes.n; ++plane) {
-        std::fill_n(planes.at(plane, plan.rows[i]), planes.dim, state.slot_init[plane - 1]);
+      const uint32_t row = plan.rows[i];
+      for (const Plane& plane : planes.list.planes) {
+        if (plane.role == PlaneRole::kSlot || plane.role == PlaneRole::kMetadata) {
+          plane.Initialize(row, 1);
+        }
       }
+      InitialRow(config.initializer, plan.keys[i], dim, planes.floats(0, row));
+      planes.keys[row] = plan.keys[i];
+      planes.Touch(row);
     }
   });
 }
@@ -250,7 +252,7 @@ void RowMutation::Commit() {
     TableFiles& files = *group_.files(plan.table);
     const uint32_t depth = StateOf(plan).depth;
     for (const uint32_t i : plan.fresh) {
-      const uint64_t hash = HashKey(plan.keys[i]);
+      const uint64_t hash = files.Hash(plan.keys[i]);
       const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
       InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
       TSPS_FAULT_POINT("commit.insert");

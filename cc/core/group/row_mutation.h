@@ -28,19 +28,30 @@ struct RowPlan {
   std::vector<uint32_t> fresh;     // positions in keys
 };
 
-// Where a table's rows (plane 0) and slots (planes 1 ..) lie, for loops over many of them.
+// Where the planes of a table lie, for loops over many of its rows: those that steps change (the
+// embedding is plane 0, the slots are 1 ..), the rows' keys and their change generations.
 struct RowPlanes {
   // Rows fetched ahead of the one at work: they are scattered, and the table is larger than any
   // cache.
   static constexpr size_t kAhead = 16;
 
-  float* base[1 + kMaxSlots] = {};
-  int n = 0;
-  size_t dim = 0;
+  RowPlanes(const PlaneList& list, uint32_t generation);
 
-  float* at(int plane, uint32_t row) const { return base[plane] + row * dim; }
-  size_t bytes() const { return dim * sizeof(float); }
-  void Prefetch(int plane, uint32_t row) const { tsps::Prefetch(at(plane, row), bytes()); }
+  char* at(int plane, uint32_t row) const { return base[plane] + row * bytes[plane]; }
+  float* floats(int plane, uint32_t row) const { return reinterpret_cast<float*>(at(plane, row)); }
+  void Prefetch(int plane, uint32_t row) const { tsps::Prefetch(at(plane, row), bytes[plane]); }
+  // For Touch().
+  void PrefetchChanged(uint32_t row) const { __builtin_prefetch(&changed[row], 1); }
+  // The row is being written.
+  void Touch(uint32_t row) const { changed[row] = changes; }
+
+  const PlaneList& list;
+  char* base[1 + kMaxSlots] = {};
+  size_t bytes[1 + kMaxSlots] = {};
+  int n = 0;
+  int64_t* keys;
+  uint32_t* changed;
+  uint32_t changes;
 };
 
 // A mutation of rows, in three acts. Prepare can fail and changes nothing that a reader or a
@@ -72,7 +83,8 @@ class RowMutation {
   RowPlanes Planes(const RowPlan& plan) const;
   // Calls body(p) for every plan p, plans of many rows one by one and small ones side by side.
   void ForEachPlan(const std::function<void(size_t p)>& body);
-  // Writes initial row and slots of the fresh keys. Before Begin: nobody sees them yet.
+  // Writes what a new row has in all planes, for the fresh keys. Before Begin: nobody sees them
+  // yet.
   void InitializeFresh(const RowPlan& plan);
 
   void Begin();

@@ -97,7 +97,9 @@ Status PreparedStep::Prepare(const Group& group, uint64_t step,
     if (seen[table])
       return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", step);
     seen[table] = true;
-    const auto kind = static_cast<OptimizerKind>(writer_.state.tables[table].optimizer);
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const planes,
+                          group_.files(place)->BoundPlanes(writer_.state.tables[table]));
+    const OptimizerKind kind = planes->optimizer.kind;
     if (kind == OptimizerKind::kNone) {
       return Error(Code::kFailedPrecondition, "table ", group.path(), "/", config.name,
                    " has no optimizer bound");
@@ -138,19 +140,22 @@ void PreparedStep::UpdateRows(size_t u, const std::vector<uint32_t>& positions) 
   if (positions.empty()) return;
   const RowPlan& plan = mutation_.plans()[u];
   const RowPlanes planes = mutation_.Planes(plan);
-  const RowUpdater updater(kinds_[u], planes.dim, updates_[u].hyper);
+  const size_t dim = group_.files(plan.table)->dim();
+  const RowUpdater updater(kinds_[u], dim, updates_[u].hyper);
   executor_.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
     float* slot_rows[kMaxSlots] = {};
     for (size_t k = begin; k < end; ++k) {
       if (k + RowPlanes::kAhead < end) {
         const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
         for (int plane = 0; plane < planes.n; ++plane) planes.Prefetch(plane, next);
+        planes.PrefetchChanged(next);
       }
       const uint32_t i = positions[k];
       for (int plane = 1; plane < planes.n; ++plane) {
-        slot_rows[plane - 1] = planes.at(plane, plan.rows[i]);
+        slot_rows[plane - 1] = planes.floats(plane, plan.rows[i]);
       }
-      updater.Update(gradients_[u].at(i), planes.at(0, plan.rows[i]), slot_rows);
+      updater.Update(gradients_[u].at(i), planes.floats(0, plan.rows[i]), slot_rows);
+      planes.Touch(plan.rows[i]);
       TSPS_FAULT_POINT("apply.row");
     }
   });
@@ -228,14 +233,16 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   const RowPlan& plan = mutation.plans()[0];
   const RowPlanes planes = mutation.Planes(plan);
   const int n_planes = slots == nullptr ? 1 : planes.n;
+  const auto dim = static_cast<size_t>(config.dim);
   const auto write_rows = [&](const std::vector<uint32_t>& positions) {
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         const uint32_t i = positions[k];
         for (int plane = 0; plane < n_planes; ++plane) {
           const float* from = plane == 0 ? rows : slots[plane - 1];
-          std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * planes.dim, planes.bytes());
+          std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * dim, planes.bytes[plane]);
         }
+        planes.Touch(plan.rows[i]);
         TSPS_FAULT_POINT("assign.row");
       }
     });
@@ -260,7 +267,7 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
   std::vector<ErasedEntry> erased;
   std::vector<int32_t> inverse(n);
   for (const int64_t key : Dedupe({{keys, n, inverse.data()}})) {
-    const uint64_t hash = HashKey(key);
+    const uint64_t hash = files.Hash(key);
     const uint32_t number = files.directory_entries()[DirectoryPosition(hash, state.depth)];
     TSPS_RETURN_IF_ERROR(impl_->CheckSegmentOnce(files, place, number, Checked::kEntries));
     const Segment* segment = files.segment(number);

@@ -10,7 +10,6 @@
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "core/table/layout.h"
@@ -29,10 +28,7 @@ constexpr size_t PlaceOf(int table) { return static_cast<unsigned>(table) % kMax
 constexpr uint64_t RemovedBefore(int table) { return static_cast<unsigned>(table) / kMaxTables; }
 
 // Whether there is no table in this place.
-inline bool IsVacant(const TableState& place) { return place.name[0] == 0; }
-inline std::string TableName(const TableState& place) {
-  return std::string(place.name, strnlen(place.name, sizeof(place.name)));
-}
+inline bool IsVacant(const TableState& place) { return (place.flags & kTableUsed) == 0; }
 // 1 to 128 characters of [A-Za-z0-9._-], no leading dot, and no file of every group.
 inline bool IsTableName(const std::string& name) {
   const auto allowed = [](unsigned char c) {

@@ -4,7 +4,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/racy_copy.h"
-#include "core/table/row_optimizer.h"
+#include "core/table/layout.h"
 
 namespace tsps {
 namespace {
@@ -18,8 +18,8 @@ bool Fits(const UndoRecordHeader& record) {
   if (record.bytes % 64 != 0 || record.n > record.bytes / sizeof(uint32_t)) return false;
   switch (record.kind) {
     case UndoKind::kRows:
-      return record.dim <= kMaxDim && record.slots <= kMaxSlots &&
-             UndoRowsBytes(record.n, record.dim, record.slots) == record.bytes;
+      return record.planes <= kMaxPlanes &&
+             UndoRowsBytes(record.n, record.row_bytes) == record.bytes;
     case UndoKind::kInserts:
       return UndoInsertsBytes(record.n) == record.bytes;
     case UndoKind::kErases:
@@ -32,16 +32,23 @@ bool Fits(const UndoRecordHeader& record) {
 
 }  // namespace
 
-size_t UndoRowsBytes(size_t n, size_t dim, size_t slots) {
-  return RecordBytes(Padded(n * sizeof(uint32_t)) + n * dim * (1 + slots) * sizeof(float));
+size_t UndoRowsBytes(size_t n, size_t row_bytes) {
+  return RecordBytes(UndoImagesOffset(n, row_bytes));
 }
 size_t UndoInsertsBytes(size_t n) { return RecordBytes(n * sizeof(int64_t)); }
 size_t UndoErasesBytes(size_t n) { return RecordBytes(n * sizeof(ErasedEntry)); }
 size_t UndoSegmentBytes() { return RecordBytes(sizeof(Segment)); }
 
-size_t UndoRowImageOffset(const UndoRecordHeader& record, size_t i, int slot) {
-  const size_t plane = static_cast<size_t>(slot + 1) * record.n;
-  return Padded(record.n * sizeof(uint32_t)) + (plane + i) * record.dim * sizeof(float);
+size_t UndoImagesOffset(size_t n, size_t bytes_before) {
+  return Padded(n * sizeof(uint32_t)) + n * bytes_before;
+}
+
+Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
+                     const std::string& path) {
+  const size_t bytes = RowBytes(list, list.trained());
+  if (record.planes == list.trained() && record.row_bytes == bytes) return Status();
+  return Damaged(path, "images of ", record.planes, " planes with ", record.row_bytes,
+                 " bytes per row, where ", list.trained(), " have ", bytes);
 }
 
 Result<std::unique_ptr<UndoLog>> UndoLog::Create(const std::string& path) {

@@ -6,8 +6,8 @@
 //
 //   page 0      UndoHeader
 //   page 1 ..   records, each a RecordHeader and its payload, padded to 64 bytes:
-//     kRows     uint32 row[n], padded to 64 bytes; float image[n][dim] of the rows; then the same
-//               of each slot
+//     kRows     uint32 row[n], padded to 64 bytes; then for each of the table's first planes (the
+//               embedding and the slots) the bytes of these rows
 //     kInserts  int64 key[n]: keys that were absent
 //     kErases   ErasedEntry[n]: entries that became tombstones
 //     kSegment  Segment: one before its split or compaction
@@ -23,6 +23,7 @@
 #include "core/base/status.h"
 #include "core/group/layout.h"
 #include "core/os/mapped_file.h"
+#include "core/table/planes.h"
 
 namespace tsps {
 
@@ -32,10 +33,10 @@ struct UndoRecordHeader {
   UndoKind kind;
   uint32_t table;
   uint64_t n;
-  uint64_t bytes;    // of the whole record, this header and padding included
-  uint32_t dim;      // kRows
-  uint32_t slots;    // kRows
-  uint32_t segment;  // kSegment: its number
+  uint64_t bytes;      // of the whole record, this header and padding included
+  uint32_t planes;     // kRows: how many, from the first one of the table's list on
+  uint32_t row_bytes;  // kRows: of one row in all of them
+  uint32_t segment;    // kSegment: its number
   uint32_t padding;
   uint64_t hash;  // kSegment: of a key that belongs there; leads with the segment's prefix
   uint64_t padding2[2];
@@ -50,13 +51,19 @@ struct ErasedEntry {
 static_assert(sizeof(ErasedEntry) == 12, "on-disk size");
 
 // Sizes and parts of a record.
-size_t UndoRowsBytes(size_t n, size_t dim, size_t slots);
+size_t UndoRowsBytes(size_t n, size_t row_bytes);
 size_t UndoInsertsBytes(size_t n);
 size_t UndoErasesBytes(size_t n);
 size_t UndoSegmentBytes();
 inline char* UndoPayload(UndoRecordHeader* record) { return reinterpret_cast<char*>(record + 1); }
-// In the payload of a kRows record: image of row i, slot -1 being the embedding.
-size_t UndoRowImageOffset(const UndoRecordHeader& record, size_t i, int slot);
+// In the payload of a kRows record: where the images of a plane begin. The planes before it have
+// `bytes_before` per row.
+size_t UndoImagesOffset(size_t n, size_t bytes_before);
+
+// DataLoss, naming the log, unless a kRows record has images of what steps change of a table with
+// these planes.
+Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
+                     const std::string& path);
 
 class UndoLog {
  public:

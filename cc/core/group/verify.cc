@@ -12,8 +12,12 @@ namespace {
 
 class TableCheck {
  public:
-  TableCheck(const TableFiles& files, const TableState& state, const Overlay* overlay, int place)
-      : files_(files), state_(state), index_(files, state, overlay, place), taken_(state.rows) {}
+  TableCheck(TableFiles& files, const TableState& state, const Overlay* overlay, int place)
+      : files_(files), state_(state), index_(files, state, overlay, place), taken_(state.rows) {
+    if (const PlaneList* const list = files.Planes(state)) {
+      keys_ = reinterpret_cast<const int64_t*>(list->key().file->data());
+    }
+  }
 
   Status Run() {
     TSPS_RETURN_IF_ERROR(CheckDirectory());
@@ -66,7 +70,7 @@ class TableCheck {
       ++used;
       if (row_plus_one == kTombstone) continue;
       const int64_t key = index_.Key(number, at);
-      const uint64_t hash = HashKey(key);
+      const uint64_t hash = files_.Hash(key);
       if (index_.SegmentOf(hash) != number) {
         return Damaged("key ", key, " is in segment ", number, ", not where its hash leads");
       }
@@ -81,6 +85,9 @@ class TableCheck {
       if (taken_[row]) return Damaged("row ", row, " has two keys, one is ", key);
       taken_[row] = true;
       ++live_;
+      if (keys_ == nullptr || keys_[row] == key) continue;
+      return Damaged("row ", row, " is that of key ", key, " in the index and of key ", keys_[row],
+                     " in the plane of keys");
     }
     const uint32_t counted = LoadRelaxed(index_.segment(number).used);
     if (counted >= used && counted <= used + inserted) return Status();
@@ -103,7 +110,8 @@ class TableCheck {
   const TableFiles& files_;
   const TableState& state_;
   const IndexView index_;
-  std::vector<bool> taken_;  // by row
+  std::vector<bool> taken_;        // by row
+  const int64_t* keys_ = nullptr;  // by row
   uint64_t live_ = 0;
 };
 

@@ -4,6 +4,12 @@
 
 namespace tsps {
 
+uint64_t IndexSeed(const std::string& uuid) {
+  uint64_t seed = 0;
+  for (const char digit : uuid) seed = HashKey(digit, seed);
+  return seed;
+}
+
 void InsertInSegment(Segment* segment, int64_t key, uint64_t hash, uint32_t row) {
   uint32_t at = HomeEntry(hash);
   // Tombstones are not reused: then taking back a mutation's inserts restores the segment exactly.
@@ -50,13 +56,13 @@ void ClearSegment(Segment* segment, uint32_t local_depth) {
 
 }  // namespace
 
-void RebuildSegment(const Segment& image, Segment* low, Segment* high) {
+void RebuildSegment(const Segment& image, uint64_t seed, Segment* low, Segment* high) {
   const uint32_t depth = image.local_depth + (high != nullptr ? 1 : 0);
   ClearSegment(low, depth);
   if (high != nullptr) ClearSegment(high, depth);
   for (const Entry& entry : image.entries) {
     if (entry.row_plus_one == 0 || entry.row_plus_one == kTombstone) continue;
-    const uint64_t hash = HashKey(entry.key);
+    const uint64_t hash = HashKey(entry.key, seed);
     const bool to_high = high != nullptr && ((hash >> (63 - image.local_depth)) & 1) != 0;
     InsertInSegment(to_high ? high : low, entry.key, hash, entry.row_plus_one - 1);
   }

@@ -15,13 +15,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "core/base/hash.h"
 #include "core/table/layout.h"
 
 namespace tsps {
 
-inline uint64_t HashKey(int64_t key) { return HashKey(key, 0); }
+// The seed of a table's index, from its uuid: the same on all nodes and after a restart, and not
+// known to whoever chooses keys. It touches the index alone: neither initial values, nor the order
+// of a merge, nor a saved file.
+uint64_t IndexSeed(const std::string& uuid);
 
 inline uint32_t HomeEntry(uint64_t hash) {
   return static_cast<uint32_t>(((hash & 0xFFFFFFFFu) * kSegmentEntries) >> 32);
@@ -80,7 +84,7 @@ uint32_t LiveEntries(const Segment& segment);
 // Rebuilds `low` from `image` without its tombstones; with `high`, keys whose bit
 // `image.local_depth` of the hash (0: leading) is set go there. Overwrites both; `image` is a copy,
 // not one of them.
-void RebuildSegment(const Segment& image, Segment* low, Segment* high);
+void RebuildSegment(const Segment& image, uint64_t seed, Segment* low, Segment* high);
 
 }  // namespace tsps
 

@@ -6,7 +6,7 @@ namespace tsps {
 
 uint32_t TableLayoutHash() {
   const uint64_t sizes[] = {sizeof(TableFileHeader), sizeof(TableState), sizeof(Segment),
-                            kSegmentEntries, sizeof(Entry)};
+                            kSegmentEntries,         sizeof(Entry),      sizeof(PlaneListFile)};
   return Crc32c(0, sizes, sizeof(sizes));
 }
 

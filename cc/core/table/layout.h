@@ -6,8 +6,8 @@
 //    directory    uint32 segment numbers. The directory of depth d is entries [2^d, 2^(d+1)), so
 //                 doubling writes a new one beside the old and switches by the record's depth
 //    segments     Segment[n], 64 KiB each (index.h)
-//    rows         float[capacity][dim]
-//    slots.<generation>.<name>   float[capacity][dim]
+//    planes.<generation>         PlaneListFile: the planes, and the optimizer whose slots they are
+//    plane.<name>.<generation>   one element, or a row of them, for each row number
 //    free         uint32 row numbers given back by erase, a stack
 #ifndef TFSPS_CORE_TABLE_LAYOUT_H_
 #define TFSPS_CORE_TABLE_LAYOUT_H_
@@ -21,8 +21,9 @@
 
 namespace tsps {
 
-constexpr uint32_t kFormatVersion = 1;                   // of a group, its tables included
-constexpr uint64_t kTableMagic = 0x656c626174737374ULL;  // "tsstable", little-endian
+constexpr uint32_t kFormatVersion = 2;                    // of a group, its tables included
+constexpr uint64_t kTableMagic = 0x656c626174737374ULL;   // "tsstable", little-endian
+constexpr uint64_t kPlanesMagic = 0x6e616c7073707374ULL;  // "tspsplan"
 
 struct TableFileHeader {
   uint64_t magic;
@@ -43,20 +44,71 @@ struct TableFileHeader {
 };
 static_assert(sizeof(TableFileHeader) == 112, "on-disk size");
 
-struct TableState {
-  uint64_t rows;        // row numbers handed out: [0, rows)
-  uint64_t live;        // keys in the index
-  uint64_t free_rows;   // length of the free stack
-  uint32_t segments;    // segments in use
-  uint32_t depth;       // log2 of the directory's size
-  uint32_t optimizer;   // OptimizerKind
-  uint32_t generation;  // of the slot files
-  float slot_init[4];
-  char name[136];    // folder; identifies the table to a process that has not mapped it yet.
-                     // Empty: there is no table in this place, and all else but `removed` is 0
-  uint64_t removed;  // tables that were in this place and have been removed (table_number.h)
+// What a plane of a table holds for every row.
+enum class PlaneRole : uint32_t {
+  kEmbedding = 1,  // the row itself
+  kSlot = 2,       // of the optimizer
+  kKey = 3,        // the row's key
+  kChanged = 4,    // the change generation (CommitRecord.changes) in which it was last written
+  kMetadata = 5,   // what else is counted or kept for it
 };
-static_assert(sizeof(TableState) == 200, "on-disk size");
+enum class PlaneType : uint32_t {
+  kFloat32 = 1,
+  kBfloat16 = 2,
+  kFloat16 = 3,
+  kUint32 = 4,
+  kInt64 = 5,
+};
+
+struct PlaneEntry {
+  char name[32];  // padded with zeros
+  uint32_t role;
+  uint32_t type;
+  uint32_t row_bytes;   // whole elements
+  uint32_t generation;  // of the list for which it was made: part of its file's name
+  uint64_t initial;     // bits of every element of a new row, but for the embedding and the key
+  uint64_t reserved;
+};
+static_assert(sizeof(PlaneEntry) == 64, "on-disk size");
+
+constexpr int kMaxPlanes = 16;  // of a table
+
+// A file planes.<generation>, which never changes: binding an optimizer makes another.
+struct PlaneListFile {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t layout_hash;
+  uint32_t generation;
+  uint32_t optimizer;  // OptimizerKind
+  uint32_t n_planes;
+  uint32_t reserved;
+  PlaneEntry planes[kMaxPlanes];
+  uint32_t reserved2;
+  uint32_t crc;  // of the bytes before
+};
+static_assert(sizeof(PlaneListFile) == 40 + 64 * kMaxPlanes, "on-disk size");
+
+enum TableFlag : uint32_t {
+  kTableUsed = 1,  // there is a table in this place
+  // A key that is not in the index may be a row of the other tier: it has no initial value here.
+  kTableAbsentElsewhere = 2,
+};
+constexpr uint32_t kKnownTableFlags = kTableUsed;  // by this build
+
+// What a commit record says of a table: one cache line. Without a table in this place, all but
+// `removed` is 0.
+struct TableState {
+  uint64_t rows;       // row numbers handed out: [0, rows)
+  uint64_t live;       // keys in the index
+  uint64_t free_rows;  // length of the free stack
+  uint64_t removed;    // tables that were in this place and have been removed (table_number.h)
+  uint32_t segments;   // segments in use
+  uint32_t depth;      // log2 of the directory's size
+  uint32_t planes;     // generation of the list of planes
+  uint32_t flags;      // TableFlag
+  uint64_t reserved[2];
+};
+static_assert(sizeof(TableState) == 64, "on-disk size");
 
 // Where a key's row is. A cache line holds four.
 struct Entry {

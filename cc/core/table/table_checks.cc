@@ -1,12 +1,10 @@
 #include "core/table/table_checks.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "core/base/fault_point.h"
 #include "core/table/index.h"
-#include "core/table/row_optimizer.h"
 #include "core/table/table_files.h"
 
 namespace tsps {
@@ -25,11 +23,8 @@ Status CheckNumbers(const TableState& state, uint64_t max_rows, const std::strin
   if (state.live > max_rows) {
     return Damaged(folder, state.live, " keys, more than the limit of ", max_rows);
   }
-  if (!IsOptimizerKind(state.optimizer)) {
-    return Damaged(folder, "unknown optimizer ", state.optimizer);
-  }
-  for (const float value : state.slot_init) {
-    if (!std::isfinite(value)) return Damaged(folder, "initial slot value ", value);
+  if (state.planes < TableFiles::kFirstGeneration || (state.flags & ~kKnownTableFlags) != 0) {
+    return Damaged(folder, "list of planes ", state.planes, ", flags ", state.flags);
   }
   return Status();
 }
@@ -100,7 +95,7 @@ Status CheckKeyPlaces(const TableFiles& files, const TableState& state, uint32_t
   const Segment& segment = *files.segment(number);
   for (const Entry& entry : segment.entries) {
     if (entry.row_plus_one == 0 || entry.row_plus_one == kTombstone) continue;
-    const uint64_t hash = HashKey(entry.key);
+    const uint64_t hash = files.Hash(entry.key);
     if (files.directory_entries()[DirectoryPosition(hash, state.depth)] == number &&
         FindInSegment(segment, entry.key, hash) == &entry) {
       continue;

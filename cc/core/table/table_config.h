@@ -5,11 +5,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/table/initializer.h"
+#include "core/table/layout.h"
 
 namespace tsps {
+
+// A plane of the table's own, beside those that every table has: counts, or other small things that
+// are kept for every row.
+struct MetadataPlane {
+  std::string name;  // [a-z0-9_]{1,31}
+  PlaneType type = PlaneType::kUint32;
+  uint32_t elements = 1;  // per row
+  uint64_t initial = 0;   // bits of every element of a new row
+};
 
 struct TableConfig {
   std::string name;       // folder name in the group: [A-Za-z0-9._-]{1,128}, not starting with '.'
@@ -18,6 +29,7 @@ struct TableConfig {
   int64_t key_limit = 0;  // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
   int64_t max_rows = 0;   // refuse to grow beyond; 0: no limit but room
   InitializerConfig initializer;
+  std::vector<MetadataPlane> metadata;
 };
 
 // OutOfRange naming the first key outside a bounded table, its position and the limit.

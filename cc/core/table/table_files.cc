@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
+#include <utility>
 
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
@@ -17,7 +19,9 @@ namespace tsps {
 namespace {
 
 constexpr size_t kFirstDirectoryBytes = kPageBytes;
-constexpr const char* kSlots = "slots.";  // the files' names begin with it
+// Files' names begin with it.
+constexpr const char* kPlane = "plane.";
+constexpr const char* kPlanes = "planes.";
 constexpr size_t kMaxDirectoryBytes = (size_t{2} << kMaxDepth) * sizeof(uint32_t);
 
 // What the index of `rows` keys cannot outgrow: four times what hashing ever takes (20 to 57 bytes
@@ -70,12 +74,19 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   return Error(Code::kDataLoss, path, " is damaged: ", initializer.message());
 }
 
-bool IsTableFile(const std::string& name) {
-  return name == "directory" || name == "segments" || name == "rows" || name == "free" ||
-         name.rfind(kSlots, 0) == 0;
+bool IsPlaneFile(const std::string& name) {
+  return name.rfind(kPlane, 0) == 0 || name.rfind(kPlanes, 0) == 0;
 }
 
-std::string SlotPrefix(uint32_t generation) { return kSlots + std::to_string(generation) + "."; }
+bool IsOfGeneration(const std::string& name, uint32_t generation) {
+  const std::string suffix = "." + std::to_string(generation);
+  return IsPlaneFile(name) && name.size() > suffix.size() &&
+         name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+bool IsTableFile(const std::string& name) {
+  return name == "directory" || name == "segments" || name == "free" || IsPlaneFile(name);
+}
 
 }  // namespace
 
@@ -126,12 +137,12 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder
       MappedFile::Create(folder + "/directory", kFirstDirectoryBytes, kMaxDirectoryBytes));
   TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Create(folder + "/segments", kSegmentBytes,
                                                              MaxSegmentBytes(max_rows)));
-  TSPS_ASSIGN_OR_RETURN(files->rows_,
-                        MappedFile::Create(folder + "/rows", kPageBytes, files->MaxRowBytes()));
   TSPS_ASSIGN_OR_RETURN(files->free_,
                         MappedFile::Create(folder + "/free", kPageBytes, MaxFreeBytes(max_rows)));
   files->directory_entries()[DirectoryPosition(0, 0)] = 0;
   files->writable_ = true;
+  const PlaneList planes = PlanesOf(config, OptimizerConfig(), kFirstGeneration, kFirstGeneration);
+  TSPS_RETURN_IF_ERROR(files->MakePlanes(planes, kFirstGeneration, 0));
   return files;
 }
 
@@ -150,36 +161,24 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) 
       MappedFile::Open(folder + "/directory", kFirstDirectoryBytes, kMaxDirectoryBytes));
   TSPS_ASSIGN_OR_RETURN(files->segments_, MappedFile::Open(folder + "/segments", kSegmentBytes,
                                                            MaxSegmentBytes(max_rows)));
-  TSPS_ASSIGN_OR_RETURN(files->rows_,
-                        MappedFile::Open(folder + "/rows", kPageBytes, files->MaxRowBytes()));
   TSPS_ASSIGN_OR_RETURN(files->free_,
                         MappedFile::Open(folder + "/free", kPageBytes, MaxFreeBytes(max_rows)));
   return files;
 }
 
 Status TableFiles::MakeWritable(const TableState& state) {
-  for (MappedFile* file : {directory_.get(), segments_.get(), rows_.get(), free_.get()}) {
+  for (MappedFile* file : {directory_.get(), segments_.get(), free_.get()}) {
     TSPS_RETURN_IF_ERROR(file->MakeWritable());
   }
-  TSPS_ASSIGN_OR_RETURN(const SlotFiles* slots, BoundSlots(state));
-  if (slots != nullptr) {
-    for (const auto& file : slots->files) TSPS_RETURN_IF_ERROR(file->MakeWritable());
-  }
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, BoundPlanes(state));
+  for (const Plane& plane : list->planes) TSPS_RETURN_IF_ERROR(plane.file->MakeWritable());
   writable_ = true;
   return Status();
 }
 
-Result<const SlotFiles*> TableFiles::BoundSlots(const TableState& state) {
-  const auto kind = static_cast<OptimizerKind>(state.optimizer);
-  const SlotFiles* slots = SlotCount(kind) > 0 ? Slots(state) : nullptr;
-  if (SlotCount(kind) == 0 || slots != nullptr) return slots;
-  return Error(Code::kDataLoss, folder_, ": the slot files of optimizer ", OptimizerKindName(kind),
-               " are missing or cannot be mapped");
-}
-
 Status TableFiles::CheckState(const TableState& state) {
   TSPS_RETURN_IF_ERROR(CheckNumbers(state, MaxRows(), folder_));
-  TSPS_RETURN_IF_ERROR(BoundSlots(state).status());
+  TSPS_RETURN_IF_ERROR(BoundPlanes(state).status());
   return CheckFiles(state);
 }
 
@@ -193,77 +192,126 @@ Status TableFiles::CheckFiles(const TableState& state) const {
   TSPS_RETURN_IF_ERROR(
       check(*directory_, (size_t{2} << std::min(state.depth, kMaxDepth)) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(check(*segments_, size_t{state.segments} * kSegmentBytes));
-  TSPS_RETURN_IF_ERROR(check(*rows_, state.rows * row_bytes()));
   TSPS_RETURN_IF_ERROR(check(*free_, state.free_rows * sizeof(uint32_t)));
-  const SlotFiles* slots = latest_slots_.load(std::memory_order_acquire);
-  if (slots == nullptr || slots->generation != state.generation) return Status();
-  for (const auto& file : slots->files)
-    TSPS_RETURN_IF_ERROR(check(*file, state.rows * row_bytes()));
+  const PlaneList* const list = latest_.load(std::memory_order_acquire);
+  if (list == nullptr) return Status();
+  const bool bound = list->generation == state.planes;
+  for (const Plane& plane : list->planes) {
+    if (!bound && plane.role == PlaneRole::kSlot) continue;
+    TSPS_RETURN_IF_ERROR(check(*plane.file, state.rows * plane.row_bytes));
+  }
   return Status();
 }
 
-std::string TableFiles::SlotPath(uint32_t generation, OptimizerKind kind, int slot) const {
-  return folder_ + "/" + SlotPrefix(generation) + SlotName(kind, slot);
+// --- Planes. ---
+
+std::string TableFiles::PlanePath(const Plane& plane) const {
+  return folder_ + "/" + kPlane + plane.name + "." + std::to_string(plane.generation);
 }
 
-const SlotFiles* TableFiles::Slots(const TableState& state) {
-  const SlotFiles* latest = latest_slots_.load(std::memory_order_acquire);
-  if (latest != nullptr && latest->generation == state.generation) return latest;
-  const auto kind = static_cast<OptimizerKind>(state.optimizer);
-  std::lock_guard<std::mutex> lock(slots_mutex_);
-  for (const auto& known : slots_) {
-    if (known->generation == state.generation) return known.get();
-  }
-  auto slots = std::make_unique<SlotFiles>();
-  slots->generation = state.generation;
-  for (int k = 0; k < SlotCount(kind); ++k) {
-    auto file = MappedFile::Open(SlotPath(state.generation, kind, k), 0, MaxRowBytes());
-    if (!file.ok()) return nullptr;
-    if (writable_ && !(*file)->MakeWritable().ok()) return nullptr;
-    slots->files.push_back(std::move(*file));
-  }
-  if (!CheckInPlace().ok()) return nullptr;  // they may be another table's
-  slots_.push_back(std::move(slots));
-  latest_slots_.store(slots_.back().get(), std::memory_order_release);
-  return slots_.back().get();
+std::string TableFiles::ListPath(uint32_t generation) const {
+  return folder_ + "/" + kPlanes + std::to_string(generation);
 }
 
-Status TableFiles::CreateSlots(uint32_t generation, const OptimizerConfig& optimizer,
-                               uint64_t rows) {
+const PlaneList* TableFiles::Planes(const TableState& state) {
+  const PlaneList* const latest = latest_.load(std::memory_order_acquire);
+  if (latest != nullptr && latest->generation == state.planes) return latest;
+  const auto list = BoundPlanes(state);
+  return list.ok() ? *list : nullptr;
+}
+
+Result<const PlaneList*> TableFiles::BoundPlanes(const TableState& state) {
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  for (const auto& known : lists_) {
+    if (known->generation == state.planes) return known.get();
+  }
+  const std::string path = ListPath(state.planes);
+  const auto file = MappedFile::Open(path, sizeof(PlaneListFile), kPageBytes);
+  if (!file.ok()) return Error(Code::kDataLoss, folder_, ": ", file.status().message());
+  PlaneListFile content;
+  std::memcpy(&content, (*file)->data(), sizeof(content));
+  TSPS_ASSIGN_OR_RETURN(PlaneList list, PlaneListFromFile(content, *config_, state.planes, path));
+  for (Plane& plane : list.planes) {
+    const Status mapped = MapPlane(&plane);
+    if (mapped.ok()) continue;
+    return Error(Code::kDataLoss, folder_, ": plane ", plane.name, ", with optimizer ",
+                 OptimizerKindName(list.optimizer.kind), ", cannot be mapped: ", mapped.message());
+  }
+  TSPS_RETURN_IF_ERROR(CheckInPlace());  // they may be another table's
+  return Keep(std::move(list));
+}
+
+Status TableFiles::MapPlane(Plane* plane) {
+  const std::string path = PlanePath(*plane);
+  for (const auto& known : plane_files_) {
+    if (known->path() == path) plane->file = known.get();
+  }
+  if (plane->file != nullptr) return Status();
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, 0, MaxRows() * plane->row_bytes));
+  if (writable_) TSPS_RETURN_IF_ERROR(file->MakeWritable());
+  plane->file = file.get();
+  plane_files_.push_back(std::move(file));
+  return Status();
+}
+
+const PlaneList* TableFiles::Keep(PlaneList list) {
+  lists_.push_back(std::make_unique<const PlaneList>(std::move(list)));
+  const PlaneList* const kept = lists_.back().get();
+  embedding_ = reinterpret_cast<float*>(kept->embedding().file->data());
+  latest_.store(kept, std::memory_order_release);
+  return kept;
+}
+
+Status TableFiles::MakePlanes(PlaneList list, uint32_t generation, uint64_t rows) {
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  for (Plane& plane : list.planes) {
+    if (plane.generation != generation) {
+      TSPS_RETURN_IF_ERROR(MapPlane(&plane));
+      continue;
+    }
+    const size_t bytes = std::max<size_t>(kPageBytes, rows * plane.row_bytes);
+    TSPS_ASSIGN_OR_RETURN(auto file,
+                          MappedFile::Create(PlanePath(plane), bytes, MaxRows() * plane.row_bytes));
+    plane.file = file.get();
+    plane.Initialize(0, rows);
+    plane_files_.push_back(std::move(file));
+  }
+  // Last: without it there is no such generation.
+  const PlaneListFile content = PlaneListToFile(list);
+  TSPS_ASSIGN_OR_RETURN(const auto file,
+                        MappedFile::Create(ListPath(generation), kPageBytes, kPageBytes));
+  std::memcpy(file->data(), &content, sizeof(content));
+  Keep(std::move(list));
+  return Status();
+}
+
+Status TableFiles::CreatePlanes(const TableState& state, const OptimizerConfig& optimizer) {
   TSPS_RETURN_IF_ERROR(CheckInPlace());
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, BoundPlanes(state));
+  const uint32_t generation = state.planes + 1;
   for (const std::string& name : EntriesOf(folder_)) {  // of a binding that was killed, or failed
-    if (name.rfind(SlotPrefix(generation), 0) == 0) unlink((folder_ + "/" + name).c_str());
+    if (IsOfGeneration(name, generation)) unlink((folder_ + "/" + name).c_str());
   }
-  auto slots = std::make_unique<SlotFiles>();
-  slots->generation = generation;
-  for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
-    const std::string path = SlotPath(generation, optimizer.kind, k);
-    const size_t bytes = std::max<size_t>(kPageBytes, rows * row_bytes());
-    TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, bytes, MaxRowBytes()));
-    const size_t floats = rows * dim();
-    std::fill_n(reinterpret_cast<float*>(file->data()), floats, optimizer.slot_init[k]);
-    slots->files.push_back(std::move(file));
-  }
-  std::lock_guard<std::mutex> lock(slots_mutex_);
-  slots_.push_back(std::move(slots));
-  latest_slots_.store(slots_.back().get(), std::memory_order_release);
-  return Status();
+  TableConfig config = *config_;  // the planes say what metadata there is
+  config.metadata.clear();
+  PlaneList next = PlanesOf(config, optimizer, generation, now->embedding().generation);
+  const auto metadata = static_cast<std::ptrdiff_t>(now->trained() + 2);
+  next.planes.insert(next.planes.end(), now->planes.begin() + metadata, now->planes.end());
+  return MakePlanes(std::move(next), generation, state.rows);
 }
 
-Status TableFiles::RemoveOtherSlots(const TableState& state) const {
+Status TableFiles::RemoveOtherPlanes(const TableState& state) {
   TSPS_RETURN_IF_ERROR(CheckInPlace());
-  const auto kind = static_cast<OptimizerKind>(state.optimizer);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, BoundPlanes(state));
+  std::set<std::string> current = {ListPath(state.planes)};
+  for (const Plane& plane : list->planes) current.insert(PlanePath(plane));
   std::vector<std::string> others;
   for (const std::string& name : EntriesOf(folder_)) {
-    if (name.rfind(kSlots, 0) != 0) continue;
     const std::string path = folder_ + "/" + name;
-    bool current = false;
-    for (int k = 0; k < SlotCount(kind); ++k)
-      current |= path == SlotPath(state.generation, kind, k);
-    if (current) continue;
-    if (name.rfind(SlotPrefix(state.generation), 0) == 0) {
-      return Error(Code::kDataLoss, folder_, " is damaged: ", name,
-                   " is no slot of the commit record's optimizer, ", OptimizerKindName(kind));
+    if (!IsPlaneFile(name) || current.count(path) != 0) continue;
+    if (IsOfGeneration(name, state.planes)) {
+      return Damaged(folder_, name, " is no plane of a table with optimizer ",
+                     OptimizerKindName(list->optimizer.kind));
     }
     others.push_back(path);
   }
@@ -271,18 +319,15 @@ Status TableFiles::RemoveOtherSlots(const TableState& state) const {
   return Status();
 }
 
-bool TableFiles::HasOtherSlots(uint32_t generation) const {
-  const SlotFiles* latest = latest_slots_.load(std::memory_order_acquire);
+bool TableFiles::HasOtherPlanes(uint32_t generation) const {
+  const PlaneList* const latest = latest_.load(std::memory_order_acquire);
   return latest != nullptr && latest->generation != generation;
 }
 
 std::vector<const MappedFile*> TableFiles::Mappings() {
-  std::vector<const MappedFile*> mappings = {directory_.get(), segments_.get(), rows_.get(),
-                                             free_.get()};
-  std::lock_guard<std::mutex> lock(slots_mutex_);
-  for (const auto& slots : slots_) {
-    for (const auto& file : slots->files) mappings.push_back(file.get());
-  }
+  std::vector<const MappedFile*> mappings = {directory_.get(), segments_.get(), free_.get()};
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  for (const auto& file : plane_files_) mappings.push_back(file.get());
   return mappings;
 }
 
@@ -297,12 +342,10 @@ uint64_t TableFiles::BytesIn(const std::string& folder) {
 }
 
 uint64_t TableFiles::Bytes(const TableState& state) {
-  uint64_t bytes = kPageBytes + directory_->RefreshSize() + segments_->RefreshSize() +
-                   rows_->RefreshSize() + free_->RefreshSize();
-  if (SlotCount(static_cast<OptimizerKind>(state.optimizer)) > 0) {
-    if (const SlotFiles* slots = Slots(state)) {
-      for (const auto& file : slots->files) bytes += file->RefreshSize();
-    }
+  uint64_t bytes = 2 * kPageBytes + directory_->RefreshSize() + segments_->RefreshSize() +
+                   free_->RefreshSize();  // config and list of planes, too
+  if (const PlaneList* const list = Planes(state)) {
+    for (const Plane& plane : list->planes) bytes += plane.file->RefreshSize();
   }
   return bytes;
 }

@@ -1,6 +1,6 @@
 // TableFiles: one table's files, mapped in this process.
 //
-//   config, directory, segments, rows, free, slots.<generation>.<name>   (layout.h)
+//   config, directory, segments, free, planes.<generation>, plane.<name>.<generation>   (layout.h)
 #ifndef TFSPS_CORE_TABLE_TABLE_FILES_H_
 #define TFSPS_CORE_TABLE_TABLE_FILES_H_
 
@@ -10,29 +10,28 @@
 #include <string>
 #include <vector>
 
+#include "core/base/hash.h"
 #include "core/base/status.h"
 #include "core/os/mapped_file.h"
+#include "core/table/index.h"
 #include "core/table/layout.h"
+#include "core/table/planes.h"
 #include "core/table/row_optimizer.h"
 #include "core/table/table_config.h"
 
 namespace tsps {
 
-// Slot files of one optimizer binding.
-struct SlotFiles {
-  uint32_t generation = 0;
-  std::vector<std::unique_ptr<MappedFile>> files;  // SlotCount(kind) of them
-};
-
 class TableFiles {
  public:
+  static constexpr uint32_t kFirstGeneration = 1;  // of lists of planes
+
   // Makes the folder and its files; leftovers of a killed creation under the name are removed.
   static Result<std::unique_ptr<TableFiles>> Create(const std::string& folder,
                                                     const TableConfig& config);
-  // Maps an existing table read-only.
+  // Maps an existing table read-only, but for its planes: CheckState does.
   static Result<std::unique_ptr<TableFiles>> Open(const std::string& folder);
 
-  // Slot files are those of a committed state.
+  // Planes are those of a committed state.
   Status MakeWritable(const TableState& state);
   // Checks what a committed state says, and that its files can be mapped and are long enough.
   Status CheckState(const TableState& state);
@@ -47,39 +46,36 @@ class TableFiles {
   const TableConfig& config() const { return *config_; }
   std::shared_ptr<const TableConfig> shared_config() const { return config_; }
   const std::string& folder() const { return folder_; }
+  // Of a key, in this table's index.
+  uint64_t Hash(int64_t key) const { return HashKey(key, seed_); }
+  uint64_t seed() const { return seed_; }
   size_t dim() const { return static_cast<size_t>(config_->dim); }
   size_t row_bytes() const { return dim() * sizeof(float); }
 
   MappedFile& directory() { return *directory_; }
   MappedFile& segments() { return *segments_; }
-  MappedFile& rows() { return *rows_; }
   MappedFile& free_rows() { return *free_; }
 
   uint32_t* directory_entries() const { return reinterpret_cast<uint32_t*>(directory_->data()); }
   Segment* segment(uint32_t number) const {
     return reinterpret_cast<Segment*>(segments_->data()) + number;
   }
-  float* row(uint32_t number) const {
-    return reinterpret_cast<float*>(rows_->data()) + static_cast<size_t>(number) * dim();
-  }
+  float* row(uint32_t number) const { return embedding_ + static_cast<size_t>(number) * dim(); }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
 
-  // Maps the slot files of the state's binding on first use; null when they cannot be mapped or
-  // there are none.
-  const SlotFiles* Slots(const TableState& state);
-  // Writer: new slot files of `generation`, room for `rows` rows, filled with initial values for
-  // them.
-  Status CreateSlots(uint32_t generation, const OptimizerConfig& optimizer, uint64_t rows);
-  // Writer: deletes the slot files of other bindings than the committed state's: killed ones, and
-  // those before it. Mappings of them stay valid. DataLoss, with nothing deleted, if the state's
-  // binding has a slot that its optimizer does not have.
-  Status RemoveOtherSlots(const TableState& state) const;
-  // Whether slots of another binding than the committed state's are mapped.
-  bool HasOtherSlots(uint32_t generation) const;
-  float* slot_row(const SlotFiles& slots, int slot, uint32_t number) const {
-    return reinterpret_cast<float*>(slots.files[static_cast<size_t>(slot)]->data()) +
-           static_cast<size_t>(number) * dim();
-  }
+  // The planes of the state's binding, which are mapped on first use; null when they cannot be.
+  const PlaneList* Planes(const TableState& state);
+  // Likewise, with the reason.
+  Result<const PlaneList*> BoundPlanes(const TableState& state);
+  // Writer: the list of planes after the state's, with new slots, which have room for the rows that
+  // are there and are filled with initial values for them.
+  Status CreatePlanes(const TableState& state, const OptimizerConfig& optimizer);
+  // Writer: deletes lists and slots of other bindings than the committed state's: killed ones, and
+  // those before it. Mappings of them stay valid. DataLoss, with nothing deleted, if there is a
+  // slot of the state's binding that its optimizer does not have.
+  Status RemoveOtherPlanes(const TableState& state);
+  // Whether planes of another binding than the committed state's are mapped.
+  bool HasOtherPlanes(uint32_t generation) const;
 
   // All files of the table that are mapped.
   std::vector<const MappedFile*> Mappings();
@@ -96,20 +92,27 @@ class TableFiles {
  private:
   TableFiles(std::string folder, TableConfig config)
       : folder_(std::move(folder)),
-        config_(std::make_shared<const TableConfig>(std::move(config))) {}
-  std::string SlotPath(uint32_t generation, OptimizerKind kind, int slot) const;
-  // Slots, where the optimizer has some: an error if they cannot be had.
-  Result<const SlotFiles*> BoundSlots(const TableState& state);
+        config_(std::make_shared<const TableConfig>(std::move(config))),
+        seed_(IndexSeed(config_->uuid)) {}
+  std::string PlanePath(const Plane& plane) const;
+  std::string ListPath(uint32_t generation) const;
+  // Makes the planes of `generation`, with initial values for `rows` rows, and their list.
+  Status MakePlanes(PlaneList list, uint32_t generation, uint64_t rows);
+  // Under planes_mutex_.
+  Status MapPlane(Plane* plane);
+  const PlaneList* Keep(PlaneList list);
   size_t MaxRows() const;
-  size_t MaxRowBytes() const { return MaxRows() * row_bytes(); }
 
   const std::string folder_;
   const std::shared_ptr<const TableConfig> config_;
+  const uint64_t seed_;
   bool writable_ = false;
-  std::unique_ptr<MappedFile> directory_, segments_, rows_, free_;
-  std::mutex slots_mutex_;
-  std::vector<std::unique_ptr<SlotFiles>> slots_;  // all mapped so far: readers may hold any
-  std::atomic<const SlotFiles*> latest_slots_{nullptr};
+  std::unique_ptr<MappedFile> directory_, segments_, free_;
+  float* embedding_ = nullptr;  // where the embedding's plane begins
+  std::mutex planes_mutex_;
+  std::vector<std::unique_ptr<MappedFile>> plane_files_;
+  std::vector<std::unique_ptr<const PlaneList>> lists_;  // all mapped so far: readers may hold any
+  std::atomic<const PlaneList*> latest_{nullptr};
 };
 
 }  // namespace tsps

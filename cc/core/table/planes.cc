@@ -1,0 +1,173 @@
+#include "core/table/planes.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "core/base/crc32c.h"
+
+namespace tsps {
+namespace {
+
+template <typename T>
+void Fill(char* to, size_t bytes, uint64_t bits) {
+  std::fill_n(reinterpret_cast<T*>(to), bytes / sizeof(T), static_cast<T>(bits));
+}
+
+uint64_t BitsOf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+float FloatOf(uint64_t bits) {
+  const auto low = static_cast<uint32_t>(bits);
+  float value;
+  std::memcpy(&value, &low, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+size_t ElementBytes(PlaneType type) {
+  switch (type) {
+    case PlaneType::kBfloat16:
+    case PlaneType::kFloat16:
+      return 2;
+    case PlaneType::kFloat32:
+    case PlaneType::kUint32:
+      return 4;
+    case PlaneType::kInt64:
+      return 8;
+  }
+  return 0;
+}
+
+void Plane::Initialize(uint32_t first, size_t n) const {
+  switch (ElementBytes(type)) {
+    case 2:
+      return Fill<uint16_t>(row(first), n * row_bytes, initial);
+    case 4:
+      return Fill<uint32_t>(row(first), n * row_bytes, initial);
+    default:
+      return Fill<uint64_t>(row(first), n * row_bytes, initial);
+  }
+}
+
+size_t RowBytes(const PlaneList& list, size_t n) {
+  size_t bytes = 0;
+  for (size_t p = 0; p < n; ++p) bytes += list.planes[p].row_bytes;
+  return bytes;
+}
+
+PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, uint32_t generation,
+                   uint32_t made) {
+  const size_t row_bytes = static_cast<size_t>(config.dim) * sizeof(float);
+  PlaneList list;
+  list.generation = generation;
+  list.optimizer = optimizer;
+  list.planes.push_back(
+      {"embedding", PlaneRole::kEmbedding, PlaneType::kFloat32, row_bytes, made, 0});
+  for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
+    list.planes.push_back({SlotName(optimizer.kind, k), PlaneRole::kSlot, PlaneType::kFloat32,
+                           row_bytes, generation, BitsOf(optimizer.slot_init[k])});
+  }
+  list.planes.push_back({"key", PlaneRole::kKey, PlaneType::kInt64, sizeof(int64_t), made, 0});
+  list.planes.push_back(
+      {"changed", PlaneRole::kChanged, PlaneType::kUint32, sizeof(uint32_t), made, 0});
+  for (const MetadataPlane& one : config.metadata) {
+    list.planes.push_back({one.name, PlaneRole::kMetadata, one.type,
+                           one.elements * ElementBytes(one.type), made, one.initial});
+  }
+  return list;
+}
+
+Status ValidateMetadata(const TableConfig& config) {
+  const auto bad = [&](const std::string& name, const auto&... what) {
+    return Error(Code::kInvalidArgument, "table ", config.name, ": metadata plane '", name, "' ",
+                 what...);
+  };
+  std::set<std::string> names = {"embedding", "key", "changed"};
+  for (const MetadataPlane& one : config.metadata) {
+    const auto allowed = [](unsigned char c) {
+      return (std::isalnum(c) != 0 && std::isupper(c) == 0) || c == '_';
+    };
+    if (one.name.empty() || one.name.size() >= sizeof(PlaneEntry::name) ||
+        !std::all_of(one.name.begin(), one.name.end(), allowed)) {
+      return bad(one.name, "must have a name of 1 to 31 characters of [a-z0-9_]");
+    }
+    const size_t bytes = ElementBytes(one.type);
+    if (bytes == 0 || one.elements < 1 || one.elements > kMaxDim) {
+      return bad(one.name, "must have a known type and 1 to ", kMaxDim, " elements per row");
+    }
+    if (!names.insert(one.name).second) return bad(one.name, "has a name that is taken");
+  }
+  constexpr size_t kMost = kMaxPlanes - 3 - kMaxSlots;
+  if (config.metadata.size() <= kMost) return Status();
+  return Error(Code::kInvalidArgument, "table ", config.name, ": at most ", kMost,
+               " metadata planes. Received: ", config.metadata.size());
+}
+
+PlaneListFile PlaneListToFile(const PlaneList& list) {
+  PlaneListFile file = {};
+  file.magic = kPlanesMagic;
+  file.version = kFormatVersion;
+  file.layout_hash = TableLayoutHash();
+  file.generation = list.generation;
+  file.optimizer = static_cast<uint32_t>(list.optimizer.kind);
+  file.n_planes = static_cast<uint32_t>(list.planes.size());
+  for (size_t p = 0; p < list.planes.size(); ++p) {
+    const Plane& plane = list.planes[p];
+    PlaneEntry& entry = file.planes[p];
+    std::memcpy(entry.name, plane.name.data(), plane.name.size());
+    entry.role = static_cast<uint32_t>(plane.role);
+    entry.type = static_cast<uint32_t>(plane.type);
+    entry.row_bytes = static_cast<uint32_t>(plane.row_bytes);
+    entry.generation = plane.generation;
+    entry.initial = plane.initial;
+  }
+  file.crc = HeaderCrc(file);
+  return file;
+}
+
+Result<PlaneList> PlaneListFromFile(const PlaneListFile& file, const TableConfig& config,
+                                    uint32_t generation, const std::string& path) {
+  if (file.magic != kPlanesMagic) {
+    return Error(Code::kDataLoss, path, " is not a table's list of planes");
+  }
+  TSPS_RETURN_IF_ERROR(CheckFormat(file.version, file.layout_hash, TableLayoutHash(), path));
+  if (file.crc != HeaderCrc(file)) return Damaged(path, "checksum mismatch");
+  if (file.generation != generation || !IsOptimizerKind(file.optimizer)) {
+    return Damaged(path, "generation ", file.generation, ", optimizer ", file.optimizer);
+  }
+  OptimizerConfig optimizer;
+  optimizer.kind = static_cast<OptimizerKind>(file.optimizer);
+  const auto slots = static_cast<uint32_t>(SlotCount(optimizer.kind));
+  for (uint32_t k = 0; k < slots && 1 + k < kMaxPlanes; ++k) {
+    optimizer.slot_init[k] = FloatOf(file.planes[1 + k].initial);
+    if (std::isfinite(optimizer.slot_init[k])) continue;
+    return Damaged(path, "initial slot value ", optimizer.slot_init[k]);
+  }
+  TableConfig whole = config;
+  whole.metadata.clear();
+  for (uint32_t p = 3 + slots; p < std::min<uint32_t>(file.n_planes, kMaxPlanes); ++p) {
+    const PlaneEntry& entry = file.planes[p];
+    const size_t bytes = ElementBytes(static_cast<PlaneType>(entry.type));
+    whole.metadata.push_back({std::string(entry.name, strnlen(entry.name, sizeof(entry.name))),
+                              static_cast<PlaneType>(entry.type),
+                              bytes == 0 ? 0 : static_cast<uint32_t>(entry.row_bytes / bytes),
+                              entry.initial});
+  }
+  const Status metadata = ValidateMetadata(whole);
+  if (!metadata.ok()) return Damaged(path, metadata.message());
+  // A list has what this build would put into it, and nothing else.
+  PlaneList list = PlanesOf(whole, optimizer, generation, file.planes[0].generation);
+  const PlaneListFile expected = PlaneListToFile(list);
+  if (std::memcmp(&expected, &file, sizeof(file)) == 0) return list;
+  return Damaged(path, "its planes are not those of a table of ", config.dim,
+                 " floats with optimizer ", OptimizerKindName(optimizer.kind));
+}
+
+}  // namespace tsps
