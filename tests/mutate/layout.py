@@ -15,7 +15,14 @@ SEGMENT, ENTRIES_AT, ENTRY = 65_536, 64, 16
 UNDO_RECORDS, UNDO_RECORD_HEAD = 4096, 64
 
 # (offset, end, name) within the part
-_HEADER = ((0, 8, "magic"), (8, 16, "version"), (16, 48, "uuid"), (48, 64, "partition"), (64, 124, "reserved"), (124, 128, "crc"))
+_HEADER = (
+    (0, 8, "magic"),
+    (8, 16, "version"),
+    (16, 48, "uuid"),
+    (48, 64, "partition"),
+    (64, 124, "reserved"),
+    (124, 128, "crc"),
+)
 _LIVE = (
     (0, 8, "sequence"),
     (8, 16, "undo_epoch"),
