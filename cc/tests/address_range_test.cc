@@ -220,7 +220,8 @@ TEST_F(OutgrownRange, OfTheUndoLogIsNotTakenForDamage) {
   }
   ASSERT_TRUE(read.ok()) << read.status().message();
   const size_t bytes = UndoInsertsBytes(10 << 20);
-  ASSERT_TSPS_OK((*written)->Start(bytes));
+  ASSERT_TSPS_OK((*written)->file().Reserve(UndoLog::SizeFor(bytes)));
+  (*written)->Start();
   (*written)->Append(UndoKind::kInserts, 0, 10 << 20, bytes);
   (*written)->Seal(1);
   const Status status = (*read)->ForEach(1, [](const UndoRecordHeader&, const char*) {

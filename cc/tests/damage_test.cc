@@ -161,6 +161,26 @@ TEST_F(DamageTest, AnUndoLogOfASplitThatCannotBeIsRefusedAndNothingIsUndone) {
   EXPECT_EQ(ReadImage(*group_), before);
 }
 
+TEST_F(DamageTest, NoByteOfAnUndoLogMayBeAnother) {
+  for (const bool erase : {false, true}) {
+    if (erase) {
+      ASSERT_TRUE(writer_->Erase(0, Keys(100, 50).data(), 50).ok());
+    } else {
+      ASSERT_TSPS_OK(Step(0, Keys(100, 1500), 1.0f));   // three blocks
+      ASSERT_TSPS_OK(Step(0, Keys(8000, 1500), 1.0f));  // and new keys
+    }
+    CloseUnpublished();
+    const auto bytes = Get<uint64_t>("undo", offsetof(UndoHeader, record_bytes));
+    for (size_t at = 0; at < bytes; at += erase ? 7 : 499) {
+      if (at >= bytes - 64) break;  // the end of the last record may be padding
+      const auto old = Get<uint8_t>("undo", kFirstRecord + at);
+      if (old == 0 && at % 64 >= 32) continue;  // as may be the end of a part
+      ExpectRefused("undo", kFirstRecord + at, uint8_t(old ^ 0x10));
+    }
+    ExpectSound();
+  }
+}
+
 TEST_F(DamageTest, ADirectoryAndHeadsOfSegmentsThatCannotBeAreRefused) {
   Close();
   const auto depth = Get<uint32_t>("group", TableOffset() + offsetof(TableState, depth));

@@ -29,11 +29,6 @@ UNNOTICED = {
     "group: commit record: changes",
     "group: live state: device_dirty_since_step",
     "group: live state: run_id",
-    "undo: row image",
-    "undo: row number",
-    "undo: inserted key",
-    "undo: erased entry",
-    "undo: segment image",
 }
 
 

@@ -38,6 +38,38 @@ _FILL = """
         print(error)
 """
 
+# Trains keys until the error comes, fills what is left, and goes on with those that are there.
+_TRAIN_ON = """
+    import sys
+    import numpy as np
+    from tf_sparse_ps import optimizers
+    from tf_sparse_ps.config import TableConfig
+    from tf_sparse_ps.errors import NoSpaceError
+    from tf_sparse_ps.table import Table
+
+    config = TableConfig("t", 64, initializer="zeros", optimizer=optimizers.Adagrad(learning_rate=1.0))
+    table = Table.create(sys.argv[1] + "/group/t", config)
+    gradients = np.ones((2048, 64), np.float32)
+    steps = 0
+    try:
+        while True:
+            table.apply_gradients(np.arange(2048) + steps * 2048, gradients)
+            steps += 1
+    except NoSpaceError:
+        pass
+    with open(sys.argv[1] + "/filler", "wb", buffering=0) as filler:
+        try:
+            while filler.write(b"x" * 4096):
+                pass
+        except OSError as error:
+            print(error)
+    assert steps > 2
+    for n in (2048, 1, 2048):  # the largest step so far; less of it
+        assert table.apply_gradients(np.arange(n), gradients[:n]) == steps + 1
+        steps += 1
+    assert table.verify().ok
+"""
+
 # Makes and trains 200 tables, and opens their group once more, as a process does that trains with the op library and
 # looks with `Table.open`.
 _MANY = """
@@ -114,6 +146,12 @@ def test_a_full_file_system_is_an_error_and_the_table_stays_whole(small_tmpfs: P
     assert done.returncode == 0, done.stderr
     assert "the file system has" in done.stdout
     assert str(small_tmpfs) in done.stdout
+
+
+def test_known_keys_are_trained_on_a_full_file_system(small_tmpfs: Path) -> None:
+    done = _run(textwrap.dedent(_TRAIN_ON), small_tmpfs)
+    assert done.returncode == 0, done.stderr
+    assert "No space left" in done.stdout
 
 
 def test_a_cgroup_too_small_for_the_table_is_an_error_not_a_kill(memory_cgroup: Path, tmp_path: Path) -> None:

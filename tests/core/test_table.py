@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -175,6 +176,31 @@ def test_max_rows(create):
         user.apply_gradients([4], ones(1))
     assert (len(user), user.step) == (3, 0)
     user.apply_gradients([1, 2, 3], ones(3))
+
+
+def murmur_inverse(hashes: np.ndarray) -> np.ndarray:
+    """The keys to which MurmurHash3's finalizer, without a seed, gives these hashes."""
+    keys = hashes.astype(np.uint64)
+    for factor in (0x9CB4B2F8129337DB, 0x4F74430C22A54005):
+        keys ^= keys >> np.uint64(33)
+        keys *= np.uint64(factor)
+    return (keys ^ (keys >> np.uint64(33))).view(np.int64)
+
+
+def test_keys_that_were_chosen_to_collide_train_as_others_do(create):
+    # Unseeded, all of them would be in one segment of the index, which cannot be split so deep, and would begin their
+    # search at one of its entries; Dedupe, too, would find them in one place.
+    keys = murmur_inverse(np.arange(10_000, dtype=np.uint64) << np.uint64(12))
+    assert len(np.unique(keys)) == 10_000
+    user = create(optimizer=optimizers.SGD(learning_rate=1.0))
+    rows = user.lookup(keys)
+    began = time.process_time()
+    for step in (1, 2):
+        assert user.apply_gradients(keys, ones(10_000)) == step
+    assert time.process_time() - began < 2, "some milliseconds"
+    np.testing.assert_allclose(user.lookup(keys), rows - 2, rtol=1e-6)
+    assert len(user) == 10_000
+    assert user.verify().ok
 
 
 def test_assign_and_erase(create):

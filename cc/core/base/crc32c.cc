@@ -57,9 +57,40 @@ __attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, const unsig
   for (; n > 0; ++p, --n) crc = __builtin_ia32_crc32qi(crc, *p);
   return crc;
 }
+
+__attribute__((target("sse4.2"))) void FourSse42(const unsigned char* p, size_t part,
+                                                 uint32_t crcs[4]) {
+  uint64_t a = ~0u, b = ~0u, c = ~0u, d = ~0u;
+  for (size_t i = 0; i < part; i += 8) {
+    a = __builtin_ia32_crc32di(a, Load64(p + i));
+    b = __builtin_ia32_crc32di(b, Load64(p + part + i));
+    c = __builtin_ia32_crc32di(c, Load64(p + 2 * part + i));
+    d = __builtin_ia32_crc32di(d, Load64(p + 3 * part + i));
+  }
+  crcs[0] = ~static_cast<uint32_t>(a);
+  crcs[1] = ~static_cast<uint32_t>(b);
+  crcs[2] = ~static_cast<uint32_t>(c);
+  crcs[3] = ~static_cast<uint32_t>(d);
+}
 #endif
 
+void Four(const unsigned char* p, size_t part, uint32_t crcs[4]) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (__builtin_cpu_supports("sse4.2")) return FourSse42(p, part, crcs);
+#endif
+  for (size_t k = 0; k < 4; ++k) crcs[k] = ~ExtendPortable(~0u, p + k * part, part);
+}
+
 }  // namespace
+
+uint32_t Crc32cOfParts(uint32_t crc, const void* data, size_t n) {
+  const unsigned char* const p = static_cast<const unsigned char*>(data);
+  const size_t part = n / 32 * 8;
+  uint32_t crcs[4];
+  Four(p, part, crcs);
+  crcs[3] = Crc32c(crcs[3], p + 4 * part, n - 4 * part);
+  return Crc32c(crc, crcs, sizeof(crcs));
+}
 
 uint32_t Crc32c(uint32_t crc, const void* data, size_t n) {
   const unsigned char* p = static_cast<const unsigned char*>(data);

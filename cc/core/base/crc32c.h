@@ -10,6 +10,11 @@ namespace tsps {
 // Extends `crc` (0 for the first piece) with n bytes.
 uint32_t Crc32c(uint32_t crc, const void* data, size_t n);
 
+// The checksum of the checksums of four parts of n bytes, which are computed side by side: three
+// times as fast for what lies in a cache. The parts are n / 32 words of 8 bytes each, the last one
+// has the rest, too.
+uint32_t Crc32cOfParts(uint32_t crc, const void* data, size_t n);
+
 // Of the fields of a file's header before its `crc`.
 template <typename Header>
 uint32_t HeaderCrc(const Header& header) {

@@ -1,5 +1,6 @@
 #include "core/group/mutation.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "core/base/clock.h"
@@ -15,7 +16,12 @@ Mutation::~Mutation() {
 
 void Mutation::Reset() { next_ = writer_.state; }
 
-Status Mutation::Start(size_t undo_bytes) { return group_.undo->Start(undo_bytes); }
+Status Mutation::Start(size_t undo_bytes, size_t room) {
+  TSPS_RETURN_IF_ERROR(
+      writer_.reserver.Ensure(group_.undo->file(), UndoLog::SizeFor(std::max(undo_bytes, room))));
+  group_.undo->Start();
+  return Status();
+}
 
 UndoRecordHeader* Mutation::Append(UndoKind kind, int table, size_t n, size_t bytes) {
   return group_.undo->Append(kind, table, n, bytes);

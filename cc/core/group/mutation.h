@@ -38,7 +38,8 @@ class Mutation {
   // Begins anew from the committed state, after other mutations.
   void Reset();
 
-  Status Start(size_t undo_bytes);
+  // `room`: what the undo log keeps reserved, if that is more.
+  Status Start(size_t undo_bytes, size_t room = 0);
   // Space for one record; the caller fills the payload.
   UndoRecordHeader* Append(UndoKind kind, int table, size_t n, size_t bytes);
   void Seal();

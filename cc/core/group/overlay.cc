@@ -42,6 +42,7 @@ Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State&
     }
     return Status();
   };
+  TSPS_RETURN_IF_ERROR(log.Check(state.epoch + 1));
   TSPS_RETURN_IF_ERROR(log.ForEach(state.epoch + 1, add));
   return overlay;
 }
@@ -72,8 +73,10 @@ const char* Overlay::RowImage(int table, size_t plane, uint32_t row, const Plane
   if (found == rows.end()) return nullptr;
   const auto& [header, payload] = *found->second.record;
   if (plane >= header.planes) return nullptr;
-  const size_t begin = UndoImagesOffset(header.n, RowBytes(list, plane));
-  return payload + begin + found->second.i * list.planes[plane].row_bytes;
+  const size_t block = found->second.i / kUndoBlock;
+  const size_t before = UndoBlockRows(header.n, block) * RowBytes(list, plane);
+  const size_t within = found->second.i % kUndoBlock * list.planes[plane].row_bytes;
+  return payload + UndoBlockOffset(header.n, header.row_bytes, block) + before + within;
 }
 
 }  // namespace tsps

@@ -13,12 +13,15 @@ namespace {
 
 void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char* payload) {
   const auto* rows = reinterpret_cast<const uint32_t*>(payload);
-  const char* image = payload + UndoImagesOffset(record.n, 0);
-  for (size_t p = 0; p < record.planes; ++p) {
-    const Plane& plane = list.planes[p];
-    for (size_t i = 0; i < record.n; ++i, image += plane.row_bytes) {
-      std::memcpy(plane.row(rows[i]), image, plane.row_bytes);
-      TSPS_FAULT_POINT("recovery.row");
+  const char* image = payload + UndoBlockOffset(record.n, record.row_bytes, 0);
+  for (size_t block = 0; block < UndoBlocks(record.n); ++block, rows += kUndoBlock) {
+    const size_t n = UndoBlockRows(record.n, block);
+    for (size_t p = 0; p < record.planes; ++p) {
+      const Plane& plane = list.planes[p];
+      for (size_t i = 0; i < n; ++i, image += plane.row_bytes) {
+        std::memcpy(plane.row(rows[i]), image, plane.row_bytes);
+        TSPS_FAULT_POINT("recovery.row");
+      }
     }
   }
 }
@@ -123,6 +126,7 @@ Status Recover(Group::Impl& impl, State* state) {
     const auto check = [&](const UndoRecordHeader& record, const char* payload) {
       return CheckRecordOf(impl, record, payload, *state);
     };
+    TSPS_RETURN_IF_ERROR(impl.undo->Check(state->epoch + 1));
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, check));
     const auto undo = [&](const UndoRecordHeader& record, const char* payload) {
       const TableState& table = state->tables[record.table];

@@ -150,7 +150,7 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
   return Status();
 }
 
-Status RowMutation::Prepare() {
+Status RowMutation::Prepare(bool is_step) {
   // First: the index must not grow for rows that are refused.
   for (const RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(CheckMaxRows(plan));
   for (RowPlan& plan : plans_) {
@@ -160,12 +160,13 @@ Status RowMutation::Prepare() {
   // Growth has committed epochs of its own and changed index sizes.
   mutation_.Reset();
   for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(ReserveRows(plan));
-  return WriteUndo();
+  return WriteUndo(is_step);
 }
 
-Status RowMutation::WriteUndo() {
+Status RowMutation::WriteUndo(bool is_step) {
   std::vector<size_t> row_bytes(plans_.size());
   size_t bytes = 0;
+  size_t next_bytes = 0;  // of a step of the same keys, which are there then
   for (size_t p = 0; p < plans_.size(); ++p) {
     const RowPlan& plan = plans_[p];
     TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
@@ -173,8 +174,9 @@ Status RowMutation::WriteUndo() {
     row_bytes[p] = RowBytes(*list, list->trained());
     if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), row_bytes[p]);
     if (!plan.fresh.empty()) bytes += UndoInsertsBytes(plan.fresh.size());
+    next_bytes += UndoRowsBytes(plan.n, row_bytes[p]);
   }
-  TSPS_RETURN_IF_ERROR(mutation_.Start(bytes));
+  TSPS_RETURN_IF_ERROR(mutation_.Start(bytes, is_step ? next_bytes : 0));
   TSPS_FAULT_POINT("undo.reserved");
   std::vector<UndoRecordHeader*> images(plans_.size());
   for (size_t p = 0; p < plans_.size(); ++p) {
@@ -201,21 +203,24 @@ Status RowMutation::WriteUndo() {
 }
 
 void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
-  char* payload = UndoPayload(record);
-  auto* rows = reinterpret_cast<uint32_t*>(payload);
+  char* const payload = UndoPayload(record);
+  auto* const rows = reinterpret_cast<uint32_t*>(payload);
   const RowPlanes planes = Planes(plan);
   const size_t n = plan.existing.size();
-  executor_.ParallelFor(n, kRowGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
-    size_t bytes_before = 0;
-    for (int plane = 0; plane < planes.n; ++plane) {
-      const size_t bytes = planes.bytes[plane];
-      char* to = payload + UndoImagesOffset(n, bytes_before) + begin * bytes;
-      for (size_t i = begin; i < end; ++i, to += bytes) {
-        if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
-        std::memcpy(to, planes.at(plane, rows[i]), bytes);
+  executor_.ParallelFor(UndoBlocks(n), 1, [&](size_t first, size_t last) {
+    for (size_t block = first; block < last; ++block) {
+      const size_t begin = block * kUndoBlock;
+      const size_t end = begin + UndoBlockRows(n, block);
+      for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
+      char* to = payload + UndoBlockOffset(n, record->row_bytes, block);
+      for (int plane = 0; plane < planes.n; ++plane) {
+        const size_t bytes = planes.bytes[plane];
+        for (size_t i = begin; i < end; ++i, to += bytes) {
+          if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
+          std::memcpy(to, planes.at(plane, rows[i]), bytes);
+        }
       }
-      bytes_before += bytes;
+      SealUndoBlock(record, block);
     }
   });
 }

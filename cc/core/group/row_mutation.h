@@ -74,9 +74,10 @@ class RowMutation {
   Status Plan(const std::function<void(size_t p)>& also = nullptr);
   // Whether some key is not there.
   bool HasFresh() const;
-  // Storage for new rows; before-images of existing rows and the list of new keys into the undo
-  // log.
-  Status Prepare();
+  // Storage for new rows, and for their images in the next mutation, if it is a step of the same
+  // keys: trained keys can then be trained on where there is no room any more. Before-images of
+  // existing rows and the list of new keys into the undo log.
+  Status Prepare(bool is_step);
   std::vector<RowPlan>& plans() { return plans_; }
   State& next() { return mutation_.next(); }
 
@@ -96,7 +97,7 @@ class RowMutation {
   Status CheckFreshUnique(const RowPlan& plan) const;
   Status CheckMaxRows(const RowPlan& plan) const;
   Status ReserveRows(RowPlan& plan);
-  Status WriteUndo();
+  Status WriteUndo(bool is_step);
   const TableState& StateOf(const RowPlan& plan) const {
     return mutation_.next().tables[static_cast<size_t>(plan.table)];
   }

@@ -133,7 +133,7 @@ Status PreparedStep::Prepare(const Group& group, uint64_t step,
                  " was not applied");
   }
   TSPS_RETURN_IF_ERROR(planned);
-  return mutation_.Prepare();
+  return mutation_.Prepare(/*is_step=*/true);
 }
 
 void PreparedStep::UpdateRows(size_t u, const std::vector<uint32_t>& positions) {
@@ -229,7 +229,7 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
   mutation.Add(place, unique.data(), unique.size(), /*unique=*/true);
   TSPS_RETURN_IF_ERROR(mutation.Plan());
-  TSPS_RETURN_IF_ERROR(mutation.Prepare());
+  TSPS_RETURN_IF_ERROR(mutation.Prepare(/*is_step=*/false));
   const RowPlan& plan = mutation.plans()[0];
   const RowPlanes planes = mutation.Planes(plan);
   const int n_planes = slots == nullptr ? 1 : planes.n;

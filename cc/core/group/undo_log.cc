@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/base/crc32c.h"
+#include "core/base/fault_point.h"
 #include "core/base/racy_copy.h"
 #include "core/table/layout.h"
 
@@ -10,6 +11,9 @@ namespace tsps {
 namespace {
 
 size_t Padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// In the payload of a kRows record.
+size_t ChecksumsOffset(size_t n) { return Padded(n * sizeof(uint32_t)); }
 
 size_t RecordBytes(size_t payload) { return sizeof(UndoRecordHeader) + Padded(payload); }
 
@@ -33,14 +37,15 @@ bool Fits(const UndoRecordHeader& record) {
 }  // namespace
 
 size_t UndoRowsBytes(size_t n, size_t row_bytes) {
-  return RecordBytes(UndoImagesOffset(n, row_bytes));
+  return RecordBytes(UndoBlockOffset(n, row_bytes, 0) + n * row_bytes);
 }
 size_t UndoInsertsBytes(size_t n) { return RecordBytes(n * sizeof(int64_t)); }
 size_t UndoErasesBytes(size_t n) { return RecordBytes(n * sizeof(ErasedEntry)); }
 size_t UndoSegmentBytes() { return RecordBytes(sizeof(Segment)); }
 
-size_t UndoImagesOffset(size_t n, size_t bytes_before) {
-  return Padded(n * sizeof(uint32_t)) + n * bytes_before;
+size_t UndoBlockOffset(size_t n, size_t row_bytes, size_t block) {
+  return ChecksumsOffset(n) + Padded(UndoBlocks(n) * sizeof(uint32_t)) +
+         block * kUndoBlock * row_bytes;
 }
 
 Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
@@ -49,6 +54,46 @@ Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
   if (record.planes == list.trained() && record.row_bytes == bytes) return Status();
   return Damaged(path, "images of ", record.planes, " planes with ", record.row_bytes,
                  " bytes per row, where ", list.trained(), " have ", bytes);
+}
+
+namespace {
+
+uint32_t BlockChecksum(const UndoRecordHeader& record, const char* payload, size_t block) {
+  const size_t n = UndoBlockRows(record.n, block);
+  const char* const rows = payload + block * kUndoBlock * sizeof(uint32_t);
+  const char* const images = payload + UndoBlockOffset(record.n, record.row_bytes, block);
+  return Crc32cOfParts(Crc32c(0, rows, n * sizeof(uint32_t)), images, n * record.row_bytes);
+}
+
+// What a record's header says, and its payload; of rows' images only the checksums.
+uint32_t RecordChecksum(const UndoRecordHeader& record, const char* payload) {
+  const uint32_t crc = Crc32c(0, &record, offsetof(UndoRecordHeader, checksum));
+  size_t begin = 0;
+  size_t end = 0;
+  switch (record.kind) {
+    case UndoKind::kRows:
+      begin = ChecksumsOffset(record.n);
+      end = begin + UndoBlocks(record.n) * sizeof(uint32_t);
+      break;
+    case UndoKind::kInserts:
+      end = record.n * sizeof(int64_t);
+      break;
+    case UndoKind::kErases:
+      end = record.n * sizeof(ErasedEntry);
+      break;
+    case UndoKind::kSegment:
+      end = sizeof(Segment);
+      break;
+  }
+  return Crc32cOfParts(crc, payload + begin, end - begin);
+}
+
+}  // namespace
+
+void SealUndoBlock(UndoRecordHeader* record, size_t block) {
+  char* const payload = UndoPayload(record);
+  const uint32_t crc = BlockChecksum(*record, payload, block);
+  std::memcpy(payload + ChecksumsOffset(record->n) + block * sizeof(crc), &crc, sizeof(crc));
 }
 
 Result<std::unique_ptr<UndoLog>> UndoLog::Create(const std::string& path) {
@@ -61,11 +106,9 @@ Result<std::unique_ptr<UndoLog>> UndoLog::Open(const std::string& path) {
   return std::unique_ptr<UndoLog>(new UndoLog(std::move(file)));
 }
 
-Status UndoLog::Start(size_t bytes) {
-  TSPS_RETURN_IF_ERROR(file_->Reserve(kPageBytes + bytes));
+void UndoLog::Start() {
   end_ = kPageBytes;
   n_records_ = 0;
-  return Status();
 }
 
 UndoRecordHeader* UndoLog::Append(UndoKind kind, int table, size_t n, size_t bytes) {
@@ -81,6 +124,11 @@ UndoRecordHeader* UndoLog::Append(UndoKind kind, int table, size_t n, size_t byt
 }
 
 void UndoLog::Seal(uint64_t epoch) {
+  for (size_t at = kPageBytes; at < end_;) {
+    auto* const record = reinterpret_cast<UndoRecordHeader*>(file_->data() + at);
+    record->checksum = RecordChecksum(*record, UndoPayload(record));
+    at += record->bytes;
+  }
   UndoHeader header = {};
   header.magic = kUndoMagic;
   header.epoch = epoch;
@@ -88,6 +136,21 @@ void UndoLog::Seal(uint64_t epoch) {
   header.n_records = n_records_;
   header.crc = HeaderCrc(header);
   std::memcpy(file_->data(), &header, sizeof(header));
+}
+
+Status UndoLog::Check(uint64_t epoch) const {
+  return ForEach(epoch, [&](const UndoRecordHeader& record, const char* payload) -> Status {
+    if (TSPS_FAULT_OFF("damage")) return Status();
+    bool same = RecordChecksum(record, payload) == record.checksum;
+    const char* const checksums = payload + ChecksumsOffset(record.n);
+    const size_t blocks = record.kind == UndoKind::kRows ? UndoBlocks(record.n) : 0;
+    for (size_t block = 0; same && block < blocks; ++block) {
+      uint32_t crc = 0;
+      std::memcpy(&crc, checksums + block * sizeof(crc), sizeof(crc));
+      same = BlockChecksum(record, payload, block) == crc;
+    }
+    return same ? Status() : Damaged(path(), "checksum mismatch in a record of mutation ", epoch);
+  });
 }
 
 Status UndoLog::ForEach(uint64_t epoch, const Visit& visit) const {

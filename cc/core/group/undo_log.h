@@ -6,14 +6,17 @@
 //
 //   page 0      UndoHeader
 //   page 1 ..   records, each a RecordHeader and its payload, padded to 64 bytes:
-//     kRows     uint32 row[n], padded to 64 bytes; then for each of the table's first planes (the
-//               embedding and the slots) the bytes of these rows
+//     kRows     uint32 row[n]; uint32 checksum[], one for each block of kUndoBlock rows, of their
+//               numbers and images; the images, block after block, and in a block plane after plane
+//               of the table's first planes (the embedding and the slots). Each part begins at a
+//               multiple of 64 bytes
 //     kInserts  int64 key[n]: keys that were absent
 //     kErases   ErasedEntry[n]: entries that became tombstones
 //     kSegment  Segment: one before its split or compaction
 #ifndef TFSPS_CORE_GROUP_UNDO_LOG_H_
 #define TFSPS_CORE_GROUP_UNDO_LOG_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -39,7 +42,9 @@ struct UndoRecordHeader {
   uint32_t segment;    // kSegment: its number
   uint32_t padding;
   uint64_t hash;  // kSegment: of a key that belongs there; leads with the segment's prefix
-  uint64_t padding2[2];
+  uint64_t padding2;
+  uint32_t padding3;
+  uint32_t checksum;  // of the fields before, and of the payload; of kRows' payload, its checksums
 };
 static_assert(sizeof(UndoRecordHeader) == 64, "on-disk size");
 
@@ -56,10 +61,16 @@ size_t UndoInsertsBytes(size_t n);
 size_t UndoErasesBytes(size_t n);
 size_t UndoSegmentBytes();
 inline char* UndoPayload(UndoRecordHeader* record) { return reinterpret_cast<char*>(record + 1); }
-// In the payload of a kRows record: where the images of a plane begin. The planes before it have
-// `bytes_before` per row.
-size_t UndoImagesOffset(size_t n, size_t bytes_before);
-
+// Rows of a block of a kRows record.
+constexpr size_t kUndoBlock = 512;
+inline size_t UndoBlocks(size_t n) { return (n + kUndoBlock - 1) / kUndoBlock; }
+inline size_t UndoBlockRows(size_t n, size_t block) {
+  return std::min(kUndoBlock, n - block * kUndoBlock);
+}
+// In the payload of a kRows record: where the images of a block begin.
+size_t UndoBlockOffset(size_t n, size_t row_bytes, size_t block);
+// Writes the checksum of a block, once its rows' numbers and images are there.
+void SealUndoBlock(UndoRecordHeader* record, size_t block);
 // DataLoss, naming the log, unless a kRows record has images of what steps change of a table with
 // these planes.
 Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
@@ -71,14 +82,17 @@ class UndoLog {
   static Result<std::unique_ptr<UndoLog>> Open(const std::string& path);
 
   // --- Writing: Start, Append..., Seal. ---
-  // Reserves room for records of `bytes` in all; the one call that can fail.
-  Status Start(size_t bytes);
+  // Of a log for which the caller has reserved room: SizeFor(bytes), for records of `bytes` in all.
+  void Start();
+  static size_t SizeFor(size_t bytes) { return kPageBytes + bytes; }
   // Space for one record; the caller fills the payload.
   UndoRecordHeader* Append(UndoKind kind, int table, size_t n, size_t bytes);
   // Completes the header for `epoch`. The caller then stores LiveState.undo_epoch.
   void Seal(uint64_t epoch);
 
   // --- Reading. ---
+  // DataLoss unless the log is a complete one for `epoch`, with the checksums that it had.
+  Status Check(uint64_t epoch) const;
   // Calls visit for each record of the log for `epoch`, with a copy of its header, which fits the
   // record, and the payload, where it lies; ends at its first error. DataLoss if the log is not a
   // complete one for it.
