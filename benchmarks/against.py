@@ -74,7 +74,7 @@ class Tree:
             raise ValueError(f"{path} has not been built: cd {path} && {sys.executable} tools/native.py")
         oldest = min(one.stat().st_mtime for one in built)
         layers = ("core", "executor", "kernels", "python")
-        sources = [one for name in layers for one in (path / "cc" / name).glob("*.*")]
+        sources = [one for name in layers for one in (path / "cc" / name).rglob("*.*")]
         return cls(path, _commit(path), next((one for one in sources if one.stat().st_mtime > oldest), None))
 
     def __str__(self) -> str:

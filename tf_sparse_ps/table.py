@@ -51,6 +51,24 @@ class Report:
     step: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What `Table.changes_since` tells.
+
+    Attributes:
+      everything: What changed is not known: `written` has all keys, and any other key may have been erased.
+      written: Keys that are there and were written, int64[n], each once.
+      erased: Keys that were erased, int64[m], each once. A key that is in `written`, too, was written afterwards.
+    """
+
+    everything: bool
+    written: Keys
+    erased: Keys
+
+
+_UNKNOWN = 2**32 - 1  # a change generation that there is not
+
+
 class Table:
     """One table of a group. Reads are thread-safe; writes are serialised per group.
 
@@ -227,6 +245,26 @@ class Table:
         found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
         return found, rows, tuple(values)
 
+    def changes_since(self, mark: str) -> Changes:
+        """The keys that were written or erased since `mark_changes` returned `mark`.
+
+        Args:
+          mark: Of this table. With one of another table, of another life of this one, or from before its optimizer was
+            replaced, what changed is not known, and the answer is everything; likewise when very many keys have been
+            erased since.
+
+        Returns:
+          The keys, of one committed state. After a process was killed there may be more than changed, never less.
+
+        Raises:
+          InvalidArgumentError: No mark.
+        """
+        uuid, separator, digits = mark.rpartition(":")
+        if not separator or not digits.isascii() or not digits.isdigit():
+            raise InvalidArgumentError(f"mark must be what mark_changes() returned. Received: {mark!r}")
+        generation = int(digits) if uuid == self.uuid else _UNKNOWN
+        return Changes(*self._group.changed_since(self._index, min(generation, _UNKNOWN)))
+
     def core_initializer(self) -> dict[str, Any]:
         """What gives absent keys their rows: kind, a, b, seed and salt, as the core knows them."""
         initializer: dict[str, Any] = self._group.table_info(self._index)["initializer"]
@@ -329,6 +367,20 @@ class Table:
     def erase(self, keys: npt.ArrayLike) -> int:
         """Removes keys, integers [n], and returns how many of them were there."""
         return int(self._writable().erase(self._index, as_keys(keys)))
+
+    def mark_changes(self) -> str:
+        """Returns a mark of now for `changes_since`. Any number of consumers may have marks; none costs anything.
+
+        Example:
+          >>> mark = table.mark_changes()
+          >>> table.save(full)
+          >>> ...                                    # training goes on
+          >>> changes = table.changes_since(mark)    # what a copy that was saved at `mark` lacks
+
+        Raises:
+          StateError: Mode is "r".
+        """
+        return f"{self.uuid}:{self._writable().mark_changes()}"
 
     def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
         """Gives the table an update rule and its slots.

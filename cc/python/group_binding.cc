@@ -58,6 +58,8 @@ void BindGroup(py::module_& module) {
       .def("entries", &PyGroup::Entries, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("with_slots"))
       .def("keys", &PyGroup::Keys, py::arg("table"))
+      .def("mark_changes", &PyGroup::MarkChanges)
+      .def("changed_since", &PyGroup::ChangedSince, py::arg("table"), py::arg("generation"))
       .def("apply_step", &PyGroup::ApplyStep, py::arg("step"), py::arg("updates"))
       .def("assign", &PyGroup::Assign, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("slots"))

@@ -75,6 +75,10 @@ class PyGroup {
 
   KeyArray Keys(int table);
 
+  uint32_t MarkChanges();
+  // (everything, written int64[n], erased int64[m]).
+  py::tuple ChangedSince(int table, uint32_t generation);
+
   void ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates);
 
   void Assign(int table, const KeyArray& keys, const FloatArray& rows,

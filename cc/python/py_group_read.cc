@@ -193,4 +193,16 @@ KeyArray PyGroup::Keys(int table) {
   return KeyArray(static_cast<py::ssize_t>(keys.size()), keys.data());
 }
 
+py::tuple PyGroup::ChangedSince(int table, uint32_t generation) {
+  Changes changes;
+  ThrowIfError(Read([&](const ReadView& view) {
+    changes = view.ChangedSince(table, generation);
+    return Status();
+  }));
+  const auto keys = [](const std::vector<int64_t>& from) {
+    return KeyArray(static_cast<py::ssize_t>(from.size()), from.data());
+  };
+  return py::make_tuple(changes.everything, keys(changes.written), keys(changes.erased));
+}
+
 }  // namespace tsps

@@ -134,4 +134,13 @@ size_t PyGroup::Erase(int table, const KeyArray& keys) {
   return erased;
 }
 
+uint32_t PyGroup::MarkChanges() {
+  uint32_t generation = 0;
+  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+    TSPS_ASSIGN_OR_RETURN(generation, writer.MarkChanges());
+    return Status();
+  }));
+  return generation;
+}
+
 }  // namespace tsps

@@ -42,7 +42,9 @@ _TABLE = (
     (36, 40, "depth"),
     (40, 44, "planes"),
     (44, 48, "flags"),
-    (48, 64, "reserved"),
+    (48, 56, "erased"),
+    (56, 60, "complete_since"),
+    (60, 64, "reserved"),
 )
 _UNDO_HEADER = ((0, 8, "magic"), (8, 16, "epoch"), (16, 24, "bytes"), (24, 28, "records"), (28, 32, "crc"))
 _UNDO_RECORD = (
@@ -66,6 +68,7 @@ class TableState:
     free: frozenset[int]  # row numbers on the stack
     segments: int
     depth: int
+    erased: int
     row_bytes: dict[str, int]  # of each plane, by its file's name
 
 
@@ -84,11 +87,11 @@ class GroupState:
         tables = {}
         for i in range(struct.unpack_from("<I", data, record + 24)[0]):
             at = record + RECORD_HEAD + TABLE_STATE * i
-            rows, _, free, _, segments, depth, planes = struct.unpack_from("<QQQQIII", data, at)
+            rows, _, free, _, segments, depth, planes, _, erased = struct.unpack_from("<QQQQIIIIQ", data, at)
             name = _text(data[NAMES + NAME * i :][:NAME])
             stack = struct.unpack_from(f"<{free}I", (group / name / "free").read_bytes())
             listed = _planes((group / name / f"planes.{planes}").read_bytes())
-            tables[name] = TableState(rows, frozenset(stack), segments, depth, listed)
+            tables[name] = TableState(rows, frozenset(stack), segments, depth, erased, listed)
         return cls(epoch, tables)
 
 
@@ -145,6 +148,9 @@ def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
         return f"{part} of {'a' if what == 'tombstone' else 'an'} {what}" if part != UNUSED else UNUSED
     if name == "free":
         return "row number" if offset < 4 * len(table.free) else UNUSED
+    if name == "erased":
+        named = _named(((0, 8, "key"), (8, 12, "generation")), offset % 16)
+        return named if offset < 16 * table.erased else UNUSED
     if name.startswith("planes."):
         return "list of planes" if offset < PLANES_BYTES else UNUSED
     row = offset // table.row_bytes[name]
@@ -163,6 +169,7 @@ def used_bytes(state: GroupState, file: str, data: bytes) -> int:
             "directory": 8 << table.depth,
             "segments": table.segments * SEGMENT,
             "free": 4 * len(table.free),
+            "erased": 16 * table.erased,
         }
         if name.startswith("planes."):
             used = PLANES_BYTES

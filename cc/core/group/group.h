@@ -168,6 +168,9 @@ class GroupWriter {
                 size_t n, Executor& executor);
   // Removes keys; absent ones are skipped. Returns how many were there.
   Result<size_t> Erase(int table, const int64_t* keys, size_t n);
+  // Begins another change generation and returns it: ReadView::ChangedSince tells what is written
+  // from here on. Any number of consumers may do so.
+  Result<uint32_t> MarkChanges();
   // Sets the committed step, for a restored or imported state.
   Status SetStep(uint64_t step);
   // ReadView::Verify of every table.

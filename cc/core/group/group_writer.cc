@@ -227,6 +227,7 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   TSPS_RETURN_IF_ERROR(files.CreatePlanes(state, config));
   TSPS_FAULT_POINT("bind.files");
   ++state.planes;
+  state.complete_since = next.changes + 1;  // all rows have other slots
   ++next.version;
   TSPS_RETURN_IF_ERROR(CommitState(mutation));
   TSPS_FAULT_POINT("bind.published");
@@ -235,6 +236,18 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   static_cast<void>(files.RemoveOtherPlanes(committed));
   if (bound.kind != OptimizerKind::kNone) static_cast<void>(impl_->MapAnew(group_, place));
   return Status();
+}
+
+Result<uint32_t> GroupWriter::MarkChanges() {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  Mutation mutation(*group_.impl_, *impl_);
+  if (mutation.next().changes == UINT32_MAX) {
+    return Error(Code::kResourceExhausted, "group ", group_.path(), " has had ", UINT32_MAX,
+                 " change generations, the format's limit");
+  }
+  const uint32_t generation = ++mutation.next().changes;
+  TSPS_RETURN_IF_ERROR(CommitState(mutation));
+  return generation;
 }
 
 Status GroupWriter::SetStep(uint64_t step) {

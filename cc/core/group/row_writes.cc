@@ -256,6 +256,29 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   return Status();
 }
 
+namespace {
+
+// Adds keys to the log of erased ones, behind those of the committed state. A log that has become
+// too long is emptied, which is remembered: what it had begins to be overwritten by the erase after
+// this one, when no state has it any more.
+Status LogErased(TableFiles& files, StorageReserver& reserver,
+                 const std::vector<ErasedEntry>& erased, uint32_t generation, TableState* state) {
+  const uint64_t length = state->erased + erased.size();
+  if (length > TableFiles::MaxErased(state->live)) {
+    state->erased = 0;
+    state->complete_since = generation + 1;
+    return Status();
+  }
+  TSPS_RETURN_IF_ERROR(reserver.Ensure(files.erased(), length * sizeof(ErasedKey)));
+  for (const ErasedEntry& entry : erased) {
+    const int64_t key = files.segment(entry.segment)->entries[entry.entry].key;
+    files.erased_keys()[state->erased++] = {key, generation, 0};
+  }
+  return Status();
+}
+
+}  // namespace
+
 Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   Group::Impl& group = *group_.impl_;
@@ -277,6 +300,7 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
     }
   }
   if (erased.empty()) return size_t{0};
+  TSPS_RETURN_IF_ERROR(LogErased(files, impl_->reserver, erased, mutation.next().changes, &state));
   TSPS_RETURN_IF_ERROR(impl_->reserver.Ensure(
       files.free_rows(), (state.free_rows + erased.size()) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(mutation.Start(UndoErasesBytes(erased.size())));

@@ -12,10 +12,16 @@ namespace {
 
 class TableCheck {
  public:
-  TableCheck(TableFiles& files, const TableState& state, const Overlay* overlay, int place)
-      : files_(files), state_(state), index_(files, state, overlay, place), taken_(state.rows) {
+  TableCheck(TableFiles& files, const TableState& state, const Overlay* overlay, int place,
+             uint32_t changes)
+      : files_(files),
+        state_(state),
+        changes_(changes),
+        index_(files, state, overlay, place),
+        taken_(state.rows) {
     if (const PlaneList* const list = files.Planes(state)) {
       keys_ = reinterpret_cast<const int64_t*>(list->key().file->data());
+      changed_ = reinterpret_cast<const uint32_t*>(list->changed().file->data());
     }
   }
 
@@ -25,6 +31,7 @@ class TableCheck {
       TSPS_RETURN_IF_ERROR(CheckEntries(number));
     }
     if (live_ != state_.live) return Damaged(live_, " keys, ", state_.live, " counted");
+    TSPS_RETURN_IF_ERROR(CheckErased());
     return CheckFreeRows();
   }
 
@@ -85,9 +92,15 @@ class TableCheck {
       if (taken_[row]) return Damaged("row ", row, " has two keys, one is ", key);
       taken_[row] = true;
       ++live_;
-      if (keys_ == nullptr || keys_[row] == key) continue;
-      return Damaged("row ", row, " is that of key ", key, " in the index and of key ", keys_[row],
-                     " in the plane of keys");
+      if (keys_ == nullptr) continue;
+      if (keys_[row] != key) {
+        return Damaged("row ", row, " is that of key ", key, " in the index and of key ",
+                       keys_[row], " in the plane of keys");
+      }
+      if (changed_[row] > changes_) {
+        return Damaged("row ", row, " was written in change generation ", changed_[row], " of ",
+                       changes_);
+      }
     }
     const uint32_t counted = LoadRelaxed(index_.segment(number).used);
     if (counted >= used && counted <= used + inserted) return Status();
@@ -107,10 +120,26 @@ class TableCheck {
     return Damaged(state_.rows - live_ - state_.free_rows, " rows are neither free nor in use");
   }
 
+  // In the order in which they were erased.
+  Status CheckErased() const {
+    uint32_t last = 0;
+    for (uint64_t i = 0; i < state_.erased; ++i) {
+      const uint32_t generation = LoadRelaxed(files_.erased_keys()[i].generation);
+      if (generation < last || generation > changes_) {
+        return Damaged("erased key ", i, " is of change generation ", generation, ", after ", last,
+                       " of ", changes_);
+      }
+      last = generation;
+    }
+    return Status();
+  }
+
   const TableFiles& files_;
   const TableState& state_;
+  const uint32_t changes_;
   const IndexView index_;
-  std::vector<bool> taken_;        // by row
+  std::vector<bool> taken_;  // by row
+  const uint32_t* changed_ = nullptr;
   const int64_t* keys_ = nullptr;  // by row
   uint64_t live_ = 0;
 };
@@ -120,7 +149,9 @@ class TableCheck {
 Status ReadView::Verify(int table) const {
   if (!Mapped(table)) return Status();  // Read() fails, or maps it
   TSPS_RETURN_IF_ERROR(Files(table).CheckState(StateOf(table)));
-  return TableCheck(Files(table), StateOf(table), overlay_, static_cast<int>(PlaceOf(table))).Run();
+  return TableCheck(Files(table), StateOf(table), overlay_, static_cast<int>(PlaceOf(table)),
+                    state_.changes)
+      .Run();
 }
 
 Status GroupWriter::Verify() {
@@ -130,7 +161,8 @@ Status GroupWriter::Verify() {
     if (IsVacant(state)) continue;
     TableFiles& files = *group_.impl_->tables.files(place);
     TSPS_RETURN_IF_ERROR(files.CheckState(state));
-    TSPS_RETURN_IF_ERROR(TableCheck(files, state, nullptr, static_cast<int>(place)).Run());
+    TSPS_RETURN_IF_ERROR(
+        TableCheck(files, state, nullptr, static_cast<int>(place), impl_->state.changes).Run());
   }
   return Status();
 }

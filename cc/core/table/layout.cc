@@ -6,7 +6,8 @@ namespace tsps {
 
 uint32_t TableLayoutHash() {
   const uint64_t sizes[] = {sizeof(TableFileHeader), sizeof(TableState), sizeof(Segment),
-                            kSegmentEntries,         sizeof(Entry),      sizeof(PlaneListFile)};
+                            kSegmentEntries,         sizeof(Entry),      sizeof(PlaneListFile),
+                            sizeof(ErasedKey)};
   return Crc32c(0, sizes, sizeof(sizes));
 }
 

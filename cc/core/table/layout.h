@@ -9,6 +9,7 @@
 //    planes.<generation>         PlaneListFile: the planes, and the optimizer whose slots they are
 //    plane.<name>.<generation>   one element, or a row of them, for each row number
 //    free         uint32 row numbers given back by erase, a stack
+//    erased       ErasedKey[]: which keys were erased when
 #ifndef TFSPS_CORE_TABLE_LAYOUT_H_
 #define TFSPS_CORE_TABLE_LAYOUT_H_
 
@@ -98,17 +99,27 @@ constexpr uint32_t kKnownTableFlags = kTableUsed;  // by this build
 // What a commit record says of a table: one cache line. Without a table in this place, all but
 // `removed` is 0.
 struct TableState {
-  uint64_t rows;       // row numbers handed out: [0, rows)
-  uint64_t live;       // keys in the index
-  uint64_t free_rows;  // length of the free stack
-  uint64_t removed;    // tables that were in this place and have been removed (table_number.h)
-  uint32_t segments;   // segments in use
-  uint32_t depth;      // log2 of the directory's size
-  uint32_t planes;     // generation of the list of planes
-  uint32_t flags;      // TableFlag
-  uint64_t reserved[2];
+  uint64_t rows;            // row numbers handed out: [0, rows)
+  uint64_t live;            // keys in the index
+  uint64_t free_rows;       // length of the free stack
+  uint64_t removed;         // tables that were in this place and have been removed (table_number.h)
+  uint32_t segments;        // segments in use
+  uint32_t depth;           // log2 of the directory's size
+  uint32_t planes;          // generation of the list of planes
+  uint32_t flags;           // TableFlag
+  uint64_t erased;          // length of the log of erased keys
+  uint32_t complete_since;  // change generation: what changed since an earlier one is not known
+  uint32_t reserved;
 };
 static_assert(sizeof(TableState) == 64, "on-disk size");
+
+// An entry of the log of erased keys.
+struct ErasedKey {
+  int64_t key;
+  uint32_t generation;  // CommitRecord.changes when it was erased
+  uint32_t reserved;
+};
+static_assert(sizeof(ErasedKey) == 16, "on-disk size");
 
 // Where a key's row is. A cache line holds four.
 struct Entry {

@@ -26,6 +26,9 @@ Status CheckNumbers(const TableState& state, uint64_t max_rows, const std::strin
   if (state.planes < TableFiles::kFirstGeneration || (state.flags & ~kKnownTableFlags) != 0) {
     return Damaged(folder, "list of planes ", state.planes, ", flags ", state.flags);
   }
+  if (state.erased > TableFiles::MaxErased(state.rows)) {
+    return Damaged(folder, "a log of ", state.erased, " erased keys");
+  }
   return Status();
 }
 

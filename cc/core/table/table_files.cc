@@ -28,6 +28,7 @@ constexpr size_t kMaxDirectoryBytes = (size_t{2} << kMaxDepth) * sizeof(uint32_t
 // a row), because keys may be chosen to collide, or come and go.
 size_t MaxSegmentBytes(size_t rows) { return std::max<size_t>(64u << 20, 256 * rows); }
 size_t MaxFreeBytes(size_t rows) { return rows * sizeof(uint32_t); }
+size_t MaxErasedBytes(size_t rows) { return TableFiles::MaxErased(rows) * sizeof(ErasedKey); }
 
 TableFileHeader HeaderOf(const TableConfig& config) {
   TableFileHeader header = {};
@@ -85,7 +86,8 @@ bool IsOfGeneration(const std::string& name, uint32_t generation) {
 }
 
 bool IsTableFile(const std::string& name) {
-  return name == "directory" || name == "segments" || name == "free" || IsPlaneFile(name);
+  return name == "directory" || name == "segments" || name == "free" || name == "erased" ||
+         IsPlaneFile(name);
 }
 
 }  // namespace
@@ -139,6 +141,8 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder
                                                              MaxSegmentBytes(max_rows)));
   TSPS_ASSIGN_OR_RETURN(files->free_,
                         MappedFile::Create(folder + "/free", kPageBytes, MaxFreeBytes(max_rows)));
+  TSPS_ASSIGN_OR_RETURN(
+      files->erased_, MappedFile::Create(folder + "/erased", kPageBytes, MaxErasedBytes(max_rows)));
   files->directory_entries()[DirectoryPosition(0, 0)] = 0;
   files->writable_ = true;
   const PlaneList planes = PlanesOf(config, OptimizerConfig(), kFirstGeneration, kFirstGeneration);
@@ -163,11 +167,13 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) 
                                                            MaxSegmentBytes(max_rows)));
   TSPS_ASSIGN_OR_RETURN(files->free_,
                         MappedFile::Open(folder + "/free", kPageBytes, MaxFreeBytes(max_rows)));
+  TSPS_ASSIGN_OR_RETURN(files->erased_,
+                        MappedFile::Open(folder + "/erased", kPageBytes, MaxErasedBytes(max_rows)));
   return files;
 }
 
 Status TableFiles::MakeWritable(const TableState& state) {
-  for (MappedFile* file : {directory_.get(), segments_.get(), free_.get()}) {
+  for (MappedFile* file : {directory_.get(), segments_.get(), free_.get(), erased_.get()}) {
     TSPS_RETURN_IF_ERROR(file->MakeWritable());
   }
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, BoundPlanes(state));
@@ -193,6 +199,7 @@ Status TableFiles::CheckFiles(const TableState& state) const {
       check(*directory_, (size_t{2} << std::min(state.depth, kMaxDepth)) * sizeof(uint32_t)));
   TSPS_RETURN_IF_ERROR(check(*segments_, size_t{state.segments} * kSegmentBytes));
   TSPS_RETURN_IF_ERROR(check(*free_, state.free_rows * sizeof(uint32_t)));
+  TSPS_RETURN_IF_ERROR(check(*erased_, state.erased * sizeof(ErasedKey)));
   const PlaneList* const list = latest_.load(std::memory_order_acquire);
   if (list == nullptr) return Status();
   const bool bound = list->generation == state.planes;
@@ -325,7 +332,8 @@ bool TableFiles::HasOtherPlanes(uint32_t generation) const {
 }
 
 std::vector<const MappedFile*> TableFiles::Mappings() {
-  std::vector<const MappedFile*> mappings = {directory_.get(), segments_.get(), free_.get()};
+  std::vector<const MappedFile*> mappings = {directory_.get(), segments_.get(), free_.get(),
+                                             erased_.get()};
   std::lock_guard<std::mutex> lock(planes_mutex_);
   for (const auto& file : plane_files_) mappings.push_back(file.get());
   return mappings;
@@ -343,7 +351,7 @@ uint64_t TableFiles::BytesIn(const std::string& folder) {
 
 uint64_t TableFiles::Bytes(const TableState& state) {
   uint64_t bytes = 2 * kPageBytes + directory_->RefreshSize() + segments_->RefreshSize() +
-                   free_->RefreshSize();  // config and list of planes, too
+                   free_->RefreshSize() + erased_->RefreshSize();  // config and list of planes, too
   if (const PlaneList* const list = Planes(state)) {
     for (const Plane& plane : list->planes) bytes += plane.file->RefreshSize();
   }

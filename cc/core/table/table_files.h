@@ -1,9 +1,11 @@
 // TableFiles: one table's files, mapped in this process.
 //
-//   config, directory, segments, free, planes.<generation>, plane.<name>.<generation>   (layout.h)
+//   config, directory, segments, free, erased, planes.<generation>, plane.<name>.<generation>
+//   (layout.h)
 #ifndef TFSPS_CORE_TABLE_TABLE_FILES_H_
 #define TFSPS_CORE_TABLE_TABLE_FILES_H_
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -55,6 +57,7 @@ class TableFiles {
   MappedFile& directory() { return *directory_; }
   MappedFile& segments() { return *segments_; }
   MappedFile& free_rows() { return *free_; }
+  MappedFile& erased() { return *erased_; }
 
   uint32_t* directory_entries() const { return reinterpret_cast<uint32_t*>(directory_->data()); }
   Segment* segment(uint32_t number) const {
@@ -62,6 +65,9 @@ class TableFiles {
   }
   float* row(uint32_t number) const { return embedding_ + static_cast<size_t>(number) * dim(); }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
+  ErasedKey* erased_keys() const { return reinterpret_cast<ErasedKey*>(erased_->data()); }
+  // How long the log of erased keys of a table with so many keys may become.
+  static uint64_t MaxErased(uint64_t live) { return std::max<uint64_t>(1u << 16, live); }
 
   // The planes of the state's binding, which are mapped on first use; null when they cannot be.
   const PlaneList* Planes(const TableState& state);
@@ -107,7 +113,7 @@ class TableFiles {
   const std::shared_ptr<const TableConfig> config_;
   const uint64_t seed_;
   bool writable_ = false;
-  std::unique_ptr<MappedFile> directory_, segments_, free_;
+  std::unique_ptr<MappedFile> directory_, segments_, free_, erased_;
   float* embedding_ = nullptr;  // where the embedding's plane begins
   std::mutex planes_mutex_;
   std::vector<std::unique_ptr<MappedFile>> plane_files_;

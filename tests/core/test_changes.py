@@ -1,0 +1,243 @@
+"""`Table.changes_since`: never less than what changed, against a model, for several consumers, through kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from store_support import ones
+
+from tf_sparse_ps import errors, optimizers
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.table import Changes, Table
+
+DIM = 4
+HERE = Path(__file__).resolve().parent
+
+
+class Model:
+    """What is there, and what changed since each consumer's mark."""
+
+    def __init__(self) -> None:
+        self.there: set[int] = set()
+        self.since: dict[str, tuple[set[int], set[int]]] = {}  # by mark: keys written, keys erased
+
+    def write(self, keys: list[int]) -> None:
+        self.there |= set(keys)
+        for written, _ in self.since.values():
+            written |= set(keys)
+
+    def erase(self, keys: list[int]) -> None:
+        gone = self.there & set(keys)
+        self.there -= gone
+        for _, erased in self.since.values():
+            erased |= gone
+
+    def check(self, mark: str, changes: Changes, *, exact: bool) -> None:
+        """A consumer that has a copy as of the mark erases, then copies what was written: it must have all."""
+        written, erased = self.since[mark]
+        told, gone = set(changes.written.tolist()), set(changes.erased.tolist())
+        assert len(told) == len(changes.written)
+        assert len(gone) == len(changes.erased)
+        assert told <= self.there, "keys that are not there"
+        assert (written & self.there) <= told, "a key that was written is missing"
+        if not changes.everything:
+            assert erased <= gone | told, "a key that was erased is missing"
+        if exact:
+            assert (told, gone) == (written & self.there, erased)
+
+
+def draw(dice: random.Random) -> tuple[str, list[int]]:
+    """An operation on keys that often meet."""
+    kind = dice.choices(("train", "assign", "erase", "grow"), (6, 3, 3, 0.3))[0]
+    if kind == "grow":
+        first = dice.randrange(10**6)
+        return "train", list(range(first, first + 3000))
+    return kind, dice.sample(range(200), dice.randint(1, 40))
+
+
+def carry_out(table: Table, kind: str, keys: list[int]) -> None:
+    if kind == "train":
+        table.apply_gradients(keys, ones(len(keys)))
+    elif kind == "assign":
+        table.assign(keys, ones(len(keys)))
+    else:
+        table.erase(keys)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_operations_and_consumers(create, seed):
+    dice = random.Random(seed)
+    table, model = create(), Model()
+    for number in range(400):
+        if number % 50 == 0:
+            model.since[table.mark_changes()] = (set(), set())
+        if number % 120 == 119:
+            path, config = table.path, table.config
+            table.close()
+            table = Table.open(path, "r+", config)
+        kind, keys = draw(dice)
+        carry_out(table, kind, keys)
+        (model.erase if kind == "erase" else model.write)(keys)
+        if number % 20 == 0:
+            for mark in model.since:
+                model.check(mark, table.changes_since(mark), exact=True)
+    assert len(model.since) == 8
+    assert table.verify().ok
+
+
+def test_the_check_fails_for_less_than_what_changed(create):
+    table, model = create(), Model()
+    mark = table.mark_changes()
+    model.since[mark] = (set(), set())
+    for kind, keys in (("train", [1, 2, 3]), ("erase", [3])):
+        carry_out(table, kind, keys)
+        (model.erase if kind == "erase" else model.write)(keys)
+    changes = table.changes_since(mark)
+    model.check(mark, changes, exact=True)
+    for less in (
+        Changes(False, changes.written[1:], changes.erased),
+        Changes(False, changes.written, changes.erased[1:]),
+    ):
+        with pytest.raises(AssertionError, match="is missing"):
+            model.check(mark, less, exact=False)
+
+
+def test_a_reader_is_told_what_another_process_changed(create):
+    table = create()
+    table.apply_gradients([1, 2], ones(2))
+    with Table.open(table.path) as reader:
+        mark = table.mark_changes()
+        assert reader.changes_since(mark).written.tolist() == []
+        table.apply_gradients([2, 3], ones(2))
+        assert sorted(reader.changes_since(mark).written.tolist()) == [2, 3]
+        with pytest.raises(errors.StateError, match='mode "r\\+"'):
+            reader.mark_changes()
+
+
+def test_marks_of_others_are_answered_with_everything(create):
+    table, other = create("user"), create("item")
+    table.apply_gradients([1, 2], ones(2))
+    mark = table.mark_changes()
+    assert not table.changes_since(mark).everything
+    for unknown in (other.mark_changes(), f"{table.uuid}:77", f"{table.uuid}:{10**30}"):
+        changes = table.changes_since(unknown)
+        assert changes.everything
+        assert sorted(changes.written.tolist()) == [1, 2]
+        assert changes.erased.tolist() == []
+    for wrong in ("", "7", f"{table.uuid}:", f"{table.uuid}:-1", f"{table.uuid}:x"):
+        with pytest.raises(errors.InvalidArgumentError, match="mark_changes"):
+            table.changes_since(wrong)
+
+
+def test_another_optimizer_changes_every_row(create):
+    table = create()
+    table.apply_gradients([1, 2], ones(2))
+    before = table.mark_changes()
+    table.bind_optimizer(optimizers.Adam(learning_rate=1.0), replace=True)
+    assert table.changes_since(before).everything
+    after = table.mark_changes()
+    table.apply_gradients([2], ones(1))
+    changes = table.changes_since(after)
+    assert (changes.everything, changes.written.tolist()) == (False, [2])
+
+
+def test_a_log_of_very_many_erased_keys_begins_anew(create):
+    table, model = create(), Model()
+    keys = list(range(30_000))
+    first = table.mark_changes()
+    model.since[first] = (set(), set())
+    for _ in range(3):
+        table.assign(keys, ones(len(keys)))
+        model.write(keys)
+        table.erase(keys)
+        model.erase(keys)
+    changes = table.changes_since(first)
+    assert changes.everything
+    second = table.mark_changes()
+    model.since[second] = (set(), set())
+    table.assign(keys[:10], ones(10))
+    table.erase(keys[:5])
+    model.write(keys[:10])
+    model.erase(keys[:5])
+    model.check(second, table.changes_since(second), exact=True)
+    model.check(first, table.changes_since(first), exact=False)
+    assert table.verify().ok
+
+
+# Carries out drawn operations until it is killed, each between two lines that say so.
+_CHILD = """
+import json, random, sys
+sys.path.insert(0, sys.argv[1])
+from test_changes import CONFIG, carry_out, draw
+from tf_sparse_ps.table import Table
+
+dice = random.Random(int(sys.argv[3]))
+with Table.open(sys.argv[2], "r+", CONFIG) as table:
+    while True:
+        kind, keys = draw(dice)
+        print(json.dumps([kind, keys]), flush=True)
+        carry_out(table, kind, keys)
+        print("done", flush=True)
+"""
+CONFIG = TableConfig("user", DIM, optimizer=optimizers.SGD(learning_rate=1.0))
+
+
+def run_until_killed(path: str, seed: int, seconds: float, log: Path) -> list[tuple[str, list[int], bool]]:
+    """The operations of a killed process, and whether each is known to have happened."""
+    command = [sys.executable, "-c", _CHILD, str(HERE), path, str(seed)]
+    with open(log, "w") as said, subprocess.Popen(command, stdout=said) as child:
+        while not log.stat().st_size:
+            assert child.poll() is None
+            time.sleep(0.01)
+        time.sleep(seconds)
+        os.kill(child.pid, signal.SIGKILL)
+    operations: list[tuple[str, list[int], bool]] = []
+    for line in log.read_text().splitlines(keepends=True):
+        if line == "done\n":
+            operations[-1] = (*operations[-1][:2], True)
+        elif line.endswith("\n"):
+            operations.append((*json.loads(line), False))
+    return operations
+
+
+def settle(reader: Table, model: Model, kind: str, keys: list[int]) -> None:
+    """Tells the model of an operation that was killed, if it happened and that can be seen."""
+    there = set(reader.keys().tolist())
+    new = set(keys) - model.there
+    if kind == "erase":
+        if not there & set(keys):
+            model.erase(keys)
+    elif new & there:
+        assert new <= there, "half of an operation"
+        model.write(keys)
+
+
+def test_kills_lose_no_change(create, tmp_path):
+    dice = random.Random(5)
+    table, model = create(), Model()
+    path, cut_short = table.path, 0
+    for number in range(12):
+        model.since[table.mark_changes()] = (set(), set())
+        table.close()
+        for kind, keys, known in run_until_killed(path, number, dice.uniform(0.02, 0.3), tmp_path / "log"):
+            if known:
+                (model.erase if kind == "erase" else model.write)(keys)
+                continue
+            cut_short += 1
+            with Table.open(path) as reader:
+                settle(reader, model, kind, keys)
+        table = Table.open(path, "r+", CONFIG)
+        assert table.verify().ok
+        assert set(table.keys().tolist()) == model.there
+        for mark in model.since:
+            model.check(mark, table.changes_since(mark), exact=False)
+    assert cut_short >= 2, "hardly any kill came in the middle of an operation"
+    assert any(erased for _, erased in model.since.values())
