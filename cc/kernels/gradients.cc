@@ -42,9 +42,8 @@ Status MergeIntoOutputs(const KernelContext& context, const std::vector<TableSet
   }
   std::vector<MergedGradients> merged(tables.size());
   std::vector<Status> statuses(tables.size());
-  ForEachItem(sizes, executor, [&](size_t t) {
-    statuses[t] = MergeKeys(tables[t].sets, reduction, &merged[t], executor);
-  });
+  ForEachItem(sizes, executor,
+              [&](size_t t) { statuses[t] = MergeKeys(tables[t].sets, reduction, &merged[t]); });
   TSPS_RETURN_IF_ERROR(FirstError(statuses));
   const int n_tables = static_cast<int>(tables.size());
   std::vector<Tensor> reduced;

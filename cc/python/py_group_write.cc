@@ -35,7 +35,7 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
                  ", is not finite; no part of the step is applied");
   }
   const std::vector<GradientSet> sets = {{view.keys, view.counts, view.gradients, view.n}};
-  TSPS_RETURN_IF_ERROR(MergeKeys(sets, reduction, &merged->merged, executor));
+  TSPS_RETURN_IF_ERROR(MergeKeys(sets, reduction, &merged->merged));
   merged->gradients.resize(merged->merged.keys.size() * dim);
   TSPS_RETURN_IF_ERROR(
       MergeRows(sets, dim, merged->merged, reduction, 1, merged->gradients.data(), executor));
@@ -52,7 +52,7 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
 
 int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64_t dim,
                          int64_t key_limit, int64_t max_rows, const py::dict& initializer) {
-  TableConfig config{name, uuid, dim, key_limit, max_rows, InitializerFromPython(initializer)};
+  TableConfig config{name, uuid, dim, key_limit, max_rows, InitializerFromPython(initializer), {}};
   int table = 0;
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(config));

@@ -9,8 +9,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "executor/eigen_executor.h"
-
 namespace tsps {
 namespace {
 
@@ -20,7 +18,7 @@ struct Deduped {
 };
 
 // Cuts `ids` into `pieces` spans.
-Deduped Deduplicate(const std::vector<int64_t>& ids, size_t pieces, Executor& executor) {
+Deduped Deduplicate(const std::vector<int64_t>& ids, size_t pieces) {
   Deduped result;
   result.inverse.assign(ids.size(), -1);
   std::vector<IdSpan> spans;
@@ -45,18 +43,16 @@ void ExpectMatchesModel(const std::vector<int64_t>& ids, const Deduped& deduped)
 }
 
 TEST(Dedupe, MatchesAModelAtEverySizeAndCut) {
-  SerialExecutor serial;
-  EigenExecutor parallel(4);
   std::mt19937_64 random(1);
   for (size_t n : {0, 1, 2, 5, 6, 7, 15, 16, 17, 18, 100, 4095, 4096, 4097, 16384, 16385, 70000}) {
     for (int64_t range : {int64_t{1}, int64_t{10}, int64_t{1000}, INT64_MAX}) {
       std::vector<int64_t> ids(n);
       std::uniform_int_distribution<int64_t> id(-range / 2, range / 2);
       for (int64_t& x : ids) x = id(random);
-      const Deduped deduped = Deduplicate(ids, 1, serial);
+      const Deduped deduped = Deduplicate(ids, 1);
       ExpectMatchesModel(ids, deduped);
       for (size_t pieces : {2, 7, 26}) {
-        const Deduped pieced = Deduplicate(ids, pieces, parallel);
+        const Deduped pieced = Deduplicate(ids, pieces);
         EXPECT_EQ(pieced.keys, deduped.keys);
         EXPECT_EQ(pieced.inverse, deduped.inverse);
       }
@@ -65,34 +61,30 @@ TEST(Dedupe, MatchesAModelAtEverySizeAndCut) {
 }
 
 TEST(Dedupe, NumbersKeysInOrderOfFirstOccurrence) {
-  SerialExecutor executor;
-  const Deduped deduped = Deduplicate({30, 10, 30, 20, 10}, 2, executor);
+  const Deduped deduped = Deduplicate({30, 10, 30, 20, 10}, 2);
   EXPECT_EQ(deduped.keys, (std::vector<int64_t>{30, 10, 20}));
   EXPECT_EQ(deduped.inverse, (std::vector<int32_t>{0, 1, 0, 2, 1}));
 }
 
 TEST(Dedupe, EveryInt64IsAKey) {
-  SerialExecutor executor;
   std::vector<int64_t> ids;
   for (int64_t base : {INT64_MIN, INT64_MIN + 1, int64_t{-2}, int64_t{-1}, int64_t{0}, int64_t{1},
                        INT64_MAX - 1, INT64_MAX}) {
     ids.insert(ids.end(), {base, base, ~base});
   }
-  ExpectMatchesModel(ids, Deduplicate(ids, 3, executor));
+  ExpectMatchesModel(ids, Deduplicate(ids, 3));
 }
 
 TEST(Dedupe, KeysThatDifferInFewBitsStaySpread) {
-  // Strides that a weak hash maps to one chain of slots; quadratic time would take minutes.
-  SerialExecutor executor;
+  // Strides that a weak hash maps to one chain of buckets; quadratic time would take minutes.
   for (int shift = 0; shift < 47; ++shift) {
     std::vector<int64_t> ids;
     for (int64_t i = 0; i < 30000; ++i) ids.push_back(i << shift);
-    ExpectMatchesModel(ids, Deduplicate(ids, 1, executor));
+    ExpectMatchesModel(ids, Deduplicate(ids, 1));
   }
 }
 
 TEST(Dedupe, NoSpansGiveNoKeys) {
-  SerialExecutor executor;
   EXPECT_TRUE(Dedupe({}).empty());
   EXPECT_TRUE(Dedupe({{nullptr, 0, nullptr}, {nullptr, 0, nullptr}}).empty());
 }

@@ -32,7 +32,7 @@ Merged Merge(const std::vector<int64_t>& keys, const std::vector<int32_t>& count
       {keys.data(), count, gradients.data(), cut},
       {keys.data() + cut, count == nullptr ? nullptr : count + cut, gradients.data() + cut * dim,
        keys.size() - cut}};
-  EXPECT_TRUE(MergeKeys(sets, reduction, &merged.keys, executor).ok());
+  EXPECT_TRUE(MergeKeys(sets, reduction, &merged.keys).ok());
   merged.rows.assign(merged.keys.keys.size() * dim, 99.0f);
   EXPECT_TRUE(
       MergeRows(sets, dim, merged.keys, reduction, world_size, merged.rows.data(), executor).ok());
@@ -170,12 +170,12 @@ TEST(Merge, RefusesWhatCannotBeRightAndNamesIt) {
   for (const std::vector<int32_t>& counts :
        {std::vector<int32_t>{1, 1, 0}, {1, 1, -2}, {1, 1, INT32_MAX}}) {
     const Status status =
-        MergeKeys({{keys, counts.data(), gradients, 3}}, Reduction::kFrequency, &merged, executor);
+        MergeKeys({{keys, counts.data(), gradients, 3}}, Reduction::kFrequency, &merged);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_NE(status.message().find("counts[2] of key 5"), std::string::npos) << status.message();
   }
   const std::vector<GradientSet> sets = {{keys, nullptr, gradients, 3}};
-  ASSERT_TRUE(MergeKeys(sets, Reduction::kAverage, &merged, executor).ok());
+  ASSERT_TRUE(MergeKeys(sets, Reduction::kAverage, &merged).ok());
   float reduced[2];
   EXPECT_EQ(MergeRows(sets, 1, merged, Reduction::kAverage, 0, reduced, executor).code(),
             Code::kInvalidArgument);

@@ -86,7 +86,7 @@ inline void ExpectMergedLikeOneList(const std::vector<RankGradients>& ranks, con
       sets.push_back({rank.keys[t].data(), nullptr, rank.rows[t].data(), rank.keys[t].size()});
     }
     MergedGradients expected;
-    ASSERT_TRUE(MergeKeys(sets, Reduction::kFrequency, &expected, serial).ok());
+    ASSERT_TRUE(MergeKeys(sets, Reduction::kFrequency, &expected).ok());
     std::vector<float> rows(expected.keys.size() * (t + 3));
     ASSERT_TRUE(
         MergeRows(sets, t + 3, expected, Reduction::kFrequency, 1, rows.data(), serial).ok());

@@ -205,7 +205,7 @@ Status NodeExchange::MergeHere(const std::vector<std::vector<GradientSet>>& sets
   std::vector<MergedGradients> merged(sets.size());
   std::vector<Status> statuses(sets.size());
   ForEachItem(sizes, executor,
-              [&](size_t t) { statuses[t] = MergeKeys(sets[t], reduction, &merged[t], executor); });
+              [&](size_t t) { statuses[t] = MergeKeys(sets[t], reduction, &merged[t]); });
   TSPS_RETURN_IF_ERROR(FirstError(statuses));
   const size_t bytes = MergedAreaBytes(merged, mine.dims);
   TSPS_RETURN_IF_ERROR(own().ReserveMerged(bytes));

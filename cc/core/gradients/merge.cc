@@ -44,8 +44,8 @@ Result<Reduction> ReductionFromName(const std::string& name) {
                "'");
 }
 
-Status MergeKeys(const std::vector<GradientSet>& sets, Reduction reduction, MergedGradients* merged,
-                 Executor& executor) {
+Status MergeKeys(const std::vector<GradientSet>& sets, Reduction reduction,
+                 MergedGradients* merged) {
   size_t n = 0;
   for (const GradientSet& set : sets) n += set.n;
   if (n > static_cast<size_t>(INT32_MAX)) {

@@ -45,8 +45,8 @@ struct MergedGradients {
 };
 
 // Step one: finds unique keys and counts, and where each input row goes.
-Status MergeKeys(const std::vector<GradientSet>& sets, Reduction reduction, MergedGradients* merged,
-                 Executor& executor);
+Status MergeKeys(const std::vector<GradientSet>& sets, Reduction reduction,
+                 MergedGradients* merged);
 // Step two: float[merged.keys.size(), dim], overwritten with the reduced gradients.
 Status MergeRows(const std::vector<GradientSet>& sets, size_t dim, const MergedGradients& merged,
                  Reduction reduction, int64_t world_size, float* reduced, Executor& executor);

@@ -92,19 +92,23 @@ class TableCheck {
       if (taken_[row]) return Damaged("row ", row, " has two keys, one is ", key);
       taken_[row] = true;
       ++live_;
-      if (keys_ == nullptr) continue;
-      if (keys_[row] != key) {
-        return Damaged("row ", row, " is that of key ", key, " in the index and of key ",
-                       keys_[row], " in the plane of keys");
-      }
-      if (changed_[row] > changes_) {
-        return Damaged("row ", row, " was written in change generation ", changed_[row], " of ",
-                       changes_);
-      }
+      TSPS_RETURN_IF_ERROR(CheckPlanes(row, key));
     }
     const uint32_t counted = LoadRelaxed(index_.segment(number).used);
     if (counted >= used && counted <= used + inserted) return Status();
     return Damaged("segment ", number, " counts ", counted, " entries, has ", used);
+  }
+
+  Status CheckPlanes(uint32_t row, int64_t key) const {
+    if (keys_ == nullptr) return Status();
+    const int64_t of_row = LoadRelaxed(keys_[row]);
+    if (of_row != key) {
+      return Damaged("row ", row, " is that of key ", key, " in the index and of key ", of_row,
+                     " in the plane of keys");
+    }
+    const uint32_t changed = LoadRelaxed(changed_[row]);
+    if (changed <= changes_) return Status();
+    return Damaged("row ", row, " was written in change generation ", changed, " of ", changes_);
   }
 
   // After the keys' rows.
