@@ -46,7 +46,7 @@ void BenchKernels(const BenchOptions& options) {
   MergedGradients merged;
   const std::vector<GradientSet> sets = {{ids.data(), nullptr, gradients.data(), n}};
   Report("merge keys, as from two ranks",
-         [&] { Check(MergeKeys(sets, Reduction::kFrequency, &merged, executor)); });
+         [&] { Check(MergeKeys(sets, Reduction::kFrequency, &merged)); });
   Report("merge rows", [&] {
     Check(MergeRows(sets, dim, merged, Reduction::kFrequency, 2, sums.data(), executor));
   });
