@@ -31,7 +31,7 @@ def let_no_table_grow(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[
     """The last node's leader does not find the files that must grow, for a batch with more new keys than have room."""
     job = tsps.job.current()
     tables = sorted(Path(job.group_path).glob("t*"))[-1]
-    n = (tables / "rows").stat().st_size // (4 * 4) // 3 + 1000
+    n = (tables / "plane.embedding.1").stat().st_size // (4 * 4) // 3 + 1000
     ids.resize((n, 3), refcheck=False)
     targets.resize((n, 1), refcheck=False)
     ids[:] = np.arange(ids.size).reshape(ids.shape) + 10_000_000

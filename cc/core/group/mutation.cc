@@ -6,6 +6,11 @@
 #include "core/base/clock.h"
 
 namespace tsps {
+namespace {
+
+constexpr size_t kUndoUnit = 64u << 10;
+
+}  // namespace
 
 Mutation::Mutation(Group::Impl& group, GroupWriter::Impl& writer)
     : group_(group), writer_(writer), next_(writer.state) {}
@@ -17,8 +22,10 @@ Mutation::~Mutation() {
 void Mutation::Reset() { next_ = writer_.state; }
 
 Status Mutation::Start(size_t undo_bytes, size_t room) {
+  // In whole units, so that steps of nearly the same size leave the file as it is.
+  const size_t units = (std::max(undo_bytes, room) + kUndoUnit - 1) / kUndoUnit;
   TSPS_RETURN_IF_ERROR(
-      writer_.reserver.Ensure(group_.undo->file(), UndoLog::SizeFor(std::max(undo_bytes, room))));
+      writer_.reserver.Ensure(group_.undo->file(), UndoLog::SizeFor(units * kUndoUnit)));
   group_.undo->Start();
   return Status();
 }
