@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "core/os/writer_lock.h"
+#include "core/os/file_lock.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -12,9 +12,9 @@ namespace {
 
 // Without opening the group, which another build may have made.
 bool HasWriter(const std::string& path) {
-  auto probe = WriterProbe::Open(path + "/writer.lock");
+  auto probe = LockProbe::Open(path + "/writer.lock");
   if (!probe.ok() && probe.status().code() == Code::kNotFound) return false;
-  return ValueOrThrow(std::move(probe))->WriterAlive();
+  return ValueOrThrow(std::move(probe))->Held();
 }
 
 }  // namespace

@@ -9,111 +9,22 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <random>
 #include <set>
 #include <string>
 #include <tuple>
 
 #include "core/table/layout.h"
 #include "tests/group_fixture.h"
+#include "tests/mutation_sequence.h"
 
 #ifdef TFSPS_FAULT_POINTS
 
 namespace tsps {
 namespace {
 
-constexpr int kMutations = 40;
-constexpr int64_t kDims[] = {4, 6};
-
-Status SetUpGroup(GroupWriter& writer) {
-  for (int t = 0; t < 2; ++t) {
-    TSPS_ASSIGN_OR_RETURN(
-        const int table,
-        writer.CreateTable(MakeConfig(t == 0 ? "a" : "b", kDims[t], static_cast<uint64_t>(t))));
-    OptimizerConfig optimizer;
-    optimizer.kind = t == 0 ? OptimizerKind::kAdagrad : OptimizerKind::kAdam;
-    optimizer.slot_init[0] = t == 0 ? 0.1f : 0.0f;
-    TSPS_RETURN_IF_ERROR(writer.BindOptimizer(table, optimizer, false));
-  }
-  return Status();
-}
-
-// Mutation i of the sequence: a function of i and the committed state alone.
-Status Mutate(Group& group, GroupWriter& writer, int i) {
-  std::mt19937_64 random(static_cast<uint64_t>(i) * 977 + 5);
-  SerialExecutor serial;
-  const auto draw = [&](size_t n) {
-    std::vector<int64_t> keys;
-    // Half from a few hundred hot keys, which are updated again and again; half makes the index
-    // grow.
-    for (size_t k = 0; k < n; ++k)
-      keys.push_back(static_cast<int64_t>(random() % (k % 2 == 0 ? 500 : 60000)) * 7919);
-    std::sort(keys.begin(), keys.end());
-    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-    return keys;
-  };
-  if (i % 5 == 3) {
-    const int t = static_cast<int>(random() % 2);
-    const std::vector<int64_t> keys = draw(300);
-    const std::vector<float> rows(keys.size() * static_cast<size_t>(kDims[t]),
-                                  static_cast<float>(i));
-    return writer.Assign(t, keys.data(), rows.data(), nullptr, keys.size(), serial);
-  }
-  if (i % 5 == 4) {
-    const std::vector<int64_t> keys = draw(4000);
-    auto erased = writer.Erase(static_cast<int>(random() % 2), keys.data(), keys.size());
-    return erased.status();
-  }
-  if (i == 20) {  // replaces the slots of a table that has rows
-    OptimizerConfig sgd;
-    sgd.kind = OptimizerKind::kSgd;
-    return writer.BindOptimizer(1, sgd, true);
-  }
-  std::vector<TableUpdate> updates(2);
-  std::vector<int64_t> keys[2];
-  std::vector<float> gradients[2];
-  const float adagrad[] = {0.5f, 1e-7f};
-  const float adam[] = {0.01f, 0.9f, 0.999f, 1e-7f, static_cast<float>(group.step() + 1)};
-  for (int t = 0; t < 2; ++t) {
-    keys[t] = draw(1200);
-    gradients[t].resize(keys[t].size() * static_cast<size_t>(kDims[t]));
-    for (float& g : gradients[t])
-      g = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 1000;
-    updates[static_cast<size_t>(t)] = {
-        t, keys[t].data(), gradients[t].data(), keys[t].size(), adagrad, 2};
-  }
-  if (i < 20) {
-    updates[1].hyper = adam;
-    updates[1].n_hyper = 5;
-  } else {
-    updates[1].n_hyper = 1;
-  }
-  return writer.ApplyStep(group.step() + 1, updates, serial);
-}
-
-uint64_t MutationsDone(Group& group) { return group.Info().step + group.Info().version; }
-
 class CrashTest : public ::testing::Test {
  protected:
-  // The states after the set-up (4 mutations) and after each mutation.
-  static void SetUpTestSuite() {
-    TempDir dir;
-    auto group = Group::Create(dir / "g", kUuid);
-    ASSERT_TRUE(group.ok());
-    auto writer = (*group)->OpenWriter();
-    ASSERT_TRUE(writer.ok());
-    ASSERT_TSPS_OK(SetUpGroup(**writer));
-    expected_.clear();
-    first_ = MutationsDone(**group);
-    expected_.push_back(ReadImage(**group));
-    for (int i = 0; i < kMutations; ++i) {
-      ASSERT_TSPS_OK(Mutate(**group, **writer, i));
-      ASSERT_EQ(MutationsDone(**group), first_ + expected_.size());
-      expected_.push_back(ReadImage(**group));
-    }
-    ASSERT_TSPS_OK((*writer)->Verify());
-    ASSERT_GT((*group)->counters().growth_splits.load(), 4u);
-  }
+  static void SetUpTestSuite() { expected_ = StatesOfTheSequence(&first_); }
 
   void MakeGroup() {
     auto group = Group::Create(Path(), kUuid);

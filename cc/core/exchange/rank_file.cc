@@ -30,7 +30,7 @@ Result<std::unique_ptr<RankFile>> RankFile::Create(const std::string& folder, in
   const std::string path = PathOf(folder, local_rank);
   auto file = std::make_unique<RankFile>();
   TSPS_ASSIGN_OR_RETURN(file->lock_,
-                        WriterLock::Acquire(path + ".lock", "another process is that rank"));
+                        FileLock::Acquire(path + ".lock", "another process is that rank"));
   // What an attempt that failed has left: nobody can have opened it.
   unlink(path.c_str());
   unlink((path + ".merged").c_str());
@@ -53,7 +53,7 @@ Result<std::unique_ptr<RankFile>> RankFile::Open(const std::string& folder, int 
   auto file = std::make_unique<RankFile>();
   TSPS_ASSIGN_OR_RETURN(file->main_, MappedFile::Open(path, kContributionOffset, SIZE_MAX));
   TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Open(path + ".merged", kPageBytes, SIZE_MAX));
-  TSPS_ASSIGN_OR_RETURN(file->probe_, WriterProbe::Open(path + ".lock"));
+  TSPS_ASSIGN_OR_RETURN(file->probe_, LockProbe::Open(path + ".lock"));
   const auto& header = *reinterpret_cast<const ExchangeHeader*>(file->main_->data());
   if (header.magic != kExchangeMagic) {
     return Error(Code::kDataLoss, path, " is not a rank's file of a tf_sparse_ps exchange");

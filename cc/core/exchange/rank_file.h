@@ -21,7 +21,7 @@
 #include "core/base/limits.h"
 #include "core/base/status.h"
 #include "core/os/mapped_file.h"
-#include "core/os/writer_lock.h"
+#include "core/os/file_lock.h"
 
 namespace tsps {
 
@@ -127,14 +127,14 @@ class RankFile {
   // Whether this process made the file; false in its forked children.
   bool OwnedByThisProcess() const { return lock_ != nullptr && lock_->HeldByThisProcess(); }
   // Whether the process lives. Not asked of one's own file.
-  bool Alive() const { return probe_->WriterAlive(); }
+  bool Alive() const { return probe_->Held(); }
 
  private:
   static Status Check(MappedFile& file, size_t bytes);
 
   std::unique_ptr<MappedFile> main_, merged_;
-  std::unique_ptr<WriterLock> lock_;    // of one's own
-  std::unique_ptr<WriterProbe> probe_;  // of another's
+  std::unique_ptr<FileLock> lock_;    // of one's own
+  std::unique_ptr<LockProbe> probe_;  // of another's
 };
 
 }  // namespace tsps

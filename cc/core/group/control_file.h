@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,9 @@ class ControlFile {
   // which may have become odd since, not more.
   uint64_t LoadLastState(State* state) const;
   uint64_t CommittedStep() const;
+  // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this process
+  // must not write, on a read-only file system, say.
+  std::atomic<uint64_t>* Announcements();
   // Sleeps until the sequence word differs from `sequence`, or for `ms`.
   void AwaitChange(uint64_t sequence, int ms) const;
 
@@ -74,6 +78,8 @@ class ControlFile {
                                             (epoch & 1) * kRecordBytes);
   }
   std::unique_ptr<MappedFile> file_;
+  std::mutex mutex_;
+  std::unique_ptr<MappedFile> writable_;  // the same once more, for announcements
 };
 
 }  // namespace tsps

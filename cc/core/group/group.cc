@@ -55,9 +55,9 @@ Result<std::shared_ptr<Group>> Group::Create(const std::string& path, const std:
   // left.
   TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Create(path + "/undo"));
   {
-    TSPS_ASSIGN_OR_RETURN(auto lock, WriterLock::Acquire(path + "/writer.lock"));
+    TSPS_ASSIGN_OR_RETURN(auto lock, FileLock::Acquire(path + "/writer.lock"));
   }
-  TSPS_ASSIGN_OR_RETURN(impl.probe, WriterProbe::Open(path + "/writer.lock"));
+  TSPS_ASSIGN_OR_RETURN(impl.probe, LockProbe::Open(path + "/writer.lock"));
   TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Create(path + "/group", uuid));
   return group;
 }
@@ -69,7 +69,7 @@ Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
   Impl& impl = *group->impl_;
   TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Open(path + "/group"));
   TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Open(path + "/undo"));
-  TSPS_ASSIGN_OR_RETURN(impl.probe, WriterProbe::Open(path + "/writer.lock"));
+  TSPS_ASSIGN_OR_RETURN(impl.probe, LockProbe::Open(path + "/writer.lock"));
   TSPS_RETURN_IF_ERROR(group->CheckInPlace());  // else the files may be of two groups
   TSPS_ASSIGN_OR_RETURN(const std::vector<int> tables, group->Tables());
   for (const int table : tables) TSPS_RETURN_IF_ERROR(group->CheckTable(table));
@@ -96,7 +96,7 @@ Status Group::Read(const std::function<Status(const ReadView&)>& read, double ti
     }
     const uint64_t sequence = control.sequence();
     const bool unfinished = (sequence & 1) != 0 && !TSPS_FAULT_OFF("seqlock");
-    if (unfinished && impl_->probe->WriterAlive()) {
+    if (unfinished && impl_->probe->Held()) {
       const uint64_t began = NowNs();
       control.AwaitChange(sequence, 1);
       count(NowNs() - began);
@@ -150,7 +150,7 @@ Status Group::WaitForStep(uint64_t step, double timeout_s,
     }
     if (now >= next_liveness_check) {
       next_liveness_check = now + kLivenessIntervalMs * 1000000ull;
-      if (!impl_->probe->WriterAlive() && control.CommittedStep() < step) {
+      if (!impl_->probe->Held() && control.CommittedStep() < step) {
         return Error(Code::kUnavailable, "the leader (pid ", control.live().writer_pid.load(),
                      ") of ", path_, " died: step ", control.CommittedStep(), " is its last, step ",
                      step, " was awaited");
@@ -175,7 +175,7 @@ GroupInfo Group::Info() const {
   info.step = state.step;
   info.version = state.version;
   info.writer_pid = impl_->control->live().writer_pid.load();
-  info.writer_alive = impl_->probe->WriterAlive();
+  info.writer_alive = impl_->probe->Held();
   info.unfinished = (sequence & 1) != 0;
   info.bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
   for (size_t place = 0; place < state.tables.size(); ++place) {

@@ -111,6 +111,7 @@ class Group {
  private:
   friend class GroupWriter;
   friend class ReadView;
+  friend class Scan;
   Group();
   // Refuses a damaged table; which ones will be needed is not known. Leaves it unmapped.
   Status CheckTable(int table);

@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "core/base/clock.h"
+#include "core/group/before_images.h"
 #include "core/group/control_file.h"
 #include "core/group/group.h"
 #include "core/group/mapped_tables.h"
 #include "core/group/overlay.h"
 #include "core/group/undo_log.h"
+#include "core/os/file_lock.h"
 #include "core/os/storage_reserver.h"
-#include "core/os/writer_lock.h"
 #include "core/table/table_files.h"
 
 namespace tsps {
@@ -23,7 +24,7 @@ namespace tsps {
 struct Group::Impl {
   std::unique_ptr<ControlFile> control;
   std::unique_ptr<UndoLog> undo;
-  std::unique_ptr<WriterProbe> probe;
+  std::unique_ptr<LockProbe> probe;
 
   MappedTables tables;
 
@@ -66,12 +67,13 @@ struct TableMemory {
 class PreparedStep;
 
 struct GroupWriter::Impl {
-  Impl();
+  Impl(const Group& group, ControlFile& control);
   ~Impl();
 
-  std::unique_ptr<WriterLock> lock;
+  std::unique_ptr<FileLock> lock;
   State state;  // the committed state
   StorageReserver reserver;
+  BeforeImages images;                          // for scans
   std::vector<TableMemory> memory{kMaxTables};  // by place
   std::unique_ptr<PreparedStep> prepared;       // after what it refers to
 

@@ -69,7 +69,7 @@ Status GroupWriter::Impl::CheckWriter(const Group& group) const {
   return Status();
 }
 
-GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<Impl>()) {}
+GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<Impl>(group, *group.impl_->control)) {}
 GroupWriter::~GroupWriter() { group_.impl_->tables.Disown(); }
 
 Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
@@ -84,7 +84,7 @@ Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
 
 Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   TSPS_RETURN_IF_ERROR(CheckInPlace());  // the lock would be another group's
-  auto lock = WriterLock::Acquire(path_ + "/writer.lock");
+  auto lock = FileLock::Acquire(path_ + "/writer.lock");
   if (!lock.ok()) {
     if (lock.status().code() != Code::kAborted) return lock.status();
     return Error(Code::kAborted, "group ", path_, " has a writer already (pid ",
@@ -241,8 +241,8 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
 Result<uint32_t> GroupWriter::MarkChanges() {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   Mutation mutation(*group_.impl_, *impl_);
-  if (mutation.next().changes == UINT32_MAX) {
-    return Error(Code::kResourceExhausted, "group ", group_.path(), " has had ", UINT32_MAX,
+  if (mutation.next().changes == kFreeRow - 1) {
+    return Error(Code::kResourceExhausted, "group ", group_.path(), " has had ", kFreeRow - 1,
                  " change generations, the format's limit");
   }
   const uint32_t generation = ++mutation.next().changes;

@@ -45,6 +45,8 @@ struct GroupFileHeader {
 };
 static_assert(sizeof(GroupFileHeader) == 128, "on-disk size");
 
+constexpr size_t kMaxScans = 8;  // under way at once
+
 struct LiveState {
   std::atomic<uint64_t> sequence;
   std::atomic<uint64_t> undo_epoch;  // the undo log holds the before-images of this epoch
@@ -55,8 +57,14 @@ struct LiveState {
   // Not 0: since this step a device has newer rows than the group.
   std::atomic<uint64_t> device_dirty_since_step;
   std::atomic<uint64_t> run_id;  // of the run that writes; 0: none has said
+  uint64_t reserved2[3];
+  uint64_t sealed[16];  // room for a mutation whose outcome is not decided here (docs/format.md)
+  // Scans under way (scan_file.h): the id of the one in each place; 0: none.
+  std::atomic<uint64_t> scans[kMaxScans];
 };
-static_assert(sizeof(LiveState) == 128 && offsetof(LiveState, writer_pid) == 64, "on-disk size");
+static_assert(sizeof(LiveState) == 320 && offsetof(LiveState, writer_pid) == 64 &&
+                  offsetof(LiveState, sealed) == 128 && offsetof(LiveState, scans) == 256,
+              "on-disk size");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "words of the mapping must be plain");
 
 struct CommitRecord {

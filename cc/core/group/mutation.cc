@@ -36,9 +36,19 @@ UndoRecordHeader* Mutation::Append(UndoKind kind, int table, size_t n, size_t by
 
 void Mutation::Seal() { group_.undo->Seal(next_.epoch + 1); }
 
-void Mutation::Begin() {
+void Mutation::Touches(int table, const uint32_t* rows, size_t n) {
+  const auto place = static_cast<size_t>(table);
+  const TableState& state = writer_.state.tables[place];
+  if (n > 0) touched_.push_back({place, state.removed, group_.files(table)->Planes(state), rows, n});
+}
+
+void Mutation::Begin(Executor* executor) {
+  writer_.images.Refresh(next_.epoch);
+  writer_.images.Save(touched_, executor);
   begun_ns_ = NowNs();
   group_.control->Begin(next_.epoch);
+  // A scan that was announced before this epoch became odd may begin with the state before it.
+  if (writer_.images.Refresh(next_.epoch)) writer_.images.Save(touched_, executor);
 }
 
 void Mutation::Publish() {

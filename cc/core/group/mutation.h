@@ -5,6 +5,7 @@
 //   mutation.Start(bytes)     room for the undo log: the last thing that can fail
 //   mutation.Append(...)      before-images of what is going to be written in place
 //   mutation.Seal()
+//   mutation.Touches(...)    rows that are going to be written
 //   mutation.Begin()          from here on readers wait, or look through the undo log
 //   ...                       writes in place
 //   mutation.Publish()        one store makes all of it visible
@@ -16,8 +17,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
+#include "core/base/executor.h"
 #include "core/base/status.h"
+#include "core/group/before_images.h"
 #include "core/group/control_file.h"
 #include "core/group/group_impl.h"
 #include "core/group/undo_log.h"
@@ -43,7 +47,10 @@ class Mutation {
   // Space for one record; the caller fills the payload.
   UndoRecordHeader* Append(UndoKind kind, int table, size_t n, size_t bytes);
   void Seal();
-  void Begin();
+  // Between Begin and Publish these rows are written, each once. `rows` stays until then.
+  void Touches(int table, const uint32_t* rows, size_t n);
+  // `executor` may be null.
+  void Begin(Executor* executor = nullptr);
   void Publish();
   // For how long readers have waited: from Begin to Publish.
   uint64_t nanoseconds() const { return nanoseconds_; }
@@ -52,6 +59,7 @@ class Mutation {
   Group::Impl& group_;
   GroupWriter::Impl& writer_;
   State next_;
+  std::vector<TouchedRows> touched_;
   uint64_t begun_ns_ = 0;
   uint64_t nanoseconds_ = 0;
 };

@@ -69,6 +69,7 @@ class ReadView {
  private:
   friend class Group;
   friend class GroupWriter;
+  friend class Scan;
   ReadView(const Group& group, const State& state, const std::vector<MappedTable>& mapped,
            const Overlay* overlay)
       : group_(group), state_(state), mapped_(mapped), overlay_(overlay) {}

@@ -26,22 +26,33 @@ void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char*
   }
 }
 
-void UndoInserts(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record,
+void UndoInserts(TableFiles& files, const TableState& table, const UndoRecordHeader& record,
                  const char* payload) {
+  const PlaneList& list = *files.Planes(table);
   const auto* keys = reinterpret_cast<const int64_t*>(payload);
   for (size_t i = 0; i < record.n; ++i) {
     const uint64_t hash = files.Hash(keys[i]);
-    RemoveInsert(files.segment(files.directory_entries()[DirectoryPosition(hash, depth)]), keys[i],
-                 hash);
+    Segment* const segment =
+        files.segment(files.directory_entries()[DirectoryPosition(hash, table.depth)]);
+    Entry* const entry = FindPastGaps(segment, keys[i], hash);
+    // First: nothing leads to the row any more when the entry is gone.
+    if (entry != nullptr && entry->row_plus_one <= table.rows) {
+      StoreRelaxed(list.changed_generations()[entry->row_plus_one - 1], kFreeRow);
+    }
+    RemoveInsert(segment, entry);
     TSPS_FAULT_POINT("recovery.insert");
   }
 }
 
-void UndoErases(const TableFiles& files, const UndoRecordHeader& record, const char* payload) {
+// When the rows had been written is not known any more: in the generation that the group is in.
+void UndoErases(TableFiles& files, const TableState& table, uint32_t changes,
+                const UndoRecordHeader& record, const char* payload) {
+  const PlaneList& list = *files.Planes(table);
   const auto* erased = reinterpret_cast<const ErasedEntry*>(payload);
   for (size_t i = 0; i < record.n; ++i) {
     StoreRelaxed(files.segment(erased[i].segment)->entries[erased[i].entry].row_plus_one,
                  erased[i].row_plus_one);
+    StoreRelaxed(list.changed_generations()[erased[i].row_plus_one - 1], changes);
   }
 }
 
@@ -58,15 +69,15 @@ void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader
   for (size_t i = 0; i < width; ++i) StoreRelaxed(entries[i], record.segment);
 }
 
-void Undo(TableFiles& files, const TableState& table, const UndoRecordHeader& record,
-          const char* payload) {
+void Undo(TableFiles& files, const TableState& table, uint32_t changes,
+          const UndoRecordHeader& record, const char* payload) {
   switch (record.kind) {
     case UndoKind::kRows:
       return UndoRows(*files.Planes(table), record, payload);
     case UndoKind::kInserts:
-      return UndoInserts(files, table.depth, record, payload);
+      return UndoInserts(files, table, record, payload);
     case UndoKind::kErases:
-      return UndoErases(files, record, payload);
+      return UndoErases(files, table, changes, record, payload);
     case UndoKind::kSegment:
       return UndoSegment(files, table.depth, record, payload);
   }
@@ -92,10 +103,8 @@ Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, co
   if (TSPS_FAULT_OFF("damage")) return Status();
   TableFiles& files = *impl.files(static_cast<int>(record.table));
   const TableState& table = state.tables[record.table];
-  if (record.kind == UndoKind::kRows) {
-    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(table));
-    return CheckPlanesOf(record, *list, impl.undo->path());
-  }
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(table));
+  if (record.kind == UndoKind::kRows) return CheckPlanesOf(record, *list, impl.undo->path());
   if (record.kind == UndoKind::kSegment) {
     return CheckImageKeys(files, record, *reinterpret_cast<const Segment*>(payload),
                           impl.undo->path());
@@ -130,7 +139,7 @@ Status Recover(Group::Impl& impl, State* state) {
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, check));
     const auto undo = [&](const UndoRecordHeader& record, const char* payload) {
       const TableState& table = state->tables[record.table];
-      Undo(*impl.files(static_cast<int>(record.table)), table, record, payload);
+      Undo(*impl.files(static_cast<int>(record.table)), table, state->changes, record, payload);
       return Status();
     };
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, undo));

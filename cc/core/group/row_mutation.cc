@@ -25,8 +25,8 @@ Status Repeated(const TableFiles& files, int64_t key) {
 RowPlanes::RowPlanes(const PlaneList& planes, uint32_t generation)
     : list(planes),
       n(static_cast<int>(planes.trained())),
-      keys(reinterpret_cast<int64_t*>(planes.key().file->data())),
-      changed(reinterpret_cast<uint32_t*>(planes.changed().file->data())),
+      keys(planes.keys()),
+      changed(planes.changed_generations()),
       changes(generation) {
   for (int p = 0; p < n; ++p) {
     base[p] = list.planes[static_cast<size_t>(p)].file->data();
@@ -245,21 +245,25 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
       }
       InitialRow(config.initializer, plan.keys[i], dim, planes.floats(0, row));
       planes.keys[row] = plan.keys[i];
-      planes.Touch(row);
     }
   });
 }
 
-void RowMutation::Begin() { mutation_.Begin(); }
+void RowMutation::Begin() {
+  for (const RowPlan& plan : plans_) mutation_.Touches(plan.table, plan.rows.data(), plan.n);
+  mutation_.Begin(&executor_);
+}
 
 void RowMutation::Commit() {
   for (const RowPlan& plan : plans_) {
     TableFiles& files = *group_.files(plan.table);
     const uint32_t depth = StateOf(plan).depth;
+    const RowPlanes planes = Planes(plan);
     for (const uint32_t i : plan.fresh) {
       const uint64_t hash = files.Hash(plan.keys[i]);
       const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
       InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
+      planes.Touch(plan.rows[i]);
       TSPS_FAULT_POINT("commit.insert");
     }
   }

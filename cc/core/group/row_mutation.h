@@ -12,6 +12,7 @@
 #include "core/base/status.h"
 #include "core/group/group_impl.h"
 #include "core/group/mutation.h"
+#include "core/table/index.h"
 #include "core/table/row_optimizer.h"
 
 namespace tsps {
@@ -42,8 +43,8 @@ struct RowPlanes {
   void Prefetch(int plane, uint32_t row) const { tsps::Prefetch(at(plane, row), bytes[plane]); }
   // For Touch().
   void PrefetchChanged(uint32_t row) const { __builtin_prefetch(&changed[row], 1); }
-  // The row is being written.
-  void Touch(uint32_t row) const { changed[row] = changes; }
+  // The row is being written. Of a new row when its key is in the index: until then it is free.
+  void Touch(uint32_t row) const { StoreRelaxed(changed[row], changes); }
 
   const PlaneList& list;
   char* base[1 + kMaxSlots] = {};

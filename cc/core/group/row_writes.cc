@@ -72,7 +72,7 @@ class PreparedStep {
   void Commit();
 
  private:
-  void UpdateRows(size_t u, const std::vector<uint32_t>& positions);
+  void UpdateRows(size_t u, const std::vector<uint32_t>& positions, bool fresh);
 
   Group::Impl& group_;
   GroupWriter::Impl& writer_;
@@ -136,7 +136,7 @@ Status PreparedStep::Prepare(const Group& group, uint64_t step,
   return mutation_.Prepare(/*is_step=*/true);
 }
 
-void PreparedStep::UpdateRows(size_t u, const std::vector<uint32_t>& positions) {
+void PreparedStep::UpdateRows(size_t u, const std::vector<uint32_t>& positions, bool fresh) {
   if (positions.empty()) return;
   const RowPlan& plan = mutation_.plans()[u];
   const RowPlanes planes = mutation_.Planes(plan);
@@ -155,7 +155,7 @@ void PreparedStep::UpdateRows(size_t u, const std::vector<uint32_t>& positions) 
         slot_rows[plane - 1] = planes.floats(plane, plan.rows[i]);
       }
       updater.Update(gradients_[u].at(i), planes.floats(0, plan.rows[i]), slot_rows);
-      planes.Touch(plan.rows[i]);
+      if (!fresh) planes.Touch(plan.rows[i]);
       TSPS_FAULT_POINT("apply.row");
     }
   });
@@ -165,11 +165,11 @@ void PreparedStep::Commit() {
   if (mutation_.HasFresh()) {
     mutation_.ForEachPlan([&](size_t u) {
       mutation_.InitializeFresh(mutation_.plans()[u]);
-      UpdateRows(u, mutation_.plans()[u].fresh);  // nobody can see these rows yet
+      UpdateRows(u, mutation_.plans()[u].fresh, true);  // nobody can see these rows yet
     });
   }
   mutation_.Begin();
-  mutation_.ForEachPlan([&](size_t u) { UpdateRows(u, mutation_.plans()[u].existing); });
+  mutation_.ForEachPlan([&](size_t u) { UpdateRows(u, mutation_.plans()[u].existing, false); });
   mutation_.next().step = step_;
   mutation_.Commit();
   counters_.steps_applied.fetch_add(1, std::memory_order_relaxed);
@@ -178,7 +178,8 @@ void PreparedStep::Commit() {
   counters_.rows_written.fetch_add(rows, std::memory_order_relaxed);
 }
 
-GroupWriter::Impl::Impl() = default;
+GroupWriter::Impl::Impl(const Group& group, ControlFile& control)
+    : images(group.path(), control, reserver) {}
 GroupWriter::Impl::~Impl() = default;
 
 Status GroupWriter::PrepareStep(uint64_t step, const std::vector<TableUpdate>& updates,
@@ -234,7 +235,7 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   const RowPlanes planes = mutation.Planes(plan);
   const int n_planes = slots == nullptr ? 1 : planes.n;
   const auto dim = static_cast<size_t>(config.dim);
-  const auto write_rows = [&](const std::vector<uint32_t>& positions) {
+  const auto write_rows = [&](const std::vector<uint32_t>& positions, bool fresh) {
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         const uint32_t i = positions[k];
@@ -242,15 +243,15 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
           const float* from = plane == 0 ? rows : slots[plane - 1];
           std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * dim, planes.bytes[plane]);
         }
-        planes.Touch(plan.rows[i]);
+        if (!fresh) planes.Touch(plan.rows[i]);
         TSPS_FAULT_POINT("assign.row");
       }
     });
   };
   mutation.InitializeFresh(plan);
-  write_rows(plan.fresh);
+  write_rows(plan.fresh, true);
   mutation.Begin();
-  write_rows(plan.existing);
+  write_rows(plan.existing, false);
   ++mutation.next().version;
   mutation.Commit();
   return Status();
@@ -300,6 +301,7 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
     }
   }
   if (erased.empty()) return size_t{0};
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(state));
   TSPS_RETURN_IF_ERROR(LogErased(files, impl_->reserver, erased, mutation.next().changes, &state));
   TSPS_RETURN_IF_ERROR(impl_->reserver.Ensure(
       files.free_rows(), (state.free_rows + erased.size()) * sizeof(uint32_t)));
@@ -308,9 +310,13 @@ Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {
       mutation.Append(UndoKind::kErases, place, erased.size(), UndoErasesBytes(erased.size()));
   std::memcpy(UndoPayload(record), erased.data(), erased.size() * sizeof(ErasedEntry));
   mutation.Seal();
+  std::vector<uint32_t> rows;
+  for (const ErasedEntry& entry : erased) rows.push_back(entry.row_plus_one - 1);
+  mutation.Touches(place, rows.data(), rows.size());
   mutation.Begin();
   for (const ErasedEntry& entry : erased) {
     StoreRelaxed(files.segment(entry.segment)->entries[entry.entry].row_plus_one, kTombstone);
+    StoreRelaxed(list->changed_generations()[entry.row_plus_one - 1], kFreeRow);
     files.free_stack()[state.free_rows++] = entry.row_plus_one - 1;
     TSPS_FAULT_POINT("erase.entry");
   }

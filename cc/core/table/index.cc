@@ -21,20 +21,22 @@ void InsertInSegment(Segment* segment, int64_t key, uint64_t hash, uint32_t row)
   StoreRelaxed(segment->used, segment->used + 1);
 }
 
-void RemoveInsert(Segment* segment, int64_t key, uint64_t hash) {
-  // The probe must not stop at a gap left by another insert taken back before this one, so it runs
-  // the whole segment if it has to. Recovery only.
+Entry* FindPastGaps(Segment* segment, int64_t key, uint64_t hash) {
   uint32_t at = HomeEntry(hash);
   for (uint32_t i = 0; i < kSegmentEntries; ++i) {
     Entry& entry = segment->entries[at];
     if (entry.row_plus_one != 0 && entry.row_plus_one != kTombstone && entry.key == key) {
-      StoreRelaxed(entry.row_plus_one, 0);
-      break;
+      return &entry;
     }
     if (++at == kSegmentEntries) at = 0;
   }
+  return nullptr;
+}
+
+void RemoveInsert(Segment* segment, Entry* entry) {
+  if (entry != nullptr) StoreRelaxed(entry->row_plus_one, 0);
   uint32_t used = 0;
-  for (const Entry& entry : segment->entries) used += entry.row_plus_one != 0;
+  for (const Entry& one : segment->entries) used += one.row_plus_one != 0;
   StoreRelaxed(segment->used, used);
 }
 

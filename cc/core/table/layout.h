@@ -131,6 +131,7 @@ static_assert(sizeof(Entry) == 16, "on-disk size");
 constexpr uint32_t kTombstone = 0xFFFFFFFFu;
 constexpr uint32_t kMaxRowNumber = 0xFFFFFFF0u;
 constexpr uint32_t kAbsentRow = 0xFFFFFFFFu;  // in place of a row number: the key is not there
+constexpr uint32_t kFreeRow = 0xFFFFFFFFu;  // in place of a change generation: no key has this row
 
 constexpr size_t kSegmentBytes = 64 * 1024;
 constexpr uint32_t kSegmentEntries = (kSegmentBytes - 64) / sizeof(Entry);  // 4092

@@ -46,6 +46,11 @@ struct PlaneList {
   size_t trained() const { return 1 + slots(); }
   const Plane& key() const { return planes[trained()]; }
   const Plane& changed() const { return planes[trained() + 1]; }
+  // The planes of keys and of change generations, by row number.
+  int64_t* keys() const { return reinterpret_cast<int64_t*>(key().file->data()); }
+  uint32_t* changed_generations() const {
+    return reinterpret_cast<uint32_t*>(changed().file->data());
+  }
 };
 
 // Bytes of a row in the first n planes.

@@ -1,4 +1,4 @@
-#include "core/os/writer_lock.h"
+#include "core/os/file_lock.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -58,13 +58,13 @@ struct flock WholeFile() {
 
 Result<int> OpenLockFile(const std::string& path, int flags) {
   const int fd = open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoError("cannot open writer lock", path);
+  if (fd < 0) return ErrnoError("cannot open lock", path);
   return fd;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
+Result<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path,
                                                         const char* holder) {
   static const int registered = pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
   if (registered != 0) {
@@ -80,16 +80,16 @@ Result<std::unique_ptr<WriterLock>> WriterLock::Acquire(const std::string& path,
     close(fd);
     return status;
   }
-  TSPS_FAULT_POINT("writer_lock.taken");
+  TSPS_FAULT_POINT("file_lock.taken");
   if (!RememberDescriptor(fd)) {
     close(fd);
     return Error(Code::kResourceExhausted, "this process holds ", kMaxLocks,
-                 " writer locks already: ", path);
+                 " locks already: ", path);
   }
-  return std::unique_ptr<WriterLock>(new WriterLock(fd, getpid()));
+  return std::unique_ptr<FileLock>(new FileLock(fd, getpid()));
 }
 
-WriterLock::~WriterLock() {
+FileLock::~FileLock() {
   // In a forked child the descriptor was closed: the number may be another file's by now.
   if (!HeldByThisProcess()) return;
   const std::lock_guard<std::mutex> no_fork(Mutex());
@@ -97,16 +97,16 @@ WriterLock::~WriterLock() {
   close(fd_);
 }
 
-bool WriterLock::HeldByThisProcess() const { return getpid() == pid_; }
+bool FileLock::HeldByThisProcess() const { return getpid() == pid_; }
 
-Result<std::unique_ptr<WriterProbe>> WriterProbe::Open(const std::string& path) {
+Result<std::unique_ptr<LockProbe>> LockProbe::Open(const std::string& path) {
   TSPS_ASSIGN_OR_RETURN(const int fd, OpenLockFile(path, O_RDONLY));
-  return std::unique_ptr<WriterProbe>(new WriterProbe(fd));
+  return std::unique_ptr<LockProbe>(new LockProbe(fd));
 }
 
-WriterProbe::~WriterProbe() { close(fd_); }
+LockProbe::~LockProbe() { close(fd_); }
 
-bool WriterProbe::WriterAlive() const {
+bool LockProbe::Held() const {
   struct flock lock = WholeFile();
   // An error cannot tell; "alive" then leads to a timeout instead of a wrong report of death.
   if (fcntl(fd_, F_OFD_GETLK, &lock) != 0) return true;

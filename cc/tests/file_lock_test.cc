@@ -1,4 +1,4 @@
-#include "core/os/writer_lock.h"
+#include "core/os/file_lock.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -20,24 +20,24 @@ namespace {
 void ForkWhileTheLockIsTaken(const std::string& path) {
   setenv("TFSPS_FAULT_DELAY", "300000", 1);
   std::thread other([&] {
-    auto lock = WriterLock::Acquire(path);
+    auto lock = FileLock::Acquire(path);
     if (!lock.ok()) _exit(1);
   });  // takes the lock and gives it back
-  auto probe = WriterProbe::Open(path);
-  while (!probe.ok() || !(*probe)->WriterAlive()) probe = WriterProbe::Open(path);
+  auto probe = LockProbe::Open(path);
+  while (!probe.ok() || !(*probe)->Held()) probe = LockProbe::Open(path);
   const pid_t child = fork();
   if (child == 0) {
     pause();
     _exit(0);
   }
   other.join();
-  const bool held = (*probe)->WriterAlive();
+  const bool held = (*probe)->Held();
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   _exit(held ? 2 : 0);
 }
 
-TEST(WriterLock, AChildForkedWhileTheLockIsTakenDoesNotKeepIt) {
+TEST(FileLock, AChildForkedWhileTheLockIsTakenDoesNotKeepIt) {
   TempDir dir;
   const pid_t child = fork();
   if (child == 0) ForkWhileTheLockIsTaken(dir / "writer.lock");
@@ -49,17 +49,17 @@ TEST(WriterLock, AChildForkedWhileTheLockIsTakenDoesNotKeepIt) {
 
 #endif  // TFSPS_FAULT_POINTS
 
-TEST(WriterLock, IsOneOwnersUntilItIsGivenBack) {
+TEST(FileLock, IsOneOwnersUntilItIsGivenBack) {
   TempDir dir;
-  auto lock = WriterLock::Acquire(dir / "writer.lock");
+  auto lock = FileLock::Acquire(dir / "writer.lock");
   ASSERT_TRUE(lock.ok()) << lock.status().message();
-  auto probe = WriterProbe::Open(dir / "writer.lock");
+  auto probe = LockProbe::Open(dir / "writer.lock");
   ASSERT_TRUE(probe.ok());
-  EXPECT_TRUE((*probe)->WriterAlive());
-  EXPECT_EQ(WriterLock::Acquire(dir / "writer.lock").status().code(), Code::kAborted);
+  EXPECT_TRUE((*probe)->Held());
+  EXPECT_EQ(FileLock::Acquire(dir / "writer.lock").status().code(), Code::kAborted);
   lock->reset();
-  EXPECT_FALSE((*probe)->WriterAlive());
-  EXPECT_TRUE(WriterLock::Acquire(dir / "writer.lock").ok());
+  EXPECT_FALSE((*probe)->Held());
+  EXPECT_TRUE(FileLock::Acquire(dir / "writer.lock").ok());
 }
 
 }  // namespace

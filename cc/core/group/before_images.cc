@@ -1,0 +1,153 @@
+#include "core/group/before_images.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/clock.h"
+#include "core/base/fault_point.h"
+#include "core/base/prefetch.h"
+
+namespace tsps {
+namespace {
+
+constexpr uint64_t kProbeIntervalNs = 100'000'000;
+constexpr size_t kGrain = 256;
+constexpr size_t kAhead = 16;
+
+}  // namespace
+
+BeforeImages::~BeforeImages() {
+  for (Open& scan : open_) Forget(scan);
+}
+
+void BeforeImages::Forget(Open& scan) {
+  if (scan.file != nullptr) reserver_.Cancel({&scan.file->file()});
+  scan = Open();
+}
+
+void BeforeImages::End(size_t place, ScanEnd why) {
+  Open& scan = open_[place];
+  if (scan.file != nullptr) scan.file->header().ended.store(static_cast<uint32_t>(why));
+  uint64_t id = scan.id;
+  control_.live().scans[place].compare_exchange_strong(id, 0);
+  Forget(scan);
+}
+
+bool BeforeImages::Refresh(uint64_t epoch) {
+  bool announced = false;
+  for (size_t place = 0; place < kMaxScans; ++place) announced |= Look(place, epoch);
+  return announced;
+}
+
+bool BeforeImages::Look(size_t place, uint64_t epoch) {
+  Open& scan = open_[place];
+  const uint64_t id = control_.live().scans[place].load(std::memory_order_seq_cst);
+  const bool announced = id != 0 && id != scan.id;
+  if (id != scan.id) {
+    Forget(scan);
+    scan.id = id;
+  }
+  if (id == 0) return false;
+  const std::string path = ScanPath(group_path_, place, id);
+  if (announced) {
+    auto file = ScanFile::Open(path, id);
+    auto probe = LockProbe::Open(ScanLockPath(group_path_, place));
+    // Not to be followed: the scan sees that its id is gone.
+    if (!file.ok() || !probe.ok()) {
+      End(place, ScanEnd::kNoRoom);
+      return false;
+    }
+    scan.file = std::move(*file);
+    scan.probe = std::move(*probe);
+    uint64_t nobody = 0;  // another writer may have seen it
+    scan.file->header().seen.compare_exchange_strong(nobody, epoch + 1);
+  }
+  const uint64_t now = NowNs();
+  if (now < scan.probed_ns + kProbeIntervalNs) return announced;
+  scan.probed_ns = now;
+  if (scan.probe->Held()) return announced;
+  unlink(path.c_str());  // of a process that has ended without doing so
+  End(place, ScanEnd::kNot);
+  return false;
+}
+
+void BeforeImages::Save(const std::vector<TouchedRows>& touched, Executor* executor) {
+  if (TSPS_FAULT_OFF("scan_images")) return;
+  for (size_t place = 0; place < kMaxScans; ++place) {
+    if (open_[place].id != 0) Save(place, touched, executor);
+  }
+}
+
+void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched,
+                        Executor* executor) {
+  ScanFile& file = *open_[place].file;
+  std::vector<Part> parts;
+  uint64_t bytes = 0;
+  for (const TouchedRows& one : touched) {
+    for (size_t t = 0; t < file.tables().size(); ++t) {
+      const ScanFile::Wanted& table = file.tables()[t];
+      if (table.place != one.place || table.removed != one.removed) continue;
+      if (table.planes != one.planes->generation) return End(place, ScanEnd::kPlanes);
+      Part part{&one, t, {}};
+      const uint64_t passed = file.passed(t).load(std::memory_order_relaxed);
+      for (size_t i = 0; i < one.n; ++i) {
+        const uint32_t row = one.rows[i];
+        if (row >= passed && row < table.rows && !file.Saved(t, row)) part.rows.push_back(row);
+      }
+      if (part.rows.empty()) continue;
+      bytes += ScanRecordBytes(part.rows.size(), RowBytes(*one.planes, one.planes->planes.size()));
+      parts.push_back(std::move(part));
+    }
+  }
+  if (parts.empty()) return;
+  const uint64_t begin = file.header().end.load(std::memory_order_relaxed);
+  if (begin > file.limit() || bytes > file.limit() - begin) return End(place, ScanEnd::kLimit);
+  if (!reserver_.Ensure(file.file(), file.records() + begin + bytes).ok()) {
+    return End(place, ScanEnd::kNoRoom);
+  }
+  uint64_t end = begin;
+  for (const Part& part : parts) {
+    ScanRecord* const record = file.record(end);
+    Write(part, record, executor);
+    end += record->bytes;
+    TSPS_FAULT_POINT("scan.record");
+  }
+  file.header().end.store(end, std::memory_order_release);
+  TSPS_FAULT_POINT("scan.end");
+  for (const Part& part : parts) {
+    for (const uint32_t row : part.rows) file.SetSaved(part.t, row);
+  }
+  // The bits before every store to these rows.
+#ifndef __SANITIZE_THREAD__
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  TSPS_FAULT_POINT("scan.bits");
+}
+
+void BeforeImages::Write(const Part& part, ScanRecord* record, Executor* executor) {
+  const PlaneList& list = *part.touched->planes;
+  const size_t n = part.rows.size();
+  *record = ScanRecord();
+  record->n = n;
+  record->row_bytes = static_cast<uint32_t>(RowBytes(list, list.planes.size()));
+  record->bytes = ScanRecordBytes(n, record->row_bytes);
+  record->table = static_cast<uint32_t>(part.t);
+  std::memcpy(ScanRows(record), part.rows.data(), n * sizeof(uint32_t));
+  const auto copy = [&](size_t first, size_t last) {
+    char* to = ScanImages(record) + first * record->row_bytes;
+    for (size_t i = first; i < last; ++i) {
+      for (const Plane& plane : list.planes) {
+        if (i + kAhead < last) Prefetch(plane.row(part.rows[i + kAhead]), plane.row_bytes);
+        std::memcpy(to, plane.row(part.rows[i]), plane.row_bytes);
+        to += plane.row_bytes;
+      }
+    }
+  };
+  if (executor == nullptr) return copy(0, n);
+  executor->ParallelFor(n, kGrain, copy);
+}
+
+}  // namespace tsps

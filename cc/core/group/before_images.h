@@ -1,0 +1,71 @@
+// BeforeImages: the writer's part in scans (scan.h). Before a mutation writes to rows, images of
+// those that a scan has not passed yet go into the scan's file, each once.
+//
+// It never waits for a scan, and never fails: a scan for which there is no room ends.
+#ifndef TFSPS_CORE_GROUP_BEFORE_IMAGES_H_
+#define TFSPS_CORE_GROUP_BEFORE_IMAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/executor.h"
+#include "core/group/control_file.h"
+#include "core/group/scan_file.h"
+#include "core/os/file_lock.h"
+#include "core/os/storage_reserver.h"
+#include "core/table/planes.h"
+
+namespace tsps {
+
+// Rows that a mutation is going to write, each once.
+struct TouchedRows {
+  size_t place;
+  uint64_t removed;
+  const PlaneList* planes;
+  const uint32_t* rows;
+  size_t n;
+};
+
+class BeforeImages {
+ public:
+  BeforeImages(std::string group_path, ControlFile& control, StorageReserver& reserver)
+      : group_path_(std::move(group_path)), control_(control), reserver_(reserver) {}
+  ~BeforeImages();
+
+  // Looks which scans are under way, before a mutation of the state of `epoch`. True if one was
+  // announced since.
+  bool Refresh(uint64_t epoch);
+  // For all of them. `executor` may be null.
+  void Save(const std::vector<TouchedRows>& touched, Executor* executor);
+
+ private:
+  struct Open {
+    uint64_t id = 0;  // 0: none is under way in this place
+    std::unique_ptr<ScanFile> file;
+    std::unique_ptr<LockProbe> probe;
+    uint64_t probed_ns = 0;
+  };
+  // The rows that need an image, of the scan's table t.
+  struct Part {
+    const TouchedRows* touched;
+    size_t t;
+    std::vector<uint32_t> rows;
+  };
+  bool Look(size_t place, uint64_t epoch);
+  void Forget(Open& scan);
+  void End(size_t place, ScanEnd why);
+  void Save(size_t place, const std::vector<TouchedRows>& touched, Executor* executor);
+  static void Write(const Part& part, ScanRecord* record, Executor* executor);
+
+  const std::string group_path_;
+  ControlFile& control_;
+  StorageReserver& reserver_;
+  Open open_[kMaxScans];
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_BEFORE_IMAGES_H_

@@ -1,0 +1,484 @@
+#include "core/group/scan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "core/base/clock.h"
+#include "core/base/fault_point.h"
+#include "core/base/prefetch.h"
+#include "core/base/racy_copy.h"
+#include "core/group/group_impl.h"
+#include "core/group/probe.h"
+#include "core/group/table_number.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kProbeGrain = 4096;  // keys
+constexpr size_t kCopyGrain = 1024;   // rows
+constexpr size_t kAhead = 16;
+constexpr uint64_t kLeastLimit = 64u << 20;
+
+uint64_t NewId() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random() | 1;
+}
+
+void RemoveFilesOf(const std::string& group, size_t place) {
+  const std::string prefix = ".scan-" + std::to_string(place) + ".";
+  for (const std::string& name : EntriesOf(group)) {
+    if (name.rfind(prefix, 0) == 0) unlink((group + "/" + name).c_str());
+  }
+}
+
+// Room for what rows are added before the scan begins.
+uint64_t WithMargin(uint64_t rows) {
+  return std::min<uint64_t>(rows + rows / 16 + (1u << 16), kMaxRowNumber);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& tables,
+                                          const Options& options) {
+  const uint64_t deadline = NowNs() + static_cast<uint64_t>(options.timeout_s * 1e9);
+  std::vector<int> all = tables;
+  if (all.empty()) {
+    TSPS_ASSIGN_OR_RETURN(all, group.Tables());
+  }
+  while (NowNs() <= deadline) {
+    std::unique_ptr<Scan> scan(new Scan(group, all));
+    scan->timeout_s_ = options.timeout_s;
+    State state;
+    const auto look = [&](const ReadView& view) {
+      for (const int table : all) static_cast<void>(view.Mapped(table));
+      state = view.state_;
+      return Status();
+    };
+    TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
+    TSPS_ASSIGN_OR_RETURN(bool announced, scan->Announce(state, options, deadline));
+    if (announced) {
+      TSPS_ASSIGN_OR_RETURN(announced, scan->AwaitState(deadline));
+      if (announced && !scan->Fits()) continue;
+    }
+    if (!announced) {
+      scan->Withdraw();
+      TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
+      scan->state_ = std::move(state);
+    }
+    if (!scan->MapTables()) continue;
+    RaiseMax(group.counters().read_blocked_ns_max, scan->waited_ns_);
+    return scan;
+  }
+  return Error(Code::kUnavailable, "a scan of ", group.path(), " could not begin within ",
+               options.timeout_s, " s: its tables change all the time");
+}
+
+Scan::~Scan() { Withdraw(); }
+
+void Scan::Withdraw() {
+  if (lock_ == nullptr || !lock_->HeldByThisProcess()) return;
+  if (file_ != nullptr) {
+    uint64_t id = id_;
+    announcement_->compare_exchange_strong(id, 0);
+    unlink(file_->file().path().c_str());
+    for (Part& part : parts_) part.images.clear();
+    file_.reset();
+  }
+  lock_.reset();
+}
+
+Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t deadline) {
+  std::atomic<uint64_t>* const places = group_.impl_->control->Announcements();
+  if (places == nullptr) return false;
+  std::vector<ScanFile::Wanted> wanted;
+  uint64_t bytes = 0;
+  for (const int table : tables_) {
+    const TableState& one = state.tables[PlaceOf(table)];
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
+                          (*group_.impl_->tables.list())[PlaceOf(table)].files->BoundPlanes(one));
+    bytes += one.rows * RowBytes(*list, list->planes.size());
+    wanted.push_back({PlaceOf(table), one.removed, one.planes, WithMargin(one.rows)});
+  }
+  const uint64_t limit =
+      options.limit != 0 ? options.limit : std::max<uint64_t>(bytes / 4, kLeastLimit);
+  size_t place = 0;
+  while (lock_ == nullptr) {
+    auto lock = FileLock::Acquire(ScanLockPath(group_.path(), place), "another scan has this place");
+    if (lock.ok()) {
+      lock_ = std::move(*lock);
+      break;
+    }
+    if (lock.status().code() == Code::kResourceExhausted) return lock.status();
+    if (lock.status().code() != Code::kAborted) return false;
+    if (++place < kMaxScans) continue;
+    if (NowNs() > deadline) {
+      return Error(Code::kUnavailable, kMaxScans, " scans of ", group_.path(),
+                   " are under way, no more can begin");
+    }
+    usleep(1000);
+    place = 0;
+  }
+  RemoveFilesOf(group_.path(), place);  // of those that were killed
+  id_ = NewId();
+  auto file = ScanFile::Create(ScanPath(group_.path(), place, id_), id_, limit, wanted);
+  if (!file.ok()) {
+    unlink(ScanPath(group_.path(), place, id_).c_str());
+    return false;
+  }
+  file_ = std::move(*file);
+  announcement_ = &places[place];
+  TSPS_FAULT_POINT("scan.made");
+  announcement_->store(id_, std::memory_order_seq_cst);
+#ifndef __SANITIZE_THREAD__
+  // Either the writer sees the announcement after it has made the sequence odd, or this sees that.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  TSPS_FAULT_POINT("scan.announced");
+  return true;
+}
+
+Result<bool> Scan::AwaitState(uint64_t deadline) {
+  Group::Impl& impl = *group_.impl_;
+  const uint64_t began = NowNs();
+  while (true) {
+    const uint64_t sequence = impl.control->LoadLastState(&state_);
+    if ((sequence & 1) == 0) {
+      waited_ns_ += NowNs() - began;
+      TSPS_RETURN_IF_ERROR(impl.CheckRead(state_, sequence / 2));
+      return true;
+    }
+    if (!impl.probe->Held()) return false;
+    if (NowNs() > deadline) {
+      return Error(Code::kUnavailable, "the writer of ", group_.path(), " (pid ",
+                   impl.control->live().writer_pid.load(), ") is in one mutation for ", timeout_s_,
+                   " s: a scan cannot begin");
+    }
+    impl.control->AwaitChange(sequence, 1);
+  }
+}
+
+bool Scan::Fits() const {
+  // The writer may have made mutations between the announcement and the look at the state.
+  const uint64_t seen = file_->header().seen.load();
+  if (seen != 0 && seen != state_.epoch + 1) return false;
+  for (const ScanFile::Wanted& table : file_->tables()) {
+    if (table.place >= state_.tables.size()) return false;
+    const TableState& now = state_.tables[table.place];
+    if (IsVacant(now) || now.removed != table.removed || now.planes != table.planes) return false;
+    if (now.rows > table.rows) return false;
+  }
+  return true;
+}
+
+bool Scan::MapTables() {
+  const std::shared_ptr<const MappedTables::List> mapped = group_.impl_->tables.list();
+  for (const int table : tables_) {
+    const size_t place = PlaceOf(table);
+    if (place >= mapped->size() || !(*mapped)[place].Is(RemovedBefore(table))) return false;
+    std::shared_ptr<TableFiles> files = (*mapped)[place].files;
+    const TableState& state = state_.tables[place];
+    if (!files->CheckFiles(state).ok()) return false;
+    const PlaneList* const list = files->Planes(state);
+    if (list == nullptr) return false;
+    parts_.push_back({table, std::move(files), list});
+  }
+  return true;
+}
+
+const TableState& Scan::StateOf(int table) const { return state_.tables[PlaceOf(table)]; }
+
+const Scan::Part& Scan::PartOf(int table) const {
+  return *std::find_if(parts_.begin(), parts_.end(),
+                       [&](const Part& part) { return part.table == table; });
+}
+Scan::Part& Scan::PartOf(int table) {
+  return const_cast<Part&>(static_cast<const Scan*>(this)->PartOf(table));
+}
+
+Status Scan::Check() const {
+  if (!announced()) return Status();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (announcement_->load(std::memory_order_acquire) == id_) return Status();
+  switch (static_cast<ScanEnd>(file_->header().ended.load())) {
+    case ScanEnd::kLimit:
+      return Error(Code::kUnavailable, "the scan of ", group_.path(), " was ended: more than ",
+                   file_->limit(), " bytes of rows were written while it went on, its limit");
+    case ScanEnd::kNoRoom:
+      return Error(Code::kUnavailable, "the scan of ", group_.path(),
+                   " was ended: there is no room for the rows as they were before they were written");
+    case ScanEnd::kPlanes:
+      return Error(Code::kUnavailable, "the scan of ", group_.path(),
+                   " was ended: a table was bound to another optimizer");
+    case ScanEnd::kNot:
+      break;
+  }
+  return Error(Code::kUnavailable, "the scan of ", group_.path(),
+               " was ended: its writer could not open ", file_->file().path());
+}
+
+Status Scan::TakeImages() {
+  const uint64_t end = file_->header().end.load(std::memory_order_acquire);
+  if (end > file_->limit() || file_->records() + end > file_->file().range()) {
+    return Damaged(file_->file().path(), "records of ", end, " bytes");
+  }
+  while (taken_ < end) {
+    ScanRecord* const record = file_->record(taken_);
+    const uint64_t room = end - taken_;
+    const bool sane = room >= sizeof(ScanRecord) && record->table < parts_.size() &&
+                      record->n <= kMaxRowNumber && record->bytes <= room &&
+                      record->bytes == ScanRecordBytes(record->n, record->row_bytes);
+    if (!sane) return Damaged(file_->file().path(), "the record at ", taken_);
+    Part& part = parts_[record->table];
+    if (record->row_bytes != RowBytes(*part.list, part.list->planes.size())) {
+      return Damaged(file_->file().path(), "images of ", record->row_bytes, " bytes at ", taken_);
+    }
+    const uint32_t* const rows = ScanRows(record);
+    const char* image = ScanImages(record);
+    for (uint64_t i = 0; i < record->n; ++i, image += record->row_bytes) {
+      if (rows[i] < part.next || rows[i] >= StateOf(part.table).rows) continue;  // not read, or new
+      part.images.emplace(rows[i], image);
+      if (part.keys && IsLive(part, image)) part.by_key.emplace(KeyOf(part, image), rows[i]);
+    }
+    taken_ += record->bytes;
+  }
+  return Status();
+}
+
+void Scan::TakeKeys(Part& part) {
+  if (part.keys) return;
+  part.keys = true;
+  for (const auto& [row, image] : part.images) {
+    if (IsLive(part, image)) part.by_key.emplace(KeyOf(part, image), row);
+  }
+}
+
+int64_t Scan::KeyOf(const Part& part, const char* image) {
+  int64_t key;
+  std::memcpy(&key, image + RowBytes(*part.list, part.list->trained()), sizeof(key));
+  return key;
+}
+
+bool Scan::IsLive(const Part& part, const char* image) {
+  uint32_t changed;
+  std::memcpy(&changed, image + RowBytes(*part.list, part.list->trained() + 1), sizeof(changed));
+  return changed != kFreeRow;
+}
+
+Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes,
+                  Executor& executor) {
+  if (!announced()) return CopyInPlace(table, rows, n, planes);
+  Part& part = PartOf(table);
+  const size_t t = NumberOf(part);
+  std::mutex mutex;
+  std::vector<size_t> saved;  // positions of rows that have an image
+  executor.ParallelFor(n, kCopyGrain, [&](size_t begin, size_t end) {
+    for (size_t p = 0; p < part.list->planes.size(); ++p) {
+      if (planes[p] == nullptr) continue;
+      const Plane& plane = part.list->planes[p];
+      char* to = planes[p] + begin * plane.row_bytes;
+      for (size_t i = begin; i < end; ++i, to += plane.row_bytes) {
+        if (i + kAhead < end && rows[i + kAhead] != kAbsentRow) {
+          Prefetch(plane.row(rows[i + kAhead]), plane.row_bytes);
+        }
+        if (rows[i] != kAbsentRow) RacyRead(to, plane.row(rows[i]), plane.row_bytes);
+      }
+    }
+    // A row that was read while it was being written has its bit by now.
+#ifndef __SANITIZE_THREAD__
+    std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+    std::vector<size_t> of_range;
+    for (size_t i = begin; i < end; ++i) {
+      if (rows[i] != kAbsentRow && file_->Saved(t, rows[i])) of_range.push_back(i);
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    saved.insert(saved.end(), of_range.begin(), of_range.end());
+  });
+  TSPS_RETURN_IF_ERROR(Check());  // then every row that was written since has its bit
+  TSPS_RETURN_IF_ERROR(TakeImages());
+  for (const size_t i : saved) {
+    const auto found = part.images.find(rows[i]);
+    if (found == part.images.end()) {
+      return Damaged(file_->file().path(), "no image of row ", rows[i]);
+    }
+    const char* image = found->second;
+    for (size_t p = 0; p < part.list->planes.size(); ++p) {
+      const size_t bytes = part.list->planes[p].row_bytes;
+      if (planes[p] != nullptr) std::memcpy(planes[p] + i * bytes, image, bytes);
+      image += bytes;
+    }
+  }
+  return Status();
+}
+
+Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* planes) {
+  Part& part = PartOf(table);
+  const PlaneList& list = *part.list;
+  const size_t n_planes = list.planes.size();
+  const size_t changed_plane = list.trained() + 1;
+  SerialExecutor executor;
+  std::vector<uint32_t> rows;
+  std::vector<uint32_t> changed;
+  size_t live = 0;
+  while (live < n && part.next < StateOf(table).rows) {
+    const size_t m = std::min<uint64_t>(n - live, StateOf(table).rows - part.next);
+    rows.resize(m);
+    for (size_t i = 0; i < m; ++i) rows[i] = static_cast<uint32_t>(part.next + i);
+    changed.resize(m);
+    char* to[kMaxPlanes] = {};
+    for (size_t p = 0; p < n_planes; ++p) {
+      if (planes[p] != nullptr) to[p] = planes[p] + live * list.planes[p].row_bytes;
+    }
+    char* const wanted_changed = to[changed_plane];
+    char* const wanted_keys = to[list.trained()];
+    to[changed_plane] = reinterpret_cast<char*>(changed.data());
+    to[list.trained()] = reinterpret_cast<char*>(keys + live);
+    TSPS_RETURN_IF_ERROR(Copy(table, rows.data(), m, to, executor));
+    if (wanted_changed != nullptr) {
+      std::memcpy(wanted_changed, changed.data(), m * sizeof(uint32_t));
+    }
+    if (wanted_keys != nullptr) std::memcpy(wanted_keys, keys + live, m * sizeof(int64_t));
+    to[changed_plane] = wanted_changed;
+    to[list.trained()] = wanted_keys;
+    size_t kept = 0;
+    for (size_t i = 0; i < m; ++i) {
+      if (changed[i] == kFreeRow) continue;
+      if (kept != i) {
+        keys[live + kept] = keys[live + i];
+        for (size_t p = 0; p < n_planes; ++p) {
+          const size_t bytes = list.planes[p].row_bytes;
+          if (to[p] != nullptr) std::memcpy(to[p] + kept * bytes, to[p] + i * bytes, bytes);
+        }
+      }
+      ++kept;
+    }
+    live += kept;
+    part.next += m;
+    if (announced()) file_->passed(NumberOf(part)).store(part.next, std::memory_order_relaxed);
+  }
+  return live;
+}
+
+Status Scan::Confirm(int table, const int64_t* keys, uint32_t* rows,
+                     const std::vector<uint32_t>& positions, Executor& executor,
+                     std::vector<uint32_t>* absent) {
+  const PlaneList& list = Planes(table);
+  std::vector<uint32_t> numbers(positions.size());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const uint32_t row = rows[positions[i]];
+    numbers[i] = row < StateOf(table).rows ? row : kAbsentRow;
+  }
+  std::vector<int64_t> of(positions.size());
+  std::vector<uint32_t> changed(positions.size(), kFreeRow);
+  char* planes[kMaxPlanes] = {};
+  planes[list.trained()] = reinterpret_cast<char*>(of.data());
+  planes[list.trained() + 1] = reinterpret_cast<char*>(changed.data());
+  TSPS_RETURN_IF_ERROR(Copy(table, numbers.data(), numbers.size(), planes, executor));
+  absent->clear();
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const uint32_t position = positions[i];
+    if (changed[i] != kFreeRow && of[i] == keys[position]) continue;
+    rows[position] = kAbsentRow;
+    absent->push_back(position);
+  }
+  return Status();
+}
+
+Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor) {
+  if (!announced()) {
+    return ReadInPlace([&](const ReadView& view) {
+      view.FindRows(table, keys, n, rows);
+      return Status();
+    });
+  }
+  Part& part = PartOf(table);
+  std::fill_n(rows, n, kAbsentRow);
+  // In the index as it is now, without waiting for anybody: Confirm sees what is wrong.
+  State now;
+  group_.impl_->control->LoadLastState(&now);
+  const size_t place = PlaceOf(table);
+  if (place < now.tables.size() && now.tables[place].removed == RemovedBefore(table) &&
+      !IsVacant(now.tables[place]) && part.files->CheckFiles(now.tables[place]).ok()) {
+    executor.ParallelFor(n, kProbeGrain, [&](size_t begin, size_t end) {
+      static_cast<void>(ProbeRows(*part.files, now.tables[place], keys + begin, end - begin,
+                                  rows + begin));
+    });
+  }
+  std::vector<uint32_t> positions(n);
+  for (size_t i = 0; i < n; ++i) positions[i] = static_cast<uint32_t>(i);
+  std::vector<uint32_t> absent;
+  TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
+  // What is not found was erased meanwhile, or was never there, or the writer was moving it.
+  positions.swap(absent);
+  std::vector<int64_t> left;
+  std::vector<uint32_t> found;
+  for (size_t begin = 0; begin < positions.size(); begin += kProbeGrain) {
+    const size_t m = std::min(kProbeGrain, positions.size() - begin);
+    left.resize(m);
+    found.resize(m);
+    for (size_t i = 0; i < m; ++i) left[i] = keys[positions[begin + i]];
+    const auto find = [&](const ReadView& view) {
+      view.FindRows(table, left.data(), m, found.data());
+      return Status();
+    };
+    TSPS_RETURN_IF_ERROR(group_.Read(find, timeout_s_));
+    for (size_t i = 0; i < m; ++i) rows[positions[begin + i]] = found[i];
+  }
+  if (positions.empty()) return Status();
+  TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
+  TakeKeys(part);  // Confirm has taken the images in
+  for (const uint32_t position : absent) {
+    const auto image = part.by_key.find(keys[position]);
+    if (image != part.by_key.end()) rows[position] = image->second;
+  }
+  return Status();
+}
+
+Status Scan::ReadInPlace(const std::function<Status(const ReadView&)>& read) {
+  return group_.Read(
+      [&](const ReadView& view) -> Status {
+        if (view.state_.epoch != state_.epoch) {
+          return Error(Code::kUnavailable, "group ", group_.path(),
+                       " changed while it was read. A scan beside a writer needs write access to "
+                       "the group; begin again");
+        }
+        return read(view);
+      },
+      timeout_s_);
+}
+
+Status Scan::CopyInPlace(int table, const uint32_t* rows, size_t n, char* const* planes) {
+  const PlaneList& list = Planes(table);
+  const size_t key = list.trained();
+  return ReadInPlace([&](const ReadView& view) -> Status {
+    for (size_t i = 0; i < n; ++i) {
+      if (rows[i] == kAbsentRow) continue;
+      for (size_t p = 0; p < list.planes.size(); ++p) {
+        const size_t bytes = list.planes[p].row_bytes;
+        if (planes[p] == nullptr) continue;
+        const char* const from = view.Plane(table, p, rows[i]);
+        if (from == nullptr) return Damaged(group_.path(), "no row ", rows[i]);
+        RacyRead(planes[p] + i * bytes, from, bytes);
+      }
+      // A mutation that was not finished may have changed whether the row is free.
+      if (planes[key + 1] == nullptr || view.overlay_ == nullptr) continue;
+      int64_t of_row = 0;
+      uint32_t found = 0;
+      uint32_t changed = 0;
+      RacyRead(&of_row, list.keys() + rows[i], sizeof(of_row));
+      view.FindRows(table, &of_row, 1, &found);
+      std::memcpy(&changed, planes[key + 1] + i * sizeof(changed), sizeof(changed));
+      if (found != rows[i]) changed = kFreeRow;
+      if (found == rows[i] && changed == kFreeRow) changed = state_.changes;
+      std::memcpy(planes[key + 1] + i * sizeof(changed), &changed, sizeof(changed));
+    }
+    return Status();
+  });
+}
+
+}  // namespace tsps

@@ -1,0 +1,133 @@
+// Scan: reads tables of a group as of one committed state, for as long as it takes, beside any
+// writer. For what is too long for Group::Read(): all keys, all rows, very many of them.
+//
+// It announces itself in the group (scan_file.h). The writer then puts images of the rows that it is
+// going to write into the scan's file, and goes on; it never waits for a scan. A scan waits for the
+// writer once, at its beginning, until no mutation is half done, and for the rest only when it looks
+// keys up that the index does not have.
+//
+// Where the group cannot be written to (a read-only file system), and while nobody has recovered
+// what a killed writer left, a scan cannot announce itself: it then reads as Group::Read() does, and
+// is Unavailable, to be begun again, when the group has changed meanwhile.
+//
+// Unavailable, too: the writer had to end it (Status says why).
+#ifndef TFSPS_CORE_GROUP_SCAN_H_
+#define TFSPS_CORE_GROUP_SCAN_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/executor.h"
+#include "core/base/status.h"
+#include "core/group/control_file.h"
+#include "core/group/group.h"
+#include "core/group/mapped_tables.h"
+#include "core/group/scan_file.h"
+#include "core/os/file_lock.h"
+#include "core/table/planes.h"
+
+namespace tsps {
+
+// Not thread-safe. The group must outlive it.
+class Scan {
+ public:
+  struct Options {
+    // Bytes of images at most. 0: a quarter of the tables' bytes, and at least 64 MiB.
+    uint64_t limit = 0;
+    double timeout_s = 30.0;  // of each wait for the writer
+  };
+  // Of these tables, or of all.
+  static Result<std::unique_ptr<Scan>> Begin(Group& group, const std::vector<int>& tables,
+                                             const Options& options);
+  static Result<std::unique_ptr<Scan>> Begin(Group& group, const std::vector<int>& tables) {
+    return Begin(group, tables, Options());
+  }
+  ~Scan();
+  Scan(const Scan&) = delete;
+  Scan& operator=(const Scan&) = delete;
+
+  // --- The committed state. ---
+  uint64_t step() const { return state_.step; }
+  uint64_t version() const { return state_.version; }
+  const std::vector<int>& tables() const { return tables_; }
+  const TableState& StateOf(int table) const;
+  const PlaneList& Planes(int table) const { return *PartOf(table).list; }
+
+  // Live rows of a table, up to n, in the order of their numbers, from where the last call ended.
+  // Into planes[p] go their bytes in plane p of the table's list; null: not wanted. Returns how
+  // many there were: 0 at the end.
+  Result<size_t> Next(int table, size_t n, int64_t* keys, char* const* planes);
+  // Row numbers of keys, kAbsentRow for absent ones; any number of them. Not of rows that Next has
+  // passed.
+  Status Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor);
+  // Planes of rows by their numbers; skips kAbsentRow.
+  Status Copy(int table, const uint32_t* rows, size_t n, char* const* planes, Executor& executor);
+  // Not, as long as all that was read is of one state.
+  Status Check() const;
+  // For how long the scan has waited for the writer so far.
+  uint64_t waited_ns() const { return waited_ns_; }
+
+ private:
+  struct Part {
+    int table;
+    std::shared_ptr<TableFiles> files;
+    const PlaneList* list;
+    uint64_t next = 0;                                // the row number that Next goes on with
+    std::unordered_map<uint32_t, const char*> images = {};  // by row
+    std::unordered_map<int64_t, uint32_t> by_key = {};      // rows of images, once `keys`
+    bool keys = false;
+  };
+  Scan(Group& group, std::vector<int> tables) : group_(group), tables_(std::move(tables)) {}
+
+  // Takes a place and announces a scan of tables as large as `state` says. False if this process
+  // cannot.
+  Result<bool> Announce(const State& state, const Options& options, uint64_t deadline);
+  // The committed state to read. False if there is an unfinished mutation and no writer.
+  Result<bool> AwaitState(uint64_t deadline);
+  // Whether the announced file fits the state, and all images are of that state.
+  bool Fits() const;
+  // False if some are not as the state says any more.
+  bool MapTables();
+  void Withdraw();
+  bool announced() const { return file_ != nullptr; }
+
+  const Part& PartOf(int table) const;
+  Part& PartOf(int table);
+  size_t NumberOf(const Part& part) const { return static_cast<size_t>(&part - parts_.data()); }
+  // Takes in the images that the writer has made since.
+  Status TakeImages();
+  void TakeKeys(Part& part);
+  static int64_t KeyOf(const Part& part, const char* image);
+  static bool IsLive(const Part& part, const char* image);
+  // Of some positions: sets rows[i] to kAbsentRow unless that row was the one of keys[i]; the
+  // positions of these go into `absent`.
+  Status Confirm(int table, const int64_t* keys, uint32_t* rows,
+                 const std::vector<uint32_t>& positions, Executor& executor,
+                 std::vector<uint32_t>* absent);
+  // By Group::Read.
+  Status ReadInPlace(const std::function<Status(const ReadView&)>& read);
+  Status CopyInPlace(int table, const uint32_t* rows, size_t n, char* const* planes);
+
+  Group& group_;
+  const std::vector<int> tables_;
+  State state_;
+  std::vector<Part> parts_;
+  uint64_t waited_ns_ = 0;
+  double timeout_s_ = 0;
+  // --- Announced only. ---
+  std::unique_ptr<FileLock> lock_;
+  std::atomic<uint64_t>* announcement_ = nullptr;
+  uint64_t id_ = 0;
+  std::unique_ptr<ScanFile> file_;
+  uint64_t taken_ = 0;  // bytes of records
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_SCAN_H_

@@ -1,0 +1,133 @@
+// ScanFile: what a scan (scan.h) and the writer tell each other, and before-images of rows.
+//
+//   <group>/.scan-<place>        a lock: who holds it may scan in this place. The liveness of a scan
+//   <group>/.scan-<place>.<id>   the file of one scan, removed when it ends:
+//
+//     ScanHeader, ScanTable[n_tables]; for each table a bit per row, in words; from the next page
+//     on records, each a ScanRecord, uint32 row[n] and the images, all padded to 64 bytes
+//
+// The scan makes the file and announces it: it stores the id in LiveState.scans. From then on the
+// writer puts images of rows that have no bit into the file, and then their bits, before it writes
+// to them. Whoever wants a scan to end takes its id away: what is written from then on has no image.
+#ifndef TFSPS_CORE_GROUP_SCAN_FILE_H_
+#define TFSPS_CORE_GROUP_SCAN_FILE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/os/mapped_file.h"
+
+namespace tsps {
+
+constexpr uint64_t kScanMagic = 0x6e61637373707374ULL;  // "tspsscan", little-endian
+
+// Why the writer has ended a scan.
+enum class ScanEnd : uint32_t {
+  kNot = 0,
+  kLimit = 1,   // the images would be larger than the scan wants
+  kNoRoom = 2,  // the file system has no room for them
+  kPlanes = 3,  // a table was bound to another optimizer
+};
+
+struct ScanHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t layout_hash;
+  uint64_t id;
+  uint64_t limit;  // bytes of records
+  uint32_t n_tables;
+  std::atomic<uint32_t> ended;  // ScanEnd
+  std::atomic<uint64_t> end;    // of the records that are complete
+  // Once the writer has seen the scan: 1 + the epoch of the state that its first images are of.
+  std::atomic<uint64_t> seen;
+  uint64_t reserved;
+};
+static_assert(sizeof(ScanHeader) == 64, "shared between builds of one layout");
+
+struct ScanTable {
+  uint64_t removed;  // tables that were in the place before it
+  uint64_t rows;     // those that have a bit: [0, rows)
+  uint32_t place;
+  uint32_t planes;               // generation of its list
+  std::atomic<uint64_t> passed;  // rows below it need no image any more
+  uint64_t reserved[4];
+};
+static_assert(sizeof(ScanTable) == 64, "shared between builds of one layout");
+
+struct ScanRecord {
+  uint64_t n;
+  uint64_t bytes;      // of the whole record, padding included
+  uint32_t table;      // its number among the scan's
+  uint32_t row_bytes;  // of a row in all planes of the table's list, one after another
+  uint64_t reserved[5];
+};
+static_assert(sizeof(ScanRecord) == 64, "shared between builds of one layout");
+
+constexpr size_t ScanAligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+constexpr size_t ScanRecordBytes(size_t n, size_t row_bytes) {
+  return sizeof(ScanRecord) + ScanAligned(n * sizeof(uint32_t)) + ScanAligned(n * row_bytes);
+}
+inline uint32_t* ScanRows(ScanRecord* record) { return reinterpret_cast<uint32_t*>(record + 1); }
+inline char* ScanImages(ScanRecord* record) {
+  return reinterpret_cast<char*>(record + 1) + ScanAligned(record->n * sizeof(uint32_t));
+}
+
+std::string ScanLockPath(const std::string& group, size_t place);
+std::string ScanPath(const std::string& group, size_t place, uint64_t id);
+
+class ScanFile {
+ public:
+  // What a scan wants of a table.
+  struct Wanted {
+    size_t place;
+    uint64_t removed;
+    uint32_t planes;
+    uint64_t rows;
+  };
+  static Result<std::unique_ptr<ScanFile>> Create(const std::string& path, uint64_t id,
+                                                  uint64_t limit,
+                                                  const std::vector<Wanted>& wanted);
+  // The writer's. DataLoss for what is no such file.
+  static Result<std::unique_ptr<ScanFile>> Open(const std::string& path, uint64_t id);
+
+  ScanHeader& header() const { return *reinterpret_cast<ScanHeader*>(file_->data()); }
+  MappedFile& file() const { return *file_; }
+  // As they were when this process made or opened the file.
+  const std::vector<Wanted>& tables() const { return tables_; }
+  uint64_t limit() const { return limit_; }
+  // --- Of the table with this number among them. ---
+  bool Saved(size_t table, uint32_t row) const {
+    return (__atomic_load_n(&bits_[table][row >> 6], __ATOMIC_RELAXED) >> (row & 63) & 1) != 0;
+  }
+  void SetSaved(size_t table, uint32_t row) {
+    uint64_t& word = bits_[table][row >> 6];
+    __atomic_store_n(&word, word | uint64_t{1} << (row & 63), __ATOMIC_RELEASE);
+  }
+  std::atomic<uint64_t>& passed(size_t table) const {
+    return reinterpret_cast<ScanTable*>(file_->data() + sizeof(ScanHeader))[table].passed;
+  }
+  // Where the records begin, in the file.
+  size_t records() const { return records_; }
+  ScanRecord* record(uint64_t at) const {
+    return reinterpret_cast<ScanRecord*>(file_->data() + records_ + at);
+  }
+
+ private:
+  ScanFile() = default;
+  void Place(std::unique_ptr<MappedFile> file);
+
+  std::unique_ptr<MappedFile> file_;
+  std::vector<Wanted> tables_;
+  std::vector<uint64_t*> bits_;
+  uint64_t limit_ = 0;
+  size_t records_ = 0;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_SCAN_FILE_H_
