@@ -62,8 +62,13 @@ def as_rows(values: npt.ArrayLike, name: str) -> Rows:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
+def block_rows(dim: int) -> int:
+    """As many rows of dim floats as have about 32 MiB."""
+    return max(1, _CHUNK_BYTES // (4 * dim))
+
+
 def chunks(n: int, dim: int) -> Iterator[slice]:
     """Cuts n rows of dim floats into parts of about 32 MiB."""
-    size = max(1, _CHUNK_BYTES // (4 * dim))
+    size = block_rows(dim)
     for start in range(0, n, size):
         yield slice(start, min(n, start + size))

@@ -11,42 +11,35 @@ import numpy as np
 from tqdm import tqdm
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.arrays import chunks
-from tf_sparse_ps.errors import InvalidArgumentError, UnavailableError
+from tf_sparse_ps.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from tf_sparse_ps.table import Table
 
 _PROGRESS_DELAY_S = 2.0
-_EXPORT_ATTEMPTS = 3
 
 
 def export(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:
     """See `Table.export_parameter_file`."""
-    for _ in range(_EXPORT_ATTEMPTS):
-        before = table.version()
-        keys = table.keys()
-        stored = table.stats()["optimizer"] if slots else {"kind": "none", "slot_init": ()}
+    with table.scan(slots=slots) as scan:
+        rule = scan.optimizer if slots else {"kind": "none", "slot_init": ()}
         writer = _table.ParameterFileWriter(
             path=os.fspath(path),
             dim=table.config.dim,
-            n_rows=len(keys),
+            n_rows=len(scan),
             key_limit=table.config.key_limit or 0,
-            step=table.step,
-            optimizer=stored["kind"],
-            slot_init=list(stored["slot_init"]),
+            step=scan.step,
+            optimizer=rule["kind"],
+            slot_init=list(rule["slot_init"]),
             initializer=table.core_initializer(),
         )
         # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
-        with contextlib.closing(writer), _bar(len(keys), f"export {Path(path).name}", progress) as bar:
-            for chunk in chunks(len(keys), table.config.dim):
-                _, rows, values = table.entries(keys[chunk], slots=slots)
-                writer.append(keys[chunk], rows, list(values))
+        with contextlib.closing(writer), _bar(len(scan), f"export {Path(path).name}", progress) as bar:
+            for keys, rows, values in scan:
+                writer.append(keys, rows, list(values))
                 bar.update(len(rows))
-            if table.version() == before:
-                writer.finish()
-                return len(keys)
-    raise UnavailableError(f"table {table.path} changed while it was exported; export it between steps")
+            writer.finish()
+        return len(scan)
 
 
 def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:

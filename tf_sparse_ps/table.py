@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps import groups, optimizers, parameter_files
-from tf_sparse_ps.arrays import Keys, Rows, as_counts, as_keys, as_rows, chunks
+from tf_sparse_ps.arrays import Keys, Rows, as_counts, as_keys, as_rows, block_rows, chunks
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import (
     DamagedFileError,
@@ -67,6 +67,49 @@ class Changes:
 
 
 _UNKNOWN = 2**32 - 1  # a change generation that there is not
+
+
+class Scan:
+    """A table as of one committed state; see `Table.scan`. Ends with its `with` block, or when it is dropped."""
+
+    def __init__(self, core: Any, dim: int) -> None:
+        self._core = core
+        self._block = block_rows(dim)
+        self.step = int(core.step())
+        self.optimizer: dict[str, Any] = core.optimizer()
+        self._rows = int(core.rows())
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[tuple[Keys, Rows, tuple[Rows, ...]]]:
+        while True:
+            keys, rows, slots = self._core.next(self._block)
+            if not len(keys):
+                return
+            yield keys, rows, tuple(slots)
+
+    def read(self) -> tuple[Keys, Rows, tuple[Rows, ...]]:
+        """All blocks as one, or what is left of them."""
+        blocks = [self._core.next(self._block)]
+        while len(blocks[-1][0]):
+            blocks.append(self._core.next(self._block))
+        keys, rows, slots = zip(*blocks, strict=True)
+        return (
+            np.concatenate(keys),
+            np.concatenate(rows),
+            tuple(np.concatenate(parts) for parts in zip(*slots, strict=True)),
+        )
+
+    def __enter__(self) -> Scan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the scan: the writer keeps no images for it any more."""
+        self._core.close()
 
 
 class Table:
@@ -226,7 +269,7 @@ class Table:
         return rows.reshape(*ids.shape, self.config.dim)
 
     def keys(self) -> Keys:
-        """The live keys, int64[len(self)], in the index's order."""
+        """The live keys, int64[len(self)], of one committed state."""
         keys: Keys = self._group.keys(self._index)
         return keys
 
@@ -244,6 +287,30 @@ class Table:
         """
         found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
         return found, rows, tuple(values)
+
+    def scan(self, *, slots: bool = True, max_bytes: int | None = None) -> Scan:
+        """Reads the whole table, as of one committed state, beside whoever trains it.
+
+        The writer keeps images of the rows that it writes meanwhile, and never waits for the scan.
+
+        Args:
+          slots: Read the optimizer's slots too.
+          max_bytes: How much memory the images may take. None: a quarter of the table, and at least 64 MiB.
+
+        Returns:
+          A context manager, and an iterator over blocks of rows: (keys int64[n], rows float32[n, dim], a tuple of the
+          slots, float32[n, width]).
+
+        Raises:
+          UnavailableError: More than `max_bytes` were written while the scan went on; or the table was bound to another
+            optimizer; or the group lies on a read-only file system and changed. Here, or at the next block.
+
+        Example:
+          with table.scan(slots=False) as scan:
+              for keys, rows, _ in scan:
+                  index.add(keys, rows)
+        """
+        return Scan(self._group.scan(self._index, slots, max_bytes or 0), self.config.dim)
 
     def changes_since(self, mark: str) -> Changes:
         """The keys that were written or erased since `mark_changes` returned `mark`.
@@ -298,31 +365,25 @@ class Table:
           UnavailableError: The table kept changing.
         """
         problems: list[str] = []
+        rows, step = len(self), self.step
         try:
             self._group.verify(self._index)
-            problems += self._problems_of_rows()
+            with self.scan(slots=False) as scan:
+                rows, step = len(scan), scan.step
+                problems += self._problems_of_rows(scan)
         except DamagedFileError as error:
             problems.append(str(error))
-        return Report(not problems, tuple(problems), len(self), self.step)
+        return Report(not problems, tuple(problems), rows, step)
 
-    def _problems_of_rows(self) -> list[str]:
+    def _problems_of_rows(self, scan: Scan) -> list[str]:
         problems: list[str] = []
-        keys = self.keys()
-        rows = len(self)
-        if len(np.unique(keys)) != len(keys):
-            problems.append(f"{len(keys) - len(np.unique(keys))} keys are listed more than once")
-        if len(keys) != rows:
-            problems.append(f"the index lists {len(keys)} keys, the commit record says {rows}")
         limit = self.config.key_limit
-        if limit is not None and len(keys) and (keys.min() < 0 or keys.max() >= limit):
-            problems.append(f"a key is outside 0 .. {limit - 1}")
-        for chunk in chunks(len(keys), self.config.dim):
-            found, values, _ = self.entries(keys[chunk], slots=False)
-            if not found.all():
-                problems.append(f"{int((~found).sum())} listed keys cannot be found")
+        for keys, values, _ in scan:
+            if limit is not None and (keys.min() < 0 or keys.max() >= limit):
+                problems.append(f"a key is outside 0 .. {limit - 1}")
             if not np.isfinite(values).all():
                 problems.append("a row is not finite")
-        return problems
+        return sorted(set(problems))
 
     # --- writing ---
 

@@ -1,9 +1,11 @@
 #include "kernels/features.h"
 
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "core/gradients/dedupe.h"
+#include "core/group/scan.h"
 
 namespace tsps {
 
@@ -159,13 +161,24 @@ Status ReadRows(const Features& features, const std::vector<TableHandle>& tables
   std::vector<size_t> sizes;
   for (const RowGather& gather : gathers) sizes.push_back(gather.n());
   const std::vector<std::vector<int>> features_of = features.ByTable();
-  return tables.front().group().Read([&](const ReadView& view) {
+  const auto attempt = [&](const ReadView& view) {
     ForEachItem(sizes, executor, [&](size_t t) {
       gathers[t].Find(view, executor);
       for (const int f : features_of[t]) read(f);
     });
     return Status();
-  });
+  };
+  const auto scan_all = [&](Scan& scan) -> Status {
+    for (size_t t = 0; t < gathers.size(); ++t) {
+      TSPS_RETURN_IF_ERROR(gathers[t].Find(scan, executor));
+      for (const int f : features_of[t]) read(f);
+    }
+    return Status();
+  };
+  std::vector<int> numbers;
+  for (const TableHandle& table : tables) numbers.push_back(table.table);
+  return ReadOrScan(tables.front().group(), numbers, std::accumulate(sizes.begin(), sizes.end(), size_t{0}),
+                    /*beside_writer=*/false, attempt, scan_all);
 }
 
 }  // namespace tsps

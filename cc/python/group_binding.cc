@@ -21,6 +21,12 @@ bool HasWriter(const std::string& path) {
 
 void BindGroup(py::module_& module) {
   module.def("has_writer", &HasWriter, py::arg("path"));
+  py::class_<PyScan>(module, "Scan")
+      .def("step", &PyScan::Step)
+      .def("rows", &PyScan::Rows)
+      .def("optimizer", &PyScan::Optimizer)
+      .def("next", &PyScan::Next, py::arg("n"))
+      .def("close", &PyScan::Close);
   py::class_<PyGroup>(module, "Group")
       .def_static(
           "create",
@@ -58,6 +64,7 @@ void BindGroup(py::module_& module) {
       .def("entries", &PyGroup::Entries, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("with_slots"))
       .def("keys", &PyGroup::Keys, py::arg("table"))
+      .def("scan", &PyGroup::BeginScan, py::arg("table"), py::arg("with_slots"), py::arg("limit"))
       .def("mark_changes", &PyGroup::MarkChanges)
       .def("changed_since", &PyGroup::ChangedSince, py::arg("table"), py::arg("generation"))
       .def("apply_step", &PyGroup::ApplyStep, py::arg("step"), py::arg("updates"))

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/group/group.h"
+#include "core/group/scan.h"
 #include "executor/eigen_executor.h"
 #include "python/convert.h"
 
@@ -20,6 +21,33 @@ namespace tsps {
 // (table, keys int64[n], gradients float[n, dim], counts int32[n] or None, hyper)
 using PyUpdate =
     std::tuple<int, KeyArray, FloatArray, std::optional<CountArray>, std::vector<float>>;
+
+// One table as of one committed state. Not thread-safe.
+class PyScan {
+ public:
+  PyScan(std::shared_ptr<Group> group, int table, bool with_slots)
+      : group_(std::move(group)), table_(table), with_slots_(with_slots) {}
+
+  Status Begin(uint64_t limit);
+  uint64_t Step() const { return Open().step(); }
+  uint64_t Rows() const { return Open().StateOf(table_).live; }
+  py::dict Optimizer() const { return ToPython(Open().Planes(table_).optimizer); }
+  // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, dim]]). m is 0 at
+  // the end.
+  py::tuple Next(size_t n);
+  void Close() { scan_.reset(); }
+
+ private:
+  Scan& Open() const {
+    if (scan_ == nullptr) Throw(Error(Code::kFailedPrecondition, "this scan is closed"));
+    return *scan_;
+  }
+
+  const std::shared_ptr<Group> group_;
+  const int table_;
+  const bool with_slots_;
+  std::unique_ptr<Scan> scan_;
+};
 
 // A group and, in one process, its writer. Thread-safe: reads go to the Group, writes are
 // serialised here.
@@ -75,6 +103,9 @@ class PyGroup {
 
   KeyArray Keys(int table);
 
+  // `limit`: bytes of images at most; 0: the usual.
+  std::unique_ptr<PyScan> BeginScan(int table, bool with_slots, uint64_t limit);
+
   uint32_t MarkChanges();
   // (everything, written int64[n], erased int64[m]).
   py::tuple ChangedSince(int table, uint32_t generation);
@@ -90,7 +121,7 @@ class PyGroup {
   }
   // Raises DamagedFileError, saying what is damaged.
   void Verify(int table) {
-    ThrowIfError(Read([&](const ReadView& view) { return view.Verify(table); }));
+    ThrowIfError(WithoutGil([&] { return group_->Verify(table); }));
   }
 
  private:

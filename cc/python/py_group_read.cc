@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/base/racy_copy.h"
+#include "core/group/row_gather.h"
+#include "core/group/scan.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -64,70 +66,45 @@ py::dict PyGroup::Stats(int table) {
 }
 
 FloatArray PyGroup::Lookup(int table, const KeyArray& keys) {
-  const auto known = Config(table);
-  const TableConfig& config = *known;
-  const size_t n = KeyCount(keys);
-  const int64_t* key_data = keys.data();
-  ThrowIfError(CheckKeys(config, key_data, n));
-  FloatArray rows = NewRows(n, config.dim);
-  float* out = rows.mutable_data();
-  const auto dim = static_cast<size_t>(config.dim);
-  std::vector<const float*> found(n);
-  ThrowIfError(Read([&](const ReadView& view) {
-    view.Find(table, key_data, n, found.data());
-    executor_->ParallelFor(n, 1024, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        if (found[i] != nullptr) RacyRead(out + i * dim, found[i], dim * sizeof(float));
-      }
-    });
-    return Status();
-  }));
-  WithoutGil([&] {
-    for (size_t i = 0; i < n; ++i) {
-      if (found[i] == nullptr) InitialRow(config.initializer, key_data[i], dim, out + i * dim);
-    }
-  });
-  return rows;
+  const py::tuple result = LookupTables({{table, keys}});
+  return result[1].cast<std::vector<FloatArray>>()[0];
 }
 
 py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& parts) {
-  struct Part {
-    std::shared_ptr<const TableConfig> config;
-    const int64_t* keys;
-    float* out;
-    std::vector<const float*> found;
-  };
-  std::vector<Part> work;
+  std::vector<RowGather> gathers;
   std::vector<FloatArray> rows;
+  std::vector<float*> out;
+  std::vector<int> tables;
+  size_t total = 0;
   for (const auto& [table, keys] : parts) {
     auto config = Config(table);
     const size_t n = KeyCount(keys);
     ThrowIfError(CheckKeys(*config, keys.data(), n));
     rows.push_back(NewRows(n, config->dim));
-    work.push_back(
-        {std::move(config), keys.data(), rows.back().mutable_data(), std::vector<const float*>(n)});
+    out.push_back(rows.back().mutable_data());
+    tables.push_back(table);
+    total += n;
+    gathers.emplace_back(std::move(config), table, keys.data(), n);
   }
   uint64_t step = 0;
-  ThrowIfError(Read([&](const ReadView& view) {
+  const auto copy = [&](size_t p) { gathers[p].CopyAll(out[p], *executor_); };
+  const auto read = [&](const ReadView& view) {
     step = view.step();
-    for (size_t p = 0; p < work.size(); ++p) {
-      Part& part = work[p];
-      const auto dim = static_cast<size_t>(part.config->dim);
-      view.Find(parts[p].first, part.keys, part.found.size(), part.found.data());
-      for (size_t i = 0; i < part.found.size(); ++i) {
-        if (part.found[i] != nullptr)
-          RacyRead(part.out + i * dim, part.found[i], dim * sizeof(float));
-      }
+    for (size_t p = 0; p < gathers.size(); ++p) {
+      gathers[p].Find(view, *executor_);
+      copy(p);
     }
     return Status();
-  }));
-  for (const Part& part : work) {
-    const auto dim = static_cast<size_t>(part.config->dim);
-    for (size_t i = 0; i < part.found.size(); ++i) {
-      if (part.found[i] == nullptr)
-        InitialRow(part.config->initializer, part.keys[i], dim, part.out + i * dim);
+  };
+  const auto scan = [&](Scan& scan) -> Status {
+    step = scan.step();
+    for (size_t p = 0; p < gathers.size(); ++p) {
+      TSPS_RETURN_IF_ERROR(gathers[p].Find(scan, *executor_));
+      copy(p);
     }
-  }
+    return Status();
+  };
+  ThrowIfError(WithoutGil([&] { return ReadOrScan(*group_, tables, total, true, read, scan); }));
   return py::make_tuple(step, rows);
 }
 
@@ -155,49 +132,74 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   bool* found_data = found.mutable_data();
   float* row_data = rows.mutable_data();
   std::vector<uint32_t> numbers(n);
-  ThrowIfError(Read([&](const ReadView& view) -> Status {
-    if (with_slots && view.Stats(table).optimizer.kind != kind) {
-      return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
-                   " got another optimizer while it was read");
-    }
+  const auto zero = [&](size_t i) {
+    std::fill_n(row_data + i * width, width, 0.0f);
+    for (float* values : slot_data) std::fill_n(values + i * width, width, 0.0f);
+  };
+  const auto other_optimizer = [&] {
+    return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
+                 " got another optimizer while it was read");
+  };
+  const auto read = [&](const ReadView& view) -> Status {
+    if (with_slots && view.Stats(table).optimizer.kind != kind) return other_optimizer();
     view.FindRows(table, key_data, n, numbers.data());
     for (size_t i = 0; i < n; ++i) {
       found_data[i] = numbers[i] != kAbsentRow;
       if (!found_data[i]) {
-        std::fill_n(row_data + i * width, width, 0.0f);
-        for (float* values : slot_data) std::fill_n(values + i * width, width, 0.0f);
+        zero(i);
         continue;
       }
       RacyRead(row_data + i * width, view.Row(table, numbers[i]), width * sizeof(float));
       for (size_t slot = 0; slot < slot_data.size(); ++slot) {
         const float* const row = view.Slot(table, static_cast<int>(slot), numbers[i]);
-        if (row == nullptr) {
-          return Error(Code::kUnavailable, "the slots of table ", config->name, " of ",
-                       group_->path(), " were replaced while they were read");
-        }
+        if (row == nullptr) return other_optimizer();
         RacyRead(slot_data[slot] + i * width, row, width * sizeof(float));
       }
     }
     return Status();
-  }));
+  };
+  const auto scan = [&](Scan& scan) -> Status {
+    if (with_slots && scan.Planes(table).optimizer.kind != kind) return other_optimizer();
+    TSPS_RETURN_IF_ERROR(scan.Find(table, key_data, n, numbers.data(), *executor_));
+    char* planes[kMaxPlanes] = {reinterpret_cast<char*>(row_data)};
+    for (size_t slot = 0; slot < slot_data.size(); ++slot) {
+      planes[1 + slot] = reinterpret_cast<char*>(slot_data[slot]);
+    }
+    TSPS_RETURN_IF_ERROR(scan.Copy(table, numbers.data(), n, planes, *executor_));
+    for (size_t i = 0; i < n; ++i) {
+      found_data[i] = numbers[i] != kAbsentRow;
+      if (!found_data[i]) zero(i);
+    }
+    return Status();
+  };
+  ThrowIfError(WithoutGil([&] { return ReadOrScan(*group_, {table}, n, true, read, scan); }));
   return py::make_tuple(std::move(found), std::move(rows), std::move(slots));
 }
 
 KeyArray PyGroup::Keys(int table) {
+  constexpr size_t kRows = 65536;
   std::vector<int64_t> keys;
-  ThrowIfError(Read([&](const ReadView& view) {
-    keys.clear();
-    view.ForEach(table, [&](int64_t key, uint32_t) { keys.push_back(key); });
+  ThrowIfError(WithoutGil([&]() -> Status {
+    TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*group_, {table}));
+    keys.resize(scan->StateOf(table).live + kRows);
+    char* planes[kMaxPlanes] = {};
+    size_t n = 0;
+    while (true) {
+      if (keys.size() < n + kRows) keys.resize(n + kRows);
+      TSPS_ASSIGN_OR_RETURN(const size_t more, scan->Next(table, kRows, keys.data() + n, planes));
+      n += more;
+      if (more == 0) break;
+    }
+    keys.resize(n);
     return Status();
   }));
   return KeyArray(static_cast<py::ssize_t>(keys.size()), keys.data());
 }
 
 py::tuple PyGroup::ChangedSince(int table, uint32_t generation) {
-  Changes changes;
-  ThrowIfError(Read([&](const ReadView& view) {
-    changes = view.ChangedSince(table, generation);
-    return Status();
+  const Changes changes = ValueOrThrow(WithoutGil([&]() -> Result<Changes> {
+    TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*group_, {table}));
+    return scan->ChangedSince(table, generation);
   }));
   const auto keys = [](const std::vector<int64_t>& from) {
     return KeyArray(static_cast<py::ssize_t>(from.size()), from.data());

@@ -165,14 +165,14 @@ def test_a_group_that_is_not_what_it_should_be(create, folder):
 
 BLOCKED_SAVE = """
 import sys
-from tf_sparse_ps.table import Table
+from tf_sparse_ps.table import Scan, Table
 
-entries = Table.entries
-def wait(*args, **kwargs):
+blocks = Scan.__iter__
+def wait(scan):
     print("writing", flush=True)
     sys.stdin.readline()
-    return entries(*args, **kwargs)
-Table.entries = wait
+    yield from blocks(scan)
+Scan.__iter__ = wait
 Table.open(sys.argv[1]).save(sys.argv[2])
 """
 

@@ -156,8 +156,10 @@ def test_four_ranks_differ_in_the_order_of_summation_only(four: Path) -> None:
     for i in range(10):
         expected = results["adam"][0][f"weights {i}"]
         assert np.abs(first[f"weights {i}"] - expected).max() <= 1e-6 * np.abs(expected).max()
-    assert first["plan"]["latency_s"] > 0
-    assert first["plan"]["seconds_per_byte"] > 0
+    # Measured, on a machine that may be busy with something else: a line fitted through that may have one of them at 0.
+    assert first["plan"]["latency_s"] >= 0
+    assert first["plan"]["seconds_per_byte"] >= 0
+    assert first["plan"]["latency_s"] + first["plan"]["seconds_per_byte"] > 0
 
 
 def test_erratic_timing_is_profiled_again_up_to_the_bound(four: Path) -> None:

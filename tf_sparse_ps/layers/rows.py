@@ -73,16 +73,15 @@ def assign_matrix(binding: TableBinding, value: Any) -> None:
 
 def read(binding: TableBinding) -> dict[str, npt.NDArray[Any]]:
     """Everything of a table."""
-    reader = binding.reader()
-    keys = reader.keys()
-    _, values, slots = reader.entries(keys)
-    stats = reader.stats()
+    with binding.reader().scan() as scan:
+        rule = scan.optimizer
+        keys, values, slots = scan.read()
     meta = {
         "version": _VERSION,
         "dim": binding.config.dim,
         "key_limit": binding.config.key_limit,
-        "optimizer": stats["optimizer"]["kind"],
-        "slot_init": [_shortest(value) for value in stats["optimizer"]["slot_init"]],
+        "optimizer": rule["kind"],
+        "slot_init": [_shortest(value) for value in rule["slot_init"]],
         "initializer": _initializer(binding),
     }
     state: dict[str, npt.NDArray[Any]] = {"keys": keys, "rows": values}

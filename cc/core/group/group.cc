@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "core/base/fault_point.h"
@@ -77,6 +78,11 @@ Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
 }
 
 Status Group::Read(const std::function<Status(const ReadView&)>& read, double timeout_s) {
+  return TryRead(read, timeout_s, INT_MAX).status();
+}
+
+Result<bool> Group::TryRead(const std::function<Status(const ReadView&)>& read, double timeout_s,
+                            int attempts) {
   const ControlFile& control = *impl_->control;
   const uint64_t deadline = NowNs() + static_cast<uint64_t>(timeout_s * 1e9);
   State state;
@@ -127,12 +133,19 @@ Status Group::Read(const std::function<Status(const ReadView&)>& read, double ti
         if (again && status.ok()) continue;
         RaiseMax(counters_.read_blocked_ns_max, blocked);
         RaiseMax(counters_.growth_blocked_ns_max, blocked_by_growth);
-        return status;
+        if (!status.ok()) return status;
+        return true;
       }
     }
     count(ThreadNs() - began);
+    if (--attempts == 0) {
+      RaiseMax(counters_.read_blocked_ns_max, blocked);
+      return false;
+    }
   }
 }
+
+bool Group::WrittenElsewhere() const { return !impl_->tables.owned() && impl_->probe->Held(); }
 
 uint64_t Group::step() const { return impl_->control->CommittedStep(); }
 

@@ -84,6 +84,14 @@ class Group {
   // `timeout_s`. ResourceExhausted when `read` looks at a table that has outgrown the address range
   // of this process (address_range.h); the other tables can still be read.
   Status Read(const std::function<Status(const ReadView&)>& read, double timeout_s = 30.0);
+  // The same, but false, after as many lost attempts.
+  Result<bool> TryRead(const std::function<Status(const ReadView&)>& read, double timeout_s,
+                       int attempts);
+  // Checks index, row numbers and free list of a table against each other: DataLoss, saying what is
+  // damaged. Beside any writer.
+  Status Verify(int table);
+  // Whether the group has a writer, in another process or another handle of this one.
+  bool WrittenElsewhere() const;
   // Blocks until `step` is committed. Unavailable, naming pid and step, when the writer dies first.
   // `cancelled` may be null; it is looked at about ten times a second.
   Status WaitForStep(uint64_t step, double timeout_s, const std::atomic<bool>* cancelled) const;
@@ -174,7 +182,7 @@ class GroupWriter {
   Result<uint32_t> MarkChanges();
   // Sets the committed step, for a restored or imported state.
   Status SetStep(uint64_t step);
-  // ReadView::Verify of every table.
+  // Group::Verify of every table.
   Status Verify();
 
   struct Impl;  // group_impl.h

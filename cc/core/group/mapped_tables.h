@@ -53,6 +53,7 @@ class MappedTables {
   // From now on, until Disown(), only the writer drops tables. It has all of them mapped.
   void Own();
   void Disown();
+  bool owned() const { return owned_; }
   // The files in a place; null: none are mapped.
   TableFiles* files(size_t place) const;
   void Put(size_t place, uint64_t removed, std::shared_ptr<TableFiles> files);
@@ -67,7 +68,7 @@ class MappedTables {
 
   std::mutex mutex_;  // of who changes the list
   std::shared_ptr<const List> list_ = std::make_shared<List>();
-  bool owned_ = false;
+  std::atomic<bool> owned_{false};
   std::atomic<uint64_t> looked_at_{0};  // the version of the state that DropRemoved saw last
 };
 

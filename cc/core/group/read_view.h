@@ -30,13 +30,6 @@ struct TableStats {
   OptimizerConfig optimizer;
 };
 
-// What changed of a table since a change generation.
-struct Changes {
-  bool everything = false;       // it is not known: all keys may have been written, others erased
-  std::vector<int64_t> written;  // all keys, if `everything`
-  std::vector<int64_t> erased;   // each once; empty, if `everything`
-};
-
 // What Group::Read() hands to its callback: a view of the group's memory, in which the writer may
 // be at work. Read() finds out afterwards whether all that was read is of one committed state, and
 // runs the callback again if not. Valid inside the callback only.
@@ -57,19 +50,13 @@ class ReadView {
   const char* Plane(int table, size_t plane, uint32_t row) const;
   // Calls visit(key, row) for every live key, in the index's order.
   void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
-  // What was written or erased in a change generation (GroupWriter::MarkChanges) or after it. A key
-  // that was both is in both: it has been written after it was erased. After a kill there may be
-  // more, never less.
-  Changes ChangedSince(int table, uint32_t generation) const;
   TableStats Stats(int table) const;
-  // Checks index, row numbers and free list of a table against each other: DataLoss, saying what is
-  // damaged.
-  Status Verify(int table) const;
 
  private:
   friend class Group;
   friend class GroupWriter;
   friend class Scan;
+  friend class TableCheck;
   ReadView(const Group& group, const State& state, const std::vector<MappedTable>& mapped,
            const Overlay* overlay)
       : group_(group), state_(state), mapped_(mapped), overlay_(overlay) {}

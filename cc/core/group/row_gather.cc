@@ -31,6 +31,10 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
   for (size_t i = 0; i < n_; ++i) {
     if (rows_[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
   }
+  Initialize(std::move(absent), executor);
+}
+
+void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
   const size_t dim = static_cast<size_t>(config_->dim);
   if (absent != absent_) {
     absent_ = std::move(absent);
@@ -42,6 +46,32 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
     });
   }
   for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = &initial_[i * dim];
+}
+
+void RowGather::CopyAll(float* out, Executor& executor) const {
+  const size_t dim = static_cast<size_t>(config_->dim);
+  executor.ParallelFor(n_, std::max<size_t>(1, kCopyBytes / (dim * sizeof(float))),
+                       [&](size_t begin, size_t end) {
+                         for (size_t i = begin; i < end; ++i) {
+                           RacyRead(out + i * dim, rows_[i], dim * sizeof(float));
+                         }
+                       });
+}
+
+Status RowGather::Find(Scan& scan, Executor& executor) {
+  const size_t dim = static_cast<size_t>(config_->dim);
+  std::vector<uint32_t> numbers(n_);
+  TSPS_RETURN_IF_ERROR(scan.Find(table_, keys_, n_, numbers.data(), executor));
+  copies_.reset(new float[n_ * dim]);
+  char* planes[kMaxPlanes] = {reinterpret_cast<char*>(copies_.get())};
+  TSPS_RETURN_IF_ERROR(scan.Copy(table_, numbers.data(), n_, planes, executor));
+  std::vector<uint32_t> absent;
+  for (size_t i = 0; i < n_; ++i) {
+    rows_[i] = &copies_[i * dim];
+    if (numbers[i] == kAbsentRow) absent.push_back(static_cast<uint32_t>(i));
+  }
+  Initialize(std::move(absent), executor);
+  return Status();
 }
 
 void CopyRows(const float* const* rows, const int32_t* inverse, size_t n, size_t dim, float* out,

@@ -10,6 +10,7 @@
 
 #include "core/base/executor.h"
 #include "core/group/group.h"
+#include "core/group/scan.h"
 
 namespace tsps {
 
@@ -23,18 +24,26 @@ class RowGather {
   // Probes in parallel. Every attempt of a Read() calls this first; initial rows are computed by
   // the first attempt only, as long as the same keys are absent.
   void Find(const ReadView& view, Executor& executor);
+  // The same by a scan, which needs no further attempt: rows() are copies then.
+  Status Find(Scan& scan, Executor& executor);
 
-  // Address of each key's row, in the table or here. Valid in the attempt of the last Find().
+  // Address of each key's row, in the table or here; of an attempt, Valid in the attempt of the last Find().
   const float* const* rows() const { return rows_.get(); }
   size_t n() const { return n_; }
   size_t n_absent() const { return absent_.size(); }
+  // The rows, in the order of the keys: float[n, dim]. Reads rows that a writer may be changing.
+  void CopyAll(float* out, Executor& executor) const;
 
  private:
+  // Gives absent keys their initial rows.
+  void Initialize(std::vector<uint32_t> absent, Executor& executor);
+
   const std::shared_ptr<const TableConfig> config_;
   const int table_;
   const int64_t* const keys_;
   const size_t n_;
   std::unique_ptr<const float*[]> rows_;
+  std::unique_ptr<float[]> copies_;   // float[n, dim], of a scan
   std::vector<uint32_t> absent_;      // positions in keys_
   std::unique_ptr<float[]> initial_;  // their rows, float[absent_.size(), dim]
 };

@@ -1,15 +1,11 @@
 #include "core/group/scan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <random>
 #include <utility>
 
 #include "core/base/clock.h"
-#include "core/base/fault_point.h"
 #include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
 #include "core/group/group_impl.h"
@@ -23,18 +19,6 @@ constexpr size_t kProbeGrain = 4096;  // keys
 constexpr size_t kCopyGrain = 1024;   // rows
 constexpr size_t kAhead = 16;
 constexpr uint64_t kLeastLimit = 64u << 20;
-
-uint64_t NewId() {
-  std::random_device random;
-  return uint64_t{random()} << 32 | random() | 1;
-}
-
-void RemoveFilesOf(const std::string& group, size_t place) {
-  const std::string prefix = ".scan-" + std::to_string(place) + ".";
-  for (const std::string& name : EntriesOf(group)) {
-    if (name.rfind(prefix, 0) == 0) unlink((group + "/" + name).c_str());
-  }
-}
 
 // Room for what rows are added before the scan begins.
 uint64_t WithMargin(uint64_t rows) {
@@ -66,7 +50,7 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
       if (announced && !scan->Fits()) continue;
     }
     if (!announced) {
-      scan->Withdraw();
+      scan->announcement_.reset();
       TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
       scan->state_ = std::move(state);
     }
@@ -78,23 +62,7 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
                options.timeout_s, " s: its tables change all the time");
 }
 
-Scan::~Scan() { Withdraw(); }
-
-void Scan::Withdraw() {
-  if (lock_ == nullptr || !lock_->HeldByThisProcess()) return;
-  if (file_ != nullptr) {
-    uint64_t id = id_;
-    announcement_->compare_exchange_strong(id, 0);
-    unlink(file_->file().path().c_str());
-    for (Part& part : parts_) part.images.clear();
-    file_.reset();
-  }
-  lock_.reset();
-}
-
 Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t deadline) {
-  std::atomic<uint64_t>* const places = group_.impl_->control->Announcements();
-  if (places == nullptr) return false;
   std::vector<ScanFile::Wanted> wanted;
   uint64_t bytes = 0;
   for (const int table : tables_) {
@@ -106,40 +74,9 @@ Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t
   }
   const uint64_t limit =
       options.limit != 0 ? options.limit : std::max<uint64_t>(bytes / 4, kLeastLimit);
-  size_t place = 0;
-  while (lock_ == nullptr) {
-    auto lock = FileLock::Acquire(ScanLockPath(group_.path(), place), "another scan has this place");
-    if (lock.ok()) {
-      lock_ = std::move(*lock);
-      break;
-    }
-    if (lock.status().code() == Code::kResourceExhausted) return lock.status();
-    if (lock.status().code() != Code::kAborted) return false;
-    if (++place < kMaxScans) continue;
-    if (NowNs() > deadline) {
-      return Error(Code::kUnavailable, kMaxScans, " scans of ", group_.path(),
-                   " are under way, no more can begin");
-    }
-    usleep(1000);
-    place = 0;
-  }
-  RemoveFilesOf(group_.path(), place);  // of those that were killed
-  id_ = NewId();
-  auto file = ScanFile::Create(ScanPath(group_.path(), place, id_), id_, limit, wanted);
-  if (!file.ok()) {
-    unlink(ScanPath(group_.path(), place, id_).c_str());
-    return false;
-  }
-  file_ = std::move(*file);
-  announcement_ = &places[place];
-  TSPS_FAULT_POINT("scan.made");
-  announcement_->store(id_, std::memory_order_seq_cst);
-#ifndef __SANITIZE_THREAD__
-  // Either the writer sees the announcement after it has made the sequence odd, or this sees that.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-#endif
-  TSPS_FAULT_POINT("scan.announced");
-  return true;
+  TSPS_ASSIGN_OR_RETURN(announcement_, ScanAnnouncement::Make(group_.path(), *group_.impl_->control,
+                                                              wanted, limit, deadline));
+  return announced();
 }
 
 Result<bool> Scan::AwaitState(uint64_t deadline) {
@@ -164,9 +101,9 @@ Result<bool> Scan::AwaitState(uint64_t deadline) {
 
 bool Scan::Fits() const {
   // The writer may have made mutations between the announcement and the look at the state.
-  const uint64_t seen = file_->header().seen.load();
+  const uint64_t seen = file().header().seen.load();
   if (seen != 0 && seen != state_.epoch + 1) return false;
-  for (const ScanFile::Wanted& table : file_->tables()) {
+  for (const ScanFile::Wanted& table : file().tables()) {
     if (table.place >= state_.tables.size()) return false;
     const TableState& now = state_.tables[table.place];
     if (IsVacant(now) || now.removed != table.removed || now.planes != table.planes) return false;
@@ -200,42 +137,23 @@ Scan::Part& Scan::PartOf(int table) {
   return const_cast<Part&>(static_cast<const Scan*>(this)->PartOf(table));
 }
 
-Status Scan::Check() const {
-  if (!announced()) return Status();
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (announcement_->load(std::memory_order_acquire) == id_) return Status();
-  switch (static_cast<ScanEnd>(file_->header().ended.load())) {
-    case ScanEnd::kLimit:
-      return Error(Code::kUnavailable, "the scan of ", group_.path(), " was ended: more than ",
-                   file_->limit(), " bytes of rows were written while it went on, its limit");
-    case ScanEnd::kNoRoom:
-      return Error(Code::kUnavailable, "the scan of ", group_.path(),
-                   " was ended: there is no room for the rows as they were before they were written");
-    case ScanEnd::kPlanes:
-      return Error(Code::kUnavailable, "the scan of ", group_.path(),
-                   " was ended: a table was bound to another optimizer");
-    case ScanEnd::kNot:
-      break;
-  }
-  return Error(Code::kUnavailable, "the scan of ", group_.path(),
-               " was ended: its writer could not open ", file_->file().path());
-}
+Status Scan::Check() const { return announced() ? announcement_->Check() : Status(); }
 
 Status Scan::TakeImages() {
-  const uint64_t end = file_->header().end.load(std::memory_order_acquire);
-  if (end > file_->limit() || file_->records() + end > file_->file().range()) {
-    return Damaged(file_->file().path(), "records of ", end, " bytes");
+  const uint64_t end = file().header().end.load(std::memory_order_acquire);
+  if (end > file().limit() || file().records() + end > file().file().range()) {
+    return Damaged(file().file().path(), "records of ", end, " bytes");
   }
   while (taken_ < end) {
-    ScanRecord* const record = file_->record(taken_);
+    ScanRecord* const record = file().record(taken_);
     const uint64_t room = end - taken_;
     const bool sane = room >= sizeof(ScanRecord) && record->table < parts_.size() &&
                       record->n <= kMaxRowNumber && record->bytes <= room &&
                       record->bytes == ScanRecordBytes(record->n, record->row_bytes);
-    if (!sane) return Damaged(file_->file().path(), "the record at ", taken_);
+    if (!sane) return Damaged(file().file().path(), "the record at ", taken_);
     Part& part = parts_[record->table];
     if (record->row_bytes != RowBytes(*part.list, part.list->planes.size())) {
-      return Damaged(file_->file().path(), "images of ", record->row_bytes, " bytes at ", taken_);
+      return Damaged(file().file().path(), "images of ", record->row_bytes, " bytes at ", taken_);
     }
     const uint32_t* const rows = ScanRows(record);
     const char* image = ScanImages(record);
@@ -294,7 +212,7 @@ Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes
 #endif
     std::vector<size_t> of_range;
     for (size_t i = begin; i < end; ++i) {
-      if (rows[i] != kAbsentRow && file_->Saved(t, rows[i])) of_range.push_back(i);
+      if (rows[i] != kAbsentRow && file().Saved(t, rows[i])) of_range.push_back(i);
     }
     const std::lock_guard<std::mutex> lock(mutex);
     saved.insert(saved.end(), of_range.begin(), of_range.end());
@@ -304,7 +222,7 @@ Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes
   for (const size_t i : saved) {
     const auto found = part.images.find(rows[i]);
     if (found == part.images.end()) {
-      return Damaged(file_->file().path(), "no image of row ", rows[i]);
+      return Damaged(file().file().path(), "no image of row ", rows[i]);
     }
     const char* image = found->second;
     for (size_t p = 0; p < part.list->planes.size(); ++p) {
@@ -359,7 +277,7 @@ Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* plane
     }
     live += kept;
     part.next += m;
-    if (announced()) file_->passed(NumberOf(part)).store(part.next, std::memory_order_relaxed);
+    if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_relaxed);
   }
   return live;
 }
@@ -439,46 +357,19 @@ Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Exec
   return Status();
 }
 
-Status Scan::ReadInPlace(const std::function<Status(const ReadView&)>& read) {
-  return group_.Read(
-      [&](const ReadView& view) -> Status {
-        if (view.state_.epoch != state_.epoch) {
-          return Error(Code::kUnavailable, "group ", group_.path(),
-                       " changed while it was read. A scan beside a writer needs write access to "
-                       "the group; begin again");
-        }
-        return read(view);
-      },
-      timeout_s_);
-}
-
-Status Scan::CopyInPlace(int table, const uint32_t* rows, size_t n, char* const* planes) {
-  const PlaneList& list = Planes(table);
-  const size_t key = list.trained();
-  return ReadInPlace([&](const ReadView& view) -> Status {
-    for (size_t i = 0; i < n; ++i) {
-      if (rows[i] == kAbsentRow) continue;
-      for (size_t p = 0; p < list.planes.size(); ++p) {
-        const size_t bytes = list.planes[p].row_bytes;
-        if (planes[p] == nullptr) continue;
-        const char* const from = view.Plane(table, p, rows[i]);
-        if (from == nullptr) return Damaged(group_.path(), "no row ", rows[i]);
-        RacyRead(planes[p] + i * bytes, from, bytes);
-      }
-      // A mutation that was not finished may have changed whether the row is free.
-      if (planes[key + 1] == nullptr || view.overlay_ == nullptr) continue;
-      int64_t of_row = 0;
-      uint32_t found = 0;
-      uint32_t changed = 0;
-      RacyRead(&of_row, list.keys() + rows[i], sizeof(of_row));
-      view.FindRows(table, &of_row, 1, &found);
-      std::memcpy(&changed, planes[key + 1] + i * sizeof(changed), sizeof(changed));
-      if (found != rows[i]) changed = kFreeRow;
-      if (found == rows[i] && changed == kFreeRow) changed = state_.changes;
-      std::memcpy(planes[key + 1] + i * sizeof(changed), &changed, sizeof(changed));
-    }
-    return Status();
-  });
+Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
+                  const std::function<Status(const ReadView&)>& read,
+                  const std::function<Status(Scan&)>& scan) {
+  constexpr size_t kMany = 16384;  // keys: looking them up takes longer than a fast writer is quiet
+  constexpr size_t kFew = 4096;
+  constexpr int kAttempts = 2;
+  if (keys < kFew) return group.Read(read);
+  if (keys < kMany || !beside_writer || !group.WrittenElsewhere()) {
+    TSPS_ASSIGN_OR_RETURN(const bool done, group.TryRead(read, 30.0, kAttempts));
+    if (done) return Status();
+  }
+  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<Scan> begun, Scan::Begin(group, tables));
+  return scan(*begun);
 }
 
 }  // namespace tsps

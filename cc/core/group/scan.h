@@ -14,7 +14,6 @@
 #ifndef TFSPS_CORE_GROUP_SCAN_H_
 #define TFSPS_CORE_GROUP_SCAN_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -28,11 +27,18 @@
 #include "core/group/control_file.h"
 #include "core/group/group.h"
 #include "core/group/mapped_tables.h"
+#include "core/group/scan_announcement.h"
 #include "core/group/scan_file.h"
-#include "core/os/file_lock.h"
 #include "core/table/planes.h"
 
 namespace tsps {
+
+// What changed of a table since a change generation.
+struct Changes {
+  bool everything = false;       // it is not known: all keys may have been written, others erased
+  std::vector<int64_t> written;  // all keys, if `everything`
+  std::vector<int64_t> erased;   // each once; empty, if `everything`
+};
 
 // Not thread-safe. The group must outlive it.
 class Scan {
@@ -48,13 +54,13 @@ class Scan {
   static Result<std::unique_ptr<Scan>> Begin(Group& group, const std::vector<int>& tables) {
     return Begin(group, tables, Options());
   }
-  ~Scan();
   Scan(const Scan&) = delete;
   Scan& operator=(const Scan&) = delete;
 
   // --- The committed state. ---
   uint64_t step() const { return state_.step; }
   uint64_t version() const { return state_.version; }
+  uint32_t changes() const { return state_.changes; }  // the change generation
   const std::vector<int>& tables() const { return tables_; }
   const TableState& StateOf(int table) const;
   const PlaneList& Planes(int table) const { return *PartOf(table).list; }
@@ -66,6 +72,10 @@ class Scan {
   // Row numbers of keys, kAbsentRow for absent ones; any number of them. Not of rows that Next has
   // passed.
   Status Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor);
+  // What was written or erased in a change generation (GroupWriter::MarkChanges) or after it. A key
+  // that was both is in both: it has been written after it was erased. After a kill there may be
+  // more, never less. As Next, of a table whose rows it has not passed.
+  Result<Changes> ChangedSince(int table, uint32_t generation);
   // Planes of rows by their numbers; skips kAbsentRow.
   Status Copy(int table, const uint32_t* rows, size_t n, char* const* planes, Executor& executor);
   // Not, as long as all that was read is of one state.
@@ -94,8 +104,8 @@ class Scan {
   bool Fits() const;
   // False if some are not as the state says any more.
   bool MapTables();
-  void Withdraw();
-  bool announced() const { return file_ != nullptr; }
+  bool announced() const { return announcement_ != nullptr; }
+  ScanFile& file() const { return announcement_->file(); }
 
   const Part& PartOf(int table) const;
   Part& PartOf(int table);
@@ -120,13 +130,16 @@ class Scan {
   std::vector<Part> parts_;
   uint64_t waited_ns_ = 0;
   double timeout_s_ = 0;
-  // --- Announced only. ---
-  std::unique_ptr<FileLock> lock_;
-  std::atomic<uint64_t>* announcement_ = nullptr;
-  uint64_t id_ = 0;
-  std::unique_ptr<ScanFile> file_;
-  uint64_t taken_ = 0;  // bytes of records
+  std::unique_ptr<ScanAnnouncement> announcement_;  // null: it cannot be made
+  uint64_t taken_ = 0;                              // bytes of its records
 };
+
+// For lookups: `read` on one committed state as Group::Read(), while that is quick, else `scan`.
+// `keys`: how many are looked up in all. `beside_writer`: the caller does not know when the writer,
+// of another process, writes; ranks of a job, which look up between its steps, do.
+Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
+                  const std::function<Status(const ReadView&)>& read,
+                  const std::function<Status(Scan&)>& scan);
 
 }  // namespace tsps
 

@@ -1,45 +1,38 @@
-// Checks a table's index, row numbers and returned rows against each other.
+// Checks a table's index, row numbers and returned rows against each other. The index piece by piece,
+// each as of a committed state, and then all rows as of one: a writer may be at work meanwhile.
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "core/group/group.h"
 #include "core/group/group_impl.h"
 #include "core/group/index_view.h"
+#include "core/group/scan.h"
 #include "core/group/table_number.h"
 
 namespace tsps {
 namespace {
 
+constexpr uint32_t kSegments = 16;  // of a piece
+constexpr size_t kRows = 4096;      // of a piece
+
+}  // namespace
+
+// Checks of one table as a view shows it.
 class TableCheck {
  public:
-  TableCheck(TableFiles& files, const TableState& state, const Overlay* overlay, int place,
-             uint32_t changes)
-      : files_(files),
-        state_(state),
-        changes_(changes),
-        index_(files, state, overlay, place),
-        taken_(state.rows) {
-    if (const PlaneList* const list = files.Planes(state)) {
-      keys_ = reinterpret_cast<const int64_t*>(list->key().file->data());
-      changed_ = reinterpret_cast<const uint32_t*>(list->changed().file->data());
-    }
-  }
+  // Read() fails, or maps the table and calls again, if the view does not have it.
+  static bool Has(const ReadView& view, int table) { return view.Mapped(table); }
+  TableCheck(const ReadView& view, int table)
+      : files_(view.Files(table)),
+        state_(view.StateOf(table)),
+        changes_(view.state_.changes),
+        unfinished_(view.overlay_ != nullptr),
+        index_(files_, state_, view.overlay_, static_cast<int>(PlaceOf(table))),
+        list_(files_.Planes(state_)) {}
 
-  Status Run() {
-    TSPS_RETURN_IF_ERROR(CheckDirectory());
-    for (uint32_t number = 0; number < state_.segments; ++number) {
-      TSPS_RETURN_IF_ERROR(CheckEntries(number));
-    }
-    if (live_ != state_.live) return Damaged(live_, " keys, ", state_.live, " counted");
-    TSPS_RETURN_IF_ERROR(CheckErased());
-    return CheckFreeRows();
-  }
-
- private:
-  template <typename... Args>
-  Status Damaged(const Args&... what) const {
-    return Error(Code::kDataLoss, "table ", files_.folder(), " is damaged: ", what...);
-  }
+  uint32_t segments() const { return state_.segments; }
+  Status CheckState() const { return files_.CheckState(state_); }
 
   // Every segment has its own aligned range of entries, and its depth says how long that is.
   Status CheckDirectory() const {
@@ -65,7 +58,8 @@ class TableCheck {
                                        : Damaged(segments, " segments of ", state_.segments);
   }
 
-  Status CheckEntries(uint32_t number) {
+  // Keys, and the rows that they lead to: a row has its key, so that no two keys have one row.
+  Status CheckEntries(uint32_t number) const {
     uint32_t used = 0;
     uint32_t inserted = 0;  // by an unfinished mutation, which may or may not have counted them
     for (uint32_t at = 0; at < kSegmentEntries; ++at) {
@@ -87,41 +81,27 @@ class TableCheck {
             "key ", key,
             found < kSegmentEntries ? " is there twice" : " is there and cannot be found");
       }
-      const uint32_t row = row_plus_one - 1;
-      if (row >= state_.rows) return Damaged("key ", key, " has row ", row, " of ", state_.rows);
-      if (taken_[row]) return Damaged("row ", row, " has two keys, one is ", key);
-      taken_[row] = true;
-      ++live_;
-      TSPS_RETURN_IF_ERROR(CheckPlanes(row, key));
+      TSPS_RETURN_IF_ERROR(CheckRow(row_plus_one - 1, key));
     }
     const uint32_t counted = LoadRelaxed(index_.segment(number).used);
     if (counted >= used && counted <= used + inserted) return Status();
     return Damaged("segment ", number, " counts ", counted, " entries, has ", used);
   }
 
-  Status CheckPlanes(uint32_t row, int64_t key) const {
-    if (keys_ == nullptr) return Status();
-    const int64_t of_row = LoadRelaxed(keys_[row]);
-    if (of_row != key) {
-      return Damaged("row ", row, " is that of key ", key, " in the index and of key ", of_row,
-                     " in the plane of keys");
-    }
-    const uint32_t changed = LoadRelaxed(changed_[row]);
-    if (changed <= changes_) return Status();
-    return Damaged("row ", row, " was written in change generation ", changed, " of ", changes_);
-  }
-
-  // After the keys' rows.
-  Status CheckFreeRows() {
+  Status CheckFreeRows() const {
+    std::vector<bool> met(state_.rows);
     for (uint64_t i = 0; i < state_.free_rows; ++i) {
       const uint32_t row = LoadRelaxed(files_.free_stack()[i]);
-      if (row >= state_.rows || taken_[row]) {
-        return Damaged("free row ", row, " is in use or out of range");
+      if (row >= state_.rows || met[row]) {
+        return Damaged("free row ", row, " is out of range, or free twice");
       }
-      taken_[row] = true;
+      met[row] = true;
+      // An unfinished mutation may have given it to a key.
+      if (unfinished_ || LoadRelaxed(list_->changed_generations()[row]) == kFreeRow) continue;
+      return Damaged("free row ", row, " is in use");
     }
-    if (live_ + state_.free_rows == state_.rows) return Status();
-    return Damaged(state_.rows - live_ - state_.free_rows, " rows are neither free nor in use");
+    if (state_.live + state_.free_rows == state_.rows) return Status();
+    return Damaged(state_.live, " keys and ", state_.free_rows, " free rows of ", state_.rows);
   }
 
   // In the order in which they were erased.
@@ -138,24 +118,89 @@ class TableCheck {
     return Status();
   }
 
-  const TableFiles& files_;
+ private:
+  template <typename... Args>
+  Status Damaged(const Args&... what) const {
+    return tsps::Damaged("table " + files_.folder(), what...);
+  }
+
+  Status CheckRow(uint32_t row, int64_t key) const {
+    if (row >= state_.rows) return Damaged("key ", key, " has row ", row, " of ", state_.rows);
+    const int64_t of_row = LoadRelaxed(list_->keys()[row]);
+    if (of_row == key) return Status();
+    return Damaged("row ", row, " is that of key ", key, " in the index and of key ", of_row,
+                   " in the plane of keys");
+  }
+
+  TableFiles& files_;
   const TableState& state_;
   const uint32_t changes_;
+  const bool unfinished_;
   const IndexView index_;
-  std::vector<bool> taken_;  // by row
-  const uint32_t* changed_ = nullptr;
-  const int64_t* keys_ = nullptr;  // by row
-  uint64_t live_ = 0;
+  const PlaneList* const list_;
 };
+
+namespace {
+
+// Every row that is not free has a key, which leads to it.
+Status CheckRows(Scan& scan, int table, const std::string& folder) {
+  const PlaneList& list = scan.Planes(table);
+  const TableState& state = scan.StateOf(table);
+  SerialExecutor executor;
+  std::vector<uint32_t> rows(kRows), changed(kRows), found(kRows);
+  std::vector<int64_t> keys(kRows);
+  char* planes[kMaxPlanes] = {};
+  planes[list.trained()] = reinterpret_cast<char*>(keys.data());
+  planes[list.trained() + 1] = reinterpret_cast<char*>(changed.data());
+  uint64_t live = 0;
+  for (uint64_t begin = 0; begin < state.rows; begin += kRows) {
+    const size_t m = std::min<uint64_t>(kRows, state.rows - begin);
+    for (size_t i = 0; i < m; ++i) rows[i] = static_cast<uint32_t>(begin + i);
+    TSPS_RETURN_IF_ERROR(scan.Copy(table, rows.data(), m, planes, executor));
+    TSPS_RETURN_IF_ERROR(scan.Find(table, keys.data(), m, found.data(), executor));
+    for (size_t i = 0; i < m; ++i) {
+      if (changed[i] == kFreeRow) continue;
+      ++live;
+      if (found[i] != rows[i]) {
+        return Damaged(folder, "row ", rows[i], " is that of key ", keys[i], ", which ",
+                       found[i] == kAbsentRow ? "cannot be found" : "has another row");
+      }
+      if (changed[i] <= scan.changes()) continue;
+      return Damaged(folder, "row ", rows[i], " was written in change generation ", changed[i],
+                     " of ", scan.changes());
+    }
+  }
+  if (live == state.live) return Status();
+  return Damaged(folder, live, " keys, ", state.live, " counted");
+}
 
 }  // namespace
 
-Status ReadView::Verify(int table) const {
-  if (!Mapped(table)) return Status();  // Read() fails, or maps it
-  TSPS_RETURN_IF_ERROR(Files(table).CheckState(StateOf(table)));
-  return TableCheck(Files(table), StateOf(table), overlay_, static_cast<int>(PlaceOf(table)),
-                    state_.changes)
-      .Run();
+Status Group::Verify(int table) {
+  uint32_t segments = 0;
+  TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
+    if (!TableCheck::Has(view, table)) return Status();
+    const TableCheck check(view, table);
+    TSPS_RETURN_IF_ERROR(check.CheckState());
+    TSPS_RETURN_IF_ERROR(check.CheckDirectory());
+    TSPS_RETURN_IF_ERROR(check.CheckErased());
+    segments = check.segments();
+    return check.CheckFreeRows();
+  }));
+  for (uint32_t begin = 0; begin < segments; begin += kSegments) {
+    TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
+      if (!TableCheck::Has(view, table)) return Status();
+      const TableCheck check(view, table);
+      segments = check.segments();
+      for (uint32_t number = begin; number < std::min(begin + kSegments, segments); ++number) {
+        TSPS_RETURN_IF_ERROR(check.CheckEntries(number));
+      }
+      return Status();
+    }));
+  }
+  TSPS_ASSIGN_OR_RETURN(const auto config, Config(table));
+  TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*this, {table}));
+  return CheckRows(*scan, table, "table " + path_ + "/" + config->name);
 }
 
 Status GroupWriter::Verify() {
@@ -163,10 +208,7 @@ Status GroupWriter::Verify() {
   for (size_t place = 0; place < impl_->state.tables.size(); ++place) {
     const TableState& state = impl_->state.tables[place];
     if (IsVacant(state)) continue;
-    TableFiles& files = *group_.impl_->tables.files(place);
-    TSPS_RETURN_IF_ERROR(files.CheckState(state));
-    TSPS_RETURN_IF_ERROR(
-        TableCheck(files, state, nullptr, static_cast<int>(place), impl_->state.changes).Run());
+    TSPS_RETURN_IF_ERROR(group_.Verify(TableNumber(place, state.removed)));
   }
   return Status();
 }

@@ -1,0 +1,105 @@
+#include "core/group/scan_announcement.h"
+
+#include <unistd.h>
+
+#include <random>
+#include <utility>
+
+#include "core/base/clock.h"
+#include "core/base/fault_point.h"
+
+namespace tsps {
+namespace {
+
+constexpr int kRetryUs = 1000;
+
+uint64_t NewId() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random() | 1;
+}
+
+// Of scans that were killed.
+void RemoveFilesOf(const std::string& group, size_t place) {
+  const std::string prefix = ".scan-" + std::to_string(place) + ".";
+  for (const std::string& name : EntriesOf(group)) {
+    if (name.rfind(prefix, 0) == 0) unlink((group + "/" + name).c_str());
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
+    const std::string& group_path, ControlFile& control,
+    const std::vector<ScanFile::Wanted>& wanted, uint64_t limit, uint64_t deadline) {
+  const auto nothing = [] { return std::unique_ptr<ScanAnnouncement>(); };
+  std::atomic<uint64_t>* const words = control.Announcements();
+  if (words == nullptr) return nothing();
+  std::unique_ptr<ScanAnnouncement> made(new ScanAnnouncement(group_path));
+  size_t place = 0;
+  while (made->lock_ == nullptr) {
+    auto lock = FileLock::Acquire(ScanLockPath(group_path, place), "another scan has this place");
+    if (lock.ok()) {
+      made->lock_ = std::move(*lock);
+      break;
+    }
+    if (lock.status().code() == Code::kResourceExhausted) return lock.status();
+    if (lock.status().code() != Code::kAborted) return nothing();
+    if (++place < kMaxScans) continue;
+    if (NowNs() > deadline) {
+      return Error(Code::kUnavailable, kMaxScans, " scans of ", group_path,
+                   " are under way, no more can begin");
+    }
+    usleep(kRetryUs);
+    place = 0;
+  }
+  RemoveFilesOf(group_path, place);
+  made->id_ = NewId();
+  const std::string path = ScanPath(group_path, place, made->id_);
+  auto file = ScanFile::Create(path, made->id_, limit, wanted);
+  if (!file.ok()) {
+    unlink(path.c_str());
+    return nothing();
+  }
+  made->file_ = std::move(*file);
+  made->word_ = &words[place];
+  TSPS_FAULT_POINT("scan.made");
+  made->word_->store(made->id_, std::memory_order_seq_cst);
+#ifndef __SANITIZE_THREAD__
+  // Either the writer sees the announcement after it has made the sequence odd, or whoever looks at
+  // the sequence now sees that.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  TSPS_FAULT_POINT("scan.announced");
+  return made;
+}
+
+ScanAnnouncement::~ScanAnnouncement() {
+  if (lock_ == nullptr || !lock_->HeldByThisProcess() || file_ == nullptr) return;
+  uint64_t id = id_;
+  word_->compare_exchange_strong(id, 0);
+  unlink(file_->file().path().c_str());
+}
+
+Status ScanAnnouncement::Check() const {
+#ifndef __SANITIZE_THREAD__
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+  if (word_->load(std::memory_order_acquire) == id_) return Status();
+  const auto ended = [&](const auto&... why) {
+    return Error(Code::kUnavailable, "the scan of ", group_path_, " was ended: ", why...);
+  };
+  switch (static_cast<ScanEnd>(file_->header().ended.load())) {
+    case ScanEnd::kLimit:
+      return ended("rows of more than ", file_->limit(),
+                   " bytes were written while it went on, its limit");
+    case ScanEnd::kNoRoom:
+      return ended("there is no room for rows as they were before they were written");
+    case ScanEnd::kPlanes:
+      return ended("a table was bound to another optimizer");
+    case ScanEnd::kNot:
+      break;
+  }
+  return ended("its writer could not open ", file_->file().path());
+}
+
+}  // namespace tsps

@@ -1,0 +1,46 @@
+// ScanAnnouncement: a scan's place in its group, and its file (scan_file.h).
+#ifndef TFSPS_CORE_GROUP_SCAN_ANNOUNCEMENT_H_
+#define TFSPS_CORE_GROUP_SCAN_ANNOUNCEMENT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/group/control_file.h"
+#include "core/group/scan_file.h"
+#include "core/os/file_lock.h"
+
+namespace tsps {
+
+class ScanAnnouncement {
+ public:
+  // Waits for a place until `deadline` (NowNs): Unavailable. Null where this process cannot announce
+  // anything: it must not write to the group, or there is no room.
+  static Result<std::unique_ptr<ScanAnnouncement>> Make(const std::string& group_path,
+                                                        ControlFile& control,
+                                                        const std::vector<ScanFile::Wanted>& wanted,
+                                                        uint64_t limit, uint64_t deadline);
+  // Withdraws it.
+  ~ScanAnnouncement();
+
+  ScanFile& file() const { return *file_; }
+  // Unavailable, with the reason, if the writer has ended the scan. Not, as long as every row that
+  // was written since the announcement has its bit.
+  Status Check() const;
+
+ private:
+  explicit ScanAnnouncement(std::string group_path) : group_path_(std::move(group_path)) {}
+
+  const std::string group_path_;
+  std::unique_ptr<FileLock> lock_;
+  std::unique_ptr<ScanFile> file_;
+  std::atomic<uint64_t>* word_ = nullptr;  // in LiveState.scans
+  uint64_t id_ = 0;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_SCAN_ANNOUNCEMENT_H_

@@ -1,0 +1,52 @@
+// Scans that cannot announce themselves: by Group::Read(), of a group that nobody changes.
+#include <cstring>
+
+#include "core/base/racy_copy.h"
+#include "core/group/control_file.h"
+#include "core/group/scan.h"
+
+namespace tsps {
+
+Status Scan::ReadInPlace(const std::function<Status(const ReadView&)>& read) {
+  return group_.Read(
+      [&](const ReadView& view) -> Status {
+        if (view.state_.epoch != state_.epoch) {
+          return Error(Code::kUnavailable, "group ", group_.path(),
+                       " changed while it was read. A scan beside a writer needs write access to "
+                       "the group; begin again");
+        }
+        return read(view);
+      },
+      timeout_s_);
+}
+
+Status Scan::CopyInPlace(int table, const uint32_t* rows, size_t n, char* const* planes) {
+  const PlaneList& list = Planes(table);
+  const size_t key = list.trained();
+  return ReadInPlace([&](const ReadView& view) -> Status {
+    for (size_t i = 0; i < n; ++i) {
+      if (rows[i] == kAbsentRow) continue;
+      for (size_t p = 0; p < list.planes.size(); ++p) {
+        const size_t bytes = list.planes[p].row_bytes;
+        if (planes[p] == nullptr) continue;
+        const char* const from = view.Plane(table, p, rows[i]);
+        if (from == nullptr) return Damaged(group_.path(), "no row ", rows[i]);
+        RacyRead(planes[p] + i * bytes, from, bytes);
+      }
+      // A mutation that was not finished may have changed whether the row is free.
+      if (planes[key + 1] == nullptr || view.overlay_ == nullptr) continue;
+      int64_t of_row = 0;
+      uint32_t found = 0;
+      uint32_t changed = 0;
+      RacyRead(&of_row, list.keys() + rows[i], sizeof(of_row));
+      view.FindRows(table, &of_row, 1, &found);
+      std::memcpy(&changed, planes[key + 1] + i * sizeof(changed), sizeof(changed));
+      if (found != rows[i]) changed = kFreeRow;
+      if (found == rows[i] && changed == kFreeRow) changed = state_.changes;
+      std::memcpy(planes[key + 1] + i * sizeof(changed), &changed, sizeof(changed));
+    }
+    return Status();
+  });
+}
+
+}  // namespace tsps
