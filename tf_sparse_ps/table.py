@@ -283,7 +283,8 @@ class Table:
           slots: Read the optimizer's slots too.
 
         Returns:
-          found bool[n]; rows float32[n, dim]; a tuple of float32[n, dim], one per slot. Absent keys have zeros.
+          found bool[n]; rows float32[n, dim]; a tuple of float32[n, dim], one per slot, or of float32[n, 1] where the
+          rule keeps one float per row. Absent keys have zeros.
         """
         found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
         return found, rows, tuple(values)
@@ -412,7 +413,8 @@ class Table:
         Args:
           keys: Integers [n].
           rows: float [n, dim].
-          slots: One float [n, dim] per slot; empty: present keys keep theirs, new keys get initial ones.
+          slots: One float array per slot, with the shapes that `entries` returns; empty: present keys keep theirs, new
+            keys get initial ones.
 
         Raises:
           InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed.
@@ -518,6 +520,11 @@ class Table:
 
     def bind_slots(self, kind: str, slot_init: Sequence[float], otherwise: str) -> None:
         """Makes slots of this rule if the table has none.
+
+        Args:
+          kind: The rule's name in the core: "sgd", "adagrad", "adam" or "rowwise_adagrad".
+          slot_init: Initial value of the elements of each slot.
+          otherwise: See below.
 
         Raises:
           StateError: It has slots of another rule; `otherwise` starts the message.

@@ -96,35 +96,47 @@ class AssignKernel {
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
     TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(2));
-    const std::vector<int64_t> shape = {keys.dim(0), table.config().dim};
     std::vector<Tensor> values;  // the rows, then the slots
     std::vector<const float*> slots;
     for (int i = 0; i < 1 + n_slots_; ++i) {
       TSPS_ASSIGN_OR_RETURN(Tensor one, context.Input(3 + i));
-      if (one.shape() != shape) {
-        return Error(Code::kInvalidArgument, i == 0 ? "rows" : "slots", " for table ", table.path(),
-                     " must have shape ", ShapeString(shape),
-                     ". Received: ", ShapeString(one.shape()));
-      }
       if (i > 0) slots.push_back(one.data<float>());
       values.push_back(std::move(one));
     }
+    TSPS_RETURN_IF_ERROR(CheckShape(table, values[0], "rows", {keys.dim(0), table.config().dim}));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     return table.owner->Write([&](GroupWriter& writer) -> Status {
-      if (n_slots_ > 0) TSPS_RETURN_IF_ERROR(CheckSlots(table));
+      if (n_slots_ > 0) TSPS_RETURN_IF_ERROR(CheckSlots(table, values));
       return writer.Assign(table.table, keys.data<int64_t>(), values[0].data<float>(),
                            slots.empty() ? nullptr : slots.data(), keys.size(), *executor);
     });
   }
 
  private:
-  Status CheckSlots(const TableHandle& table) const {
-    return table.group().Read([&](const ReadView& view) {
-      const OptimizerKind kind = view.Stats(table.table).optimizer.kind;
-      if (SlotCount(kind) == n_slots_) return Status();
+  static Status CheckShape(const TableHandle& table, const Tensor& values, const char* name,
+                           const std::vector<int64_t>& shape) {
+    if (values.shape() == shape) return Status();
+    return Error(Code::kInvalidArgument, name, " for table ", table.path(), " must have shape ",
+                 ShapeString(shape), ". Received: ", ShapeString(values.shape()));
+  }
+
+  // By the writer, so that no other optimizer is bound meanwhile.
+  Status CheckSlots(const TableHandle& table, const std::vector<Tensor>& values) const {
+    OptimizerKind kind = OptimizerKind::kNone;
+    TSPS_RETURN_IF_ERROR(table.group().Read([&](const ReadView& view) {
+      kind = view.Stats(table.table).optimizer.kind;
+      return Status();
+    }));
+    if (SlotCount(kind) != n_slots_) {
       return Error(Code::kFailedPrecondition, "table ", table.path(), " has ", SlotCount(kind),
                    " slots (optimizer ", OptimizerKindName(kind), "). Received: ", n_slots_);
-    });
+    }
+    for (int k = 0; k < n_slots_; ++k) {
+      const size_t width = SlotWidth(kind, k, static_cast<size_t>(table.config().dim));
+      TSPS_RETURN_IF_ERROR(CheckShape(table, values[static_cast<size_t>(1 + k)], "slots",
+                                      {values[0].dim(0), static_cast<int64_t>(width)}));
+    }
+    return Status();
   }
 
   int n_slots_ = 0;

@@ -82,6 +82,16 @@ py::dict ToPython(const OptimizerConfig& config) {
   return result;
 }
 
+std::vector<size_t> SlotWidths(const std::string& kind, int64_t dim) {
+  const OptimizerKind rule = ValueOrThrow(OptimizerKindFromName(kind));
+  if (dim < 1) Throw(Error(Code::kInvalidArgument, "dim must be positive. Received: ", dim));
+  std::vector<size_t> widths;
+  for (int slot = 0; slot < SlotCount(rule); ++slot) {
+    widths.push_back(SlotWidth(rule, slot, static_cast<size_t>(dim)));
+  }
+  return widths;
+}
+
 OptimizerConfig OptimizerFromPython(const std::string& kind, const std::vector<float>& slot_init) {
   OptimizerConfig config;
   config.kind = ValueOrThrow(OptimizerKindFromName(kind));

@@ -98,7 +98,7 @@ class PyGroup {
 
   // Rows of several tables, all of one step: (step, [float[n, dim] per part]).
   py::tuple LookupTables(const std::vector<std::pair<int, KeyArray>>& parts);
-  // (found bool[n], rows float[n, dim], [slot float[n, dim]]); what is absent is zero.
+  // (found bool[n], rows float[n, dim], [slot float[n, SlotWidth]]); what is absent is zero.
   py::tuple Entries(int table, const KeyArray& keys, bool with_slots);
 
   KeyArray Keys(int table);
@@ -128,6 +128,15 @@ class PyGroup {
   // Throws when there is no such table, or not any more.
   std::shared_ptr<const TableConfig> Config(int table) {
     return ValueOrThrow(WithoutGil([&] { return group_->Config(table); }));
+  }
+  // Of the optimizer that is bound.
+  OptimizerKind Kind(int table) {
+    OptimizerKind kind = OptimizerKind::kNone;
+    ThrowIfError(Read([&](const ReadView& view) {
+      kind = view.Stats(table).optimizer.kind;
+      return Status();
+    }));
+    return kind;
   }
   template <typename Body>
   Status Read(const Body& body) {

@@ -117,16 +117,12 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   py::array_t<bool> found(static_cast<py::ssize_t>(n));
   FloatArray rows = NewRows(n, dim);
   std::vector<FloatArray> slots;
-  OptimizerKind kind = OptimizerKind::kNone;
-  if (with_slots) {
-    ThrowIfError(Read([&](const ReadView& view) {
-      kind = view.Stats(table).optimizer.kind;
-      return Status();
-    }));
-  }
+  const OptimizerKind kind = with_slots ? Kind(table) : OptimizerKind::kNone;
   std::vector<float*> slot_data;
+  std::vector<size_t> slot_width;
   for (int slot = 0; slot < SlotCount(kind); ++slot) {
-    slots.push_back(NewRows(n, dim));
+    slot_width.push_back(SlotWidth(kind, slot, width));
+    slots.push_back(NewRows(n, static_cast<int64_t>(slot_width.back())));
     slot_data.push_back(slots.back().mutable_data());
   }
   bool* found_data = found.mutable_data();
@@ -134,7 +130,9 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   std::vector<uint32_t> numbers(n);
   const auto zero = [&](size_t i) {
     std::fill_n(row_data + i * width, width, 0.0f);
-    for (float* values : slot_data) std::fill_n(values + i * width, width, 0.0f);
+    for (size_t slot = 0; slot < slot_data.size(); ++slot) {
+      std::fill_n(slot_data[slot] + i * slot_width[slot], slot_width[slot], 0.0f);
+    }
   };
   const auto other_optimizer = [&] {
     return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
@@ -153,7 +151,7 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
       for (size_t slot = 0; slot < slot_data.size(); ++slot) {
         const float* const row = view.Slot(table, static_cast<int>(slot), numbers[i]);
         if (row == nullptr) return other_optimizer();
-        RacyRead(slot_data[slot] + i * width, row, width * sizeof(float));
+        RacyRead(slot_data[slot] + i * slot_width[slot], row, slot_width[slot] * sizeof(float));
       }
     }
     return Status();

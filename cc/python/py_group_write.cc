@@ -97,25 +97,27 @@ void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
   const size_t n = KeyCount(keys);
   const int64_t dim = config->dim;
   CheckRows(rows, n, dim, "rows");
+  const OptimizerKind kind = slots.empty() ? OptimizerKind::kNone : Kind(table);
+  if (static_cast<size_t>(SlotCount(kind)) != slots.size()) {
+    Throw(Error(Code::kInvalidArgument, "table ", config->name, " of ", group_->path(), " has ",
+                SlotCount(kind), " slots (optimizer ", OptimizerKindName(kind),
+                "). Received: ", slots.size()));
+  }
   std::vector<const float*> slot_data;
-  for (const FloatArray& values : slots) {
-    CheckRows(values, n, dim, "slots");
-    slot_data.push_back(values.data());
+  for (size_t k = 0; k < slots.size(); ++k) {
+    const size_t width = SlotWidth(kind, static_cast<int>(k), static_cast<size_t>(dim));
+    CheckRows(slots[k], n, static_cast<int64_t>(width), SlotName(kind, static_cast<int>(k)));
+    slot_data.push_back(slots[k].data());
   }
   const int64_t* key_data = keys.data();
   const float* row_data = rows.data();
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     if (!slot_data.empty()) {
-      OptimizerKind kind = OptimizerKind::kNone;
-      TSPS_RETURN_IF_ERROR(group_->Read([&](const ReadView& view) {
-        kind = view.Stats(table).optimizer.kind;
-        return Status();
+      TSPS_RETURN_IF_ERROR(group_->Read([&](const ReadView& view) -> Status {
+        if (view.Stats(table).optimizer.kind == kind) return Status();
+        return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
+                     " got another optimizer while slots were assigned");
       }));
-      if (static_cast<size_t>(SlotCount(kind)) != slot_data.size()) {
-        return Error(Code::kInvalidArgument, "table ", config->name, " of ", group_->path(),
-                     " has ", SlotCount(kind), " slots (optimizer ", OptimizerKindName(kind),
-                     "). Received: ", slot_data.size());
-      }
     }
     TSPS_RETURN_IF_ERROR(CheckKeys(*config, key_data, n));
     return writer.Assign(table, key_data, row_data, slot_data.empty() ? nullptr : slot_data.data(),

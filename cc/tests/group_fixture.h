@@ -69,13 +69,15 @@ inline Image ImageOf(Group& group, const ReadView& view) {
     const size_t dim = static_cast<size_t>((*config)->dim);
     image.tables.resize(std::max(image.tables.size(), PlaceOf(t) + 1));
     auto& rows = image.tables[PlaceOf(t)];
-    const int slots = SlotCount(view.Stats(t).optimizer.kind);
+    const OptimizerKind kind = view.Stats(t).optimizer.kind;
     view.ForEach(t, [&](int64_t key, uint32_t row) {
-      std::vector<float> values(dim * static_cast<size_t>(1 + slots));
+      std::vector<float> values(dim);
       RacyRead(values.data(), view.Row(t, row), dim * sizeof(float));
-      for (int k = 0; k < slots; ++k) {
+      for (int k = 0; k < SlotCount(kind); ++k) {
+        const size_t width = SlotWidth(kind, k, dim);
+        values.resize(values.size() + width);
         if (const float* slot = view.Slot(t, k, row)) {
-          RacyRead(values.data() + dim * static_cast<size_t>(k + 1), slot, dim * sizeof(float));
+          RacyRead(values.data() + values.size() - width, slot, width * sizeof(float));
         }
       }
       rows[key] = std::move(values);

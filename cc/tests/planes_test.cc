@@ -95,6 +95,29 @@ TEST_F(PlanesTest, AnotherOptimizerReplacesTheSlotsAndNothingElse) {
   }
 }
 
+TEST_F(PlanesTest, ASlotOfOneFloatLiesBesideRowsOfFour) {
+  const int table = AddTableWithMetadata();
+  ASSERT_TSPS_OK(Step(table, {3}, 2.0f));
+  Bind(table, OptimizerKind::kRowWiseAdagrad);
+  EXPECT_EQ(Values<float>(table, kAccumulator, 3, 1), std::vector<float>{0.25f});
+  ASSERT_TSPS_OK(Step(table, {3, 4}, 2.0f));
+  ASSERT_TSPS_OK(Step(table, {4}, 3.0f));
+  const std::vector<float> rows = {1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<float> accumulators = {10, 20};
+  const float* const slots[] = {accumulators.data()};
+  const int64_t keys[] = {9, 3};  // one is new
+  ASSERT_TSPS_OK(writer_->Assign(table, keys, rows.data(), slots, 2, executor_));
+  for (const bool again : {false, true}) {
+    if (again) Reopen();
+    EXPECT_EQ(Values<float>(table, kAccumulator, 4, 1), std::vector<float>{13.25f});
+    EXPECT_EQ(Values<float>(table, kAccumulator, 9, 1), std::vector<float>{10});
+    EXPECT_EQ(Values<float>(table, kAccumulator, 3, 1), std::vector<float>{20});
+    EXPECT_EQ(Values<float>(table, kRow, 3, 4), (std::vector<float>{5, 6, 7, 8}));
+    EXPECT_EQ(Values<uint32_t>(table, kCount, 3, 1), std::vector<uint32_t>{7});
+    ASSERT_TSPS_OK(writer_->Verify());
+  }
+}
+
 TEST_F(PlanesTest, MetadataThatCannotBeIsRefusedByName) {
   const auto refused = [&](const MetadataPlane& plane) {
     TableConfig config = MakeConfig("t", 4);

@@ -18,15 +18,20 @@ struct State {
   std::vector<double> w, slot0, slot1;
 };
 
-// Keras 3's rules, word for word, in double.
+// Keras 3's rules, and FBGEMM's of row-wise Adagrad, word for word, in double.
 void ReferenceStep(OptimizerKind kind, const std::vector<double>& hyper,
                    const std::vector<double>& g, State* s) {
+  double mean = 0;
+  for (const double x : g) mean += x * x / static_cast<double>(g.size());
+  if (kind == OptimizerKind::kRowWiseAdagrad) s->slot0[0] += mean;
   for (size_t i = 0; i < g.size(); ++i) {
     if (kind == OptimizerKind::kSgd) {
       s->w[i] -= hyper[0] * g[i];
     } else if (kind == OptimizerKind::kAdagrad) {
       s->slot0[i] += g[i] * g[i];
       s->w[i] -= hyper[0] * g[i] / std::sqrt(s->slot0[i] + hyper[1]);
+    } else if (kind == OptimizerKind::kRowWiseAdagrad) {
+      s->w[i] -= hyper[0] * g[i] / (std::sqrt(s->slot0[0]) + hyper[1]);
     } else {
       const double alpha = hyper[0] * std::sqrt(1 - std::pow(hyper[2], hyper[4])) /
                            (1 - std::pow(hyper[1], hyper[4]));
@@ -42,6 +47,7 @@ std::vector<double> Hyper(OptimizerKind kind, int step) {
   const double learning_rate = 0.05 / (1 + 0.01 * step);
   if (kind == OptimizerKind::kSgd) return {learning_rate};
   if (kind == OptimizerKind::kAdagrad) return {learning_rate, 1e-7};
+  if (kind == OptimizerKind::kRowWiseAdagrad) return {learning_rate, 1e-3};
   return {learning_rate, 0.9, 0.999, 1e-7, static_cast<double>(step)};
 }
 
@@ -81,6 +87,10 @@ TEST(RowUpdater, AdagradFollowsTheReferenceFor200Steps) {
   for (size_t dim : kDims) EXPECT_LT(Drift(OptimizerKind::kAdagrad, dim), 1.2e-6) << dim;
 }
 
+TEST(RowUpdater, RowWiseAdagradFollowsTheReferenceFor200Steps) {
+  for (size_t dim : kDims) EXPECT_LT(Drift(OptimizerKind::kRowWiseAdagrad, dim), 1.2e-6) << dim;
+}
+
 TEST(RowUpdater, AdamFollowsTheReferenceFor200Steps) {
   for (size_t dim : kDims) EXPECT_LT(Drift(OptimizerKind::kAdam, dim), 1.5e-5) << dim;
 }
@@ -114,8 +124,47 @@ TEST(RowUpdater, EveryInstructionSetRoundsLikeSeparateOperations) {
   EXPECT_EQ(accumulator, expected_accumulator);
 }
 
+TEST(RowUpdater, RowWiseAdagradRoundsLikeSeparateOperationsInOneOrder) {
+  // 71 floats: four times the 16 partial sums, and 7 that are added one after the other.
+  const size_t dim = 71, lanes = 16;
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  std::vector<float> g(dim), w(dim), expected_w(dim);
+  for (size_t i = 0; i < dim; ++i) {
+    g[i] = normal(random);
+    w[i] = normal(random);
+  }
+  float accumulator = 0.1f;
+  const float hyper[] = {0.05f, 1e-3f};
+  volatile float partial[lanes] = {};
+  volatile float sum = 0;
+  for (size_t i = 0; i < dim; ++i) {
+    volatile float square = g[i] * g[i];
+    if (i < dim / lanes * lanes) {
+      partial[i % lanes] = partial[i % lanes] + square;
+    } else {
+      sum = sum + square;
+    }
+  }
+  for (size_t k = 0; k < lanes; ++k) sum = sum + partial[k];
+  volatile float mean = sum / static_cast<float>(dim);
+  volatile float expected_accumulator = accumulator + mean;
+  volatile float root = std::sqrt(expected_accumulator);
+  volatile float divisor = root + hyper[1];
+  volatile float multiplier = hyper[0] / divisor;
+  for (size_t i = 0; i < dim; ++i) {
+    volatile float step = multiplier * g[i];
+    expected_w[i] = w[i] - step;
+  }
+  float* slots[] = {&accumulator};
+  RowUpdater(OptimizerKind::kRowWiseAdagrad, dim, hyper).Update(g.data(), w.data(), slots);
+  EXPECT_EQ(w, expected_w);
+  EXPECT_EQ(accumulator, expected_accumulator);
+}
+
 TEST(RowUpdater, WritesNothingPastTheRow) {
-  for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kAdam}) {
+  for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kAdam,
+                             OptimizerKind::kRowWiseAdagrad}) {
     for (size_t dim : kDims) {
       std::vector<float> g(dim, 1.0f), w(dim + 16, 3.0f), slot0(dim + 16, 3.0f),
           slot1(dim + 16, 3.0f);
@@ -126,6 +175,9 @@ TEST(RowUpdater, WritesNothingPastTheRow) {
       for (size_t i = 0; i < dim; ++i) ASSERT_NE(w[i], 3.0f);
       for (size_t i = dim; i < dim + 16; ++i) {
         ASSERT_EQ(w[i] + slot0[i] + slot1[i], 9.0f) << OptimizerKindName(kind) << " " << dim;
+      }
+      for (size_t i = 0; i < dim; ++i) {
+        ASSERT_EQ(slot0[i] != 3.0f, i < SlotWidth(kind, 0, dim)) << OptimizerKindName(kind);
       }
     }
   }
@@ -168,17 +220,22 @@ TEST(ValidateHyper, NamesWhatIsWrong) {
 }
 
 TEST(OptimizerKind, NamesAndSlotsMatch) {
-  for (uint32_t kind = 0; kind <= 3; ++kind) {
+  for (uint32_t kind = 0; kind <= 4; ++kind) {
     const OptimizerKind expected = static_cast<OptimizerKind>(kind);
     const Result<OptimizerKind> parsed = OptimizerKindFromName(OptimizerKindName(expected));
     ASSERT_TRUE(parsed.ok());
     EXPECT_EQ(*parsed, expected);
   }
   EXPECT_FALSE(OptimizerKindFromName("lamb").ok());
+  EXPECT_FALSE(IsOptimizerKind(5));
   EXPECT_EQ(SlotCount(OptimizerKind::kSgd), 0);
   EXPECT_STREQ(SlotName(OptimizerKind::kAdagrad, 0), "accumulator");
   EXPECT_STREQ(SlotName(OptimizerKind::kAdam, 1), "v");
   EXPECT_STREQ(SlotName(OptimizerKind::kAdam, 2), "unknown");
+  EXPECT_STREQ(SlotName(OptimizerKind::kRowWiseAdagrad, 0), "accumulator");
+  EXPECT_EQ(SlotWidth(OptimizerKind::kAdam, 1, 17), 17u);
+  EXPECT_EQ(SlotWidth(OptimizerKind::kRowWiseAdagrad, 0, 17), 1u);
+  EXPECT_EQ(SlotWidth(OptimizerKind::kRowWiseAdagrad, 1, 17), 0u);
 }
 
 }  // namespace

@@ -52,7 +52,8 @@ class Group:
             path, uuid, dim=dim, key_limit=key_limit, initializer="uniform", initializer_args=(-1, 1), salt=ordinal
         )
         if optimizer:
-            _ops.bind_optimizer(path, uuid, optimizer, [0.1] * {"sgd": 0, "adagrad": 1, "adam": 2}[optimizer])
+            slots = {"sgd": 0, "adagrad": 1, "adam": 2, "rowwise_adagrad": 1}[optimizer]
+            _ops.bind_optimizer(path, uuid, optimizer, [0.1] * slots)
         if rows:
             values = np.random.default_rng(ordinal).normal(size=(rows, dim)).astype(np.float32)
             _ops.assign(path, uuid, tf.range(rows, dtype=tf.int64), tf.constant(values))

@@ -40,6 +40,17 @@ def test_assign_sets_slots(group):
         _ops.assign(table.path, table.uuid, key, tf.zeros([2, 2]))
 
 
+def test_assign_sets_a_slot_of_one_float(group):
+    table = group.table(2, optimizer="rowwise_adagrad")
+    keys = tf.constant([1, 2], i64)
+    _ops.assign(table.path, table.uuid, keys, tf.zeros([2, 2]), [tf.constant([[4.0], [9.0]])])
+    _ops.apply(1, [table.path], [table.uuid], [keys], [tf.constant([[1.0, 3.0], [4.0, 4.0]])], [[1.0, 1.0]])
+    np.testing.assert_allclose(table.rows([1, 2]), [[-1 / 4, -3 / 4], [-4 / 6, -4 / 6]], rtol=1e-6)
+    for wrong in (tf.zeros([2, 2]), tf.zeros([1, 1]), tf.zeros([2])):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"slots for table .*/t0 must have shape \[2,1\]"):
+            _ops.assign(table.path, table.uuid, keys, tf.zeros([2, 2]), [wrong])
+
+
 def test_binding_another_optimizer_is_asked_for(group):
     table = group.table(2, optimizer="adagrad")
     path, uuid = table.path, table.uuid

@@ -170,7 +170,7 @@ def create_table(
 
 
 def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:
-    """Creates a table's optimizer slots ("none", "sgd", "adagrad", "adam"). Writer only.
+    """Creates a table's optimizer slots ("none", "sgd", "adagrad", "adam", "rowwise_adagrad"). Writer only.
 
     Args:
         path: of the table.
@@ -192,7 +192,8 @@ def assign(
         uuid: of the table.
         keys: int64[n].
         rows: float32[n, dim].
-        slots: none (existing keys keep theirs), or float32[n, dim] for every slot.
+        slots: none (existing keys keep theirs), or float32[n, dim] for every slot, float32[n, 1] of a rule that keeps
+            one float per row.
     """
     lib.tsps_assign(path, uuid, keys, rows, list(slots))
 

@@ -1,7 +1,8 @@
 """A table's content in and out of NumPy: the whole matrix of a bounded table, and everything of any table.
 
-Everything is a dict of arrays: `keys` int64[n], `rows` float32[n, dim], `slot_0`, ... float32[n, dim], and `meta`, JSON
-in uint8. Keys that are not there have initial values, so `meta` says which.
+Everything is a dict of arrays: `keys` int64[n], `rows` float32[n, dim], `slot_0`, ... float32[n, dim] (or [n, 1], of a
+rule that keeps one float per row), and `meta`, JSON in uint8. Keys that are not there have initial values, so `meta`
+says which.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def write(binding: TableBinding, state: Mapping[str, Any]) -> None:
                 f"{binding.optimizer}; rows are loaded, slots start anew",
                 stacklevel=3,
             )
-            slots = tuple(np.full_like(values, start) for start in binding.optimizer.slot_init)
+            widths = _table.slot_widths(binding.optimizer.kind, config.dim)
+            slots = _initial_slots(len(keys), widths, binding.optimizer.slot_init)
     mine = _initializer(binding)
     if not _same_values(meta["initializer"], mine):
         if config.key_limit is None:
@@ -136,11 +138,14 @@ def _complete(meta: Mapping[str, Any], limit: int, keys: Any, values: Any, slots
     """Adds the saved table's initial rows for the keys it did not hold."""
     absent = np.setdiff1d(np.arange(limit, dtype=np.int64), keys)
     initial = _table.initial_rows(meta["initializer"], absent, meta["dim"])
-    filled = [
-        np.concatenate([slot, np.full_like(initial, start)])
-        for slot, start in zip(slots, meta["slot_init"], strict=True)
-    ]
+    fresh = _initial_slots(len(absent), [slot.shape[1] for slot in slots], meta["slot_init"])
+    filled = [np.concatenate(parts) for parts in zip(slots, fresh, strict=True)]
     return np.concatenate([keys, absent]), np.concatenate([values, initial]), tuple(filled)
+
+
+def _initial_slots(n: int, widths: Sequence[int], starts: Sequence[float]) -> tuple[npt.NDArray[np.float32], ...]:
+    """What n new rows have in slots of these widths."""
+    return tuple(np.full((n, width), start, np.float32) for width, start in zip(widths, starts, strict=True))
 
 
 def _initializer(binding: TableBinding) -> dict[str, Any]:
@@ -162,6 +167,8 @@ def _rule(kind: str, slot_init: Sequence[float]) -> optimizers.RowOptimizer:
     """A rule of this kind with these slots; its other hyperparameters come with whoever trains."""
     if kind == "adagrad":
         return optimizers.Adagrad(initial_accumulator_value=slot_init[0])
+    if kind not in optimizers.BY_KIND:
+        raise UnsupportedError(f"the saved slots are of {kind}, a rule that layers cannot be trained with yet")
     return optimizers.BY_KIND[kind]()
 
 

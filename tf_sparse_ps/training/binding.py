@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _ops, optimizers
+from tf_sparse_ps import _ops, _table, optimizers
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import StateError
 
@@ -123,13 +123,14 @@ def _bind_one(table: Any, rule: optimizers.RowOptimizer) -> None:
 def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any) -> None:
     """Gives the other nodes what node 0's leader wrote: `weights=`, a custom initializer, `assign`, a loaded file."""
     rank_0 = collectives.rank == 0
-    dim, n_slots = table.config.dim, len(table.optimizer.slots)
+    dim = table.config.dim
+    widths = [dim, *_table.slot_widths(table.optimizer.kind, dim)]
     stored = table.reader().keys() if rank_0 else None
     n = collectives.broadcast_object(None if stored is None else len(stored), 0, "tsps.values.count")
     rows_per_chunk = max(1, _CHUNK_BYTES // (4 * dim))
     for start in range(0, n, rows_per_chunk):
         size = min(rows_per_chunk, n - start)
-        keys, values = tf.zeros([size], tf.int64), [tf.zeros([size, dim])] * (1 + n_slots)
+        keys, values = tf.zeros([size], tf.int64), [tf.zeros([size, width]) for width in widths]
         if stored is not None:
             part = stored[start : start + size]
             _, rows, slots = table.reader().entries(part)

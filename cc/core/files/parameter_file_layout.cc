@@ -14,6 +14,9 @@ Status Damaged(const std::string& path, const std::string& what) {
   return Error(Code::kDataLoss, "damaged parameter file ", path, ": ", what);
 }
 
+// What this version has fields for.
+bool HasSlotsAsWideAsRows(OptimizerKind kind) { return kind <= OptimizerKind::kAdam; }
+
 }  // namespace
 
 Result<ParameterFileGeometry> GeometryOf(uint32_t dim, int n_slots, uint64_t n_rows) {
@@ -42,6 +45,11 @@ Result<ParameterFileGeometry> GeometryOf(uint32_t dim, int n_slots, uint64_t n_r
 Result<ParameterFileHeader> EncodeHeader(const ParameterFileInfo& info) {
   TSPS_RETURN_IF_ERROR(ValidateInitializer(info.initializer));
   const int n_slots = SlotCount(info.optimizer.kind);
+  if (!HasSlotsAsWideAsRows(info.optimizer.kind)) {
+    return Error(Code::kInvalidArgument, "a parameter file of version ", kParameterFileVersion,
+                 " has no slots of optimizer ", OptimizerKindName(info.optimizer.kind),
+                 ": they are not as wide as rows");
+  }
   TSPS_ASSIGN_OR_RETURN(const ParameterFileGeometry geometry,
                         GeometryOf(info.dim, n_slots, info.n_rows));
   ParameterFileHeader header;
@@ -108,7 +116,7 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header, const 
   if (info.key_limit < 0) return Damaged(path, "negative key_limit");
   info.step = header.step;
   info.optimizer.kind = static_cast<OptimizerKind>(header.optimizer_kind);
-  if (!IsOptimizerKind(header.optimizer_kind)) {
+  if (!IsOptimizerKind(header.optimizer_kind) || !HasSlotsAsWideAsRows(info.optimizer.kind)) {
     return Damaged(path, "unknown optimizer kind " + std::to_string(header.optimizer_kind));
   }
   const int n_slots = SlotCount(info.optimizer.kind);

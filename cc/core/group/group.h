@@ -171,8 +171,8 @@ class GroupWriter {
   // Creates the slot files. The table's rows get the slots' initial values. Binding the same
   // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
   Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
-  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, dim], or null: existing
-  // keys keep theirs, new keys get initial ones. Of equal keys the last wins.
+  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, SlotWidth], or null:
+  // existing keys keep theirs, new keys get initial ones. Of equal keys the last wins.
   Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
                 size_t n, Executor& executor);
   // Removes keys; absent ones are skipped. Returns how many were there.

@@ -45,6 +45,7 @@ class ReadView {
   // The same for row numbers (kAbsentRow when absent), to read slots by.
   void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;
   const float* Row(int table, uint32_t row) const;
+  // SlotWidth() floats.
   const float* Slot(int table, int slot, uint32_t row) const;
   // Of any plane, in the order of the table's list (table/planes.h). Null when there is none.
   const char* Plane(int table, size_t plane, uint32_t row) const;

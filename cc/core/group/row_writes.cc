@@ -234,14 +234,14 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   const RowPlan& plan = mutation.plans()[0];
   const RowPlanes planes = mutation.Planes(plan);
   const int n_planes = slots == nullptr ? 1 : planes.n;
-  const auto dim = static_cast<size_t>(config.dim);
   const auto write_rows = [&](const std::vector<uint32_t>& positions, bool fresh) {
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         const uint32_t i = positions[k];
         for (int plane = 0; plane < n_planes; ++plane) {
-          const float* from = plane == 0 ? rows : slots[plane - 1];
-          std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * dim, planes.bytes[plane]);
+          const size_t bytes = planes.bytes[plane];
+          const auto* from = reinterpret_cast<const char*>(plane == 0 ? rows : slots[plane - 1]);
+          std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * bytes, bytes);
         }
         if (!fresh) planes.Touch(plan.rows[i]);
         TSPS_FAULT_POINT("assign.row");

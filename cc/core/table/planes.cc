@@ -64,15 +64,16 @@ size_t RowBytes(const PlaneList& list, size_t n) {
 
 PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, uint32_t generation,
                    uint32_t made) {
-  const size_t row_bytes = static_cast<size_t>(config.dim) * sizeof(float);
+  const auto dim = static_cast<size_t>(config.dim);
   PlaneList list;
   list.generation = generation;
   list.optimizer = optimizer;
   list.planes.push_back(
-      {"embedding", PlaneRole::kEmbedding, PlaneType::kFloat32, row_bytes, made, 0});
+      {"embedding", PlaneRole::kEmbedding, PlaneType::kFloat32, dim * sizeof(float), made, 0});
   for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
     list.planes.push_back({SlotName(optimizer.kind, k), PlaneRole::kSlot, PlaneType::kFloat32,
-                           row_bytes, generation, BitsOf(optimizer.slot_init[k])});
+                           SlotWidth(optimizer.kind, k, dim) * sizeof(float), generation,
+                           BitsOf(optimizer.slot_init[k])});
   }
   list.planes.push_back({"key", PlaneRole::kKey, PlaneType::kInt64, sizeof(int64_t), made, 0});
   list.planes.push_back(

@@ -19,13 +19,15 @@ struct Rule {
   const char* const* slots;
   int n_hyper;
   const char* const* hyper;
+  bool one_float;  // each slot has one float per row
 };
 // Indexed by OptimizerKind.
 constexpr Rule kRules[] = {
-    {"none", 0, nullptr, 0, nullptr},
-    {"sgd", 0, nullptr, 1, kSgdHyper},
-    {"adagrad", 1, kAdagradSlots, 2, kAdagradHyper},
-    {"adam", 2, kAdamSlots, 5, kAdamHyper},
+    {"none", 0, nullptr, 0, nullptr, false},
+    {"sgd", 0, nullptr, 1, kSgdHyper, false},
+    {"adagrad", 1, kAdagradSlots, 2, kAdagradHyper, false},
+    {"adam", 2, kAdamSlots, 5, kAdamHyper, false},
+    {"rowwise_adagrad", 1, kAdagradSlots, 2, kAdagradHyper, true},
 };
 constexpr size_t kRuleCount = sizeof(kRules) / sizeof(kRules[0]);
 
@@ -73,14 +75,41 @@ void AdamRow(size_t dim, float alpha, float one_minus_beta_1, float one_minus_be
   }
 }
 
+// Partial sums per lane, added up in one fixed order: every clone gives the same bits.
+TSPS_SIMD_CLONES
+float SumOfSquares(size_t dim, const float* __restrict__ g) {
+  constexpr size_t kLanes = 16;
+  float lanes[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    for (size_t k = 0; k < kLanes; ++k) lanes[k] += g[i + k] * g[i + k];
+  }
+  float sum = 0;
+  for (; i < dim; ++i) sum += g[i] * g[i];
+  for (size_t k = 0; k < kLanes; ++k) sum += lanes[k];
+  return sum;
+}
+
+// The rule of FBGEMM's EXACT_ROWWISE_ADAGRAD, which TorchRec uses, without weight decay
+// (rowwise_adagrad() in fbgemm_gpu/codegen/genscript/optimizers.py): the accumulator takes the mean
+// of the squares, their sum divided by dim, and epsilon is outside of the root. AdagradRow has it
+// inside, as Keras does.
+void RowWiseAdagradRow(size_t dim, float learning_rate, float epsilon, const float* g, float* w,
+                       float* accumulator) {
+  *accumulator += SumOfSquares(dim, g) / static_cast<float>(dim);
+  SgdRow(dim, learning_rate / (std::sqrt(*accumulator) + epsilon), g, w);
+}
+
 }  // namespace
 
 Result<OptimizerKind> OptimizerKindFromName(const std::string& name) {
   for (size_t i = 0; i < kRuleCount; ++i) {
     if (name == kRules[i].name) return static_cast<OptimizerKind>(i);
   }
-  return Error(Code::kInvalidArgument,
-               "unknown optimizer; expected none, sgd, adagrad or adam. Received: '", name, "'");
+  return Error(
+      Code::kInvalidArgument,
+      "unknown optimizer; expected none, sgd, adagrad, adam or rowwise_adagrad. Received: '", name,
+      "'");
 }
 
 const char* OptimizerKindName(OptimizerKind kind) {
@@ -96,6 +125,12 @@ int HyperCount(OptimizerKind kind) { return RuleOf(kind).n_hyper; }
 const char* SlotName(OptimizerKind kind, int slot) {
   const Rule& rule = RuleOf(kind);
   return slot >= 0 && slot < rule.n_slots ? rule.slots[slot] : "unknown";
+}
+
+size_t SlotWidth(OptimizerKind kind, int slot, size_t dim) {
+  const Rule& rule = RuleOf(kind);
+  if (slot < 0 || slot >= rule.n_slots) return 0;
+  return rule.one_float ? 1 : dim;
 }
 
 Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper) {
@@ -156,6 +191,9 @@ void RowUpdater::Update(const float* gradient, float* row, float* const* slots) 
       break;
     case OptimizerKind::kAdam:
       AdamRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row, slots[0], slots[1]);
+      break;
+    case OptimizerKind::kRowWiseAdagrad:
+      RowWiseAdagradRow(dim_, hyper_[0], hyper_[1], gradient, row, slots[0]);
       break;
   }
 }

@@ -3,7 +3,7 @@
 //
 // Each rule takes its hyperparameters as a float vector that comes with every step, so that
 // learning rate schedules drive the tables. With unique keys a rule gives what the Keras optimizer
-// of the same name gives for the touched rows.
+// of the same name gives for the touched rows, if Keras has one.
 #ifndef TFSPS_CORE_TABLE_ROW_OPTIMIZER_H_
 #define TFSPS_CORE_TABLE_ROW_OPTIMIZER_H_
 
@@ -21,6 +21,8 @@ enum class OptimizerKind : uint32_t {
   kAdagrad = 2,  // slots: accumulator    hyper: [learning_rate, epsilon]
   // t = 1, 2, ... counts the optimizer's steps (Keras's iterations + 1), not the row's updates.
   kAdam = 3,  // slots: m, v           hyper: [learning_rate, beta_1, beta_2, epsilon, t]
+  // The slot is one float per row.
+  kRowWiseAdagrad = 4,  // slots: accumulator    hyper: [learning_rate, epsilon]
 };
 
 constexpr int kMaxSlots = 4;
@@ -31,7 +33,7 @@ struct OptimizerConfig {
   float slot_init[kMaxSlots] = {0, 0, 0, 0};
 };
 
-// "none" | "sgd" | "adagrad" | "adam".
+// "none" | "sgd" | "adagrad" | "adam" | "rowwise_adagrad".
 Result<OptimizerKind> OptimizerKindFromName(const std::string& name);
 const char* OptimizerKindName(OptimizerKind kind);
 // Whether a number that was read from a file is an OptimizerKind.
@@ -40,11 +42,14 @@ int SlotCount(OptimizerKind kind);
 int HyperCount(OptimizerKind kind);
 // Name of slot k, for files and messages: "accumulator", "m", "v".
 const char* SlotName(OptimizerKind kind, int slot);
+// Floats per row of slot k, of a table with rows of `dim` floats: dim, or 1. 0: there is no slot k.
+size_t SlotWidth(OptimizerKind kind, int slot, size_t dim);
 // Refuses a wrong number of hyperparameters and non-finite ones, naming them.
 Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper);
 
-// Updates one row in place. `slots` has SlotCount(kind) pointers; nothing may alias. Holds what
-// does not change from row to row (Adam's bias-corrected rate), so make one per step and table.
+// Updates one row in place. `slots` has SlotCount(kind) pointers, to SlotWidth() floats each;
+// nothing may alias. Holds what does not change from row to row (Adam's bias-corrected rate), so
+// make one per step and table.
 class RowUpdater {
  public:
   RowUpdater(OptimizerKind kind, size_t dim, const float* hyper);
