@@ -23,6 +23,7 @@ _HOME = {
     "EmbeddingCollection": "layers.embedding_collection",
     "TableConfig": "config",
     "FeatureConfig": "config",
+    "MetadataPlane": "metadata",
     "Table": "table",
     "DistributedOptimizer": "training.distributed_optimizer",
     "DistributedGradientTape": "training.gradient_tape",

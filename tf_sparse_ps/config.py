@@ -10,6 +10,7 @@ from typing import Any
 
 from tf_sparse_ps import initializers, optimizers
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.metadata import MetadataPlane
 
 MAX_DIM = 65536
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -38,6 +39,8 @@ class TableConfig:
       seed: Of the initial values; None: drawn when the table is made, in a job by rank 0.
       admission, eviction: Not in this version; must be None.
       key_limit: Keys are 0 .. key_limit - 1; None: every int64 is a key.
+      metadata: Planes that the table keeps for every row beside the row and the slots (`tsps.MetadataPlane`); of
+        `tsps.Table`, not of layers.
 
     Raises:
       ValueError: A field that cannot work, with the reason.
@@ -54,6 +57,7 @@ class TableConfig:
     admission: None = None
     eviction: None = None
     key_limit: int | None = None
+    metadata: tuple[MetadataPlane, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -81,6 +85,13 @@ class TableConfig:
             raise ValueError(
                 f"`optimizer` must be one of tsps.optimizers (SGD, Adagrad, Adam) or None. Received: {self.optimizer!r}"
             )
+        planes = [plane for plane in self.metadata if isinstance(plane, MetadataPlane)]
+        names = {plane.name for plane in planes} - {"embedding", "key", "changed"}
+        if not isinstance(self.metadata, tuple) or len(names) != len(self.metadata):
+            raise ValueError(
+                "`metadata` must be a tuple of tsps.MetadataPlane, none of them named as another one, or embedding, "
+                f"key or changed. Received: metadata={self.metadata!r}"
+            )
         self.resolved_initializer()
 
     def resolved_initializer(self) -> initializers.Resolved:
@@ -92,12 +103,14 @@ class TableConfig:
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "_"}
         config["initializer"] = initializers.serialize(self.initializer)
         config["optimizer"] = optimizers.serialize(self.optimizer)
+        config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableConfig:
         """The inverse of `get_config`."""
-        return cls(**{**config, "optimizer": optimizers.get(config.get("optimizer"))})
+        metadata = tuple(map(MetadataPlane.from_core, config.get("metadata", ())))
+        return cls(**{**config, "optimizer": optimizers.get(config.get("optimizer")), "metadata": metadata})
 
     def hash(self) -> str:
         """Equal on all ranks that train the same table: what `binding` compares. 16 hex digits."""
@@ -105,6 +118,7 @@ class TableConfig:
         facts = [self.name, self.dim, self.max_rows, self.key_limit, self.seed, resolved.kind, resolved.a, resolved.b]
         if self.optimizer is not None:
             facts += [self.optimizer.kind, list(self.optimizer.slot_init)]
+        facts += [plane.for_core() for plane in self.metadata]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from tf_sparse_ps import _table
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.metadata import MetadataPlane
 
 # The groups this process has open by path; a group stays as long as one of its tables does.
 _groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -54,6 +55,9 @@ def check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: 
     for name, expected in (("dim", config.dim), ("key_limit", config.key_limit or 0)):
         if info[name] != expected:
             raise StateError(f"table {path} has {name}={info[name]}, expected {expected}")
+    planes = tuple(map(MetadataPlane.from_core, info["metadata"]))
+    if [plane.for_core() for plane in config.metadata] != info["metadata"]:
+        raise StateError(f"table {path} has metadata={planes}, expected {config.metadata}")
     rule = config.optimizer
     if rule is not None and stored["kind"] != "none":
         bound = (stored["kind"], tuple(stored["slot_init"]))

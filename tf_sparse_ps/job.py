@@ -34,6 +34,7 @@ from tf_sparse_ps.errors import (
     StateError,
     TableError,
     UnavailableError,
+    UnsupportedError,
     WaitTimeoutError,
 )
 from tf_sparse_ps.table_binding import TableBinding, eager_ops
@@ -217,10 +218,16 @@ class Job:
           values: float32[key_limit, dim] to start with instead of the initializer's values.
 
         Raises:
+          UnsupportedError: It has metadata planes, which tables of layers do not have yet.
           StateError: A named job's table is something else; the ranks build their layers in different orders; the job
             has as many tables as it can have.
           NoSpaceError, AccessError: From the file system.
         """
+        if config.metadata:
+            raise UnsupportedError(
+                f"table {config.name!r}: tables of layers have no metadata planes yet; tsps.Table has. "
+                f"Received: metadata={config.metadata}"
+            )
         with self._lock:
             ordinal = self._ordinal
             self._ordinal += 1

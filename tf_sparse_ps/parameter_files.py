@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import numpy as np
 from tqdm import tqdm
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.errors import InvalidArgumentError, StateError
+from tf_sparse_ps.metadata import MetadataPlane
 
 if TYPE_CHECKING:
     from tf_sparse_ps.table import Table
@@ -32,11 +34,12 @@ def export(table: Table, path: str | os.PathLike[str], *, slots: bool, progress:
             optimizer=rule["kind"],
             slot_init=list(rule["slot_init"]),
             initializer=table.core_initializer(),
+            metadata=[plane.for_core() for plane in table.config.metadata] if slots else [],
         )
         # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
         with contextlib.closing(writer), _bar(len(scan), f"export {Path(path).name}", progress) as bar:
-            for keys, rows, values in scan:
-                writer.append(keys, rows, list(values))
+            for keys, rows, values, metadata in scan:
+                writer.append(keys, rows, list(values), metadata)
                 bar.update(len(rows))
             writer.finish()
         return len(scan)
@@ -51,18 +54,38 @@ def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: b
         raise InvalidArgumentError(
             f"{path} has rows of {info['dim']} floats; table {table.path} has {table.config.dim}"
         )
+    absent = _planes_without_values(table, path, info["metadata"]) if slots else []
     rule = info["optimizer"]
-    with_slots = slots and rule["kind"] != "none"
-    if with_slots:
+    if slots and rule["kind"] != "none":
         table.bind_slots(
             rule["kind"], rule["slot_init"], f"{path} has slots of {rule['kind']}; load it with slots=False"
         )
     with _bar(info["n_rows"], f"load {Path(path).name}", progress) as bar:
         for block in range(reader.blocks()):
-            keys, rows, values = reader.read_block(block, with_slots)
-            table.assign(keys, rows, values)
+            keys, rows, values, metadata = reader.read_block(block, slots)
+            table.assign(keys, rows, values, metadata | {plane.name: plane.full(len(keys)) for plane in absent})
             bar.update(len(keys))
     return int(info["n_rows"])
+
+
+def _planes_without_values(
+    table: Table, path: str | os.PathLike[str], stored: Sequence[Mapping[str, Any]]
+) -> list[MetadataPlane]:
+    """The table's metadata planes that a file, whose planes are `stored`, does not have.
+
+    Raises:
+      StateError: The file has one that the table does not have, or has with another type or width.
+    """
+    mine = {plane.name: plane for plane in table.config.metadata}
+    for theirs in map(MetadataPlane.from_core, stored):
+        own = mine.pop(theirs.name, None)
+        if own is None or (own.type, own.elements) != (theirs.type, theirs.elements):
+            has = "has no such plane" if own is None else f"has {own}"
+            raise StateError(
+                f"{path} has a metadata plane {theirs}, table {table.path} {has}; load it with slots=False for the "
+                "rows alone"
+            )
+    return list(mine.values())
 
 
 def save(table: Table, folder: str | os.PathLike[str]) -> Path:

@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from tf_sparse_ps.errors import (
     StateError,
     TableExistsError,
 )
+from tf_sparse_ps.metadata import MetadataPlane, as_planes
 
 # keys and gradients, or keys, gradients and counts
 Update = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None]
@@ -69,6 +70,19 @@ class Changes:
 _UNKNOWN = 2**32 - 1  # a change generation that there is not
 
 
+class Block(NamedTuple):
+    """Rows of a `Scan`."""
+
+    keys: Keys
+    """int64[n]."""
+    rows: Rows
+    """float32[n, dim]."""
+    slots: tuple[Rows, ...]
+    """float32[n, width] each; none if they were not asked for."""
+    metadata: dict[str, npt.NDArray[Any]]
+    """As `Table.metadata`; empty if slots were not asked for."""
+
+
 class Scan:
     """A table as of one committed state; see `Table.scan`. Ends with its `with` block, or when it is dropped."""
 
@@ -82,23 +96,24 @@ class Scan:
     def __len__(self) -> int:
         return self._rows
 
-    def __iter__(self) -> Iterator[tuple[Keys, Rows, tuple[Rows, ...]]]:
-        while True:
-            keys, rows, slots = self._core.next(self._block)
-            if not len(keys):
-                return
-            yield keys, rows, tuple(slots)
+    def __iter__(self) -> Iterator[Block]:
+        while len((block := self._next()).keys):
+            yield block
 
-    def read(self) -> tuple[Keys, Rows, tuple[Rows, ...]]:
+    def _next(self) -> Block:
+        keys, rows, slots, metadata = self._core.next(self._block)
+        return Block(keys, rows, tuple(slots), metadata)
+
+    def read(self) -> Block:
         """All blocks as one, or what is left of them."""
-        blocks = [self._core.next(self._block)]
-        while len(blocks[-1][0]):
-            blocks.append(self._core.next(self._block))
-        keys, rows, slots = zip(*blocks, strict=True)
-        return (
-            np.concatenate(keys),
-            np.concatenate(rows),
-            tuple(np.concatenate(parts) for parts in zip(*slots, strict=True)),
+        blocks = [self._next()]
+        while len(blocks[-1].keys):
+            blocks.append(self._next())
+        return Block(
+            np.concatenate([block.keys for block in blocks]),
+            np.concatenate([block.rows for block in blocks]),
+            tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
+            {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
         )
 
     def __enter__(self) -> Scan:
@@ -168,6 +183,7 @@ class Table:
                 "seed": next(seed for seed in seeds if seed is not None),
                 "salt": len(group.tables()),
             },
+            metadata=[plane.for_core() for plane in config.metadata],
         )
         if config.optimizer is not None:
             group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
@@ -185,8 +201,8 @@ class Table:
         Args:
           path: `<group directory>/<table>`.
           mode: "r" to read, beside any writer; "r+" to write, as the group's only writer.
-          config: What the table is expected to be: another width, key limit or optimizer is an error. Its optimizer's
-            hyperparameters are used by `apply_gradients`; without it the table cannot be trained.
+          config: What the table is expected to be: another width, key limit, optimizer or other metadata is an error.
+            Its optimizer's hyperparameters are used by `apply_gradients`; without it the table cannot be trained.
 
         Raises:
           NotFoundError: No such group or table.
@@ -213,6 +229,7 @@ class Table:
             seed=info["initializer"]["seed"] & (2**63 - 1),
             initializer=groups.keras_form(info["initializer"]),
             optimizer=None if config is None else config.optimizer,
+            metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
         )
         return cls(group, index, seen, mode)
 
@@ -295,12 +312,11 @@ class Table:
         The writer keeps images of the rows that it writes meanwhile, and never waits for the scan.
 
         Args:
-          slots: Read the optimizer's slots too.
+          slots: Read the optimizer's slots and the metadata planes too.
           max_bytes: How much memory the images may take. None: a quarter of the table, and at least 64 MiB.
 
         Returns:
-          A context manager, and an iterator over blocks of rows: (keys int64[n], rows float32[n, dim], a tuple of the
-          slots, float32[n, width]).
+          A context manager, and an iterator over `Block`s of rows.
 
         Raises:
           UnavailableError: More than `max_bytes` were written while the scan went on; or the table was bound to another
@@ -308,10 +324,23 @@ class Table:
 
         Example:
           with table.scan(slots=False) as scan:
-              for keys, rows, _ in scan:
-                  index.add(keys, rows)
+              for block in scan:
+                  index.add(block.keys, block.rows)
         """
         return Scan(self._group.scan(self._index, slots, max_bytes or 0), self.config.dim)
+
+    def metadata(self, keys: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
+        """What is stored under `keys` in the table's metadata planes (`config.metadata`), all of one step.
+
+        Args:
+          keys: int64[n].
+
+        Returns:
+          For each plane, by name, an array [n, elements] of its type; of bfloat16 uint16, the values' bits. Absent keys
+          have zeros.
+        """
+        values: dict[str, npt.NDArray[Any]] = self._group.metadata(self._index, as_keys(keys))
+        return values
 
     def changes_since(self, mark: str) -> Changes:
         """The keys that were written or erased since `mark_changes` returned `mark`.
@@ -379,7 +408,7 @@ class Table:
     def _problems_of_rows(self, scan: Scan) -> list[str]:
         problems: list[str] = []
         limit = self.config.key_limit
-        for keys, values, _ in scan:
+        for keys, values, *_ in scan:
             if limit is not None and (keys.min() < 0 or keys.max() >= limit):
                 problems.append(f"a key is outside 0 .. {limit - 1}")
             if not np.isfinite(values).all():
@@ -407,7 +436,13 @@ class Table:
         """
         return step({self: (keys, grads, counts)})
 
-    def assign(self, keys: npt.ArrayLike, rows: npt.ArrayLike, slots: Sequence[npt.ArrayLike] = ()) -> None:
+    def assign(
+        self,
+        keys: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        slots: Sequence[npt.ArrayLike] = (),
+        metadata: Mapping[str, npt.ArrayLike] | None = None,
+    ) -> None:
         """Sets rows, adding absent keys. Of equal keys the last wins. The step stays, the group's version grows.
 
         Args:
@@ -415,6 +450,8 @@ class Table:
           rows: float [n, dim].
           slots: One float array per slot, with the shapes that `entries` returns; empty: present keys keep theirs, new
             keys get initial ones.
+          metadata: Values of metadata planes by name, as `metadata()` returns them; likewise for planes that are left
+            out.
 
         Raises:
           InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed.
@@ -425,6 +462,7 @@ class Table:
             as_keys(keys),
             as_rows(rows, "rows"),
             [as_rows(values, "slots") for values in slots],
+            as_planes(metadata),
         )
 
     def erase(self, keys: npt.ArrayLike) -> int:
@@ -461,11 +499,11 @@ class Table:
     # --- files (parameter_files.py) ---
 
     def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
-        """Writes rows, and slots, to a sparse-parameter file (docs/format.md), whole or not at all.
+        """Writes rows, slots and metadata to a sparse-parameter file (docs/format.md), whole or not at all.
 
         Args:
           path: The file; replaced if there.
-          slots: Write the optimizer's slots too.
+          slots: Write the optimizer's slots and the metadata planes too.
           progress: Show a progress bar if it takes longer than two seconds.
 
         Returns:
@@ -482,7 +520,9 @@ class Table:
 
         Args:
           path: The file.
-          slots: Also read its slots; a table without an optimizer then gets the file's.
+          slots: Also read its slots and metadata. A table without an optimizer then gets the file's; metadata planes
+            that the file does not have get their initial value. False: rows alone; present keys keep their slots and
+            metadata.
           progress: Show a progress bar if it takes longer than two seconds.
 
         Returns:
@@ -492,12 +532,13 @@ class Table:
           NotFoundError, DamagedFileError: The file is missing, truncated, foreign, newer or damaged. Blocks before a
             damaged one have been assigned.
           InvalidArgumentError: The file's rows have another width.
-          StateError: The file has slots of another rule than the table. Mode is "r".
+          StateError: The file has slots of another rule than the table, or a metadata plane that the table does not
+            have, or has with another type or width; nothing has been assigned. Mode is "r".
         """
         return parameter_files.load(self, path, slots=slots, progress=progress)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with slots; returns the file's path.
+        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with all planes; returns its path.
 
         Raises:
           UnavailableError: The table kept changing.

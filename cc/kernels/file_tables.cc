@@ -56,11 +56,13 @@ Status LoadFile(const std::string& path, size_t number, GroupWriter& writer, Exe
   TSPS_ASSIGN_OR_RETURN(const int table, writer.CreateTable(config));
   std::vector<int64_t> keys;
   std::vector<float> rows;
+  std::vector<void*> values(PlanesOf(info).size(), nullptr);  // but for the rows, skipped
   for (size_t block = 0; block < file->n_blocks(); ++block) {
     const size_t n = file->rows_in_block(block);
     keys.resize(n);
     rows.resize(n * info.dim);
-    TSPS_RETURN_IF_ERROR(file->ReadBlock(block, keys.data(), rows.data(), nullptr));
+    values[0] = rows.data();
+    TSPS_RETURN_IF_ERROR(file->ReadBlock(block, keys.data(), values.data()));
     TSPS_RETURN_IF_ERROR(writer.Assign(table, keys.data(), rows.data(), nullptr, n, executor));
   }
   return Status();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/table/planes.h"
+
 namespace tsps {
 
 namespace {
@@ -123,6 +125,74 @@ InitializerConfig InitializerFromPython(const py::dict& config) {
   result.salt = config["salt"].cast<uint64_t>();
   ThrowIfError(ValidateInitializer(result));
   return result;
+}
+
+namespace {
+
+py::dtype DtypeOf(PlaneType type) {
+  switch (type) {
+    case PlaneType::kFloat32:
+      return py::dtype("float32");
+    case PlaneType::kBfloat16:
+      return py::dtype("uint16");
+    case PlaneType::kFloat16:
+      return py::dtype("float16");
+    case PlaneType::kUint32:
+      return py::dtype("uint32");
+    case PlaneType::kInt64:
+      return py::dtype("int64");
+  }
+  Throw(Error(Code::kInternal, "unknown type of a plane: ", static_cast<uint32_t>(type)));
+}
+
+}  // namespace
+
+py::list ToPython(const std::vector<MetadataPlane>& metadata) {
+  py::list result;
+  for (const MetadataPlane& plane : metadata) {
+    py::dict one;
+    one["name"] = plane.name;
+    one["type"] = PlaneTypeName(plane.type);
+    one["elements"] = plane.elements;
+    one["initial"] = plane.initial;
+    result.append(std::move(one));
+  }
+  return result;
+}
+
+std::vector<MetadataPlane> MetadataFromPython(const py::list& metadata) {
+  std::vector<MetadataPlane> result;
+  for (const py::handle& one : metadata) {
+    result.push_back({one["name"].cast<std::string>(),
+                      ValueOrThrow(PlaneTypeFromName(one["type"].cast<std::string>())),
+                      one["elements"].cast<uint32_t>(), one["initial"].cast<uint64_t>()});
+  }
+  return result;
+}
+
+py::array NewMetadata(const MetadataPlane& plane, size_t n) {
+  return py::array(DtypeOf(plane.type), std::vector<size_t>{n, plane.elements});
+}
+
+void CheckMetadata(const MetadataArrays& arrays, const std::vector<MetadataPlane>& planes, size_t n,
+                   const std::string& whose) {
+  for (const auto& [name, array] : arrays) {
+    const auto is_it = [&](const MetadataPlane& plane) { return plane.name == name; };
+    const auto plane = std::find_if(planes.begin(), planes.end(), is_it);
+    if (plane == planes.end()) {
+      Throw(Error(Code::kInvalidArgument, whose, " has no metadata plane '", name, "'"));
+    }
+    const py::dtype dtype = DtypeOf(plane->type);
+    if (array.ndim() == 2 && static_cast<size_t>(array.shape(0)) == n &&
+        array.shape(1) == static_cast<py::ssize_t>(plane->elements) && array.dtype().equal(dtype) &&
+        (array.flags() & py::array::c_style) != 0) {
+      continue;
+    }
+    Throw(Error(Code::kInvalidArgument, "metadata plane '", name, "' of ", whose, " takes ",
+                py::str(py::handle(dtype)).cast<std::string>(), "[", n, ", ", plane->elements,
+                "], contiguous. Received: ", py::str(py::handle(array.dtype())).cast<std::string>(),
+                py::str(py::object(array.attr("shape"))).cast<std::string>()));
+  }
 }
 
 FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "core/base/status.h"
 #include "core/table/initializer.h"
 #include "core/table/row_optimizer.h"
+#include "core/table/table_config.h"
 
 namespace tsps {
 
@@ -55,6 +57,18 @@ OptimizerConfig OptimizerFromPython(const std::string& kind, const std::vector<f
 // {"kind": "uniform", "a": -0.05, "b": 0.05, "seed": 1, "salt": 0}
 py::dict ToPython(const InitializerConfig& config);
 InitializerConfig InitializerFromPython(const py::dict& config);
+
+// Metadata planes: [{"name": "count", "type": "uint32", "elements": 1, "initial": 0}], `initial`
+// in bits.
+py::list ToPython(const std::vector<MetadataPlane>& metadata);
+std::vector<MetadataPlane> MetadataFromPython(const py::list& metadata);
+// Values of metadata planes, by name: arrays [n, elements] of the plane's type; a bfloat16 is a
+// uint16 of its bits.
+using MetadataArrays = std::map<std::string, py::array>;
+py::array NewMetadata(const MetadataPlane& plane, size_t n);
+// Raises InvalidArgument unless the arrays are values of n rows of these planes, or of some.
+void CheckMetadata(const MetadataArrays& arrays, const std::vector<MetadataPlane>& planes, size_t n,
+                   const std::string& whose);
 
 // The initial rows of keys in a table with this initializer.
 FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim);

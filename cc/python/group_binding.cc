@@ -56,20 +56,22 @@ void BindGroup(py::module_& module) {
       .def("table_info", &PyGroup::TableInfo, py::arg("table"))
       .def("stats", &PyGroup::Stats, py::arg("table"))
       .def("create_table", &PyGroup::CreateTable, py::kw_only(), py::arg("name"), py::arg("uuid"),
-           py::arg("dim"), py::arg("key_limit"), py::arg("max_rows"), py::arg("initializer"))
+           py::arg("dim"), py::arg("key_limit"), py::arg("max_rows"), py::arg("initializer"),
+           py::arg("metadata") = py::list())
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
       .def("lookup", &PyGroup::Lookup, py::arg("table"), py::arg("keys").noconvert())
       .def("lookup_tables", &PyGroup::LookupTables, py::arg("parts"))
       .def("entries", &PyGroup::Entries, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("with_slots"))
+      .def("metadata", &PyGroup::Metadata, py::arg("table"), py::arg("keys").noconvert())
       .def("keys", &PyGroup::Keys, py::arg("table"))
       .def("scan", &PyGroup::BeginScan, py::arg("table"), py::arg("with_slots"), py::arg("limit"))
       .def("mark_changes", &PyGroup::MarkChanges)
       .def("changed_since", &PyGroup::ChangedSince, py::arg("table"), py::arg("generation"))
       .def("apply_step", &PyGroup::ApplyStep, py::arg("step"), py::arg("updates"))
       .def("assign", &PyGroup::Assign, py::arg("table"), py::arg("keys").noconvert(),
-           py::arg("rows").noconvert(), py::arg("slots"))
+           py::arg("rows").noconvert(), py::arg("slots"), py::arg("metadata") = MetadataArrays())
       .def("erase", &PyGroup::Erase, py::arg("table"), py::arg("keys").noconvert())
       .def("set_step", &PyGroup::SetStep, py::arg("step"))
       .def("verify", &PyGroup::Verify, py::arg("table"));

@@ -20,6 +20,7 @@ py::dict ToPython(const ParameterFileInfo& info) {
   result["step"] = info.step;
   result["optimizer"] = tsps::ToPython(info.optimizer);
   result["initializer"] = tsps::ToPython(info.initializer);
+  result["metadata"] = tsps::ToPython(info.metadata);
   return result;
 }
 
@@ -31,29 +32,35 @@ class PyParameterFileReader {
   py::dict Info() const { return ToPython(reader_->info()); }
   size_t Blocks() const { return reader_->n_blocks(); }
 
+  // (keys, rows, slots, {metadata plane: values}); with no slots, no metadata either.
   py::tuple ReadBlock(size_t block, bool with_slots) const {
     if (block >= reader_->n_blocks()) {
       Throw(Error(Code::kInvalidArgument, "block must be below ", reader_->n_blocks(),
                   ". Received: ", block));
     }
+    const ParameterFileInfo& info = reader_->info();
     const size_t n = reader_->rows_in_block(block);
-    const auto dim = static_cast<int64_t>(reader_->info().dim);
     KeyArray keys(static_cast<py::ssize_t>(n));
-    FloatArray rows = NewRows(n, dim);
+    FloatArray rows = NewRows(n, info.dim);
     py::list slots;
-    std::vector<float*> slot_data;
-    for (int slot = 0; with_slots && slot < SlotCount(reader_->info().optimizer.kind); ++slot) {
-      FloatArray values = NewRows(n, dim);
-      slot_data.push_back(values.mutable_data());
+    py::dict metadata;
+    std::vector<void*> data(PlanesOf(info).size(), nullptr);
+    data[0] = rows.mutable_data();
+    size_t plane = 1;
+    for (int slot = 0; with_slots && slot < SlotCount(info.optimizer.kind); ++slot) {
+      const size_t width = SlotWidth(info.optimizer.kind, slot, info.dim);
+      FloatArray values = NewRows(n, static_cast<int64_t>(width));
+      data[plane++] = values.mutable_data();
       slots.append(std::move(values));
     }
+    for (size_t k = 0; with_slots && k < info.metadata.size(); ++k) {
+      py::array values = NewMetadata(info.metadata[k], n);
+      data[plane++] = values.mutable_data();
+      metadata[py::str(info.metadata[k].name)] = std::move(values);
+    }
     int64_t* key_data = keys.mutable_data();
-    float* row_data = rows.mutable_data();
-    ThrowIfError(WithoutGil([&] {
-      return reader_->ReadBlock(block, key_data, row_data,
-                                slot_data.empty() ? nullptr : slot_data.data());
-    }));
-    return py::make_tuple(std::move(keys), std::move(rows), std::move(slots));
+    ThrowIfError(WithoutGil([&] { return reader_->ReadBlock(block, key_data, data.data()); }));
+    return py::make_tuple(std::move(keys), std::move(rows), std::move(slots), std::move(metadata));
   }
 
  private:
@@ -64,7 +71,8 @@ class PyParameterFileWriter {
  public:
   PyParameterFileWriter(const std::string& path, int64_t dim, uint64_t n_rows, int64_t key_limit,
                         uint64_t step, const std::string& optimizer,
-                        const std::vector<float>& slot_init, const py::dict& initializer) {
+                        const std::vector<float>& slot_init, const py::dict& initializer,
+                        const py::list& metadata) {
     if (dim < 1 || dim > kMaxDim) {
       Throw(Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxDim, "]. Received: ", dim));
     }
@@ -74,26 +82,36 @@ class PyParameterFileWriter {
     info_.step = step;
     info_.optimizer = OptimizerFromPython(optimizer, slot_init);
     info_.initializer = InitializerFromPython(initializer);
+    info_.metadata = MetadataFromPython(metadata);
     writer_ = ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_); }));
   }
 
-  void Append(const KeyArray& keys, const FloatArray& rows, const std::vector<FloatArray>& slots) {
+  void Append(const KeyArray& keys, const FloatArray& rows, const std::vector<FloatArray>& slots,
+              const MetadataArrays& metadata) {
     const size_t n = KeyCount(keys);
     CheckRows(rows, n, info_.dim, "rows");
-    std::vector<const float*> slot_data;
-    for (const FloatArray& values : slots) {
-      CheckRows(values, n, info_.dim, "slots");
-      slot_data.push_back(values.data());
-    }
-    if (slots.size() != static_cast<size_t>(SlotCount(info_.optimizer.kind))) {
-      Throw(Error(Code::kInvalidArgument, "expected ", SlotCount(info_.optimizer.kind),
+    const OptimizerKind kind = info_.optimizer.kind;
+    if (slots.size() != static_cast<size_t>(SlotCount(kind))) {
+      Throw(Error(Code::kInvalidArgument, "expected ", SlotCount(kind),
                   " slots. Received: ", slots.size()));
     }
+    CheckMetadata(metadata, info_.metadata, n, "this file");
+    if (metadata.size() != info_.metadata.size()) {
+      Throw(Error(Code::kInvalidArgument, "expected ", info_.metadata.size(),
+                  " metadata planes. Received: ", metadata.size()));
+    }
+    std::vector<const void*> data = {rows.data()};
+    for (int k = 0; k < SlotCount(kind); ++k) {
+      const FloatArray& values = slots[static_cast<size_t>(k)];
+      CheckRows(values, n, static_cast<int64_t>(SlotWidth(kind, k, info_.dim)), SlotName(kind, k));
+      data.push_back(values.data());
+    }
+    for (const MetadataPlane& plane : info_.metadata) {
+      data.push_back(metadata.at(plane.name).data());
+    }
     const int64_t* key_data = keys.data();
-    const float* row_data = rows.data();
     ParameterFileWriter& writer = Open();
-    ThrowIfError(
-        WithoutGil([&] { return writer.Append(key_data, row_data, slot_data.data(), n); }));
+    ThrowIfError(WithoutGil([&] { return writer.Append(key_data, data.data(), n); }));
   }
 
   void Finish() {
@@ -125,11 +143,12 @@ void BindParameterFile(py::module_& module) {
            py::arg("with_slots"));
   py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
       .def(py::init<const std::string&, int64_t, uint64_t, int64_t, uint64_t, const std::string&,
-                    const std::vector<float>&, const py::dict&>(),
+                    const std::vector<float>&, const py::dict&, const py::list&>(),
            py::kw_only(), py::arg("path"), py::arg("dim"), py::arg("n_rows"), py::arg("key_limit"),
-           py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"))
+           py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"),
+           py::arg("metadata") = py::list())
       .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
-           py::arg("rows").noconvert(), py::arg("slots"))
+           py::arg("rows").noconvert(), py::arg("slots"), py::arg("metadata") = MetadataArrays())
       .def("finish", &PyParameterFileWriter::Finish)
       .def("close", &PyParameterFileWriter::Close);
 }

@@ -32,8 +32,8 @@ class PyScan {
   uint64_t Step() const { return Open().step(); }
   uint64_t Rows() const { return Open().StateOf(table_).live; }
   py::dict Optimizer() const { return ToPython(Open().Planes(table_).optimizer); }
-  // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, dim]]). m is 0 at
-  // the end.
+  // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]], {name:
+  // metadata [m, elements]}). m is 0 at the end.
   py::tuple Next(size_t n);
   void Close() { scan_.reset(); }
 
@@ -90,7 +90,7 @@ class PyGroup {
   py::dict Stats(int table);
 
   int CreateTable(const std::string& name, const std::string& uuid, int64_t dim, int64_t key_limit,
-                  int64_t max_rows, const py::dict& initializer);
+                  int64_t max_rows, const py::dict& initializer, const py::list& metadata);
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
 
@@ -100,6 +100,8 @@ class PyGroup {
   py::tuple LookupTables(const std::vector<std::pair<int, KeyArray>>& parts);
   // (found bool[n], rows float[n, dim], [slot float[n, SlotWidth]]); what is absent is zero.
   py::tuple Entries(int table, const KeyArray& keys, bool with_slots);
+  // {plane: [n, elements]} of all metadata planes; what is absent is zero.
+  py::dict Metadata(int table, const KeyArray& keys);
 
   KeyArray Keys(int table);
 
@@ -113,7 +115,7 @@ class PyGroup {
   void ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates);
 
   void Assign(int table, const KeyArray& keys, const FloatArray& rows,
-              const std::vector<FloatArray>& slots);
+              const std::vector<FloatArray>& slots, const MetadataArrays& metadata);
 
   size_t Erase(int table, const KeyArray& keys);
   void SetStep(uint64_t step) {
@@ -129,14 +131,13 @@ class PyGroup {
   std::shared_ptr<const TableConfig> Config(int table) {
     return ValueOrThrow(WithoutGil([&] { return group_->Config(table); }));
   }
-  // Of the optimizer that is bound.
-  OptimizerKind Kind(int table) {
-    OptimizerKind kind = OptimizerKind::kNone;
+  TableStats StatsOf(int table) {
+    TableStats stats;
     ThrowIfError(Read([&](const ReadView& view) {
-      kind = view.Stats(table).optimizer.kind;
+      stats = view.Stats(table);
       return Status();
     }));
-    return kind;
+    return stats;
   }
   template <typename Body>
   Status Read(const Body& body) {

@@ -5,6 +5,7 @@
 #include "core/base/racy_copy.h"
 #include "core/group/row_gather.h"
 #include "core/group/scan.h"
+#include "core/table/planes.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -47,15 +48,12 @@ py::dict PyGroup::TableInfo(int table) {
   result["key_limit"] = config.key_limit;
   result["max_rows"] = config.max_rows;
   result["initializer"] = ToPython(config.initializer);
+  result["metadata"] = ToPython(StatsOf(table).metadata);
   return result;
 }
 
 py::dict PyGroup::Stats(int table) {
-  TableStats stats;
-  ThrowIfError(Read([&](const ReadView& view) {
-    stats = view.Stats(table);
-    return Status();
-  }));
+  const TableStats stats = StatsOf(table);
   py::dict result;
   result["rows"] = stats.rows;
   result["row_capacity"] = stats.row_capacity;
@@ -117,7 +115,7 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   py::array_t<bool> found(static_cast<py::ssize_t>(n));
   FloatArray rows = NewRows(n, dim);
   std::vector<FloatArray> slots;
-  const OptimizerKind kind = with_slots ? Kind(table) : OptimizerKind::kNone;
+  const OptimizerKind kind = with_slots ? StatsOf(table).optimizer.kind : OptimizerKind::kNone;
   std::vector<float*> slot_data;
   std::vector<size_t> slot_width;
   for (int slot = 0; slot < SlotCount(kind); ++slot) {
@@ -172,6 +170,39 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   };
   ThrowIfError(WithoutGil([&] { return ReadOrScan(*group_, {table}, n, true, read, scan); }));
   return py::make_tuple(std::move(found), std::move(rows), std::move(slots));
+}
+
+py::dict PyGroup::Metadata(int table, const KeyArray& keys) {
+  const size_t n = KeyCount(keys);
+  const int64_t* key_data = keys.data();
+  const std::vector<MetadataPlane> planes = StatsOf(table).metadata;  // never changes
+  py::dict result;
+  std::vector<char*> data;
+  std::vector<size_t> row_bytes;
+  for (const MetadataPlane& plane : planes) {
+    py::array values = NewMetadata(plane, n);
+    data.push_back(static_cast<char*>(values.mutable_data()));
+    row_bytes.push_back(plane.elements * ElementBytes(plane.type));
+    result[py::str(plane.name)] = std::move(values);
+  }
+  std::vector<uint32_t> numbers(n);
+  ThrowIfError(Read([&](const ReadView& view) {
+    view.FindRows(table, key_data, n, numbers.data());
+    for (size_t p = 0; p < planes.size(); ++p) {
+      for (size_t i = 0; i < n; ++i) {
+        char* const to = data[p] + i * row_bytes[p];
+        const char* const from =
+            numbers[i] == kAbsentRow ? nullptr : view.Metadata(table, p, numbers[i]);
+        if (from == nullptr) {
+          std::fill_n(to, row_bytes[p], '\0');
+        } else {
+          RacyRead(to, from, row_bytes[p]);
+        }
+      }
+    }
+    return Status();
+  }));
+  return result;
 }
 
 KeyArray PyGroup::Keys(int table) {

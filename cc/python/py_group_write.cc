@@ -51,8 +51,15 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
 }  // namespace
 
 int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64_t dim,
-                         int64_t key_limit, int64_t max_rows, const py::dict& initializer) {
-  TableConfig config{name, uuid, dim, key_limit, max_rows, InitializerFromPython(initializer), {}};
+                         int64_t key_limit, int64_t max_rows, const py::dict& initializer,
+                         const py::list& metadata) {
+  const TableConfig config{name,
+                           uuid,
+                           dim,
+                           key_limit,
+                           max_rows,
+                           InitializerFromPython(initializer),
+                           MetadataFromPython(metadata)};
   int table = 0;
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(config));
@@ -92,36 +99,40 @@ void PyGroup::ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates) {
 }
 
 void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
-                     const std::vector<FloatArray>& slots) {
+                     const std::vector<FloatArray>& slots, const MetadataArrays& metadata) {
   const auto config = Config(table);
   const size_t n = KeyCount(keys);
-  const int64_t dim = config->dim;
-  CheckRows(rows, n, dim, "rows");
-  const OptimizerKind kind = slots.empty() ? OptimizerKind::kNone : Kind(table);
-  if (static_cast<size_t>(SlotCount(kind)) != slots.size()) {
-    Throw(Error(Code::kInvalidArgument, "table ", config->name, " of ", group_->path(), " has ",
-                SlotCount(kind), " slots (optimizer ", OptimizerKindName(kind),
-                "). Received: ", slots.size()));
+  const auto dim = static_cast<size_t>(config->dim);
+  CheckRows(rows, n, config->dim, "rows");
+  // The writer compares the planes with those that the table has when it writes.
+  std::vector<PlaneValues> planes = {
+      {PlaneRole::kEmbedding, "embedding", dim * sizeof(float), rows.data()}};
+  if (!slots.empty()) {
+    const OptimizerKind kind = StatsOf(table).optimizer.kind;
+    if (static_cast<size_t>(SlotCount(kind)) != slots.size()) {
+      Throw(Error(Code::kInvalidArgument, "table ", config->name, " of ", group_->path(), " has ",
+                  SlotCount(kind), " slots (optimizer ", OptimizerKindName(kind),
+                  "). Received: ", slots.size()));
+    }
+    for (int k = 0; k < SlotCount(kind); ++k) {
+      const FloatArray& values = slots[static_cast<size_t>(k)];
+      const size_t width = SlotWidth(kind, k, dim);
+      CheckRows(values, n, static_cast<int64_t>(width), SlotName(kind, k));
+      planes.push_back({PlaneRole::kSlot, SlotName(kind, k), width * sizeof(float), values.data()});
+    }
   }
-  std::vector<const float*> slot_data;
-  for (size_t k = 0; k < slots.size(); ++k) {
-    const size_t width = SlotWidth(kind, static_cast<int>(k), static_cast<size_t>(dim));
-    CheckRows(slots[k], n, static_cast<int64_t>(width), SlotName(kind, static_cast<int>(k)));
-    slot_data.push_back(slots[k].data());
+  if (!metadata.empty()) {
+    CheckMetadata(metadata, StatsOf(table).metadata, n,
+                  "table " + config->name + " of " + group_->path());
+    for (const auto& [name, values] : metadata) {
+      const auto width = static_cast<size_t>(values.shape(1) * values.itemsize());
+      planes.push_back({PlaneRole::kMetadata, name, width, values.data()});
+    }
   }
   const int64_t* key_data = keys.data();
-  const float* row_data = rows.data();
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
-    if (!slot_data.empty()) {
-      TSPS_RETURN_IF_ERROR(group_->Read([&](const ReadView& view) -> Status {
-        if (view.Stats(table).optimizer.kind == kind) return Status();
-        return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
-                     " got another optimizer while slots were assigned");
-      }));
-    }
     TSPS_RETURN_IF_ERROR(CheckKeys(*config, key_data, n));
-    return writer.Assign(table, key_data, row_data, slot_data.empty() ? nullptr : slot_data.data(),
-                         n, *executor_);
+    return writer.Assign(table, key_data, planes, n, *executor_);
   }));
 }
 

@@ -16,25 +16,43 @@ Status PyScan::Begin(uint64_t limit) {
 py::tuple PyScan::Next(size_t n) {
   Scan& scan = Open();
   const PlaneList& list = scan.Planes(table_);
-  const size_t n_planes = with_slots_ ? list.trained() : 1;
+  std::vector<size_t> wanted = {0};
+  for (size_t p = 1; with_slots_ && p < list.planes.size(); ++p) {
+    if (p < list.trained() || p >= list.first_metadata()) wanted.push_back(p);
+  }
   n = std::min<size_t>(n, Rows());
   std::vector<int64_t> keys(n);
-  std::vector<std::vector<float>> values(n_planes);
+  std::vector<std::vector<char>> values(list.planes.size());
   char* planes[kMaxPlanes] = {};
-  for (size_t p = 0; p < n_planes; ++p) {
-    values[p].resize(n * list.planes[p].row_bytes / sizeof(float));
-    planes[p] = reinterpret_cast<char*>(values[p].data());
+  for (const size_t p : wanted) {
+    values[p].resize(n * list.planes[p].row_bytes);
+    planes[p] = values[p].data();
   }
   const size_t m =
       ValueOrThrow(WithoutGil([&] { return scan.Next(table_, n, keys.data(), planes); }));
-  std::vector<FloatArray> arrays;
-  for (size_t p = 0; p < n_planes; ++p) {
-    const size_t width = list.planes[p].row_bytes / sizeof(float);
-    arrays.push_back(NewRows(m, static_cast<int64_t>(width)));
-    std::copy_n(values[p].data(), m * width, arrays.back().mutable_data());
+  const auto rows_of = [&](size_t p) {
+    const size_t bytes = list.planes[p].row_bytes;
+    FloatArray rows = NewRows(m, static_cast<int64_t>(bytes / sizeof(float)));
+    std::copy_n(values[p].data(), m * bytes, reinterpret_cast<char*>(rows.mutable_data()));
+    return rows;
+  };
+  std::vector<FloatArray> slots;
+  py::dict metadata;
+  const std::vector<MetadataPlane> declared = MetadataOf(list);
+  for (const size_t p : wanted) {
+    if (p == 0) continue;
+    if (p < list.trained()) {
+      slots.push_back(rows_of(p));
+      continue;
+    }
+    const MetadataPlane& plane = declared[p - list.first_metadata()];
+    py::array one = NewMetadata(plane, m);
+    std::copy_n(values[p].data(), m * list.planes[p].row_bytes,
+                static_cast<char*>(one.mutable_data()));
+    metadata[py::str(plane.name)] = std::move(one);
   }
-  return py::make_tuple(KeyArray(static_cast<py::ssize_t>(m), keys.data()), arrays[0],
-                        std::vector<FloatArray>(arrays.begin() + 1, arrays.end()));
+  return py::make_tuple(KeyArray(static_cast<py::ssize_t>(m), keys.data()), rows_of(0), slots,
+                        metadata);
 }
 
 std::unique_ptr<PyScan> PyGroup::BeginScan(int table, bool with_slots, uint64_t limit) {

@@ -49,10 +49,18 @@ class ParameterFile : public ::testing::Test {
     info.dim = dim;
     info.n_rows = n_rows;
     info.optimizer.kind = kind;
-    info.optimizer.slot_init[0] = 0.1f;
+    if (SlotCount(kind) > 0) info.optimizer.slot_init[0] = 0.1f;
     info.initializer = {InitializerKind::kUniform, -0.5f, 0.25f, 1234567890123, 42};
     info.step = 77;
     info.key_limit = int64_t{1} << 40;
+    return info;
+  }
+
+  // With metadata planes of three widths.
+  static ParameterFileInfo WithMetadata(ParameterFileInfo info) {
+    info.metadata = {{"count", PlaneType::kUint32, 1, 7},
+                     {"last_used", PlaneType::kInt64, 1, ~uint64_t{0}},
+                     {"scales", PlaneType::kFloat16, 3, 0x3C00}};
     return info;
   }
 
@@ -61,27 +69,48 @@ class ParameterFile : public ::testing::Test {
     return static_cast<float>(row * 7 + d) + 0.25f * static_cast<float>(field);
   }
 
+  // What n rows have in each plane, from row `first` on: floats as Value() says, of other types
+  // bytes that tell them apart.
+  static std::vector<std::string> Values(const ParameterFileInfo& info, size_t first, size_t n) {
+    std::vector<std::string> values;
+    for (const Plane& plane : PlanesOf(info)) {
+      std::string bytes(n * plane.row_bytes, '\0');
+      for (size_t i = 0; i < n; ++i) {
+        char* const row = &bytes[i * plane.row_bytes];
+        for (size_t d = 0; d < plane.row_bytes; ++d) {
+          row[d] = static_cast<char>(31 * (first + i) + d + 7 * values.size());
+        }
+        for (size_t d = 0; plane.type == PlaneType::kFloat32 && 4 * d < plane.row_bytes; ++d) {
+          const float value = Value(first + i, d, static_cast<int>(values.size()));
+          std::memcpy(row + 4 * d, &value, sizeof(value));
+        }
+      }
+      values.push_back(std::move(bytes));
+    }
+    return values;
+  }
+
   // Writes the file in batches of 1000 rows.
   Status Write(const ParameterFileInfo& info) const {
     TSPS_ASSIGN_OR_RETURN(auto writer, ParameterFileWriter::Create(path_, info));
-    const size_t n_slots = static_cast<size_t>(SlotCount(info.optimizer.kind));
     for (size_t first = 0; first < info.n_rows; first += 1000) {
       const size_t n = std::min<size_t>(1000, info.n_rows - first);
       std::vector<int64_t> keys(n);
-      std::vector<std::vector<float>> fields(1 + n_slots, std::vector<float>(n * info.dim));
-      std::vector<const float*> slots;
-      for (size_t i = 0; i < n; ++i) {
-        keys[i] = Key(first + i);
-        for (size_t f = 0; f <= n_slots; ++f) {
-          for (size_t d = 0; d < info.dim; ++d) {
-            fields[f][i * info.dim + d] = Value(first + i, d, static_cast<int>(f));
-          }
-        }
-      }
-      for (size_t f = 1; f <= n_slots; ++f) slots.push_back(fields[f].data());
-      TSPS_RETURN_IF_ERROR(writer->Append(keys.data(), fields[0].data(), slots.data(), n));
+      for (size_t i = 0; i < n; ++i) keys[i] = Key(first + i);
+      const std::vector<std::string> values = Values(info, first, n);
+      std::vector<const void*> data;
+      for (const std::string& plane : values) data.push_back(plane.data());
+      TSPS_RETURN_IF_ERROR(writer->Append(keys.data(), data.data(), n));
     }
     return writer->Finish();
+  }
+
+  // Keys and rows of a block; no other planes.
+  static Status ReadRows(const ParameterFileReader& reader, size_t block, int64_t* keys,
+                         float* rows) {
+    std::vector<void*> values(PlanesOf(reader.info()).size(), nullptr);
+    values[0] = rows;
+    return reader.ReadBlock(block, keys, values.data());
   }
 
   // Opens the file and reads every block.
@@ -91,17 +120,16 @@ class ParameterFile : public ::testing::Test {
     for (size_t block = 0; block < reader->n_blocks(); ++block) {
       const size_t n = reader->rows_in_block(block);
       std::vector<int64_t> keys(n);
-      std::vector<std::vector<float>> fields(5, std::vector<float>(n * info.dim));
-      float* slots[] = {fields[1].data(), fields[2].data(), fields[3].data(), fields[4].data()};
-      TSPS_RETURN_IF_ERROR(reader->ReadBlock(block, keys.data(), fields[0].data(), slots));
-      for (size_t i = 0; i < n; ++i) {
-        const size_t row = block * kRowsPerBlock + i;
-        EXPECT_EQ(keys[i], Key(row));
-        for (int f = 0; f <= SlotCount(info.optimizer.kind); ++f) {
-          for (size_t d = 0; d < info.dim; ++d)
-            EXPECT_EQ(fields[f][i * info.dim + d], Value(row, d, f));
-        }
+      const std::vector<std::string> expected = Values(info, block * kRowsPerBlock, n);
+      std::vector<std::string> values = expected;
+      std::vector<void*> data;
+      for (std::string& plane : values) {
+        std::fill(plane.begin(), plane.end(), '\0');
+        data.push_back(plane.data());
       }
+      TSPS_RETURN_IF_ERROR(reader->ReadBlock(block, keys.data(), data.data()));
+      for (size_t i = 0; i < n; ++i) EXPECT_EQ(keys[i], Key(block * kRowsPerBlock + i));
+      EXPECT_TRUE(values == expected) << "block " << block;
     }
     return Status();
   }
@@ -113,10 +141,18 @@ class ParameterFile : public ::testing::Test {
   void SetBytes(const std::string& bytes) const {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
   }
-  // Sets one field of the header and makes its checksum right again, as an attacker would.
+  // Sets one field of the header, or of its list of planes, and makes the checksums right again, as
+  // an attacker would.
   template <typename T>
   static std::string Forged(std::string bytes, size_t offset, T value) {
     std::memcpy(&bytes[offset], &value, sizeof(value));
+    if (offset >= sizeof(ParameterFileHeader)) {
+      ParameterFileHeader header;
+      std::memcpy(&header, bytes.data(), sizeof(header));
+      header.planes_crc =
+          Crc32c(0, &bytes[sizeof(header)], header.n_planes * sizeof(ParameterFilePlane));
+      std::memcpy(bytes.data(), &header, sizeof(header));
+    }
     const uint32_t crc = Crc32c(0, bytes.data(), offsetof(ParameterFileHeader, crc));
     std::memcpy(&bytes[offsetof(ParameterFileHeader, crc)], &crc, sizeof(crc));
     return bytes;

@@ -131,6 +131,10 @@ TEST_F(PlanesTest, MetadataThatCannotBeIsRefusedByName) {
   refused({"none", PlaneType::kUint32, 0});
   refused({"wide", PlaneType::kUint32, 65537});
   refused({"type", static_cast<PlaneType>(6)});
+  refused({"half", PlaneType::kFloat16, 1, 0x10000});  // more bits than an element has
+  refused({"inf", PlaneType::kFloat16, 1, 0x7C00});
+  refused({"nan", PlaneType::kFloat32, 1, 0x7FC00000});
+  refused({"nan2", PlaneType::kBfloat16, 1, 0x7FC0});
   TableConfig many = MakeConfig("t", 4);
   for (int i = 0; i < 10; ++i) many.metadata.push_back({"m" + std::to_string(i)});
   EXPECT_EQ(writer_->CreateTable(many).status().code(), Code::kInvalidArgument);
@@ -139,6 +143,41 @@ TEST_F(PlanesTest, MetadataThatCannotBeIsRefusedByName) {
   ASSERT_TRUE(table.ok()) << table.status().message();
   Bind(*table, OptimizerKind::kAdam);
   Reopen();
+}
+
+TEST_F(PlanesTest, AssignSetsThePlanesThatItNames) {
+  const int table = AddTableWithMetadata();
+  ASSERT_TSPS_OK(Step(table, {3}, 2.0f));
+  const std::vector<float> row = Values<float>(table, kRow, 3, 4);
+  const int64_t keys[] = {3, 9, 3};  // one is new; of equal keys the last wins
+  const uint32_t counts[] = {1, 2, 3};
+  const uint16_t times[] = {4, 5, 6, 7, 8, 9};
+  const PlaneValues count = {PlaneRole::kMetadata, "count", 4, counts};
+  ASSERT_TSPS_OK(writer_->Assign(table, keys, {count}, 3, executor_));
+  EXPECT_EQ(Values<float>(table, kRow, 3, 4), row);
+  EXPECT_EQ(Values<float>(table, kAccumulator, 3, 4), std::vector<float>(4, 4.25f));
+  EXPECT_EQ(Values<float>(table, kRow, 9, 4), LookupRow(*group_, table, 9)) << "its initial row";
+  ASSERT_TSPS_OK(
+      writer_->Assign(table, keys, {{PlaneRole::kMetadata, "times", 4, times}}, 3, executor_));
+  for (const bool again : {false, true}) {
+    if (again) Reopen();
+    EXPECT_EQ(Values<uint32_t>(table, kCount, 3, 1), std::vector<uint32_t>{3});
+    EXPECT_EQ(Values<uint32_t>(table, kCount, 9, 1), std::vector<uint32_t>{2});
+    EXPECT_EQ(Values<uint16_t>(table, kTimes, 3, 2), (std::vector<uint16_t>{8, 9}));
+    EXPECT_EQ(Values<uint16_t>(table, kTimes, 9, 2), (std::vector<uint16_t>{6, 7}));
+    ASSERT_TSPS_OK(writer_->Verify());
+  }
+  const auto refused = [&](const std::vector<PlaneValues>& planes, const char* said) {
+    const Status status = writer_->Assign(table, keys, planes, 3, executor_);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << said;
+    EXPECT_NE(status.message().find(said), std::string::npos) << status.message();
+  };
+  refused({{PlaneRole::kMetadata, "sum", 4, counts}}, "no plane 'sum'");
+  refused({{PlaneRole::kSlot, "count", 4, counts}}, "no plane 'count'");
+  refused({{PlaneRole::kKey, "key", 8, counts}}, "no plane 'key'");
+  refused({{PlaneRole::kChanged, "changed", 4, counts}}, "no plane 'changed'");
+  refused({{PlaneRole::kMetadata, "times", 2, times}}, "'times' of table");
+  refused({count, count}, "'count' of table");
 }
 
 TEST_F(PlanesTest, ARowWithTheWrongKeyIsFound) {

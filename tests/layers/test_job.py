@@ -109,6 +109,13 @@ def test_a_named_job_goes_on_with_its_tables(root):
         assert words in error
 
 
+def test_metadata_of_a_layers_table_is_refused(root):
+    table = "TableConfig('user', 4, metadata=(MetadataPlane('count'),))"
+    code = "from tf_sparse_ps.metadata import MetadataPlane\n" + ONE + f"me.create_table({table})"
+    _, error = start(code, TFSPS_DIR=os.fspath(root)).communicate(timeout=120)
+    assert "UnsupportedError: table 'user': tables of layers have no metadata planes yet" in error
+
+
 def test_a_named_job_runs_once_at_a_time(root):
     environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
     running = start(ONE + "print('ready', flush=True); input()", **environment)

@@ -21,6 +21,7 @@ from tf_sparse_ps import optimizers
 from tf_sparse_ps import table as store
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import TableError
+from tf_sparse_ps.metadata import MetadataPlane
 from tf_sparse_ps.table import Table
 
 Ints = npt.NDArray[np.int64]
@@ -32,6 +33,10 @@ CONFIGS = {
     "small": TableConfig("small", 3, seed=1, key_limit=500, max_rows=400, optimizer=optimizers.Adam(learning_rate=0.5)),
     "bare": TableConfig("bare", 5, seed=1, initializer="zeros"),
 }
+# Of the table that a sparse-parameter file is written from, and loaded into.
+_FILE_CONFIG = dataclasses.replace(
+    CONFIGS["wide"], metadata=(MetadataPlane("count"), MetadataPlane("last_used", "int64"))
+)
 DIMS = {name: config.dim for name, config in CONFIGS.items()}
 WIDE, ERASED, SMALL, BARE = 9000, 700, 200, 50  # keys
 STATES = ("closed", "killed in a step", "killed in an erase", "killed in a split")
@@ -167,6 +172,7 @@ def _look(tables: dict[str, Table], seen: Seen) -> None:
         seen.problems += table.verify().problems
         keys = np.sort(table.keys())
         found, rows, slots = table.entries(keys)
+        seen.content += table.metadata(keys).values()
         stats = table.stats()
         seen.content += [keys, found, rows, *slots, stats["rows"], stats["step"], str(stats["optimizer"])]
 
@@ -196,10 +202,13 @@ def write(group: Path) -> Seen:
 
 
 def make_file(path: Path) -> None:
-    """A sparse-parameter file of three blocks, with slots."""
+    """A sparse-parameter file of three blocks, with slots and metadata."""
     folder = path.with_suffix(".group")
-    table = Table.create(folder / "wide", CONFIGS["wide"])
-    table.apply_gradients(spread(0, WIDE), rows_of(spread(0, WIDE), DIMS["wide"], 1))
+    table = Table.create(folder / "wide", _FILE_CONFIG)
+    keys = spread(0, WIDE)
+    metadata = {"count": (keys[:, None] % 1009).astype(np.uint32), "last_used": keys[:, None] % 2003}
+    table.assign(keys, np.zeros((WIDE, DIMS["wide"]), np.float32), metadata=metadata)
+    table.apply_gradients(keys, rows_of(keys, DIMS["wide"], 1))
     table.export_parameter_file(path, progress=False)
     table.close()
     shutil.rmtree(folder)
@@ -210,7 +219,7 @@ def load(path: Path) -> Seen:
     seen = Seen()
     folder = path.with_suffix(".group")
     try:
-        table = Table.create(folder / "wide", CONFIGS["wide"])
+        table = Table.create(folder / "wide", _FILE_CONFIG)
         try:
             table.load_parameter_file(path, progress=False)
             _look({"wide": table}, seen)

@@ -13,6 +13,7 @@ from tests.mutate import layout
 from tests.mutate.content import STATES
 
 FILE = "parameter file"
+_FILE_HEADER = 128 + 64 * 4  # with the list of planes: a row, a slot, two of metadata
 _SPECIAL = (0, 1, 2, 3, 26, 27, 31, 32, 255, 4092, 65_536, 2**31 - 1, 2**31, 2**32 - 17, 2**32 - 2, 2**32 - 1)
 _SPECIAL_64 = (*_SPECIAL, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 # Files whose numbers lead somewhere are mutated more often than those that hold values.
@@ -103,8 +104,8 @@ def _weight(file: str, state: str) -> int:
 def _place(rng: random.Random, group: layout.GroupState | None, file: str, data: bytes, span: int) -> tuple[int, str]:
     """A byte of the first `span`, mostly one that means something, and the name of its field."""
     if group is None:
-        offset = rng.randrange(128) if rng.random() < 0.5 else rng.randrange(span)
-        return offset, "header" if offset < 128 else "blocks"
+        offset = rng.randrange(_FILE_HEADER) if rng.random() < 0.5 else rng.randrange(span)
+        return offset, "header" if offset < _FILE_HEADER else "blocks"
     interesting = rng.random() < 0.85
     for _ in range(2000):
         offset = rng.randrange(span)

@@ -76,7 +76,7 @@ def read(binding: TableBinding) -> dict[str, npt.NDArray[Any]]:
     """Everything of a table."""
     with binding.reader().scan() as scan:
         rule = scan.optimizer
-        keys, values, slots = scan.read()
+        keys, values, slots, _ = scan.read()
     meta = {
         "version": _VERSION,
         "dim": binding.config.dim,

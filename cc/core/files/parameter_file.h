@@ -1,12 +1,15 @@
-// The sparse-parameter file: a table's rows (and, if wanted, slots) in one portable little-endian
-// file.
+// The sparse-parameter file: a table's rows (and, if wanted, slots and metadata) in one portable
+// little-endian file.
 //
 //   header   ParameterFileHeader: 128 bytes, fixed width, with its own CRC-32C
+//   planes   ParameterFilePlane: 64 bytes for each plane that the file carries
 //   block    4,096 records, the last block fewer; uint32 CRC-32C of them; 4 zero bytes
 //   block    ...
 //
-//   record   int64 key, float32 row[dim], float32 slots[n_slots * dim], zeros up to a multiple of 8
+//   record   int64 key, of each plane the bytes of one row, zeros up to a multiple of 8
 //
+// The planes are the embedding, then the optimizer's slots, then metadata. A file of version 1,
+// which is read, too, has no list of planes: they are the embedding and slots as wide as it.
 // No two records have the same key. The file ends with the last block: a shorter or longer one is
 // refused. docs/format.md is the format's public description.
 #ifndef TFSPS_CORE_FILES_PARAMETER_FILE_H_
@@ -20,7 +23,9 @@
 
 #include "core/base/status.h"
 #include "core/table/initializer.h"
+#include "core/table/planes.h"
 #include "core/table/row_optimizer.h"
+#include "core/table/table_config.h"
 
 namespace tsps {
 
@@ -30,8 +35,12 @@ struct ParameterFileInfo {
   int64_t key_limit = 0;      // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
   OptimizerConfig optimizer;  // kNone: the file carries no slots
   InitializerConfig initializer;
-  uint64_t step = 0;  // of the group when the file was written
+  uint64_t step = 0;                    // of the group when the file was written
+  std::vector<MetadataPlane> metadata;  // planes of the table's own that the file carries
 };
+
+// The planes that a file carries, in the order of its records.
+std::vector<Plane> PlanesOf(const ParameterFileInfo& info);
 
 // Writes a file beside its final name and renames it when complete (fsync of file and folder), so
 // that a killed export leaves no half file under the name. One writer at a time for a path
@@ -44,8 +53,8 @@ class ParameterFileWriter {
                                                              const ParameterFileInfo& info);
   ~ParameterFileWriter();  // removes the temporary file unless Finish succeeded
 
-  // rows: float[n, dim]; slots[k]: float[n, dim], SlotCount(optimizer.kind) of them.
-  Status Append(const int64_t* keys, const float* rows, const float* const* slots, size_t n);
+  // values[p]: n rows of the plane p of PlanesOf(info), one after the other.
+  Status Append(const int64_t* keys, const void* const* values, size_t n);
   Status Finish();  // refuses if fewer or more rows were appended than announced
 
  private:
@@ -58,18 +67,18 @@ class ParameterFileWriter {
 // SIGBUS. Thread-safe after Open.
 class ParameterFileReader {
  public:
-  // Checks magic, version, header checksum and length; says missing, truncated, foreign, newer or
-  // damaged, and the path.
+  // Checks magic, version, header, list of planes and length; says missing, truncated, foreign,
+  // newer or damaged, and the path.
   static Result<std::unique_ptr<ParameterFileReader>> Open(const std::string& path);
   ~ParameterFileReader();
 
   const ParameterFileInfo& info() const;
   size_t n_blocks() const;
   size_t rows_in_block(size_t block) const;
-  // Verifies the block's checksum and copies it out: keys int64[m], rows float[m, dim], slots[k]
-  // float[m, dim] (slots may be null: skipped), m = rows_in_block(block). A damaged block is
-  // DataLoss that names it.
-  Status ReadBlock(size_t block, int64_t* keys, float* rows, float* const* slots) const;
+  // Verifies the block's checksum and copies it out: keys int64[m], and m rows of the plane p of
+  // PlanesOf(info()) to values[p], which may be null: skipped. m = rows_in_block(block). A damaged
+  // block is DataLoss that names it.
+  Status ReadBlock(size_t block, int64_t* keys, void* const* values) const;
 
  private:
   ParameterFileReader();

@@ -10,82 +10,145 @@
 namespace tsps {
 namespace {
 
-Status Damaged(const std::string& path, const std::string& what) {
-  return Error(Code::kDataLoss, "damaged parameter file ", path, ": ", what);
+template <typename... Args>
+Status DamagedFile(const std::string& path, const Args&... what) {
+  return Error(Code::kDataLoss, "damaged parameter file ", path, ": ", what...);
 }
 
-// What this version has fields for.
-bool HasSlotsAsWideAsRows(OptimizerKind kind) { return kind <= OptimizerKind::kAdam; }
+// Those that version 1 has fields for: they have no slot that is not as wide as a row.
+bool IsOfVersion1(uint32_t optimizer_kind) {
+  return optimizer_kind <= static_cast<uint32_t>(OptimizerKind::kAdam);
+}
+
+TableConfig ConfigOf(const ParameterFileInfo& info) {
+  TableConfig config;
+  config.name = "of the file";
+  config.dim = info.dim;
+  config.metadata = info.metadata;
+  return config;
+}
+
+std::vector<ParameterFilePlane> EncodePlanes(const ParameterFileInfo& info) {
+  std::vector<ParameterFilePlane> entries;
+  for (const Plane& plane : PlanesOf(info)) {
+    ParameterFilePlane entry = {};
+    std::memcpy(entry.name, plane.name.data(), plane.name.size());
+    entry.role = static_cast<uint32_t>(plane.role);
+    entry.type = static_cast<uint32_t>(plane.type);
+    entry.row_bytes = static_cast<uint32_t>(plane.row_bytes);
+    entry.initial = plane.initial;
+    entries.push_back(entry);
+  }
+  return entries;
+}
+
+uint32_t CrcOf(const std::vector<ParameterFilePlane>& planes) {
+  return Crc32c(0, planes.data(), planes.size() * sizeof(planes[0]));
+}
+
+// Slots and metadata, from a list of planes that has a place for each of the slots. What is wrong
+// with a plane is found out by the caller, who makes the list anew from what is returned.
+Status DecodePlanes(const std::vector<ParameterFilePlane>& planes, const std::string& path,
+                    ParameterFileInfo* info) {
+  const auto slots = static_cast<size_t>(SlotCount(info->optimizer.kind));
+  for (size_t k = 0; k < slots; ++k) {
+    info->optimizer.slot_init[k] = FloatOfBits(planes[1 + k].initial);
+    if (std::isfinite(info->optimizer.slot_init[k])) continue;
+    return DamagedFile(path, "non-finite initial slot value");
+  }
+  for (size_t p = 1 + slots; p < planes.size(); ++p) {
+    const ParameterFilePlane& entry = planes[p];
+    const auto type = static_cast<PlaneType>(entry.type);
+    const size_t bytes = ElementBytes(type);
+    info->metadata.push_back({std::string(entry.name, strnlen(entry.name, sizeof(entry.name))),
+                              type, bytes == 0 ? 0 : static_cast<uint32_t>(entry.row_bytes / bytes),
+                              entry.initial});
+  }
+  return Status();
+}
 
 }  // namespace
 
-Result<ParameterFileGeometry> GeometryOf(uint32_t dim, int n_slots, uint64_t n_rows) {
-  if (dim < 1 || dim > kMaxParameterFileDim) {
-    return Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxParameterFileDim,
-                 "]. Received: ", dim);
+std::vector<Plane> PlanesOf(const ParameterFileInfo& info) {
+  const PlaneList list = PlanesOf(ConfigOf(info), info.optimizer, 0, 0);
+  std::vector<Plane> planes;
+  for (const Plane& plane : list.planes) {
+    if (plane.role != PlaneRole::kKey && plane.role != PlaneRole::kChanged) planes.push_back(plane);
   }
+  return planes;
+}
+
+Result<ParameterFileGeometry> GeometryOf(const ParameterFileInfo& info, uint32_t version) {
+  if (info.dim < 1 || info.dim > kMaxParameterFileDim) {
+    return Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxParameterFileDim,
+                 "]. Received: ", info.dim);
+  }
+  TSPS_RETURN_IF_ERROR(ValidateMetadata(ConfigOf(info)));
+  const std::vector<Plane> planes = PlanesOf(info);
   ParameterFileGeometry geometry;
-  const size_t record = sizeof(int64_t) + sizeof(float) * size_t{dim} * (1 + n_slots);
+  geometry.header_bytes = sizeof(ParameterFileHeader);
+  if (version > 1) geometry.header_bytes += planes.size() * sizeof(ParameterFilePlane);
+  size_t record = sizeof(int64_t);
+  for (const Plane& plane : planes) record += plane.row_bytes;
   geometry.record_bytes = (record + 7) / 8 * 8;
-  geometry.n_blocks = n_rows / kRowsPerBlock + (n_rows % kRowsPerBlock != 0);
+  geometry.n_blocks = info.n_rows / kRowsPerBlock + (info.n_rows % kRowsPerBlock != 0);
   // off_t is signed.
-  uint64_t records = 0, trailers = 0, bytes = sizeof(ParameterFileHeader);
-  if (__builtin_mul_overflow(n_rows, geometry.record_bytes, &records) ||
+  uint64_t records = 0, trailers = 0, bytes = geometry.header_bytes;
+  if (__builtin_mul_overflow(info.n_rows, geometry.record_bytes, &records) ||
       __builtin_mul_overflow(geometry.n_blocks, kBlockTrailerBytes, &trailers) ||
       __builtin_add_overflow(bytes, records, &bytes) ||
       __builtin_add_overflow(bytes, trailers, &bytes) ||
       bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return Error(Code::kInvalidArgument, "no file can hold n_rows=", n_rows, " records of ",
+    return Error(Code::kInvalidArgument, "no file can hold n_rows=", info.n_rows, " records of ",
                  geometry.record_bytes, " bytes");
   }
   geometry.file_bytes = bytes;
   return geometry;
 }
 
-Result<ParameterFileHeader> EncodeHeader(const ParameterFileInfo& info) {
+Result<std::string> EncodeHeader(const ParameterFileInfo& info) {
   TSPS_RETURN_IF_ERROR(ValidateInitializer(info.initializer));
-  const int n_slots = SlotCount(info.optimizer.kind);
-  if (!HasSlotsAsWideAsRows(info.optimizer.kind)) {
-    return Error(Code::kInvalidArgument, "a parameter file of version ", kParameterFileVersion,
-                 " has no slots of optimizer ", OptimizerKindName(info.optimizer.kind),
-                 ": they are not as wide as rows");
-  }
-  TSPS_ASSIGN_OR_RETURN(const ParameterFileGeometry geometry,
-                        GeometryOf(info.dim, n_slots, info.n_rows));
-  ParameterFileHeader header;
-  std::memset(&header, 0, sizeof(header));
-  std::memcpy(header.magic, kParameterFileMagic, sizeof(header.magic));
-  header.version = kParameterFileVersion;
-  header.header_bytes = sizeof(header);
-  header.dim = info.dim;
+  TSPS_ASSIGN_OR_RETURN(const ParameterFileGeometry geometry, GeometryOf(info));
   if (info.key_limit < 0) {
     return Error(Code::kInvalidArgument,
                  "key_limit must not be negative. Received: ", info.key_limit);
   }
+  for (int slot = 0; slot < SlotCount(info.optimizer.kind); ++slot) {
+    if (std::isfinite(info.optimizer.slot_init[slot])) continue;
+    return Error(Code::kInvalidArgument, "initial value of optimizer slot ", slot,
+                 " must be finite. Received: ", info.optimizer.slot_init[slot]);
+  }
+  const std::vector<ParameterFilePlane> planes = EncodePlanes(info);
+  ParameterFileHeader header;
+  std::memset(&header, 0, sizeof(header));
+  std::memcpy(header.magic, kParameterFileMagic, sizeof(header.magic));
+  header.version = kParameterFileVersion;
+  header.header_bytes = static_cast<uint32_t>(geometry.header_bytes);
+  header.dim = info.dim;
   header.key_limit = info.key_limit;
   header.rows_per_block = kRowsPerBlock;
   header.n_rows = info.n_rows;
   header.step = info.step;
   header.optimizer_kind = static_cast<uint32_t>(info.optimizer.kind);
-  header.n_slots = static_cast<uint32_t>(n_slots);
-  for (int slot = 0; slot < kMaxSlots; ++slot) {
-    if (!std::isfinite(info.optimizer.slot_init[slot])) {
-      return Error(Code::kInvalidArgument, "initial value of optimizer slot ", slot,
-                   " must be finite. Received: ", info.optimizer.slot_init[slot]);
-    }
-    header.slot_init[slot] = info.optimizer.slot_init[slot];
-  }
+  header.n_planes = static_cast<uint32_t>(planes.size());
   header.initializer_kind = static_cast<uint32_t>(info.initializer.kind);
   header.initializer_a = info.initializer.a;
   header.initializer_b = info.initializer.b;
   header.initializer_seed = info.initializer.seed;
   header.initializer_salt = info.initializer.salt;
   header.file_bytes = geometry.file_bytes;
+  header.planes_crc = CrcOf(planes);
   header.crc = HeaderCrc(header);
-  return header;
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(reinterpret_cast<const char*>(planes.data()), planes.size() * sizeof(planes[0]));
+  return bytes;
 }
 
-Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header, const std::string& path) {
+size_t PlaneEntries(const ParameterFileHeader& header) {
+  return header.version == 1 ? 0 : header.n_planes;
+}
+
+Status CheckHeader(const ParameterFileHeader& header, const std::string& path) {
   if (std::memcmp(header.magic, kParameterFileMagic, sizeof(header.magic)) != 0) {
     return Error(Code::kDataLoss, "foreign file ", path,
                  ": it does not start with the magic bytes of a "
@@ -102,33 +165,55 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header, const 
                  ": it has format version ", header.version, ", this program reads up to ",
                  kParameterFileVersion);
   }
-  const bool no_reserved =
-      header.reserved0 == 0 && std::all_of(std::begin(header.reserved1), std::end(header.reserved1),
-                                           [](uint32_t word) { return word == 0; });
-  if (header.version < 1 || header.header_bytes != sizeof(header) ||
-      header.rows_per_block != kRowsPerBlock || !no_reserved) {
-    return Damaged(path, "impossible header fields");
+  const auto zero = [](uint32_t word) { return word == 0; };
+  bool possible = header.version >= 1 && header.rows_per_block == kRowsPerBlock &&
+                  header.reserved0 == 0 &&
+                  std::all_of(std::begin(header.reserved1), std::end(header.reserved1), zero);
+  if (header.version == 1) {
+    possible = possible && header.planes_crc == 0;
+  } else {
+    possible = possible && header.n_planes >= 1 && header.n_planes <= kMaxParameterFilePlanes &&
+               std::all_of(std::begin(header.slot_init), std::end(header.slot_init), zero);
   }
+  if (!possible) return DamagedFile(path, "impossible header fields");
+  const size_t bytes = sizeof(header) + PlaneEntries(header) * sizeof(ParameterFilePlane);
+  if (header.header_bytes == bytes) return Status();
+  return DamagedFile(path, "a header of ", header.header_bytes, " bytes, where one with ",
+                     PlaneEntries(header), " planes has ", bytes);
+}
+
+Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
+                                       const std::vector<ParameterFilePlane>& planes,
+                                       const std::string& path) {
   ParameterFileInfo info;
   info.dim = header.dim;
   info.n_rows = header.n_rows;
   info.key_limit = header.key_limit;
-  if (info.key_limit < 0) return Damaged(path, "negative key_limit");
+  if (info.key_limit < 0) return DamagedFile(path, "negative key_limit");
   info.step = header.step;
   info.optimizer.kind = static_cast<OptimizerKind>(header.optimizer_kind);
-  if (!IsOptimizerKind(header.optimizer_kind) || !HasSlotsAsWideAsRows(info.optimizer.kind)) {
-    return Damaged(path, "unknown optimizer kind " + std::to_string(header.optimizer_kind));
+  if (!IsOptimizerKind(header.optimizer_kind) ||
+      (header.version == 1 && !IsOfVersion1(header.optimizer_kind))) {
+    return DamagedFile(path, "unknown optimizer kind ", header.optimizer_kind);
   }
-  const int n_slots = SlotCount(info.optimizer.kind);
-  if (header.n_slots != static_cast<uint32_t>(n_slots)) {
-    return Damaged(path, std::string("optimizer ") + OptimizerKindName(info.optimizer.kind) +
-                             " has " + std::to_string(n_slots) + " slots, the header says " +
-                             std::to_string(header.n_slots));
+  const auto n_slots = static_cast<uint32_t>(SlotCount(info.optimizer.kind));
+  if (header.version == 1 ? header.n_planes != n_slots : header.n_planes < 1 + n_slots) {
+    return DamagedFile(path, "optimizer ", OptimizerKindName(info.optimizer.kind), " has ", n_slots,
+                       " slots, the header says ", header.n_planes,
+                       header.version == 1 ? "" : " planes");
   }
-  for (int slot = 0; slot < kMaxSlots; ++slot) {
-    info.optimizer.slot_init[slot] = header.slot_init[slot];
-    if (!std::isfinite(header.slot_init[slot]))
-      return Damaged(path, "non-finite initial slot value");
+  if (header.version == 1) {
+    for (int slot = 0; slot < kMaxSlots; ++slot) {
+      info.optimizer.slot_init[slot] = FloatOfBits(header.slot_init[slot]);
+      if (!std::isfinite(info.optimizer.slot_init[slot]))
+        return DamagedFile(path, "non-finite initial slot value");
+    }
+  } else {
+    if (CrcOf(planes) != header.planes_crc) {
+      return DamagedFile(path, "the list of planes has checksum ", CrcOf(planes), ", expected ",
+                         header.planes_crc);
+    }
+    TSPS_RETURN_IF_ERROR(DecodePlanes(planes, path, &info));
   }
   info.initializer.kind = static_cast<InitializerKind>(header.initializer_kind);
   info.initializer.a = header.initializer_a;
@@ -136,14 +221,20 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header, const 
   info.initializer.seed = header.initializer_seed;
   info.initializer.salt = header.initializer_salt;
   const Status initializer = ValidateInitializer(info.initializer);
-  if (!initializer.ok()) return Damaged(path, initializer.message());
-  const Result<ParameterFileGeometry> geometry = GeometryOf(info.dim, n_slots, info.n_rows);
-  if (!geometry.ok()) return Damaged(path, geometry.status().message());
+  if (!initializer.ok()) return DamagedFile(path, initializer.message());
+  const Result<ParameterFileGeometry> geometry = GeometryOf(info, header.version);
+  if (!geometry.ok()) return DamagedFile(path, geometry.status().message());
   if (geometry->file_bytes != header.file_bytes) {
-    return Damaged(path, "the header says " + std::to_string(header.file_bytes) +
-                             " bytes, its rows need " + std::to_string(geometry->file_bytes));
+    return DamagedFile(path, "the header says ", header.file_bytes, " bytes, its rows need ",
+                       geometry->file_bytes);
   }
-  return info;
+  // A list has what this build would put into it, and nothing else.
+  if (header.version == 1) return info;
+  const std::vector<ParameterFilePlane> expected = EncodePlanes(info);
+  if (std::memcmp(expected.data(), planes.data(), planes.size() * sizeof(planes[0])) == 0)
+    return info;
+  return DamagedFile(path, "its planes are not those of rows of ", info.dim,
+                     " floats with optimizer ", OptimizerKindName(info.optimizer.kind));
 }
 
 }  // namespace tsps

@@ -4,29 +4,35 @@
 //   +--------------------+ 0
 //   | ParameterFileHeader|
 //   +--------------------+ 128
+//   | ParameterFilePlane |   n_planes of them
+//   +--------------------+ header_bytes
 //   | block 0            |   min(n_rows, 4096) records, crc32c, 4 zero bytes
 //   +--------------------+
 //   | block 1            |
 //   | ...                |
 //   +--------------------+ file_bytes
 //
-//   record: | key 8 | row 4 * dim | slot 0 4 * dim | ... | zeros up to a multiple of 8 |
+//   record: | key 8 | of each plane row_bytes | zeros up to a multiple of 8 |
+//
+// A file of version 1 has no ParameterFilePlane: blocks begin at 128, and a record has the key, the
+// row and the optimizer's slots, each of them 4 * dim bytes.
 #ifndef TFSPS_CORE_FILES_PARAMETER_FILE_LAYOUT_H_
 #define TFSPS_CORE_FILES_PARAMETER_FILE_LAYOUT_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/files/parameter_file.h"
 
 namespace tsps {
 
-constexpr uint32_t kParameterFileVersion = 1;
+constexpr uint32_t kParameterFileVersion = 2;  // of what is written
 constexpr uint64_t kRowsPerBlock = 4096;
 constexpr size_t kBlockTrailerBytes = 8;  // crc32c of the records, then zeros
-// A record with all slots stays below 2 MiB, so that readers need no large buffer for a hostile
+// A record with all planes stays below 8 MiB, so that readers need no large buffer for a hostile
 // file.
 constexpr uint32_t kMaxParameterFileDim = 1 << 16;
 // Like PNG's: a transfer that changes line ends, or cuts the eighth bit, is noticed in the first
@@ -36,15 +42,15 @@ constexpr unsigned char kParameterFileMagic[8] = {0xF4, 'T', 'S', 'P', 'S', '\r'
 struct ParameterFileHeader {
   unsigned char magic[8];
   uint32_t version;         // the fields up to here and crc keep their places in every version
-  uint32_t header_bytes;    // 128
+  uint32_t header_bytes;    // with the list of planes; version 1: 128
   uint32_t dim;             // 1 to kMaxParameterFileDim
   uint32_t rows_per_block;  // kRowsPerBlock
   uint64_t n_rows;
   uint64_t step;
-  uint32_t optimizer_kind;  // OptimizerKind
-  uint32_t n_slots;         // SlotCount(optimizer_kind)
-  float slot_init[kMaxSlots];
-  uint32_t initializer_kind;  // InitializerKind
+  uint32_t optimizer_kind;        // OptimizerKind
+  uint32_t n_planes;              // version 1: SlotCount(optimizer_kind)
+  uint32_t slot_init[kMaxSlots];  // 0; version 1: bits of floats
+  uint32_t initializer_kind;      // InitializerKind
   float initializer_a;
   float initializer_b;
   uint32_t reserved0;  // 0
@@ -52,8 +58,20 @@ struct ParameterFileHeader {
   uint64_t initializer_salt;
   uint64_t file_bytes;
   int64_t key_limit;      // 0: any int64 is a key
-  uint32_t reserved1[3];  // 0
+  uint32_t planes_crc;    // of the list of planes; version 1: 0
+  uint32_t reserved1[2];  // 0
   uint32_t crc;           // of the 124 bytes before it
+};
+
+// Not the PlaneEntry of a group, whose format changes for reasons of its own.
+struct ParameterFilePlane {
+  char name[32];       // padded with zeros
+  uint32_t role;       // PlaneRole: embedding, slot or metadata
+  uint32_t type;       // PlaneType
+  uint32_t row_bytes;  // whole elements
+  uint32_t reserved0;  // 0
+  uint64_t initial;    // bits of an element of a new row; of the embedding 0
+  uint64_t reserved1;  // 0
 };
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are stored as they are in memory");
@@ -65,7 +83,7 @@ static_assert(offsetof(ParameterFileHeader, rows_per_block) == 20);
 static_assert(offsetof(ParameterFileHeader, n_rows) == 24);
 static_assert(offsetof(ParameterFileHeader, step) == 32);
 static_assert(offsetof(ParameterFileHeader, optimizer_kind) == 40);
-static_assert(offsetof(ParameterFileHeader, n_slots) == 44);
+static_assert(offsetof(ParameterFileHeader, n_planes) == 44);
 static_assert(offsetof(ParameterFileHeader, slot_init) == 48);
 static_assert(offsetof(ParameterFileHeader, initializer_kind) == 64);
 static_assert(offsetof(ParameterFileHeader, initializer_a) == 68);
@@ -75,27 +93,51 @@ static_assert(offsetof(ParameterFileHeader, initializer_seed) == 80);
 static_assert(offsetof(ParameterFileHeader, initializer_salt) == 88);
 static_assert(offsetof(ParameterFileHeader, file_bytes) == 96);
 static_assert(offsetof(ParameterFileHeader, key_limit) == 104);
-static_assert(offsetof(ParameterFileHeader, reserved1) == 112);
+static_assert(offsetof(ParameterFileHeader, planes_crc) == 112);
+static_assert(offsetof(ParameterFileHeader, reserved1) == 116);
 static_assert(offsetof(ParameterFileHeader, crc) == 124);
+static_assert(sizeof(ParameterFilePlane) == 64);
+static_assert(offsetof(ParameterFilePlane, role) == 32);
+static_assert(offsetof(ParameterFilePlane, type) == 36);
+static_assert(offsetof(ParameterFilePlane, row_bytes) == 40);
+static_assert(offsetof(ParameterFilePlane, initial) == 48);
+// The numbers that files of version 2 have.
+static_assert(static_cast<uint32_t>(PlaneRole::kEmbedding) == 1 &&
+              static_cast<uint32_t>(PlaneRole::kSlot) == 2 &&
+              static_cast<uint32_t>(PlaneRole::kMetadata) == 5);
+static_assert(static_cast<uint32_t>(PlaneType::kFloat32) == 1 &&
+              static_cast<uint32_t>(PlaneType::kBfloat16) == 2 &&
+              static_cast<uint32_t>(PlaneType::kFloat16) == 3 &&
+              static_cast<uint32_t>(PlaneType::kUint32) == 4 &&
+              static_cast<uint32_t>(PlaneType::kInt64) == 5);
+constexpr uint32_t kMaxParameterFilePlanes = kMaxPlanes - 2;  // neither the key nor `changed`
 
-// Where things are in a file of given dim, slots and rows.
+// Where things are in a file.
 struct ParameterFileGeometry {
+  size_t header_bytes = 0;  // with the list of planes
   size_t record_bytes = 0;
   uint64_t n_blocks = 0;
   uint64_t file_bytes = 0;
 
   uint64_t BlockOffset(uint64_t block) const {
-    return sizeof(ParameterFileHeader) +
-           block * (kRowsPerBlock * record_bytes + kBlockTrailerBytes);
+    return header_bytes + block * (kRowsPerBlock * record_bytes + kBlockTrailerBytes);
   }
 };
-// Refuses a dim out of range and sizes beyond what a file can have.
-Result<ParameterFileGeometry> GeometryOf(uint32_t dim, int n_slots, uint64_t n_rows);
+// Refuses a dim out of range, metadata that cannot be and sizes beyond what a file can have.
+Result<ParameterFileGeometry> GeometryOf(const ParameterFileInfo& info,
+                                         uint32_t version = kParameterFileVersion);
 
-// The header of a new file. Refuses what could not be read back.
-Result<ParameterFileHeader> EncodeHeader(const ParameterFileInfo& info);
-// Checks everything about a header but the length of the file.
-Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header, const std::string& path);
+// The header and the list of planes of a new file. Refuses what could not be read back.
+Result<std::string> EncodeHeader(const ParameterFileInfo& info);
+// Refuses a header that is foreign, damaged or newer. What it says of the list of planes, and of
+// its length, is then possible.
+Status CheckHeader(const ParameterFileHeader& header, const std::string& path);
+// How many ParameterFilePlane follow a header that has been checked.
+size_t PlaneEntries(const ParameterFileHeader& header);
+// Checks everything else about a header and its list of planes but the length of the file.
+Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
+                                       const std::vector<ParameterFilePlane>& planes,
+                                       const std::string& path);
 
 }  // namespace tsps
 

@@ -40,7 +40,7 @@ struct ParameterFileReader::Impl {
   int fd = -1;
   ParameterFileInfo info;
   ParameterFileGeometry geometry;
-  int n_slots = 0;
+  std::vector<size_t> row_bytes;  // of each plane
 
   ~Impl() {
     if (fd >= 0) close(fd);
@@ -69,14 +69,18 @@ Result<std::unique_ptr<ParameterFileReader>> ParameterFileReader::Open(const std
                  " bytes, the header alone needs ", sizeof(header));
   }
   TSPS_RETURN_IF_ERROR(ReadAt(impl.fd, path, 0, reinterpret_cast<char*>(&header), sizeof(header)));
-  TSPS_ASSIGN_OR_RETURN(impl.info, DecodeHeader(header, path));
+  TSPS_RETURN_IF_ERROR(CheckHeader(header, path));
   if (bytes != header.file_bytes) {
     return Error(Code::kDataLoss, bytes < header.file_bytes ? "truncated" : "damaged",
                  " parameter file ", path, ": it has ", bytes, " bytes, expected ",
                  header.file_bytes);
   }
-  impl.n_slots = SlotCount(impl.info.optimizer.kind);
-  TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(impl.info.dim, impl.n_slots, impl.info.n_rows));
+  std::vector<ParameterFilePlane> planes(PlaneEntries(header));
+  TSPS_RETURN_IF_ERROR(ReadAt(impl.fd, path, sizeof(header), reinterpret_cast<char*>(planes.data()),
+                              planes.size() * sizeof(ParameterFilePlane)));
+  TSPS_ASSIGN_OR_RETURN(impl.info, DecodeHeader(header, planes, path));
+  TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(impl.info, header.version));
+  for (const Plane& plane : PlanesOf(impl.info)) impl.row_bytes.push_back(plane.row_bytes);
   return reader;
 }
 
@@ -89,14 +93,13 @@ size_t ParameterFileReader::rows_in_block(size_t block) const {
   return std::min<uint64_t>(kRowsPerBlock, impl_->info.n_rows - block * kRowsPerBlock);
 }
 
-Status ParameterFileReader::ReadBlock(size_t block, int64_t* keys, float* rows,
-                                      float* const* slots) const {
+Status ParameterFileReader::ReadBlock(size_t block, int64_t* keys, void* const* values) const {
   if (block >= n_blocks()) {
     return Error(Code::kOutOfRange, "parameter file ", impl_->path, " has ", n_blocks(),
                  " blocks. Received: ", block);
   }
-  const size_t n = rows_in_block(block), dim = impl_->info.dim;
-  const size_t record_bytes = impl_->geometry.record_bytes, row_bytes = dim * sizeof(float);
+  const size_t n = rows_in_block(block), record_bytes = impl_->geometry.record_bytes;
+  const std::vector<size_t>& row_bytes = impl_->row_bytes;
   const size_t piece = std::max<size_t>(1, kPieceBytes / record_bytes);
   std::unique_ptr<char[]> buffer(new char[std::min(piece, n) * record_bytes]);
   uint64_t offset = impl_->geometry.BlockOffset(block);
@@ -110,9 +113,10 @@ Status ParameterFileReader::ReadBlock(size_t block, int64_t* keys, float* rows,
       const char* field = buffer.get() + i * record_bytes;
       std::memcpy(&keys[first + i], field, sizeof(int64_t));
       field += sizeof(int64_t);
-      std::memcpy(rows + (first + i) * dim, field, row_bytes);
-      for (int slot = 0; slots != nullptr && slot < impl_->n_slots; ++slot) {
-        std::memcpy(slots[slot] + (first + i) * dim, field + (1 + slot) * row_bytes, row_bytes);
+      for (size_t p = 0; p < row_bytes.size(); field += row_bytes[p++]) {
+        if (values[p] == nullptr) continue;
+        std::memcpy(static_cast<char*>(values[p]) + (first + i) * row_bytes[p], field,
+                    row_bytes[p]);
       }
     }
   }

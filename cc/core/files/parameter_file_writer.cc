@@ -30,8 +30,8 @@ struct ParameterFileWriter::Impl {
   std::unique_ptr<PartialFile> file;
   ParameterFileInfo info;
   ParameterFileGeometry geometry;
-  int n_slots = 0;
-  uint64_t written = 0;  // rows
+  std::vector<size_t> row_bytes;  // of each plane
+  uint64_t written = 0;           // rows
   uint32_t block_crc = 0;
   std::vector<char> buffer;
 
@@ -51,11 +51,12 @@ struct ParameterFileWriter::Impl {
     buffer.insert(buffer.end(), p, p + n);
   }
 
-  Status PutRecord(int64_t key, const float* row, const float* const* slots, size_t index) {
-    const size_t begin = buffer.size(), row_bytes = info.dim * sizeof(float);
+  Status PutRecord(int64_t key, const void* const* values, size_t index) {
+    const size_t begin = buffer.size();
     Put(&key, sizeof(key));
-    Put(row + index * info.dim, row_bytes);
-    for (int slot = 0; slot < n_slots; ++slot) Put(slots[slot] + index * info.dim, row_bytes);
+    for (size_t p = 0; p < row_bytes.size(); ++p) {
+      Put(static_cast<const char*>(values[p]) + index * row_bytes[p], row_bytes[p]);
+    }
     buffer.resize(begin + geometry.record_bytes, 0);
     block_crc = Crc32c(block_crc, buffer.data() + begin, geometry.record_bytes);
     ++written;
@@ -74,7 +75,7 @@ ParameterFileWriter::~ParameterFileWriter() = default;
 
 Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
     const std::string& path, const ParameterFileInfo& info) {
-  TSPS_ASSIGN_OR_RETURN(const ParameterFileHeader header, EncodeHeader(info));
+  TSPS_ASSIGN_OR_RETURN(const std::string header, EncodeHeader(info));
   struct stat there;
   if (lstat(path.c_str(), &there) == 0) {
     if (S_ISLNK(there.st_mode)) {
@@ -92,21 +93,20 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
   Impl& impl = *writer->impl_;
   impl.path = path;
   impl.info = info;
-  impl.n_slots = SlotCount(info.optimizer.kind);
-  TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(info.dim, impl.n_slots, info.n_rows));
+  for (const Plane& plane : PlanesOf(info)) impl.row_bytes.push_back(plane.row_bytes);
+  TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(info));
   TSPS_ASSIGN_OR_RETURN(impl.file, PartialFile::Create(path));
   impl.buffer.reserve(kBufferBytes + impl.geometry.record_bytes + kBlockTrailerBytes);
-  impl.Put(&header, sizeof(header));
+  impl.Put(header.data(), header.size());
   return writer;
 }
 
-Status ParameterFileWriter::Append(const int64_t* keys, const float* rows,
-                                   const float* const* slots, size_t n) {
+Status ParameterFileWriter::Append(const int64_t* keys, const void* const* values, size_t n) {
   if (n > impl_->info.n_rows - impl_->written) {
     return Error(Code::kInvalidArgument, "parameter file ", impl_->path, " was announced with ",
                  impl_->info.n_rows, " rows. Received: ", n, " rows after ", impl_->written);
   }
-  for (size_t i = 0; i < n; ++i) TSPS_RETURN_IF_ERROR(impl_->PutRecord(keys[i], rows, slots, i));
+  for (size_t i = 0; i < n; ++i) TSPS_RETURN_IF_ERROR(impl_->PutRecord(keys[i], values, i));
   return Status();
 }
 

@@ -146,6 +146,14 @@ struct TableUpdate {
   std::vector<Piece> pieces = {};
 };
 
+// What the rows of an assign get in one plane, which role and name tell (table/planes.h).
+struct PlaneValues {
+  PlaneRole role = PlaneRole::kEmbedding;
+  std::string name = "embedding";
+  size_t row_bytes = 0;          // of the plane
+  const void* values = nullptr;  // row_bytes for each key
+};
+
 // The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,
 // with an error, not at all; killed at any instruction, the next opener finds it whole or undone.
 class GroupWriter {
@@ -175,6 +183,11 @@ class GroupWriter {
   // existing keys keep theirs, new keys get initial ones. Of equal keys the last wins.
   Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
                 size_t n, Executor& executor);
+  // The same for any of the embedding, the slots and the metadata planes; existing keys keep what
+  // they have in the others. InvalidArgument, naming the plane, when the table has no such plane,
+  // or one of another width.
+  Status Assign(int table, const int64_t* keys, const std::vector<PlaneValues>& planes, size_t n,
+                Executor& executor);
   // Removes keys; absent ones are skipped. Returns how many were there.
   Result<size_t> Erase(int table, const int64_t* keys, size_t n);
   // Begins another change generation and returns it: ReadView::ChangedSince tells what is written

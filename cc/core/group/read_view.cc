@@ -137,6 +137,11 @@ const float* ReadView::Slot(int table, int slot, uint32_t row) const {
   return reinterpret_cast<const float*>(Plane(table, 1 + static_cast<size_t>(slot), row));
 }
 
+const char* ReadView::Metadata(int table, size_t k, uint32_t row) const {
+  const PlaneList* const list = Files(table).Planes(StateOf(table));
+  return list == nullptr ? nullptr : Plane(table, list->first_metadata() + k, row);
+}
+
 void ReadView::ForEach(int table,
                        const std::function<void(int64_t key, uint32_t row)>& visit) const {
   if (!Mapped(table)) return;
@@ -166,7 +171,10 @@ TableStats ReadView::Stats(int table) const {
   stats.segments = state.segments;
   stats.bytes = Files(table).Bytes(state);
   const PlaneList* const list = Files(table).Planes(state);
-  if (list != nullptr) stats.optimizer = list->optimizer;
+  if (list != nullptr) {
+    stats.optimizer = list->optimizer;
+    stats.metadata = MetadataOf(*list);
+  }
   return stats;
 }
 

@@ -10,6 +10,7 @@
 #include "core/base/status.h"
 #include "core/table/layout.h"
 #include "core/table/row_optimizer.h"
+#include "core/table/table_config.h"
 
 namespace tsps {
 
@@ -28,6 +29,7 @@ struct TableStats {
   uint64_t segments = 0;
   uint64_t bytes = 0;  // all files of the table, reserved storage included
   OptimizerConfig optimizer;
+  std::vector<MetadataPlane> metadata;
 };
 
 // What Group::Read() hands to its callback: a view of the group's memory, in which the writer may
@@ -49,6 +51,8 @@ class ReadView {
   const float* Slot(int table, int slot, uint32_t row) const;
   // Of any plane, in the order of the table's list (table/planes.h). Null when there is none.
   const char* Plane(int table, size_t plane, uint32_t row) const;
+  // Of the k-th metadata plane.
+  const char* Metadata(int table, size_t k, uint32_t row) const;
   // Calls visit(key, row) for every live key, in the index's order.
   void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
   TableStats Stats(int table) const;

@@ -22,9 +22,9 @@ Status Repeated(const TableFiles& files, int64_t key) {
 
 }  // namespace
 
-RowPlanes::RowPlanes(const PlaneList& planes, uint32_t generation)
+RowPlanes::RowPlanes(const PlaneList& planes, size_t n_planes, uint32_t generation)
     : list(planes),
-      n(static_cast<int>(planes.trained())),
+      n(static_cast<int>(n_planes)),
       keys(planes.keys()),
       changed(planes.changed_generations()),
       changes(generation) {
@@ -34,12 +34,13 @@ RowPlanes::RowPlanes(const PlaneList& planes, uint32_t generation)
   }
 }
 
-void RowMutation::Add(int table, const int64_t* keys, size_t n, bool unique) {
+void RowMutation::Add(int table, const int64_t* keys, size_t n, bool unique, size_t planes) {
   RowPlan plan;
   plan.table = table;
   plan.keys = keys;
   plan.n = n;
   plan.unique = unique;
+  plan.planes = planes;
   plans_.push_back(std::move(plan));
 }
 
@@ -78,6 +79,8 @@ Status RowMutation::PlanTable(RowPlan& plan) {
   plan.rows.resize(plan.n);
   const TableFiles& files = *group_.files(plan.table);
   const TableState& state = StateOf(plan);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, group_.files(plan.table)->BoundPlanes(state));
+  plan.planes = std::max(plan.planes, list->trained());
   std::atomic<int64_t> astray{-1};
   executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
     const int64_t one =
@@ -171,7 +174,7 @@ Status RowMutation::WriteUndo(bool is_step) {
     const RowPlan& plan = plans_[p];
     TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
                           group_.files(plan.table)->BoundPlanes(StateOf(plan)));
-    row_bytes[p] = RowBytes(*list, list->trained());
+    row_bytes[p] = RowBytes(*list, plan.planes);
     if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), row_bytes[p]);
     if (!plan.fresh.empty()) bytes += UndoInsertsBytes(plan.fresh.size());
     next_bytes += UndoRowsBytes(plan.n, row_bytes[p]);
@@ -184,7 +187,7 @@ Status RowMutation::WriteUndo(bool is_step) {
     if (!plan.existing.empty()) {
       const size_t n = plan.existing.size();
       images[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, row_bytes[p]));
-      images[p]->planes = static_cast<uint32_t>(Planes(plan).n);
+      images[p]->planes = static_cast<uint32_t>(plan.planes);
       images[p]->row_bytes = static_cast<uint32_t>(row_bytes[p]);
     }
     if (!plan.fresh.empty()) {
@@ -227,7 +230,8 @@ void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
 
 // The planes are mapped: ReserveRows or WriteUndo has seen to it.
 RowPlanes RowMutation::Planes(const RowPlan& plan) const {
-  return RowPlanes(*group_.files(plan.table)->Planes(StateOf(plan)), mutation_.next().changes);
+  return RowPlanes(*group_.files(plan.table)->Planes(StateOf(plan)), plan.planes,
+                   mutation_.next().changes);
 }
 
 void RowMutation::InitializeFresh(const RowPlan& plan) {

@@ -23,20 +23,21 @@ struct RowPlan {
   int table = 0;  // its place
   const int64_t* keys = nullptr;
   size_t n = 0;
-  bool unique = false;             // the keys are known to be
+  bool unique = false;  // the keys are known to be
+  size_t planes = 0;  // that are changed of rows that are there: the first ones of the table's list
   std::vector<uint32_t> rows;      // row number of each key, new ones included
   std::vector<uint32_t> existing;  // positions in keys
   std::vector<uint32_t> fresh;     // positions in keys
 };
 
-// Where the planes of a table lie, for loops over many of its rows: those that steps change (the
-// embedding is plane 0, the slots are 1 ..), the rows' keys and their change generations.
+// Where the first n planes of a table lie, for loops over many of its rows (the embedding is plane
+// 0, the slots are 1 ..), the rows' keys and their change generations.
 struct RowPlanes {
   // Rows fetched ahead of the one at work: they are scattered, and the table is larger than any
   // cache.
   static constexpr size_t kAhead = 16;
 
-  RowPlanes(const PlaneList& list, uint32_t generation);
+  RowPlanes(const PlaneList& list, size_t n, uint32_t generation);
 
   char* at(int plane, uint32_t row) const { return base[plane] + row * bytes[plane]; }
   float* floats(int plane, uint32_t row) const { return reinterpret_cast<float*>(at(plane, row)); }
@@ -47,8 +48,8 @@ struct RowPlanes {
   void Touch(uint32_t row) const { StoreRelaxed(changed[row], changes); }
 
   const PlaneList& list;
-  char* base[1 + kMaxSlots] = {};
-  size_t bytes[1 + kMaxSlots] = {};
+  char* base[kMaxPlanes] = {};
+  size_t bytes[kMaxPlanes] = {};
   int n = 0;
   int64_t* keys;
   uint32_t* changed;
@@ -67,8 +68,9 @@ class RowMutation {
         executor_(executor),
         mutation_(group, writer) {}
   // Announces changes to the rows of `n` keys, at most 2^31 - 1, of the table in place `table`,
-  // which must be new to this mutation.
-  void Add(int table, const int64_t* keys, size_t n, bool unique = false);
+  // which must be new to this mutation: to the first `planes` planes of its list, 0: to those that
+  // steps change.
+  void Add(int table, const int64_t* keys, size_t n, bool unique = false, size_t planes = 0);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
   // InvalidArgument, naming table and key, if a key repeats, unless they are known to be `unique`:
   // its row would be updated twice, or be two rows. DataLoss if two keys have one row.

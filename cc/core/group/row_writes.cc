@@ -215,11 +215,65 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
   return Status();
 }
 
+namespace {
+
+// Where in the table's list the planes of an assign are.
+Result<std::vector<size_t>> FindPlanes(const TableFiles& files, const PlaneList& list,
+                                       const std::vector<PlaneValues>& planes) {
+  std::vector<size_t> found;
+  for (const PlaneValues& one : planes) {
+    const auto is_it = [&](const Plane& plane) {
+      return plane.role == one.role && plane.name == one.name;
+    };
+    const auto plane = std::find_if(list.planes.begin(), list.planes.end(), is_it);
+    if (plane == list.planes.end() || one.role == PlaneRole::kKey ||
+        one.role == PlaneRole::kChanged) {
+      return Error(Code::kInvalidArgument, "table ", files.folder(), " has no plane '", one.name,
+                   "' that can be assigned (optimizer ", OptimizerKindName(list.optimizer.kind),
+                   ")");
+    }
+    if (plane->row_bytes != one.row_bytes) {
+      return Error(Code::kInvalidArgument, "plane '", one.name, "' of table ", files.folder(),
+                   " has ", plane->row_bytes, " bytes per row. Received: ", one.row_bytes);
+    }
+    const auto position = static_cast<size_t>(plane - list.planes.begin());
+    if (std::find(found.begin(), found.end(), position) != found.end()) {
+      return Error(Code::kInvalidArgument, "plane '", one.name, "' of table ", files.folder(),
+                   " is twice in an assign");
+    }
+    found.push_back(position);
+  }
+  return found;
+}
+
+}  // namespace
+
 Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
                            const float* const* slots, size_t n, Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
-  const TableConfig& config = group_.impl_->files(place)->config();
+  TSPS_ASSIGN_OR_RETURN(
+      const PlaneList* const list,
+      group_.impl_->files(place)->BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
+  std::vector<PlaneValues> planes;
+  for (size_t p = 0; p < (slots == nullptr ? 1 : list->trained()); ++p) {
+    const Plane& plane = list->planes[p];
+    planes.push_back({plane.role, plane.name, plane.row_bytes, p == 0 ? rows : slots[p - 1]});
+  }
+  return Assign(table, keys, planes, n, executor);
+}
+
+Status GroupWriter::Assign(int table, const int64_t* keys, const std::vector<PlaneValues>& values,
+                           size_t n, Executor& executor) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TableFiles& files = *group_.impl_->files(place);
+  const TableConfig& config = files.config();
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
+                        files.BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
+  TSPS_ASSIGN_OR_RETURN(const std::vector<size_t> at, FindPlanes(files, *list, values));
+  size_t n_planes = 0;
+  for (const size_t position : at) n_planes = std::max(n_planes, position + 1);
   TSPS_RETURN_IF_ERROR(CheckCount(config.name, n));
   TSPS_RETURN_IF_ERROR(CheckKeys(config, keys, n));
   std::vector<int32_t> inverse(n);
@@ -228,20 +282,20 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   for (size_t i = 0; i < n; ++i) last[static_cast<size_t>(inverse[i])] = i;
 
   RowMutation mutation(*group_.impl_, *impl_, group_.counters_, executor);
-  mutation.Add(place, unique.data(), unique.size(), /*unique=*/true);
+  mutation.Add(place, unique.data(), unique.size(), /*unique=*/true, n_planes);
   TSPS_RETURN_IF_ERROR(mutation.Plan());
   TSPS_RETURN_IF_ERROR(mutation.Prepare(/*is_step=*/false));
   const RowPlan& plan = mutation.plans()[0];
   const RowPlanes planes = mutation.Planes(plan);
-  const int n_planes = slots == nullptr ? 1 : planes.n;
   const auto write_rows = [&](const std::vector<uint32_t>& positions, bool fresh) {
     executor.ParallelFor(positions.size(), kUpdateGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         const uint32_t i = positions[k];
-        for (int plane = 0; plane < n_planes; ++plane) {
-          const size_t bytes = planes.bytes[plane];
-          const auto* from = reinterpret_cast<const char*>(plane == 0 ? rows : slots[plane - 1]);
-          std::memcpy(planes.at(plane, plan.rows[i]), from + last[i] * bytes, bytes);
+        for (size_t v = 0; v < values.size(); ++v) {
+          const size_t bytes = values[v].row_bytes;
+          const auto* const from = static_cast<const char*>(values[v].values);
+          std::memcpy(planes.at(static_cast<int>(at[v]), plan.rows[i]), from + last[i] * bytes,
+                      bytes);
         }
         if (!fresh) planes.Touch(plan.rows[i]);
         TSPS_FAULT_POINT("assign.row");

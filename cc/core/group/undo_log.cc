@@ -50,10 +50,14 @@ size_t UndoBlockOffset(size_t n, size_t row_bytes, size_t block) {
 
 Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
                      const std::string& path) {
-  const size_t bytes = RowBytes(list, list.trained());
-  if (record.planes == list.trained() && record.row_bytes == bytes) return Status();
+  if (record.planes < list.trained() || record.planes > list.planes.size()) {
+    return Damaged(path, "images of ", record.planes, " planes, where steps change ",
+                   list.trained(), " of ", list.planes.size());
+  }
+  const size_t bytes = RowBytes(list, record.planes);
+  if (record.row_bytes == bytes) return Status();
   return Damaged(path, "images of ", record.planes, " planes with ", record.row_bytes,
-                 " bytes per row, where ", list.trained(), " have ", bytes);
+                 " bytes per row, which have ", bytes);
 }
 
 namespace {

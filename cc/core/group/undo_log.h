@@ -8,8 +8,9 @@
 //   page 1 ..   records, each a RecordHeader and its payload, padded to 64 bytes:
 //     kRows     uint32 row[n]; uint32 checksum[], one for each block of kUndoBlock rows, of their
 //               numbers and images; the images, block after block, and in a block plane after plane
-//               of the table's first planes (the embedding and the slots). Each part begins at a
-//               multiple of 64 bytes
+//               of the table's first planes: the embedding and the slots, or, of an assign of
+//               metadata, all up to the last one that it sets. Each part begins at a multiple of 64
+//               bytes
 //     kInserts  int64 key[n]: keys that were absent
 //     kErases   ErasedEntry[n]: entries that became tombstones
 //     kSegment  Segment: one before its split or compaction
@@ -71,8 +72,8 @@ inline size_t UndoBlockRows(size_t n, size_t block) {
 size_t UndoBlockOffset(size_t n, size_t row_bytes, size_t block);
 // Writes the checksum of a block, once its rows' numbers and images are there.
 void SealUndoBlock(UndoRecordHeader* record, size_t block);
-// DataLoss, naming the log, unless a kRows record has images of what steps change of a table with
-// these planes.
+// DataLoss, naming the log, unless a kRows record has images of these planes, of all that steps
+// change at least.
 Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
                      const std::string& path);
 

@@ -16,20 +16,47 @@ void Fill(char* to, size_t bytes, uint64_t bits) {
   std::fill_n(reinterpret_cast<T*>(to), bytes / sizeof(T), static_cast<T>(bits));
 }
 
-uint64_t BitsOf(float value) {
+struct TypeName {
+  PlaneType type;
+  const char* name;
+};
+constexpr TypeName kTypeNames[] = {{PlaneType::kFloat32, "float32"},
+                                   {PlaneType::kBfloat16, "bfloat16"},
+                                   {PlaneType::kFloat16, "float16"},
+                                   {PlaneType::kUint32, "uint32"},
+                                   {PlaneType::kInt64, "int64"}};
+
+}  // namespace
+
+uint64_t FloatBits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-float FloatOf(uint64_t bits) {
+float FloatOfBits(uint64_t bits) {
   const auto low = static_cast<uint32_t>(bits);
   float value;
   std::memcpy(&value, &low, sizeof(value));
   return value;
 }
 
-}  // namespace
+const char* PlaneTypeName(PlaneType type) {
+  for (const TypeName& one : kTypeNames) {
+    if (one.type == type) return one.name;
+  }
+  return "unknown";
+}
+
+Result<PlaneType> PlaneTypeFromName(const std::string& name) {
+  for (const TypeName& one : kTypeNames) {
+    if (name == one.name) return one.type;
+  }
+  return Error(Code::kInvalidArgument,
+               "unknown type of a plane; expected float32, bfloat16, float16, uint32 or int64. "
+               "Received: '",
+               name, "'");
+}
 
 size_t ElementBytes(PlaneType type) {
   switch (type) {
@@ -73,7 +100,7 @@ PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, 
   for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
     list.planes.push_back({SlotName(optimizer.kind, k), PlaneRole::kSlot, PlaneType::kFloat32,
                            SlotWidth(optimizer.kind, k, dim) * sizeof(float), generation,
-                           BitsOf(optimizer.slot_init[k])});
+                           FloatBits(optimizer.slot_init[k])});
   }
   list.planes.push_back({"key", PlaneRole::kKey, PlaneType::kInt64, sizeof(int64_t), made, 0});
   list.planes.push_back(
@@ -83,6 +110,30 @@ PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, 
                            one.elements * ElementBytes(one.type), made, one.initial});
   }
   return list;
+}
+
+namespace {
+
+// Whether bits are an infinity or a NaN of a type of floats.
+bool IsNonFinite(PlaneType type, uint64_t bits) {
+  const uint64_t exponent = type == PlaneType::kFloat32    ? 0x7F800000
+                            : type == PlaneType::kBfloat16 ? 0x7F80
+                            : type == PlaneType::kFloat16  ? 0x7C00
+                                                           : 0;
+  return exponent != 0 && (bits & exponent) == exponent;
+}
+
+}  // namespace
+
+std::vector<MetadataPlane> MetadataOf(const PlaneList& list) {
+  std::vector<MetadataPlane> metadata;
+  for (size_t p = list.first_metadata(); p < list.planes.size(); ++p) {
+    const Plane& plane = list.planes[p];
+    metadata.push_back({plane.name, plane.type,
+                        static_cast<uint32_t>(plane.row_bytes / ElementBytes(plane.type)),
+                        plane.initial});
+  }
+  return metadata;
 }
 
 Status ValidateMetadata(const TableConfig& config) {
@@ -103,6 +154,12 @@ Status ValidateMetadata(const TableConfig& config) {
     if (bytes == 0 || one.elements < 1 || one.elements > kMaxDim) {
       return bad(one.name, "must have a known type and 1 to ", kMaxDim, " elements per row");
     }
+    if (bytes < sizeof(one.initial) && one.initial >> (8 * bytes) != 0) {
+      return bad(one.name, "has initial bits ", one.initial, ", more than an element of type ",
+                 PlaneTypeName(one.type), " has");
+    }
+    if (IsNonFinite(one.type, one.initial))
+      return bad(one.name, "must have a finite initial value");
     if (!names.insert(one.name).second) return bad(one.name, "has a name that is taken");
   }
   constexpr size_t kMost = kMaxPlanes - 3 - kMaxSlots;
@@ -147,7 +204,7 @@ Result<PlaneList> PlaneListFromFile(const PlaneListFile& file, const TableConfig
   optimizer.kind = static_cast<OptimizerKind>(file.optimizer);
   const auto slots = static_cast<uint32_t>(SlotCount(optimizer.kind));
   for (uint32_t k = 0; k < slots && 1 + k < kMaxPlanes; ++k) {
-    optimizer.slot_init[k] = FloatOf(file.planes[1 + k].initial);
+    optimizer.slot_init[k] = FloatOfBits(file.planes[1 + k].initial);
     if (std::isfinite(optimizer.slot_init[k])) continue;
     return Damaged(path, "initial slot value ", optimizer.slot_init[k]);
   }

@@ -32,6 +32,12 @@ struct Plane {
 };
 
 size_t ElementBytes(PlaneType type);
+// "float32" | "bfloat16" | "float16" | "uint32" | "int64"; for messages, too.
+const char* PlaneTypeName(PlaneType type);
+Result<PlaneType> PlaneTypeFromName(const std::string& name);
+// A float32 as the bits of an element, and back.
+uint64_t FloatBits(float value);
+float FloatOfBits(uint64_t bits);
 
 // Of one optimizer binding. The embedding is the first, the optimizer's slots come next.
 struct PlaneList {
@@ -46,6 +52,7 @@ struct PlaneList {
   size_t trained() const { return 1 + slots(); }
   const Plane& key() const { return planes[trained()]; }
   const Plane& changed() const { return planes[trained() + 1]; }
+  size_t first_metadata() const { return trained() + 2; }
   // The planes of keys and of change generations, by row number.
   int64_t* keys() const { return reinterpret_cast<int64_t*>(key().file->data()); }
   uint32_t* changed_generations() const {
@@ -60,6 +67,9 @@ size_t RowBytes(const PlaneList& list, size_t n);
 // `generation`, the others of `made`. They have no files yet.
 PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, uint32_t generation,
                    uint32_t made);
+
+// The metadata planes of a list, as a table's configuration declares them.
+std::vector<MetadataPlane> MetadataOf(const PlaneList& list);
 
 // InvalidArgument for metadata planes that cannot be.
 Status ValidateMetadata(const TableConfig& config);

@@ -302,7 +302,7 @@ Status TableFiles::CreatePlanes(const TableState& state, const OptimizerConfig& 
   TableConfig config = *config_;  // the planes say what metadata there is
   config.metadata.clear();
   PlaneList next = PlanesOf(config, optimizer, generation, now->embedding().generation);
-  const auto metadata = static_cast<std::ptrdiff_t>(now->trained() + 2);
+  const auto metadata = static_cast<std::ptrdiff_t>(now->first_metadata());
   next.planes.insert(next.planes.end(), now->planes.begin() + metadata, now->planes.end());
   return MakePlanes(std::move(next), generation, state.rows);
 }

@@ -1,0 +1,120 @@
+"""Metadata planes: what a table keeps for every row beside the row itself and the optimizer's slots."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_sparse_ps.errors import InvalidArgumentError
+
+# NumPy has no bfloat16: such values are uint16, the first half of a float32.
+_DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+    "float16": np.float16,
+    "uint32": np.uint32,
+    "int64": np.int64,
+}
+_BITS: dict[int, Any] = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_NAME = re.compile(r"[a-z0-9_]{1,31}")
+_MAX_ELEMENTS = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class MetadataPlane:
+    """A plane of a table's own: `elements` numbers for every row, which steps do not change.
+
+    Attributes:
+      name: Of the plane, 1 to 31 characters of [a-z0-9_]; not "embedding", "key" or "changed".
+      type: "float32", "bfloat16", "float16", "uint32" or "int64".
+      elements: Per row, 1 to 65536.
+      initial: Of every element of a new row. It must be a value of the type, exactly, but for float32 and float16, to
+        which it is rounded.
+
+    Raises:
+      ValueError: A field that cannot work, with the reason.
+    """
+
+    name: str
+    type: str = "uint32"
+    _: dataclasses.KW_ONLY
+    elements: int = 1
+    initial: float = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(f"`name` must be 1 to 31 characters of [a-z0-9_]. Received: name={self.name!r}")
+        if self.type not in _DTYPES:
+            raise ValueError(f"`type` must be one of {sorted(_DTYPES)}. Received: type={self.type!r}")
+        whole = isinstance(self.elements, int) and not isinstance(self.elements, bool)
+        if not whole or not 1 <= self.elements <= _MAX_ELEMENTS:
+            raise ValueError(f"`elements` must be an integer of 1 to {_MAX_ELEMENTS}. Received: {self.elements!r}")
+        self.bits()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's type of the values; of bfloat16 uint16, their bits."""
+        return np.dtype(_DTYPES[self.type])
+
+    def bits(self) -> int:
+        """The bits of `initial` as an element.
+
+        Raises:
+          ValueError: `initial` is no value of the type.
+        """
+        if self.type in ("uint32", "int64"):
+            limits = np.iinfo(_DTYPES[self.type])
+            whole = isinstance(self.initial, int) and not isinstance(self.initial, bool)
+            if not whole or not limits.min <= self.initial <= limits.max:
+                raise ValueError(f"`initial` must be an integer of type {self.type}. Received: {self.initial!r}")
+            return int(self.initial) % (1 << 8 * self.dtype.itemsize)
+        number = isinstance(self.initial, (int, float)) and not isinstance(self.initial, bool)
+        if not number or not abs(self.initial) < 1e39:
+            raise ValueError(f"`initial` must be a finite number. Received: {self.initial!r}")
+        with np.errstate(over="ignore"):
+            value = np.float16(self.initial) if self.type == "float16" else np.float32(self.initial)
+        bits = int(value.view(_BITS[value.itemsize]))
+        if not np.isfinite(value) or (self.type == "bfloat16" and (bits & 0xFFFF or float(value) != self.initial)):
+            raise ValueError(f"`initial` must be a value of type {self.type}. Received: {self.initial!r}")
+        return bits >> 16 if self.type == "bfloat16" else bits
+
+    def for_core(self) -> dict[str, Any]:
+        """As the core declares it."""
+        return {"name": self.name, "type": self.type, "elements": self.elements, "initial": self.bits()}
+
+    @classmethod
+    def from_core(cls, plane: Mapping[str, Any]) -> MetadataPlane:
+        """The inverse of `for_core`."""
+        kind, bits = plane["type"], plane["initial"]
+        if kind == "bfloat16":
+            initial = float(np.uint32(bits << 16).view(np.float32))
+        else:
+            dtype = np.dtype(_DTYPES[kind])
+            initial = _BITS[dtype.itemsize](bits).view(dtype).item()
+        return cls(plane["name"], kind, elements=plane["elements"], initial=initial)
+
+    def full(self, n: int) -> npt.NDArray[Any]:
+        """The values of n new rows, [n, elements]."""
+        bits = np.full((n, self.elements), self.bits(), _BITS[self.dtype.itemsize])
+        return bits.view(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.type}[{self.elements}]"
+
+
+def as_planes(values: Mapping[str, npt.ArrayLike] | None) -> dict[str, npt.NDArray[Any]]:
+    """Values of metadata planes by name, as the core takes them. It refuses those of another type or shape.
+
+    Raises:
+      InvalidArgumentError: It is no mapping of names.
+    """
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise InvalidArgumentError(f"metadata must be a dict of arrays by the planes' names. Received: {type(values)}")
+    return {name: np.ascontiguousarray(value) for name, value in values.items()}
