@@ -4,7 +4,6 @@
 //
 // The expected states come from the same sequence of mutations in a group that nobody kills.
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "core/table/layout.h"
 #include "tests/group_fixture.h"
+#include "tests/killed_at.h"
 #include "tests/mutation_sequence.h"
 
 #ifdef TFSPS_FAULT_POINTS
@@ -32,25 +32,6 @@ class CrashTest : public ::testing::Test {
     auto writer = (*group)->OpenWriter();
     ASSERT_TRUE(writer.ok());
     ASSERT_TSPS_OK(SetUpGroup(**writer));
-  }
-
-  // Runs `body` in a child with a kill at the n-th passage of `point`. True if it was killed there.
-  template <typename Body>
-  bool KilledAt(const std::string& point, long n, const Body& body) {
-    const pid_t child = fork();
-    if (child == 0) {
-      setenv("TFSPS_FAULT_KILL", (point + ":" + std::to_string(n)).c_str(), 1);
-      body();
-      _exit(0);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    if (WIFSIGNALED(status)) {
-      EXPECT_EQ(WTERMSIG(status), SIGKILL);
-      return true;
-    }
-    EXPECT_EQ(WEXITSTATUS(status), 0) << "the child failed";
-    return false;
   }
 
   // Carries the sequence on from wherever the group is.
