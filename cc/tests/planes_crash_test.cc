@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/files/parameter_file.h"
+#include "core/group/scan.h"
 #include "tests/group_fixture.h"
 #include "tests/killed_at.h"
 
@@ -248,6 +249,33 @@ Status Load(const std::string& path, GroupWriter& writer) {
   return Status();
 }
 
+// The same by a scan.
+Content ContentOfScan(Scan& scan) {
+  constexpr size_t kBlock = 100;
+  Content content;
+  const int table = scan.tables().front();
+  const PlaneList& list = scan.Planes(table);
+  std::vector<int64_t> keys(kBlock);
+  std::vector<std::string> values;
+  char* planes[kMaxPlanes] = {};
+  for (size_t p = 0; p < list.planes.size(); ++p) {
+    values.emplace_back(kBlock * list.planes[p].row_bytes, '\0');
+    if (p < list.trained() || p >= list.first_metadata()) planes[p] = values[p].data();
+  }
+  while (true) {
+    const auto n = scan.Next(table, kBlock, keys.data(), planes);
+    EXPECT_TRUE(n.ok()) << n.status().message();
+    if (!n.ok() || *n == 0) return content;
+    for (size_t i = 0; i < *n; ++i) {
+      std::string& row = content[keys[i]];
+      for (size_t p = 0; p < list.planes.size(); ++p) {
+        const size_t bytes = list.planes[p].row_bytes;
+        if (planes[p] != nullptr) row.append(values[p], i * bytes, bytes);
+      }
+    }
+  }
+}
+
 class PlanesCrash : public ::testing::Test {
  protected:
   explicit PlanesCrash(OptimizerKind kind) : kind_(kind) {}
@@ -283,6 +311,9 @@ class PlanesCrash : public ::testing::Test {
     const uint64_t done = DoneBy(group) - first_;
     ASSERT_LE(done, static_cast<uint64_t>(kMutations)) << when;
     EXPECT_TRUE(ReadContent(group, info_) == expected_[done]) << when << ": torn at " << done;
+    auto scan = Scan::Begin(group, {});
+    ASSERT_TRUE(scan.ok()) << when << ": " << scan.status().message();
+    EXPECT_TRUE(ContentOfScan(**scan) == expected_[done]) << when << ": torn by a scan at " << done;
   }
 
   // A fresh table has it, too, by way of a file.
@@ -320,6 +351,10 @@ class PlanesCrashTest
 TEST_P(PlanesCrashTest, EveryPlaneIsThatOfTheCommittedMutations) {
   const std::string point = std::get<1>(GetParam());
   int kills = 0;
+  std::shared_ptr<Group> beside = *Group::Open(path_);
+  std::unique_ptr<Scan> scan;  // from before the last writer to after its recovery
+  const auto begin_scan = [&] { scan = std::move(*Scan::Begin(*beside, {})); };
+  begin_scan();
   for (long n = 1; KilledAt(point, n, [&] { Work(); }); n += 1 + n) {
     ++kills;
     const std::string when = point + ":" + std::to_string(n);
@@ -339,6 +374,8 @@ TEST_P(PlanesCrashTest, EveryPlaneIsThatOfTheCommittedMutations) {
     ASSERT_TSPS_OK((*writer)->Verify());
     ExpectWhole(**group, when + ", after recovery");
     ExpectSaved(**group, when);
+    EXPECT_TRUE(ContentOfScan(*scan) == expected_[scan->step() + scan->version() - first_]) << when;
+    begin_scan();
     if (HasFailure()) return;
   }
   auto group = Group::Open(path_);
