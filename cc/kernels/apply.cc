@@ -33,7 +33,7 @@ class ApplyKernel {
     TSPS_RETURN_IF_ERROR(updates.ReadAll(context, 1, tables_, owner, &cache_));
     TSPS_RETURN_IF_ERROR(owner.Write([&](GroupWriter& writer) -> Status {
       TSPS_RETURN_IF_ERROR(updates.Prepare(writer, step));
-      writer.CommitStep();
+      writer.Publish();
       return Status();
     }));
     return context.OutputScalar(0, step);

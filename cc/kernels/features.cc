@@ -177,8 +177,11 @@ Status ReadRows(const Features& features, const std::vector<TableHandle>& tables
   };
   std::vector<int> numbers;
   for (const TableHandle& table : tables) numbers.push_back(table.table);
-  return ReadOrScan(tables.front().group(), numbers, std::accumulate(sizes.begin(), sizes.end(), size_t{0}),
-                    /*beside_writer=*/false, attempt, scan_all);
+  TSPS_RETURN_IF_ERROR(ReadOrScan(tables.front().group(), numbers,
+                                  std::accumulate(sizes.begin(), sizes.end(), size_t{0}),
+                                  /*beside_writer=*/false, attempt, scan_all));
+  for (const RowGather& gather : gathers) TSPS_RETURN_IF_ERROR(gather.CheckPresent());
+  return Status();
 }
 
 }  // namespace tsps

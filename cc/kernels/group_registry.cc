@@ -73,7 +73,7 @@ Status OpenGroup::Prepare(const std::function<Status(GroupWriter&)>& prepare,
                           std::shared_ptr<void> held) {
   std::lock_guard<std::mutex> lock(writer_mutex_);
   TSPS_RETURN_IF_ERROR(CheckWriter());
-  writer_->AbortStep();
+  writer_->Abort();
   prepared_.reset();
   TSPS_RETURN_IF_ERROR(prepare(*writer_));
   prepared_ = std::move(held);
@@ -88,9 +88,9 @@ Status OpenGroup::Decide(bool make, const std::function<void()>& certain) {
   }
   if (make) {
     certain();
-    writer_->CommitStep();
+    writer_->Publish();
   } else {
-    writer_->AbortStep();
+    writer_->Abort();
   }
   prepared_.reset();
   decided_.notify_all();

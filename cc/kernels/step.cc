@@ -102,7 +102,10 @@ Status StepUpdates::TakeReduced(std::vector<ReducedGradients>* reduced) {
 Status StepUpdates::Prepare(GroupWriter& writer, int64_t step) {
   if (step < 1) return Error(Code::kInvalidArgument, "step must be >= 1. Received: ", step);
   executor_ = WriterExecutor();
-  return writer.PrepareStep(static_cast<uint64_t>(step), updates_, *executor_);
+  RowChanges changes;
+  changes.step = static_cast<uint64_t>(step);
+  changes.updates = updates_;
+  return writer.Prepare(changes, *executor_);
 }
 
 Status MakeStep(const KernelContext& context, const ReportDone& report, int64_t step,
@@ -113,12 +116,12 @@ Status MakeStep(const KernelContext& context, const ReportDone& report, int64_t 
       TSPS_RETURN_IF_ERROR(prepare(writer));
       const Status told = context.OutputVector(0, EncodeVerdict(Status()));
       if (!told.ok()) {
-        writer.AbortStep();
+        writer.Abort();
         return told;
       }
       if (exchange != nullptr) exchange->PostVerdict(step, Status());
       report();
-      writer.CommitStep();
+      writer.Publish();
       return Status();
     });
   });

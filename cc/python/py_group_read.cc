@@ -6,6 +6,7 @@
 #include "core/group/row_gather.h"
 #include "core/group/scan.h"
 #include "core/table/planes.h"
+#include "core/table/table_checks.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -103,6 +104,7 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
     return Status();
   };
   ThrowIfError(WithoutGil([&] { return ReadOrScan(*group_, tables, total, true, read, scan); }));
+  for (const RowGather& gather : gathers) ThrowIfError(gather.CheckPresent());
   return py::make_tuple(step, rows);
 }
 
@@ -136,7 +138,9 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
     return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
                  " got another optimizer while it was read");
   };
+  bool elsewhere = false;
   const auto read = [&](const ReadView& view) -> Status {
+    elsewhere = view.AbsentElsewhere(table);
     if (with_slots && view.Stats(table).optimizer.kind != kind) return other_optimizer();
     view.FindRows(table, key_data, n, numbers.data());
     for (size_t i = 0; i < n; ++i) {
@@ -155,6 +159,7 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
     return Status();
   };
   const auto scan = [&](Scan& scan) -> Status {
+    elsewhere = (scan.StateOf(table).flags & kTableAbsentElsewhere) != 0;
     if (with_slots && scan.Planes(table).optimizer.kind != kind) return other_optimizer();
     TSPS_RETURN_IF_ERROR(scan.Find(table, key_data, n, numbers.data(), *executor_));
     char* planes[kMaxPlanes] = {reinterpret_cast<char*>(row_data)};
@@ -169,6 +174,10 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
     return Status();
   };
   ThrowIfError(WithoutGil([&] { return ReadOrScan(*group_, {table}, n, true, read, scan); }));
+  const auto absent = std::find(numbers.begin(), numbers.end(), kAbsentRow);
+  if (elsewhere && absent != numbers.end()) {
+    Throw(AskTheOtherTier(config->name, key_data[absent - numbers.begin()]));
+  }
   return py::make_tuple(std::move(found), std::move(rows), std::move(slots));
 }
 

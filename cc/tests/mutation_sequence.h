@@ -77,7 +77,30 @@ inline Status Mutate(Group& group, GroupWriter& writer, int i) {
   } else {
     updates[1].n_hyper = 1;
   }
-  return writer.ApplyStep(group.step() + 1, updates, serial);
+  RowChanges changes;
+  changes.step = group.step() + 1;
+  changes.updates = updates;
+  // With rows that are set, and others that go, in the same commit.
+  const auto without = [](std::vector<int64_t> from, const std::vector<int64_t>& others) {
+    const auto is_other = [&](int64_t key) {
+      return std::binary_search(others.begin(), others.end(), key);
+    };
+    from.erase(std::remove_if(from.begin(), from.end(), is_other), from.end());
+    return from;
+  };
+  const std::vector<int64_t> set = without(draw(200), keys[0]);
+  const std::vector<int64_t> gone = without(without(draw(1500), keys[0]), set);
+  const std::vector<float> rows(set.size() * static_cast<size_t>(kDims[0]),
+                                static_cast<float>(-i));
+  if (i % 5 == 2) {
+    const PlaneValues values{PlaneRole::kEmbedding, "embedding",
+                             static_cast<size_t>(kDims[0]) * sizeof(float), rows.data()};
+    changes.writes.push_back({0, set.data(), set.size(), {values}});
+    changes.erases.push_back({0, gone.data(), gone.size()});
+  }
+  TSPS_RETURN_IF_ERROR(writer.Prepare(changes, serial));
+  writer.Publish();
+  return Status();
 }
 
 // Ascends by one with every mutation.

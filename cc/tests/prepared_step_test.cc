@@ -24,7 +24,10 @@ class PreparedStepTest : public GroupTest {
     update.n = keys_.size();
     update.hyper = hyper_.data();
     update.n_hyper = 1;
-    return writer_->PrepareStep(step, {update}, executor_);
+    RowChanges changes;
+    changes.step = step;
+    changes.updates = {update};
+    return writer_->Prepare(changes, executor_);
   }
 
   std::vector<int64_t> keys_;
@@ -38,7 +41,7 @@ TEST_F(PreparedStepTest, ShowsNothingUntilItIsCommitted) {
   const Image before = ReadImage(*group_);
   ASSERT_TSPS_OK(Prepare(table, {2, 3}, 1.0f, 2));
   EXPECT_EQ(ReadImage(*group_), before);
-  writer_->CommitStep();
+  writer_->Publish();
   const Image after = ReadImage(*group_);
   EXPECT_EQ(after.step, 2u);
   EXPECT_EQ(after.tables[0].size(), 3u);
@@ -54,8 +57,8 @@ TEST_F(PreparedStepTest, AbortedLeavesNothingBehind) {
   std::vector<int64_t> many(5000);  // the index grows for them
   std::iota(many.begin(), many.end(), 0);
   ASSERT_TSPS_OK(Prepare(table, many, 1.0f, 2));
-  writer_->AbortStep();
-  writer_->AbortStep();
+  writer_->Abort();
+  writer_->Abort();
   EXPECT_EQ(ReadImage(*group_), before);
   ASSERT_TSPS_OK(writer_->Verify());
   // The same step, of other keys, as if nothing had been.
@@ -79,7 +82,7 @@ TEST_F(PreparedStepTest, NothingElseIsWrittenInBetween) {
   refused(writer_->CreateTable(MakeConfig("u", 2, 1)).status());
   refused(writer_->BindOptimizer(table, {}, true));
   refused(Step(table, {1}, 1.0f));
-  writer_->CommitStep();
+  writer_->Publish();
   ASSERT_TSPS_OK(writer_->Assign(table, &key, row, nullptr, 1, executor_));
   EXPECT_EQ(group_->step(), 1u);
 }

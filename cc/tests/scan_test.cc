@@ -302,10 +302,13 @@ TEST_F(ScanTest, AStepThatIsPreparedDoesNotHoldAScanUp) {
   const float hyper[] = {0.5f, 1e-7f};
   SerialExecutor serial;
   const TableUpdate update{0, keys.data(), gradients.data(), keys.size(), hyper, 2};
-  ASSERT_TSPS_OK((*writer)->PrepareStep(group->step() + 1, {update}, serial));
+  RowChanges changes;
+  changes.step = group->step() + 1;
+  changes.updates = {update};
+  ASSERT_TSPS_OK((*writer)->Prepare(changes, serial));
   auto scan = Scan::Begin(*group, {});
   ASSERT_TRUE(scan.ok()) << scan.status().message();
-  (*writer)->CommitStep();
+  (*writer)->Publish();
   Image image;
   ASSERT_TSPS_OK(ImageOfScan(**scan, 100, &image));
   EXPECT_TRUE(image == expected_[3]);

@@ -31,6 +31,9 @@ _LIVE = (
     (80, 84, "growing"),
     (88, 96, "device_dirty_since_step"),
     (96, 104, "run_id"),
+    (128, 136, "sealed_epoch"),
+    (136, 160, "sealed"),
+    (256, 320, "scans"),
 )
 _RECORD = ((0, 8, "epoch"), (8, 16, "step"), (16, 24, "version"), (24, 28, "n_tables"), (28, 32, "changes"))
 _TABLE = (

@@ -18,6 +18,11 @@ void AcquireFence() {
 #endif
 }
 
+uint32_t SealedCrc(const Sealed& sealed, uint64_t epoch) {
+  const uint64_t words[] = {sealed.step, sealed.run_id, sealed.peers, epoch};
+  return Crc32c(0, words, sizeof(words));
+}
+
 }  // namespace
 
 uint32_t GroupLayoutHash() {
@@ -152,7 +157,7 @@ void ControlFile::Begin(uint64_t epoch) {
   TSPS_FAULT_POINT("begin.odd");
 }
 
-void ControlFile::Publish(const State& state) {
+void ControlFile::StoreState(const State& state) {
   CommitRecord& to = record(state.epoch);
   to.epoch = state.epoch;
   to.step = state.step;
@@ -160,6 +165,30 @@ void ControlFile::Publish(const State& state) {
   to.changes = state.changes;
   to.n_tables = static_cast<uint32_t>(state.tables.size());
   std::copy(state.tables.begin(), state.tables.end(), to.tables);
+}
+
+void ControlFile::Seal(const State& next, const Sealed& sealed) {
+  StoreState(next);
+  TSPS_FAULT_POINT("seal.record");
+  SealedState& to = live().sealed;
+  to.step = sealed.step;
+  to.run_id = sealed.run_id;
+  to.peers = sealed.peers;
+  to.crc = SealedCrc(sealed, next.epoch);
+  to.epoch.store(next.epoch, std::memory_order_release);
+  TSPS_FAULT_POINT("seal.sealed");
+}
+
+std::optional<Sealed> ControlFile::SealedAfter(uint64_t epoch) const {
+  const SealedState& from = live().sealed;
+  if (from.epoch.load(std::memory_order_acquire) != epoch + 1) return std::nullopt;
+  const Sealed sealed{from.step, from.run_id, from.peers};
+  if (from.crc != SealedCrc(sealed, epoch + 1)) return std::nullopt;
+  return sealed;
+}
+
+void ControlFile::Publish(const State& state) {
+  StoreState(state);
   TSPS_FAULT_POINT("publish.record");
   live().sequence.store(2 * state.epoch, std::memory_order_release);
   TSPS_FAULT_POINT("publish.even");

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,13 @@ struct State {
   // there are more behind them.
   uint32_t recorded_tables = 0;
   bool more_tables = false;
+};
+
+// A mutation that a writer has sealed (GroupWriter::Seal) and not published.
+struct Sealed {
+  uint64_t step = 0;
+  uint64_t run_id = 0;
+  uint32_t peers = 0;
 };
 
 class ControlFile {
@@ -56,6 +64,8 @@ class ControlFile {
   // which may have become odd since, not more.
   uint64_t LoadLastState(State* state) const;
   uint64_t CommittedStep() const;
+  // The sealed mutation that follows `epoch`, if there is one.
+  std::optional<Sealed> SealedAfter(uint64_t epoch) const;
   // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this process
   // must not write, on a read-only file system, say.
   std::atomic<uint64_t>* Announcements();
@@ -68,10 +78,14 @@ class ControlFile {
   // Declares the undo log valid for epoch + 1 and makes the sequence odd. From here to Publish or
   // Abandon readers wait.
   void Begin(uint64_t epoch);
+  // Between Begin and Publish: writes the record of `next`, as epoch next.epoch, which is not
+  // published, and says that it is for others to decide, too.
+  void Seal(const State& next, const Sealed& sealed);
   // Publishes `state` as epoch state.epoch and wakes who waits.
   void Publish(const State& state);
 
  private:
+  void StoreState(const State& state);
   explicit ControlFile(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
   CommitRecord& record(uint64_t epoch) const {
     return *reinterpret_cast<CommitRecord*>(file_->data() + kRecordOffset +

@@ -21,11 +21,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/executor.h"
 #include "core/base/status.h"
+#include "core/group/control_file.h"
 #include "core/group/read_view.h"
 #include "core/table/initializer.h"
 #include "core/table/row_optimizer.h"
@@ -59,8 +61,12 @@ struct GroupInfo {
   int64_t writer_pid = 0;  // of the last writer, as it saw itself
   bool writer_alive = false;
   bool unfinished = false;  // a mutation is in progress, or was when the writer died
+  std::optional<Sealed> sealed;  // of it, if others decide it, too
   uint64_t bytes = 0;       // of all files
 };
+
+// What becomes of a mutation that a killed writer has sealed, together with other groups.
+enum class Undecided { kRefuse, kUndo, kPublish };
 
 class Group {
  public:
@@ -77,7 +83,9 @@ class Group {
   // Takes the writer lock, recovers what a dead writer left and checks every table's index
   // (damage.h). Aborted when another process (or
   // another handle of this one) has it. The Group must outlive the writer.
-  Result<std::unique_ptr<GroupWriter>> OpenWriter();
+  // A mutation that was sealed together with other groups, and is not published, is for them to
+  // decide: FailedPrecondition, naming its run, unless `outcome` says what they have decided.
+  Result<std::unique_ptr<GroupWriter>> OpenWriter(Undecided outcome = Undecided::kRefuse);
 
   // --- Reading. Thread-safe. ---
   // Runs `read` on one committed state, again if a mutation came between. Unavailable after
@@ -154,23 +162,68 @@ struct PlaneValues {
   const void* values = nullptr;  // row_bytes for each key
 };
 
+// Rows of one table that are set, absent ones added.
+struct TableWrites {
+  int table = 0;
+  const int64_t* keys = nullptr;  // int64[n], unique
+  size_t n = 0;
+  // InvalidArgument, naming the plane, when the table has no such plane, or one of another width.
+  // Existing keys keep what they have in others.
+  std::vector<PlaneValues> planes = {};
+  const uint32_t* positions = nullptr;  // of each key's values; null: the key's own
+};
+
+// Keys of one table that are removed; absent ones are skipped.
+struct TableErases {
+  int table = 0;
+  const int64_t* keys = nullptr;  // int64[n]
+  size_t n = 0;
+};
+
+// What becomes of rows in one commit. Each key of a table is in one part at most.
+struct RowChanges {
+  // Of a step: the committed step + 1. It leaves the group's version as it is; other changes raise
+  // it.
+  std::optional<uint64_t> step = {};
+  // Of a step only. Absent keys get their initial row first. A non-finite gradient and a key that
+  // repeats are refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.
+  std::vector<TableUpdate> updates = {};
+  std::vector<TableWrites> writes = {};
+  std::vector<TableErases> erases = {};
+};
+
 // The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,
 // with an error, not at all; killed at any instruction, the next opener finds it whole or undone.
 class GroupWriter {
  public:
   ~GroupWriter();  // releases the lock; the group stays
 
-  // Applies one optimizer step to all tables and publishes it. `step` must be the committed step +
-  // 1. Absent keys get their initial row first. A non-finite gradient and a key that repeats are
-  // refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.
+  // --- Changes of rows, in acts. Everything that can fail is in Prepare: the tables are as they were
+  // until Write. What `changes` point to, and `executor`, must stay until they are published or
+  // aborted; nothing else can be written until then (FailedPrecondition).
+  Status Prepare(const RowChanges& changes, Executor& executor);
+  // Makes the changes in the files. Readers wait from here on.
+  void Write() noexcept;
+  // After Write: other groups decide, too, whether this is published. A killed writer's successor is
+  // told so (OpenWriter).
+  void Seal(const Sealed& sealed) noexcept;
+  // Makes them visible; writes them first, if they are not written.
+  void Publish() noexcept;
+  // Drops what was prepared, and undoes what was written, if anything was.
+  void Abort() noexcept;
+
+  // --- The same in one. ---
+  // Makes one optimizer step of all tables. `step` must be the committed step + 1.
   Status ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
-  // The same in two acts. Everything that can fail is in the first one: the tables are as they were
-  // until the second. What `updates` point to, and `executor`, must stay until the step is
-  // committed or aborted; nothing else can be written until then (FailedPrecondition).
-  Status PrepareStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
-  void CommitStep() noexcept;
-  // Drops what was prepared, if anything was.
-  void AbortStep();
+  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, SlotWidth], or null:
+  // existing keys keep theirs, new keys get initial ones. Of equal keys the last wins.
+  Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
+                size_t n, Executor& executor);
+  // The same for any of the embedding, the slots and the metadata planes.
+  Status Assign(int table, const int64_t* keys, const std::vector<PlaneValues>& planes, size_t n,
+                Executor& executor);
+  // Removes keys; absent ones are skipped. Returns how many were there.
+  Result<size_t> Erase(int table, const int64_t* keys, size_t n);
 
   Result<int> CreateTable(const TableConfig& config);
   // Removes a table and its files: readers find it whole, or not at all. Its number is never given
@@ -179,18 +232,7 @@ class GroupWriter {
   // Creates the slot files. The table's rows get the slots' initial values. Binding the same
   // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
   Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
-  // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, SlotWidth], or null:
-  // existing keys keep theirs, new keys get initial ones. Of equal keys the last wins.
-  Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
-                size_t n, Executor& executor);
-  // The same for any of the embedding, the slots and the metadata planes; existing keys keep what
-  // they have in the others. InvalidArgument, naming the plane, when the table has no such plane,
-  // or one of another width.
-  Status Assign(int table, const int64_t* keys, const std::vector<PlaneValues>& planes, size_t n,
-                Executor& executor);
-  // Removes keys; absent ones are skipped. Returns how many were there.
-  Result<size_t> Erase(int table, const int64_t* keys, size_t n);
-  // Begins another change generation and returns it: ReadView::ChangedSince tells what is written
+  // Begins another change generation and returns it: Scan::ChangedSince tells what is written
   // from here on. Any number of consumers may do so.
   Result<uint32_t> MarkChanges();
   // Sets the committed step, for a restored or imported state.

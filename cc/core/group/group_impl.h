@@ -64,7 +64,7 @@ struct TableMemory {
   std::vector<Checked> checked;  // by segment
 };
 
-class PreparedStep;
+class PreparedChanges;
 
 struct GroupWriter::Impl {
   Impl(const Group& group, ControlFile& control);
@@ -75,7 +75,7 @@ struct GroupWriter::Impl {
   StorageReserver reserver;
   BeforeImages images;                          // for scans
   std::vector<TableMemory> memory{kMaxTables};  // by place
-  std::unique_ptr<PreparedStep> prepared;       // after what it refers to
+  std::unique_ptr<PreparedChanges> prepared;    // after what it refers to
 
   // FailedPrecondition in a forked child, and while a step is prepared.
   Status CheckWriter(const Group& group) const;
@@ -88,9 +88,11 @@ struct GroupWriter::Impl {
   void MarkChecked(int place, uint32_t number, Checked level);
 };
 
-// Makes the group as of its last committed epoch, undoing what a killed writer left. Called under
-// the lock.
-Status Recover(Group::Impl& impl, State* state);
+// Makes the group as of its last committed epoch, undoing what a killed writer left, or as of the
+// mutation that it has sealed. Called under the lock.
+Status Recover(Group::Impl& impl, Undecided outcome, State* state);
+// Undoes the mutation that follows `state`, the committed one, and publishes that again.
+Status UndoMutation(Group::Impl& impl, State* state);
 
 // Splits segments until each has room for its share of `fresh` keys of `keys`. Each split is a
 // mutation of its own, so readers wait for one 64 KiB segment at a time.

@@ -9,6 +9,7 @@
 #include "core/group/group_impl.h"
 #include "core/group/mutation.h"
 #include "core/group/record_checks.h"
+#include "core/group/row_changes.h"
 #include "core/group/table_number.h"
 #include "core/os/process_info.h"
 #include "core/table/table_checks.h"
@@ -63,8 +64,9 @@ Status GroupWriter::Impl::CheckWriter(const Group& group) const {
                  group.path(), " and may not write to it");
   }
   if (prepared != nullptr) {
-    return Error(Code::kFailedPrecondition, "step ", state.step + 1, " of ", group.path(),
-                 " is prepared; nothing can be written until it is committed or aborted");
+    return Error(Code::kFailedPrecondition, prepared->is_step() ? "step " : "a change after step ",
+                 state.step + (prepared->is_step() ? 1 : 0), " of ", group.path(),
+                 " is prepared; nothing can be written until it is published or aborted");
   }
   return Status();
 }
@@ -82,7 +84,7 @@ Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
                ", or not any more");
 }
 
-Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
+Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
   TSPS_RETURN_IF_ERROR(CheckInPlace());  // the lock would be another group's
   auto lock = FileLock::Acquire(path_ + "/writer.lock");
   if (!lock.ok()) {
@@ -112,7 +114,7 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter() {
   }
   impl_->control->live().writer_pid.store(getpid());
   impl_->control->live().writer_start.store(StartOfThisProcess());
-  TSPS_RETURN_IF_ERROR(Recover(*impl_, &state));
+  TSPS_RETURN_IF_ERROR(Recover(*impl_, outcome, &state));
   for (const size_t place : places) {
     TableFiles& files = *impl_->tables.files(place);
     TSPS_RETURN_IF_ERROR(CheckIndex(files, state.tables[place]));
@@ -138,7 +140,7 @@ namespace {
 // A mutation that changes nothing but the commit record.
 Status CommitState(Mutation& mutation) {
   TSPS_RETURN_IF_ERROR(mutation.Start(0));
-  mutation.Seal();
+  mutation.DeclareUndo();
   mutation.Begin();
   mutation.Publish();
   return Status();
@@ -172,6 +174,7 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   state.segments = 1;
   state.planes = TableFiles::kFirstGeneration;
   state.flags = kTableUsed;
+  if (config.absent_elsewhere) state.flags |= kTableAbsentElsewhere;
   group.control->SetTableName(place, config.name);
   ++next.version;
   const int table = TableNumber(place, state.removed);

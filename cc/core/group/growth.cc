@@ -40,7 +40,7 @@ class Grower {
     record->hash = hash;
     const auto* image = reinterpret_cast<const Segment*>(UndoPayload(record));
     std::memcpy(UndoPayload(record), segment, kSegmentBytes);
-    mutation.Seal();
+    mutation.DeclareUndo();
     TSPS_FAULT_POINT("split.undo");
 
     mutation.Begin();
@@ -76,7 +76,7 @@ class Grower {
     TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files_.directory(), 4 * size * sizeof(uint32_t)));
     Mutation mutation(group_, writer_);
     TSPS_RETURN_IF_ERROR(mutation.Start(0));
-    mutation.Seal();
+    mutation.DeclareUndo();
     uint32_t* entries = files_.directory_entries();
     for (size_t i = 0; i < size; ++i) {
       const uint32_t number = entries[size + i];

@@ -45,6 +45,17 @@ struct GroupFileHeader {
 };
 static_assert(sizeof(GroupFileHeader) == 128, "on-disk size");
 
+// A mutation that is written, and whose outcome others decide, too.
+struct SealedState {
+  std::atomic<uint64_t> epoch;  // of the mutation: none, unless it follows the committed one
+  uint64_t step;                // that the group is at when it is published
+  uint64_t run_id;
+  uint32_t peers;  // groups that decide together, this one included
+  uint32_t crc;    // of step, run id, peers and epoch
+  uint64_t reserved[12];
+};
+static_assert(sizeof(SealedState) == 128, "on-disk size");
+
 constexpr size_t kMaxScans = 8;  // under way at once
 
 struct LiveState {
@@ -58,7 +69,7 @@ struct LiveState {
   std::atomic<uint64_t> device_dirty_since_step;
   std::atomic<uint64_t> run_id;  // of the run that writes; 0: none has said
   uint64_t reserved2[3];
-  uint64_t sealed[16];  // room for a mutation whose outcome is not decided here (docs/format.md)
+  SealedState sealed;
   // Scans under way (scan_file.h): the id of the one in each place; 0: none.
   std::atomic<uint64_t> scans[kMaxScans];
 };

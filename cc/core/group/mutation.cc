@@ -34,7 +34,7 @@ UndoRecordHeader* Mutation::Append(UndoKind kind, int table, size_t n, size_t by
   return group_.undo->Append(kind, table, n, bytes);
 }
 
-void Mutation::Seal() { group_.undo->Seal(next_.epoch + 1); }
+void Mutation::DeclareUndo() { group_.undo->Seal(next_.epoch + 1); }
 
 void Mutation::Touches(int table, const uint32_t* rows, size_t n) {
   const auto place = static_cast<size_t>(table);
@@ -49,6 +49,18 @@ void Mutation::Begin(Executor* executor) {
   group_.control->Begin(next_.epoch);
   // A scan that was announced before this epoch became odd may begin with the state before it.
   if (writer_.images.Refresh(next_.epoch)) writer_.images.Save(touched_, executor);
+}
+
+void Mutation::Seal(const Sealed& sealed) {
+  State next = next_;
+  ++next.epoch;
+  group_.control->Seal(next, sealed);
+}
+
+void Mutation::Undo() {
+  // An error leaves it to the next writer, as would the end of the process.
+  if (!UndoMutation(group_, &writer_.state).ok()) std::terminate();
+  begun_ns_ = 0;
 }
 
 void Mutation::Publish() {

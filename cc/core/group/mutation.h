@@ -4,11 +4,12 @@
 //   mutation.next()...        what the state becomes
 //   mutation.Start(bytes)     room for the undo log: the last thing that can fail
 //   mutation.Append(...)      before-images of what is going to be written in place
-//   mutation.Seal()
+//   mutation.DeclareUndo()
 //   mutation.Touches(...)    rows that are going to be written
 //   mutation.Begin()          from here on readers wait, or look through the undo log
 //   ...                       writes in place
-//   mutation.Publish()        one store makes all of it visible
+//   mutation.Publish()        one store makes all of it visible; or
+//   mutation.Undo()           puts the before-images back
 //
 // Dropped before Begin() it changes nothing. A process that is killed after it leaves the undo log
 // to the next writer (recovery.cc).
@@ -46,12 +47,16 @@ class Mutation {
   Status Start(size_t undo_bytes, size_t room = 0);
   // Space for one record; the caller fills the payload.
   UndoRecordHeader* Append(UndoKind kind, int table, size_t n, size_t bytes);
-  void Seal();
+  void DeclareUndo();
   // Between Begin and Publish these rows are written, each once. `rows` stays until then.
   void Touches(int table, const uint32_t* rows, size_t n);
   // `executor` may be null.
   void Begin(Executor* executor = nullptr);
+  // After the writes: says that it is for others to decide, too, whether this is published.
+  void Seal(const Sealed& sealed);
   void Publish();
+  void Undo();
+  bool begun() const { return begun_ns_ != 0; }
   // For how long readers have waited: from Begin to Publish.
   uint64_t nanoseconds() const { return nanoseconds_; }
 

@@ -32,6 +32,8 @@ Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State&
         }
         break;
       }
+      case UndoKind::kFreeRows:
+        break;  // readers do not look at free rows
       case UndoKind::kSegment: {
         const auto* image = reinterpret_cast<const Segment*>(payload);
         // A copy of the depth: a writer that takes over may overwrite the log.

@@ -162,6 +162,10 @@ void ReadView::ForEach(int table,
   }
 }
 
+bool ReadView::AbsentElsewhere(int table) const {
+  return Has(table) && (StateOf(table).flags & kTableAbsentElsewhere) != 0;
+}
+
 TableStats ReadView::Stats(int table) const {
   TableStats stats;
   if (!Listed(table)) return stats;

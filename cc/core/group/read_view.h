@@ -56,6 +56,8 @@ class ReadView {
   // Calls visit(key, row) for every live key, in the index's order.
   void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
   TableStats Stats(int table) const;
+  // Whether a key that is not found may be a row of another tier.
+  bool AbsentElsewhere(int table) const;
 
  private:
   friend class Group;

@@ -93,6 +93,16 @@ Status CheckUndoRecord(const UndoRecordHeader& record, const char* payload, cons
       }
       return Status();
     }
+    case UndoKind::kFreeRows: {
+      if (record.n > table.free_rows || record.hash > table.free_rows - record.n) {
+        return Damaged(path, record.n, " free rows at ", record.hash, " of ", table.free_rows);
+      }
+      const auto* const rows = reinterpret_cast<const uint32_t*>(payload);
+      const uint32_t* const bad =
+          std::find_if(rows, rows + record.n, [&](uint32_t row) { return row >= table.rows; });
+      if (bad == rows + record.n) return Status();
+      return Damaged(path, "a free row ", *bad, " of ", table.rows);
+    }
     case UndoKind::kSegment:
       return CheckImage(record, *reinterpret_cast<const Segment*>(payload), table, path);
   }

@@ -69,6 +69,11 @@ void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader
   for (size_t i = 0; i < width; ++i) StoreRelaxed(entries[i], record.segment);
 }
 
+void UndoFreeRows(TableFiles& files, const UndoRecordHeader& record, const char* payload) {
+  const auto* rows = reinterpret_cast<const uint32_t*>(payload);
+  for (size_t i = 0; i < record.n; ++i) StoreRelaxed(files.free_stack()[record.hash + i], rows[i]);
+}
+
 void Undo(TableFiles& files, const TableState& table, uint32_t changes,
           const UndoRecordHeader& record, const char* payload) {
   switch (record.kind) {
@@ -78,6 +83,8 @@ void Undo(TableFiles& files, const TableState& table, uint32_t changes,
       return UndoInserts(files, table, record, payload);
     case UndoKind::kErases:
       return UndoErases(files, table, changes, record, payload);
+    case UndoKind::kFreeRows:
+      return UndoFreeRows(files, record, payload);
     case UndoKind::kSegment:
       return UndoSegment(files, table.depth, record, payload);
   }
@@ -120,12 +127,8 @@ Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, co
 
 }  // namespace
 
-Status Recover(Group::Impl& impl, State* state) {
+Status UndoMutation(Group::Impl& impl, State* state) {
   ControlFile& control = *impl.control;
-  const uint64_t sequence = control.sequence();
-  control.LoadState(sequence / 2, state);
-  TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control));
-  if ((sequence & 1) == 0) return Status();
   if (!TSPS_FAULT_OFF("undo")) {
     if (control.live().undo_epoch.load() != state->epoch + 1) {
       return Error(Code::kDataLoss, control.path(),
@@ -148,6 +151,35 @@ Status Recover(Group::Impl& impl, State* state) {
   // read in between for consistent.
   ++state->epoch;
   control.Publish(*state);
+  return Status();
+}
+
+Status Recover(Group::Impl& impl, Undecided outcome, State* state) {
+  ControlFile& control = *impl.control;
+  const uint64_t sequence = control.sequence();
+  control.LoadState(sequence / 2, state);
+  TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control));
+  if ((sequence & 1) == 0) return Status();
+  const std::optional<Sealed> sealed = control.SealedAfter(state->epoch);
+  // Alone on its node, a group knows what it has not published.
+  if (!sealed.has_value() || outcome == Undecided::kUndo ||
+      (sealed->peers <= 1 && outcome == Undecided::kRefuse)) {
+    return UndoMutation(impl, state);
+  }
+  if (outcome == Undecided::kRefuse) {
+    return Error(Code::kFailedPrecondition, "step ", sealed->step, " of ", control.path(),
+                 " is written and not decided: ", sealed->peers, " groups of run ", sealed->run_id,
+                 " decide it together. It is made if one of them has made it, undone if none has");
+  }
+  State next;
+  control.LoadState(state->epoch + 1, &next);
+  TSPS_RETURN_IF_ERROR(CheckRecord(next, state->epoch + 1, control));
+  for (size_t place = 0; place < next.tables.size(); ++place) {
+    if (IsVacant(next.tables[place])) continue;
+    TSPS_RETURN_IF_ERROR(impl.files(static_cast<int>(place))->CheckState(next.tables[place]));
+  }
+  control.Publish(next);
+  *state = std::move(next);
   return Status();
 }
 

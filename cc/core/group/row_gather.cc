@@ -6,6 +6,7 @@
 #include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
 #include "core/table/initializer.h"
+#include "core/table/table_checks.h"
 
 namespace tsps {
 namespace {
@@ -31,6 +32,7 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
   for (size_t i = 0; i < n_; ++i) {
     if (rows_[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
   }
+  elsewhere_ = view.AbsentElsewhere(table_);
   Initialize(std::move(absent), executor);
 }
 
@@ -46,6 +48,11 @@ void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
     });
   }
   for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = &initial_[i * dim];
+}
+
+Status RowGather::CheckPresent() const {
+  if (!elsewhere_ || absent_.empty()) return Status();
+  return AskTheOtherTier(config_->name, keys_[absent_.front()]);
 }
 
 void RowGather::CopyAll(float* out, Executor& executor) const {
@@ -70,6 +77,7 @@ Status RowGather::Find(Scan& scan, Executor& executor) {
     rows_[i] = &copies_[i * dim];
     if (numbers[i] == kAbsentRow) absent.push_back(static_cast<uint32_t>(i));
   }
+  elsewhere_ = (scan.StateOf(table_).flags & kTableAbsentElsewhere) != 0;
   Initialize(std::move(absent), executor);
   return Status();
 }

@@ -31,6 +31,9 @@ class RowGather {
   const float* const* rows() const { return rows_.get(); }
   size_t n() const { return n_; }
   size_t n_absent() const { return absent_.size(); }
+  // After the last attempt. FailedPrecondition, naming a key, if absent keys may be rows of another
+  // tier: then rows() are not theirs.
+  Status CheckPresent() const;
   // The rows, in the order of the keys: float[n, dim]. Reads rows that a writer may be changing.
   void CopyAll(float* out, Executor& executor) const;
 
@@ -44,6 +47,7 @@ class RowGather {
   const size_t n_;
   std::unique_ptr<const float*[]> rows_;
   std::unique_ptr<float[]> copies_;   // float[n, dim], of a scan
+  bool elsewhere_ = false;            // absent keys may be rows of another tier
   std::vector<uint32_t> absent_;      // positions in keys_
   std::unique_ptr<float[]> initial_;  // their rows, float[absent_.size(), dim]
 };

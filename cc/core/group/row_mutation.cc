@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <unordered_set>
 
 #include "core/base/fault_point.h"
 #include "core/gradients/dedupe.h"
 #include "core/group/probe.h"
 #include "core/table/index.h"
+#include "core/table/table_checks.h"
 
 namespace tsps {
 namespace {
@@ -34,14 +36,38 @@ RowPlanes::RowPlanes(const PlaneList& planes, size_t n_planes, uint32_t generati
   }
 }
 
-void RowMutation::Add(int table, const int64_t* keys, size_t n, bool unique, size_t planes) {
-  RowPlan plan;
-  plan.table = table;
+RowPlan& RowMutation::PlanOf(int place) {
+  for (RowPlan& plan : plans_) {
+    if (plan.table == place) return plan;
+  }
+  RowPlan& plan = plans_.emplace_back();
+  plan.table = place;
+  return plan;
+}
+
+void RowMutation::AddUpdates(int place, const int64_t* keys, size_t n) {
+  RowPlan& plan = PlanOf(place);
   plan.keys = keys;
   plan.n = n;
-  plan.unique = unique;
-  plan.planes = planes;
-  plans_.push_back(std::move(plan));
+  plan.updates = n;
+}
+
+void RowMutation::AddWrites(int place, const int64_t* keys, size_t n, size_t planes) {
+  RowPlan& plan = PlanOf(place);
+  plan.planes = std::max(plan.planes, planes);
+  if (plan.n > 0) {
+    if (plan.joined.empty()) plan.joined.assign(plan.keys, plan.keys + plan.n);
+    plan.joined.insert(plan.joined.end(), keys, keys + n);
+    keys = plan.joined.data();
+  }
+  plan.keys = keys;
+  plan.n += n;
+}
+
+void RowMutation::AddErases(int place, const int64_t* keys, size_t n) {
+  RowPlan& plan = PlanOf(place);
+  std::vector<int32_t> inverse(n);
+  plan.erase_keys = Dedupe({{keys, n, inverse.data()}});
 }
 
 void RowMutation::ForEachPlan(const std::function<void(size_t p)>& body) {
@@ -95,7 +121,16 @@ Status RowMutation::PlanTable(RowPlan& plan) {
   }
   const int64_t repeated = writer_.memory[static_cast<size_t>(plan.table)].marks.FirstRepeated(
       plan.rows, plan.existing, state.rows);
-  if (repeated < 0) return CheckFreshUnique(plan);
+  if (repeated < 0) {
+    TSPS_RETURN_IF_ERROR(CheckFreshUnique(plan));
+    // Rows that are set are brought in.
+    if ((state.flags & kTableAbsentElsewhere) != 0 && !plan.fresh.empty() &&
+        plan.fresh.front() < plan.updates) {
+      return AskTheOtherTier(files.config().name, plan.keys[plan.fresh.front()]);
+    }
+    TSPS_RETURN_IF_ERROR(FindErased(plan));
+    return CheckErased(plan);
+  }
   const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
   const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
   if (plan.keys[first] == plan.keys[repeated]) return Repeated(files, plan.keys[repeated]);
@@ -105,7 +140,7 @@ Status RowMutation::PlanTable(RowPlan& plan) {
 
 Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
   const size_t n = plan.fresh.size();
-  if (n == 0 || plan.unique) return Status();
+  if (n == 0) return Status();
   std::vector<int64_t> keys(n);
   for (size_t i = 0; i < n; ++i) keys[i] = plan.keys[plan.fresh[i]];
   std::vector<int32_t> numbers(n);
@@ -115,6 +150,44 @@ Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
   return Repeated(*group_.files(plan.table), keys[repeated]);
 }
 
+Status RowMutation::FindErased(RowPlan& plan) {
+  if (plan.erase_keys.empty()) return Status();
+  const TableFiles& files = *group_.files(plan.table);
+  const uint32_t depth = StateOf(plan).depth;
+  plan.erased.clear();
+  plan.erased_rows.clear();
+  for (const int64_t key : plan.erase_keys) {
+    const uint64_t hash = files.Hash(key);
+    const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
+    TSPS_RETURN_IF_ERROR(
+        writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));
+    const Segment* const segment = files.segment(number);
+    const Entry* const entry = FindInSegment(*segment, key, hash);
+    if (entry == nullptr) continue;
+    plan.erased.push_back(
+        {number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
+    plan.erased_rows.push_back(entry->row_plus_one - 1);
+  }
+  return Status();
+}
+
+Status RowMutation::CheckErased(const RowPlan& plan) const {
+  if (plan.n == 0 || plan.erase_keys.empty()) return Status();
+  const std::unordered_set<int64_t> keys(plan.erase_keys.begin(), plan.erase_keys.end());
+  for (size_t i = 0; i < plan.n; ++i) {
+    if (keys.count(plan.keys[i]) == 0) continue;
+    return Error(Code::kInvalidArgument, "table ", group_.files(plan.table)->folder(), ": key ",
+                 plan.keys[i], " is changed and erased in one mutation");
+  }
+  return Status();
+}
+
+size_t RowMutation::n_erased() const {
+  size_t n = 0;
+  for (const RowPlan& plan : plans_) n += plan.erased.size();
+  return n;
+}
+
 bool RowMutation::HasFresh() const {
   return std::any_of(plans_.begin(), plans_.end(),
                      [](const RowPlan& plan) { return !plan.fresh.empty(); });
@@ -122,7 +195,7 @@ bool RowMutation::HasFresh() const {
 
 Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
   const TableFiles& files = *group_.files(plan.table);
-  const uint64_t live = StateOf(plan).live + plan.fresh.size();
+  const uint64_t live = StateOf(plan).live + plan.fresh.size() - plan.erased.size();
   const int64_t max_rows = files.config().max_rows;
   if (max_rows == 0 || plan.fresh.empty() || live <= static_cast<uint64_t>(max_rows))
     return Status();
@@ -150,7 +223,42 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
                                        : static_cast<uint32_t>(state.rows++);
   }
   state.live += plan.fresh.size();
+  plan.reused = reused;
   return Status();
+}
+
+namespace {
+
+// Adds keys to the log of erased ones, behind those of the committed state. A log that has become
+// too long is emptied, which is remembered: what it had begins to be overwritten by the erase after
+// this one, when no state has it any more.
+Status LogErased(TableFiles& files, StorageReserver& reserver,
+                 const std::vector<ErasedEntry>& erased, uint32_t generation, TableState* state) {
+  const uint64_t length = state->erased + erased.size();
+  if (length > TableFiles::MaxErased(state->live)) {
+    state->erased = 0;
+    state->complete_since = generation + 1;
+    return Status();
+  }
+  TSPS_RETURN_IF_ERROR(reserver.Ensure(files.erased(), length * sizeof(ErasedKey)));
+  for (const ErasedEntry& entry : erased) {
+    const int64_t key = files.segment(entry.segment)->entries[entry.entry].key;
+    files.erased_keys()[state->erased++] = {key, generation, 0};
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status RowMutation::ReserveErased(RowPlan& plan) {
+  if (plan.erase_keys.empty()) return Status();
+  if (!plan.fresh.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
+  TableFiles& files = *group_.files(plan.table);
+  TableState& state = StateOf(plan);
+  TSPS_RETURN_IF_ERROR(
+      LogErased(files, writer_.reserver, plan.erased, mutation_.next().changes, &state));
+  return writer_.reserver.Ensure(files.free_rows(),
+                                 (state.free_rows + plan.erased.size()) * sizeof(uint32_t));
 }
 
 Status RowMutation::Prepare(bool is_step) {
@@ -162,70 +270,11 @@ Status RowMutation::Prepare(bool is_step) {
   }
   // Growth has committed epochs of its own and changed index sizes.
   mutation_.Reset();
-  for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(ReserveRows(plan));
+  for (RowPlan& plan : plans_) {
+    TSPS_RETURN_IF_ERROR(ReserveRows(plan));
+    TSPS_RETURN_IF_ERROR(ReserveErased(plan));
+  }
   return WriteUndo(is_step);
-}
-
-Status RowMutation::WriteUndo(bool is_step) {
-  std::vector<size_t> row_bytes(plans_.size());
-  size_t bytes = 0;
-  size_t next_bytes = 0;  // of a step of the same keys, which are there then
-  for (size_t p = 0; p < plans_.size(); ++p) {
-    const RowPlan& plan = plans_[p];
-    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
-                          group_.files(plan.table)->BoundPlanes(StateOf(plan)));
-    row_bytes[p] = RowBytes(*list, plan.planes);
-    if (!plan.existing.empty()) bytes += UndoRowsBytes(plan.existing.size(), row_bytes[p]);
-    if (!plan.fresh.empty()) bytes += UndoInsertsBytes(plan.fresh.size());
-    next_bytes += UndoRowsBytes(plan.n, row_bytes[p]);
-  }
-  TSPS_RETURN_IF_ERROR(mutation_.Start(bytes, is_step ? next_bytes : 0));
-  TSPS_FAULT_POINT("undo.reserved");
-  std::vector<UndoRecordHeader*> images(plans_.size());
-  for (size_t p = 0; p < plans_.size(); ++p) {
-    const RowPlan& plan = plans_[p];
-    if (!plan.existing.empty()) {
-      const size_t n = plan.existing.size();
-      images[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, row_bytes[p]));
-      images[p]->planes = static_cast<uint32_t>(plan.planes);
-      images[p]->row_bytes = static_cast<uint32_t>(row_bytes[p]);
-    }
-    if (!plan.fresh.empty()) {
-      UndoRecordHeader* record = mutation_.Append(UndoKind::kInserts, plan.table, plan.fresh.size(),
-                                                  UndoInsertsBytes(plan.fresh.size()));
-      auto* keys = reinterpret_cast<int64_t*>(UndoPayload(record));
-      for (size_t i = 0; i < plan.fresh.size(); ++i) keys[i] = plan.keys[plan.fresh[i]];
-    }
-    TSPS_FAULT_POINT("undo.record");
-  }
-  ForEachPlan([&](size_t p) {
-    if (images[p] != nullptr) CopyImages(plans_[p], images[p]);
-  });
-  mutation_.Seal();
-  return Status();
-}
-
-void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
-  char* const payload = UndoPayload(record);
-  auto* const rows = reinterpret_cast<uint32_t*>(payload);
-  const RowPlanes planes = Planes(plan);
-  const size_t n = plan.existing.size();
-  executor_.ParallelFor(UndoBlocks(n), 1, [&](size_t first, size_t last) {
-    for (size_t block = first; block < last; ++block) {
-      const size_t begin = block * kUndoBlock;
-      const size_t end = begin + UndoBlockRows(n, block);
-      for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
-      char* to = payload + UndoBlockOffset(n, record->row_bytes, block);
-      for (int plane = 0; plane < planes.n; ++plane) {
-        const size_t bytes = planes.bytes[plane];
-        for (size_t i = begin; i < end; ++i, to += bytes) {
-          if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
-          std::memcpy(to, planes.at(plane, rows[i]), bytes);
-        }
-      }
-      SealUndoBlock(record, block);
-    }
-  });
 }
 
 // The planes are mapped: ReserveRows or WriteUndo has seen to it.
@@ -254,11 +303,14 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
 }
 
 void RowMutation::Begin() {
-  for (const RowPlan& plan : plans_) mutation_.Touches(plan.table, plan.rows.data(), plan.n);
+  for (const RowPlan& plan : plans_) {
+    mutation_.Touches(plan.table, plan.rows.data(), plan.n);
+    mutation_.Touches(plan.table, plan.erased_rows.data(), plan.erased_rows.size());
+  }
   mutation_.Begin(&executor_);
 }
 
-void RowMutation::Commit() {
+void RowMutation::WriteIndex() {
   for (const RowPlan& plan : plans_) {
     TableFiles& files = *group_.files(plan.table);
     const uint32_t depth = StateOf(plan).depth;
@@ -270,9 +322,31 @@ void RowMutation::Commit() {
       planes.Touch(plan.rows[i]);
       TSPS_FAULT_POINT("commit.insert");
     }
+    EraseEntries(plan);
   }
+}
+
+void RowMutation::EraseEntries(const RowPlan& plan) {
+  if (plan.erased.empty()) return;
+  TableFiles& files = *group_.files(plan.table);
+  TableState& state = mutation_.next().tables[static_cast<size_t>(plan.table)];
+  const RowPlanes planes = Planes(plan);
+  for (const ErasedEntry& entry : plan.erased) {
+    StoreRelaxed(files.segment(entry.segment)->entries[entry.entry].row_plus_one, kTombstone);
+    StoreRelaxed(planes.changed[entry.row_plus_one - 1], kFreeRow);
+    StoreRelaxed(files.free_stack()[state.free_rows++], entry.row_plus_one - 1);
+    TSPS_FAULT_POINT("erase.entry");
+  }
+  state.live -= plan.erased.size();
+}
+
+void RowMutation::Publish() {
   mutation_.Publish();
   RaiseMax(counters_.publish_ns_max, mutation_.nanoseconds());
+}
+
+void RowMutation::Undo() {
+  if (mutation_.begun()) mutation_.Undo();
 }
 
 }  // namespace tsps

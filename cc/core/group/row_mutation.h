@@ -23,11 +23,17 @@ struct RowPlan {
   int table = 0;  // its place
   const int64_t* keys = nullptr;
   size_t n = 0;
-  bool unique = false;  // the keys are known to be
+  std::vector<int64_t> joined;  // the keys, if they come from several places
+  size_t updates = 0;           // the first ones are updated, the others set
   size_t planes = 0;  // that are changed of rows that are there: the first ones of the table's list
   std::vector<uint32_t> rows;      // row number of each key, new ones included
   std::vector<uint32_t> existing;  // positions in keys
   std::vector<uint32_t> fresh;     // positions in keys
+  // --- Rows that are taken away. ---
+  std::vector<int64_t> erase_keys;  // unique, some perhaps absent
+  std::vector<ErasedEntry> erased;
+  std::vector<uint32_t> erased_rows;
+  uint64_t reused = 0;  // of the free rows: as many are taken from the end of the stack
 };
 
 // Where the first n planes of a table lie, for loops over many of its rows (the embedding is plane
@@ -67,16 +73,20 @@ class RowMutation {
         counters_(counters),
         executor_(executor),
         mutation_(group, writer) {}
-  // Announces changes to the rows of `n` keys, at most 2^31 - 1, of the table in place `table`,
-  // which must be new to this mutation: to the first `planes` planes of its list, 0: to those that
-  // steps change.
-  void Add(int table, const int64_t* keys, size_t n, bool unique = false, size_t planes = 0);
+  // Announces changes to rows of the table in a place, of `n` keys, at most 2^31 - 1: what steps
+  // change, once for a table, first; other values, in the first `planes` planes of its list; that
+  // they are taken away.
+  void AddUpdates(int place, const int64_t* keys, size_t n);
+  void AddWrites(int place, const int64_t* keys, size_t n, size_t planes);
+  void AddErases(int place, const int64_t* keys, size_t n);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
-  // InvalidArgument, naming table and key, if a key repeats, unless they are known to be `unique`:
-  // its row would be updated twice, or be two rows. DataLoss if two keys have one row.
+  // InvalidArgument, naming table and key, if a key repeats: its row would be updated twice, or be
+  // two rows; or if it is changed and taken away. DataLoss if two keys have one row.
   Status Plan(const std::function<void(size_t p)>& also = nullptr);
   // Whether some key is not there.
   bool HasFresh() const;
+  // How many keys are taken away.
+  size_t n_erased() const;
   // Storage for new rows, and for their images in the next mutation, if it is a step of the same
   // keys: trained keys can then be trained on where there is no room any more. Before-images of
   // existing rows and the list of new keys into the undo log.
@@ -92,11 +102,21 @@ class RowMutation {
   void InitializeFresh(const RowPlan& plan);
 
   void Begin();
-  // Adds the fresh keys to the index and publishes.
-  void Commit();
+  // Adds the fresh keys to the index, and takes erased ones out of it.
+  void WriteIndex();
+  void Seal(const Sealed& sealed) { mutation_.Seal(sealed); }
+  void Publish();
+  // Before Publish: puts everything back that was written since Begin, if that was called.
+  void Undo();
 
  private:
+  RowPlan& PlanOf(int place);
   Status PlanTable(RowPlan& plan);
+  // Where the entries of the keys to erase are: growth of the index moves them.
+  Status FindErased(RowPlan& plan);
+  Status CheckErased(const RowPlan& plan) const;
+  Status ReserveErased(RowPlan& plan);
+  void EraseEntries(const RowPlan& plan);
   Status CheckFreshUnique(const RowPlan& plan) const;
   Status CheckMaxRows(const RowPlan& plan) const;
   Status ReserveRows(RowPlan& plan);

@@ -28,6 +28,8 @@ bool Fits(const UndoRecordHeader& record) {
       return UndoInsertsBytes(record.n) == record.bytes;
     case UndoKind::kErases:
       return UndoErasesBytes(record.n) == record.bytes;
+    case UndoKind::kFreeRows:
+      return UndoFreeRowsBytes(record.n) == record.bytes;
     case UndoKind::kSegment:
       return record.n == 1 && UndoSegmentBytes() == record.bytes;
   }
@@ -42,6 +44,7 @@ size_t UndoRowsBytes(size_t n, size_t row_bytes) {
 size_t UndoInsertsBytes(size_t n) { return RecordBytes(n * sizeof(int64_t)); }
 size_t UndoErasesBytes(size_t n) { return RecordBytes(n * sizeof(ErasedEntry)); }
 size_t UndoSegmentBytes() { return RecordBytes(sizeof(Segment)); }
+size_t UndoFreeRowsBytes(size_t n) { return RecordBytes(n * sizeof(uint32_t)); }
 
 size_t UndoBlockOffset(size_t n, size_t row_bytes, size_t block) {
   return ChecksumsOffset(n) + Padded(UndoBlocks(n) * sizeof(uint32_t)) +
@@ -84,6 +87,9 @@ uint32_t RecordChecksum(const UndoRecordHeader& record, const char* payload) {
       break;
     case UndoKind::kErases:
       end = record.n * sizeof(ErasedEntry);
+      break;
+    case UndoKind::kFreeRows:
+      end = record.n * sizeof(uint32_t);
       break;
     case UndoKind::kSegment:
       end = sizeof(Segment);

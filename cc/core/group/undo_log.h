@@ -13,6 +13,7 @@
 //               bytes
 //     kInserts  int64 key[n]: keys that were absent
 //     kErases   ErasedEntry[n]: entries that became tombstones
+//     kFreeRows uint32 row[n]: a part of the stack of free rows that was overwritten
 //     kSegment  Segment: one before its split or compaction
 #ifndef TFSPS_CORE_GROUP_UNDO_LOG_H_
 #define TFSPS_CORE_GROUP_UNDO_LOG_H_
@@ -31,7 +32,13 @@
 
 namespace tsps {
 
-enum class UndoKind : uint32_t { kRows = 1, kInserts = 2, kErases = 3, kSegment = 4 };
+enum class UndoKind : uint32_t {
+  kRows = 1,
+  kInserts = 2,
+  kErases = 3,
+  kSegment = 4,
+  kFreeRows = 5
+};
 
 struct UndoRecordHeader {
   UndoKind kind;
@@ -42,7 +49,9 @@ struct UndoRecordHeader {
   uint32_t row_bytes;  // kRows: of one row in all of them
   uint32_t segment;    // kSegment: its number
   uint32_t padding;
-  uint64_t hash;  // kSegment: of a key that belongs there; leads with the segment's prefix
+  // kSegment: of a key that belongs there; leads with the segment's prefix. kFreeRows: the position
+  // of the part in the stack.
+  uint64_t hash;
   uint64_t padding2;
   uint32_t padding3;
   uint32_t checksum;  // of the fields before, and of the payload; of kRows' payload, its checksums
@@ -61,6 +70,7 @@ size_t UndoRowsBytes(size_t n, size_t row_bytes);
 size_t UndoInsertsBytes(size_t n);
 size_t UndoErasesBytes(size_t n);
 size_t UndoSegmentBytes();
+size_t UndoFreeRowsBytes(size_t n);
 inline char* UndoPayload(UndoRecordHeader* record) { return reinterpret_cast<char*>(record + 1); }
 // Rows of a block of a kRows record.
 constexpr size_t kUndoBlock = 512;

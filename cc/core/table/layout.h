@@ -94,7 +94,7 @@ enum TableFlag : uint32_t {
   // A key that is not in the index may be a row of the other tier: it has no initial value here.
   kTableAbsentElsewhere = 2,
 };
-constexpr uint32_t kKnownTableFlags = kTableUsed;  // by this build
+constexpr uint32_t kKnownTableFlags = kTableUsed | kTableAbsentElsewhere;  // by this build
 
 // What a commit record says of a table: one cache line. Without a table in this place, all but
 // `removed` is 0.

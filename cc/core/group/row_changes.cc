@@ -1,0 +1,267 @@
+#include "core/group/row_changes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/fault_point.h"
+#include "core/gradients/merge.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kUpdateGrain = 256;
+
+// Positions of keys are 32 bits wide.
+Status CheckCount(const std::string& table, size_t n) {
+  if (n <= static_cast<size_t>(INT32_MAX)) return Status();
+  return Error(Code::kInvalidArgument, "table ", table,
+               ": at most 2147483647 keys at once. Received: ", n);
+}
+
+// Where in the table's list the planes that are written are.
+Result<std::vector<size_t>> FindPlanes(const TableFiles& files, const PlaneList& list,
+                                       const std::vector<PlaneValues>& planes) {
+  std::vector<size_t> found;
+  for (const PlaneValues& one : planes) {
+    const auto is_it = [&](const Plane& plane) {
+      return plane.role == one.role && plane.name == one.name;
+    };
+    const auto plane = std::find_if(list.planes.begin(), list.planes.end(), is_it);
+    if (plane == list.planes.end() || one.role == PlaneRole::kKey ||
+        one.role == PlaneRole::kChanged) {
+      return Error(Code::kInvalidArgument, "table ", files.folder(), " has no plane '", one.name,
+                   "' that can be assigned (optimizer ", OptimizerKindName(list.optimizer.kind),
+                   ")");
+    }
+    if (plane->row_bytes != one.row_bytes) {
+      return Error(Code::kInvalidArgument, "plane '", one.name, "' of table ", files.folder(),
+                   " has ", plane->row_bytes, " bytes per row. Received: ", one.row_bytes);
+    }
+    const auto position = static_cast<size_t>(plane - list.planes.begin());
+    if (std::find(found.begin(), found.end(), position) != found.end()) {
+      return Error(Code::kInvalidArgument, "plane '", one.name, "' of table ", files.folder(),
+                   " is written twice");
+    }
+    found.push_back(position);
+  }
+  return found;
+}
+
+}  // namespace
+
+GradientRows::GradientRows(const TableUpdate& update, size_t dim)
+    : dim_(dim), pieces_(update.pieces) {
+  if (pieces_.empty()) pieces_.push_back({update.gradients, update.n});
+  size_t end = 0;
+  for (const TableUpdate::Piece& piece : pieces_) ends_.push_back(end += piece.n);
+}
+
+const float* GradientRows::at(size_t i) const {
+  if (i < ends_[0]) return pieces_[0].rows + i * dim_;
+  const size_t p =
+      static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), i) - ends_.begin());
+  return pieces_[p].rows + (i - ends_[p - 1]) * dim_;
+}
+
+int64_t GradientRows::FirstNonFinite(Executor& executor) const {
+  size_t before = 0;
+  for (const TableUpdate::Piece& piece : pieces_) {
+    const int64_t row = FirstNonFiniteRow(piece.rows, piece.n, dim_, executor);
+    if (row >= 0) return static_cast<int64_t>(before) + row;
+    before += piece.n;
+  }
+  return -1;
+}
+
+Result<PreparedChanges::Part*> PreparedChanges::PartOf(const Group& group, int table) {
+  TSPS_ASSIGN_OR_RETURN(const int place, writer_.PlaceOf(group, table));
+  const auto is_it = [&](const Part& part) { return part.table == place; };
+  auto found = std::find_if(parts_.begin(), parts_.end(), is_it);
+  if (found == parts_.end()) {
+    parts_.push_back({place});
+    found = parts_.end() - 1;
+  }
+  return &*found;
+}
+
+Status PreparedChanges::AddUpdate(const Group& group, const TableUpdate& update) {
+  TSPS_ASSIGN_OR_RETURN(Part* const part, PartOf(group, update.table));
+  const TableFiles& files = *group_.files(part->table);
+  const TableConfig& config = files.config();
+  if (!part->update.empty()) {
+    return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", *step_);
+  }
+  TSPS_ASSIGN_OR_RETURN(
+      const PlaneList* const planes,
+      group_.files(part->table)->BoundPlanes(writer_.state.tables[static_cast<size_t>(part->table)]));
+  part->kind = planes->optimizer.kind;
+  if (part->kind == OptimizerKind::kNone) {
+    return Error(Code::kFailedPrecondition, "table ", group.path(), "/", config.name,
+                 " has no optimizer bound");
+  }
+  // Of nothing, hyperparameters are nobody's: ranks that all had nothing have averaged none.
+  const Status hyper =
+      update.n > 0 ? ValidateHyper(part->kind, update.hyper, update.n_hyper) : Status();
+  if (!hyper.ok()) {
+    const char* const why =
+        update.n_hyper == static_cast<size_t>(HyperCount(part->kind))
+            ? ""
+            : ", of another rule: the table was bound to this one meanwhile. Optimizers that "
+              "train one table, as where models share a layer, must have one rule for it "
+              "(sparse_optimizer=, or the table's own). Nothing was changed";
+    return Error(hyper.code(), "table ", config.name, ": ", hyper.message(), why);
+  }
+  TSPS_RETURN_IF_ERROR(CheckCount(config.name, update.n));
+  TSPS_RETURN_IF_ERROR(CheckKeys(config, update.keys, update.n));
+  part->update.push_back(update);
+  part->gradients.emplace_back(update, static_cast<size_t>(config.dim));
+  mutation_.AddUpdates(part->table, update.keys, update.n);
+  return Status();
+}
+
+Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes) {
+  TSPS_ASSIGN_OR_RETURN(Part* const part, PartOf(group, writes.table));
+  TableFiles& files = *group_.files(part->table);
+  const TableConfig& config = files.config();
+  if (!part->writes.empty()) {
+    return Error(Code::kInvalidArgument, "rows of table ", config.name, " are set twice at once");
+  }
+  TSPS_ASSIGN_OR_RETURN(
+      const PlaneList* const list,
+      files.BoundPlanes(writer_.state.tables[static_cast<size_t>(part->table)]));
+  TSPS_ASSIGN_OR_RETURN(part->planes, FindPlanes(files, *list, writes.planes));
+  size_t n_planes = 0;
+  for (const size_t position : part->planes) n_planes = std::max(n_planes, position + 1);
+  TSPS_RETURN_IF_ERROR(CheckCount(config.name, writes.n));
+  TSPS_RETURN_IF_ERROR(CheckKeys(config, writes.keys, writes.n));
+  part->writes.push_back(writes);
+  mutation_.AddWrites(part->table, writes.keys, writes.n, n_planes);
+  return Status();
+}
+
+Status PreparedChanges::AddErases(const Group& group, const TableErases& erases) {
+  TSPS_ASSIGN_OR_RETURN(Part* const part, PartOf(group, erases.table));
+  TSPS_RETURN_IF_ERROR(CheckCount(group_.files(part->table)->config().name, erases.n));
+  mutation_.AddErases(part->table, erases.keys, erases.n);
+  return Status();
+}
+
+Status PreparedChanges::Prepare(const Group& group, const RowChanges& changes) {
+  step_ = changes.step;
+  if (step_.has_value() && *step_ != writer_.state.step + 1) {
+    const char* const why =
+        *step_ > writer_.state.step
+            ? ""
+            : "; another optimizer made a step while this one was computed. Train the tables of a "
+              "process in one thread, one optimizer after the other, or in processes of their own. "
+              "Nothing was changed";
+    return Error(Code::kFailedPrecondition, "step ", *step_, " cannot be applied to ",
+                 group.path(), ": step ", writer_.state.step, " is the last committed one", why);
+  }
+  if (!step_.has_value() && !changes.updates.empty()) {
+    return Error(Code::kInvalidArgument, "updates of tables of ", group.path(), " are a step's");
+  }
+  for (const TableUpdate& update : changes.updates) TSPS_RETURN_IF_ERROR(AddUpdate(group, update));
+  for (const TableWrites& writes : changes.writes) TSPS_RETURN_IF_ERROR(AddWrites(group, writes));
+  for (const TableErases& erases : changes.erases) TSPS_RETURN_IF_ERROR(AddErases(group, erases));
+  std::vector<int64_t> not_finite(parts_.size(), -1);
+  const Status planned = mutation_.Plan([&](size_t p) {
+    if (!parts_[p].update.empty()) {
+      not_finite[p] = parts_[p].gradients[0].FirstNonFinite(executor_);
+    }
+  });
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    if (not_finite[p] < 0) continue;
+    return Error(Code::kInvalidArgument, "table ", group_.files(parts_[p].table)->config().name,
+                 ": the gradient of key ", parts_[p].update[0].keys[not_finite[p]],
+                 " is not finite; step ", *step_, " was not applied");
+  }
+  TSPS_RETURN_IF_ERROR(planned);
+  return mutation_.Prepare(/*is_step=*/step_.has_value());
+}
+
+void PreparedChanges::UpdateRows(size_t p, const uint32_t* positions, size_t n, bool fresh) {
+  if (n == 0) return;
+  const RowPlan& plan = mutation_.plans()[p];
+  const RowPlanes planes = mutation_.Planes(plan);
+  const auto trained = static_cast<int>(planes.list.trained());
+  const GradientRows& gradients = parts_[p].gradients[0];
+  const RowUpdater updater(parts_[p].kind, group_.files(plan.table)->dim(),
+                           parts_[p].update[0].hyper);
+  executor_.ParallelFor(n, kUpdateGrain, [&](size_t begin, size_t end) {
+    float* slot_rows[kMaxSlots] = {};
+    for (size_t k = begin; k < end; ++k) {
+      if (k + RowPlanes::kAhead < end) {
+        const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
+        for (int plane = 0; plane < trained; ++plane) planes.Prefetch(plane, next);
+        planes.PrefetchChanged(next);
+      }
+      const uint32_t i = positions[k];
+      for (int plane = 1; plane < trained; ++plane) {
+        slot_rows[plane - 1] = planes.floats(plane, plan.rows[i]);
+      }
+      updater.Update(gradients.at(i), planes.floats(0, plan.rows[i]), slot_rows);
+      if (!fresh) planes.Touch(plan.rows[i]);
+      TSPS_FAULT_POINT("apply.row");
+    }
+  });
+}
+
+void PreparedChanges::SetRows(size_t p, const uint32_t* positions, size_t n, bool fresh) {
+  if (n == 0) return;
+  const RowPlan& plan = mutation_.plans()[p];
+  const RowPlanes planes = mutation_.Planes(plan);
+  const TableWrites& writes = parts_[p].writes[0];
+  executor_.ParallelFor(n, kUpdateGrain, [&](size_t begin, size_t end) {
+    for (size_t k = begin; k < end; ++k) {
+      const uint32_t i = positions[k];
+      const size_t at = i - plan.updates;
+      const size_t from = writes.positions == nullptr ? at : writes.positions[at];
+      for (size_t v = 0; v < writes.planes.size(); ++v) {
+        const PlaneValues& one = writes.planes[v];
+        std::memcpy(planes.at(static_cast<int>(parts_[p].planes[v]), plan.rows[i]),
+                    static_cast<const char*>(one.values) + from * one.row_bytes, one.row_bytes);
+      }
+      if (!fresh) planes.Touch(plan.rows[i]);
+      TSPS_FAULT_POINT("assign.row");
+    }
+  });
+}
+
+void PreparedChanges::WriteRows(size_t p, const std::vector<uint32_t>& positions, bool fresh) {
+  const size_t updates = static_cast<size_t>(
+      std::lower_bound(positions.begin(), positions.end(), mutation_.plans()[p].updates) -
+      positions.begin());
+  UpdateRows(p, positions.data(), updates, fresh);
+  SetRows(p, positions.data() + updates, positions.size() - updates, fresh);
+}
+
+void PreparedChanges::Write() {
+  if (mutation_.HasFresh()) {
+    mutation_.ForEachPlan([&](size_t p) {
+      mutation_.InitializeFresh(mutation_.plans()[p]);
+      WriteRows(p, mutation_.plans()[p].fresh, true);  // nobody can see these rows yet
+    });
+  }
+  mutation_.Begin();
+  mutation_.ForEachPlan([&](size_t p) { WriteRows(p, mutation_.plans()[p].existing, false); });
+  mutation_.WriteIndex();
+  if (step_.has_value()) {
+    mutation_.next().step = *step_;
+  } else {
+    ++mutation_.next().version;
+  }
+  written_ = true;
+}
+
+void PreparedChanges::Publish() {
+  mutation_.Publish();
+  if (!step_.has_value()) return;
+  counters_.steps_applied.fetch_add(1, std::memory_order_relaxed);
+  uint64_t rows = 0;
+  for (const RowPlan& plan : mutation_.plans()) rows += plan.n;
+  counters_.rows_written.fetch_add(rows, std::memory_order_relaxed);
+}
+
+}  // namespace tsps

@@ -1,0 +1,85 @@
+// PreparedChanges: changes of rows between their acts (GroupWriter::Prepare).
+#ifndef TFSPS_CORE_GROUP_ROW_CHANGES_H_
+#define TFSPS_CORE_GROUP_ROW_CHANGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/base/executor.h"
+#include "core/base/status.h"
+#include "core/group/group.h"
+#include "core/group/group_impl.h"
+#include "core/group/row_mutation.h"
+#include "core/table/row_optimizer.h"
+
+namespace tsps {
+
+// Finds the gradient of a key by its position among an update's keys.
+class GradientRows {
+ public:
+  GradientRows(const TableUpdate& update, size_t dim);
+  const float* at(size_t i) const;
+  // As FirstNonFiniteRow.
+  int64_t FirstNonFinite(Executor& executor) const;
+
+ private:
+  const size_t dim_;
+  std::vector<TableUpdate::Piece> pieces_;
+  std::vector<size_t> ends_;  // of each piece, among the update's keys
+};
+
+class PreparedChanges {
+ public:
+  PreparedChanges(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+                  Executor& executor)
+      : group_(group),
+        writer_(writer),
+        counters_(counters),
+        executor_(executor),
+        mutation_(group, writer, counters, executor) {}
+
+  Status Prepare(const Group& group, const RowChanges& changes);
+  void Write();
+  void Seal(const Sealed& sealed) { mutation_.Seal(sealed); }
+  void Publish();
+  void Abort() { mutation_.Undo(); }
+
+  bool is_step() const { return step_.has_value(); }
+  bool written() const { return written_; }
+  size_t n_erased() const { return mutation_.n_erased(); }
+
+ private:
+  // What is done to the rows of one table: of the mutation's plan with the same number.
+  struct Part {
+    int table;  // its place
+    OptimizerKind kind = OptimizerKind::kNone;
+    std::vector<TableUpdate> update = {};  // one, or none
+    std::vector<GradientRows> gradients = {};
+    std::vector<TableWrites> writes = {};       // one, or none
+    std::vector<size_t> planes = {};            // where in the table's list those of `writes` are
+  };
+
+  // The part of a table, made if need be.
+  Result<Part*> PartOf(const Group& group, int table);
+  Status AddUpdate(const Group& group, const TableUpdate& update);
+  Status AddWrites(const Group& group, const TableWrites& writes);
+  Status AddErases(const Group& group, const TableErases& erases);
+  // Of `positions` of the plan's keys: updates, then writes.
+  void WriteRows(size_t p, const std::vector<uint32_t>& positions, bool fresh);
+  void UpdateRows(size_t p, const uint32_t* positions, size_t n, bool fresh);
+  void SetRows(size_t p, const uint32_t* positions, size_t n, bool fresh);
+
+  Group::Impl& group_;
+  GroupWriter::Impl& writer_;
+  GroupCounters& counters_;
+  Executor& executor_;
+  std::optional<uint64_t> step_;
+  std::vector<Part> parts_;
+  RowMutation mutation_;
+  bool written_ = false;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_ROW_CHANGES_H_

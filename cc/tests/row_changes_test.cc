@@ -1,0 +1,314 @@
+// Updates, writes and erases of rows in one commit, and commits whose outcome others decide.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <string>
+
+#include "core/group/row_gather.h"
+#include "core/group/scan.h"
+#include "tests/group_fixture.h"
+#include "tests/killed_at.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kDim = 2;
+constexpr float kRate[] = {1.0f};
+
+// What one commit does to a table, and what it points to.
+struct Commit {
+  std::vector<int64_t> updated, set, erased;
+  std::vector<float> gradients, rows;
+
+  RowChanges Changes(int table, std::optional<uint64_t> step) const {
+    RowChanges changes;
+    changes.step = step;
+    if (!updated.empty()) {
+      changes.updates.push_back(
+          {table, updated.data(), gradients.data(), updated.size(), kRate, 1});
+    }
+    if (!set.empty()) {
+      const PlaneValues values{PlaneRole::kEmbedding, "embedding", kDim * sizeof(float),
+                               rows.data()};
+      changes.writes.push_back({table, set.data(), set.size(), {values}});
+    }
+    if (!erased.empty()) changes.erases.push_back({table, erased.data(), erased.size()});
+    return changes;
+  }
+};
+
+class RowChangesTest : public GroupTest {
+ protected:
+  using Rows = std::map<int64_t, std::vector<float>>;
+
+  void SetUp() override {
+    GroupTest::SetUp();
+    table_ = AddTable("t", kDim);
+  }
+
+  Commit Draw(std::mt19937& random, bool step) {
+    Commit commit;
+    std::vector<int64_t> keys(400);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+    std::shuffle(keys.begin(), keys.end(), random);
+    const auto take = [&](size_t n) {
+      const std::vector<int64_t> taken(keys.end() - static_cast<ptrdiff_t>(n), keys.end());
+      keys.resize(keys.size() - n);
+      return taken;
+    };
+    if (step) commit.updated = take(random() % 60);
+    commit.set = take(random() % 20);
+    commit.erased = take(random() % 60);
+    for (size_t i = 0; i < commit.updated.size() * kDim; ++i) {
+      commit.gradients.push_back(static_cast<float>(random() % 64) / 8);
+    }
+    for (size_t i = 0; i < commit.set.size() * kDim; ++i) {
+      commit.rows.push_back(static_cast<float>(random() % 64));
+    }
+    return commit;
+  }
+
+  void Apply(const Commit& commit, Rows* model) {
+    const TableConfig config = ConfigOf(*group_, table_);
+    for (size_t i = 0; i < commit.updated.size(); ++i) {
+      auto& row = (*model)[commit.updated[i]];
+      if (row.empty()) {
+        row.resize(kDim);
+        InitialRow(config.initializer, commit.updated[i], kDim, row.data());
+      }
+      for (size_t d = 0; d < kDim; ++d) row[d] -= commit.gradients[i * kDim + d];
+    }
+    for (size_t i = 0; i < commit.set.size(); ++i) {
+      const auto from = commit.rows.begin() + static_cast<ptrdiff_t>(i * kDim);
+      (*model)[commit.set[i]] = {from, from + kDim};
+    }
+    for (const int64_t key : commit.erased) model->erase(key);
+  }
+
+  Rows Now() { return ReadImage(*group_).tables[0]; }
+
+  int table_ = 0;
+};
+
+TEST_F(RowChangesTest, CommitsOfAllKindsAreThoseOfAModel) {
+  std::mt19937 random(3);
+  Rows model;
+  for (int i = 0; i < 300; ++i) {
+    const bool step = random() % 3 != 0;
+    const Commit commit = Draw(random, step);
+    const GroupInfo before = group_->Info();
+    const auto number = step ? std::optional<uint64_t>(before.step + 1) : std::nullopt;
+    ASSERT_TSPS_OK(writer_->Prepare(commit.Changes(table_, number), executor_));
+    if (i % 7 == 3) {  // another way out
+      if (i % 2 == 0) writer_->Write();
+      writer_->Abort();
+      ASSERT_TRUE(Now() == model) << i;
+      ASSERT_EQ(group_->Info().step, before.step);
+      ASSERT_EQ(group_->Info().version, before.version);
+      continue;
+    }
+    writer_->Publish();
+    Apply(commit, &model);
+    ASSERT_TRUE(Now() == model) << i;
+    EXPECT_EQ(group_->Info().step, before.step + (step ? 1 : 0));
+    EXPECT_EQ(group_->Info().version, before.version + (step ? 0 : 1)) << "evictions are a step's";
+    if (i % 20 == 0) ASSERT_TSPS_OK(writer_->Verify());
+  }
+  ASSERT_TSPS_OK(writer_->Verify());
+  Reopen();
+  EXPECT_TRUE(Now() == model);
+  // Rows that became free are used again, also by commits that free others.
+  EXPECT_LT(group_->Info().bytes, 4u << 20);
+}
+
+TEST_F(RowChangesTest, AKeyIsInOnePartAtMost) {
+  ASSERT_TSPS_OK(Step(table_, {1, 2, 3}, 1.0f));
+  const Image before = ReadImage(*group_);
+  const std::vector<float> values(8, 1.0f);
+  const auto refused = [&](const Commit& commit) {
+    const Status status = writer_->Prepare(commit.Changes(table_, group_->step() + 1), executor_);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
+    EXPECT_TRUE(ReadImage(*group_) == before);
+    return status.message();
+  };
+  EXPECT_NE(refused({{1, 2}, {2}, {}, values, values}).find("key 2 is there twice"),
+            std::string::npos);
+  EXPECT_NE(refused({{9}, {9}, {}, values, values}).find("key 9 is there twice"),
+            std::string::npos);
+  EXPECT_NE(refused({{1, 2}, {}, {3, 1}, values, values}).find("key 1 is changed and erased"),
+            std::string::npos);
+  EXPECT_NE(refused({{}, {7}, {7}, values, values}).find("key 7 is changed and erased"),
+            std::string::npos);
+  const Commit update{{1}, {}, {}, values, values};
+  EXPECT_EQ(writer_->Prepare(update.Changes(table_, std::nullopt), executor_).code(),
+            Code::kInvalidArgument);
+  ASSERT_TSPS_OK(Step(table_, {1, 2, 3}, 1.0f));
+}
+
+TEST_F(RowChangesTest, RowsThatGoMakeRoomUnderALimit) {
+  TableConfig config = MakeConfig("limited", kDim, 1);
+  config.max_rows = 3;
+  const auto limited = writer_->CreateTable(config);
+  ASSERT_TRUE(limited.ok());
+  const std::vector<float> rows(8, 1.0f);
+  const Commit three{{}, {1, 2, 3}, {}, {}, rows};
+  ASSERT_TSPS_OK(writer_->Prepare(three.Changes(*limited, std::nullopt), executor_));
+  writer_->Publish();
+  const Commit two{{}, {4, 5}, {1}, {}, rows};
+  EXPECT_EQ(writer_->Prepare(two.Changes(*limited, std::nullopt), executor_).code(),
+            Code::kResourceExhausted);
+  const Commit one{{}, {4}, {1}, {}, rows};
+  ASSERT_TSPS_OK(writer_->Prepare(one.Changes(*limited, std::nullopt), executor_));
+  writer_->Publish();
+  ASSERT_TSPS_OK(writer_->Verify());
+}
+
+// A table whose rows may be in another tier has no initial values.
+TEST_F(RowChangesTest, AbsentKeysOfATableWithAnotherTierAreAskedForThere) {
+  TableConfig config = MakeConfig("tiered", kDim, 1);
+  config.absent_elsewhere = true;
+  const auto tiered = writer_->CreateTable(config);
+  ASSERT_TRUE(tiered.ok()) << tiered.status().message();
+  OptimizerConfig sgd;
+  sgd.kind = OptimizerKind::kSgd;
+  ASSERT_TSPS_OK(writer_->BindOptimizer(*tiered, sgd, false));
+  const std::vector<float> rows = {1, 2, 3, 4};
+  const Commit bring_in{{}, {1, 2}, {}, {}, rows};
+  ASSERT_TSPS_OK(writer_->Prepare(bring_in.Changes(*tiered, std::nullopt), executor_));
+  writer_->Publish();
+  const auto look_up = [&](const std::vector<int64_t>& keys, bool scan) {
+    RowGather gather(*group_->Config(*tiered), *tiered, keys.data(), keys.size());
+    if (scan) {
+      const auto begun = Scan::Begin(*group_, {*tiered});
+      EXPECT_TRUE((*begun) != nullptr && gather.Find(**begun, executor_).ok());
+    } else {
+      EXPECT_TRUE(group_->Read([&](const ReadView& view) {
+        gather.Find(view, executor_);
+        return Status();
+      }).ok());
+    }
+    return gather.CheckPresent();
+  };
+  for (const bool scan : {false, true}) {
+    ASSERT_TSPS_OK(look_up({2, 1}, scan));
+    const Status asked = look_up({2, 3, 1}, scan);
+    EXPECT_EQ(asked.code(), Code::kFailedPrecondition);
+    EXPECT_NE(asked.message().find("key 3 is not in memory"), std::string::npos);
+  }
+  EXPECT_EQ(Step(*tiered, {1, 3}, 1.0f).code(), Code::kFailedPrecondition);
+  ASSERT_TSPS_OK(Step(*tiered, {1, 2}, 1.0f));
+  // In one commit: one row is brought in, one is taken away, one is trained.
+  const Commit all{{2}, {3}, {1}, {0.5f, 0.5f}, rows};
+  ASSERT_TSPS_OK(writer_->Prepare(all.Changes(*tiered, group_->step() + 1), executor_));
+  writer_->Publish();
+  ASSERT_TSPS_OK(look_up({2, 3}, false));
+  EXPECT_EQ(look_up({1}, false).code(), Code::kFailedPrecondition);
+  Reopen();
+  EXPECT_EQ(look_up({1}, false).code(), Code::kFailedPrecondition);
+}
+
+#ifdef TFSPS_FAULT_POINTS
+
+class SealedTest : public RowChangesTest {
+ protected:
+  void SetUp() override {
+    RowChangesTest::SetUp();
+    std::vector<int64_t> keys(300);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+    ASSERT_TSPS_OK(Step(table_, keys, 1.0f));
+    before_ = ReadImage(*group_);
+    writer_.reset();
+    std::mt19937 random(5);
+    commit_ = Draw(random, true);
+    Rows after = before_.tables[0];
+    Apply(commit_, &after);
+    after_ = before_;
+    after_.step = 2;
+    after_.tables[0] = after;
+    ASSERT_FALSE(before_ == after_);
+  }
+  // A writer that seals the commit for `peers` and is killed at a point.
+  void KillAt(const std::string& point, uint32_t peers) {
+    ASSERT_TRUE(KilledAt(point, 1, [&] {
+      auto group = Group::Open(dir_ / "g");
+      auto writer = (*group)->OpenWriter();
+      const Status prepared = (*writer)->Prepare(commit_.Changes(table_, 2), executor_);
+      if (!prepared.ok()) _exit(11);
+      (*writer)->Write();
+      (*writer)->Seal({2, 77, peers});
+      (*writer)->Publish();
+    }));
+    // Whoever reads meanwhile sees the state before.
+    auto reader = Group::Open(dir_ / "g");
+    ASSERT_TRUE(reader.ok());
+    EXPECT_TRUE(ReadImage(**reader) == (point == "publish.even" ? after_ : before_));
+  }
+  Status Open(Undecided outcome) {
+    auto group = Group::Open(dir_ / "g");
+    if (!group.ok()) return group.status();
+    group_ = *group;
+    auto writer = group_->OpenWriter(outcome);
+    if (!writer.ok()) return writer.status();
+    const Status verified = (*writer)->Verify();
+    if (!verified.ok()) return verified;
+    // And it can be trained on.
+    image_ = ReadImage(*group_);
+    writer_ = std::move(*writer);
+    const Status stepped = Step(table_, {1, 1000}, 1.0f);
+    writer_.reset();
+    return stepped;
+  }
+
+  Commit commit_;
+  Image before_, after_, image_;
+};
+
+TEST_F(SealedTest, WithoutPeersItIsUndone) {
+  KillAt("seal.sealed", 1);
+  ASSERT_TSPS_OK(Open(Undecided::kRefuse));
+  EXPECT_TRUE(image_ == before_);
+}
+
+TEST_F(SealedTest, WithPeersItIsTheirsToDecide) {
+  for (const Undecided outcome : {Undecided::kUndo, Undecided::kPublish}) {
+    KillAt("seal.sealed", 3);
+    auto group = Group::Open(dir_ / "g");
+    const auto sealed = (*group)->Info().sealed;
+    ASSERT_TRUE(sealed.has_value());
+    EXPECT_EQ(sealed->step, 2u);
+    EXPECT_EQ(sealed->run_id, 77u);
+    EXPECT_EQ(sealed->peers, 3u);
+    const auto refused = (*group)->OpenWriter();
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition);
+    EXPECT_NE(refused.status().message().find("3 groups of run 77"), std::string::npos);
+    ASSERT_TSPS_OK(Open(outcome));
+    EXPECT_TRUE(image_ == (outcome == Undecided::kUndo ? before_ : after_));
+    EXPECT_FALSE(group_->Info().sealed.has_value());
+    if (outcome == Undecided::kUndo) {  // once more, from the start
+      dir_.Clear();
+      SetUp();
+    }
+  }
+}
+
+TEST_F(SealedTest, WhatIsNotSealedYetIsUndoneAndWhatIsPublishedStays) {
+  KillAt("seal.record", 3);
+  ASSERT_TSPS_OK(Open(Undecided::kRefuse));
+  EXPECT_TRUE(image_ == before_);
+  dir_.Clear();
+  SetUp();
+  KillAt("publish.even", 3);
+  ASSERT_TSPS_OK(Open(Undecided::kRefuse));
+  EXPECT_TRUE(image_ == after_);
+}
+
+#endif  // TFSPS_FAULT_POINTS
+
+}  // namespace
+}  // namespace tsps
