@@ -272,8 +272,7 @@ TEST_F(DamageTest, SegmentsThatCountWrongAreRefusedBeforeAnythingIsPutIn) {
     Set("t/segments", 0, used);
     auto group = Group::Open(dir_ / "g");
     ASSERT_TRUE(group.ok()) << group.status().message();
-    EXPECT_EQ((*group)->Verify(0).code(),
-              Code::kDataLoss);
+    EXPECT_EQ((*group)->Verify(0).code(), Code::kDataLoss);
     auto writer = (*group)->OpenWriter();
     if (writer.ok()) {  // the sum of all segments is as good as it can be
       group_ = *group;

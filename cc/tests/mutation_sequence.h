@@ -90,8 +90,7 @@ inline Status Mutate(Group& group, GroupWriter& writer, int i) {
   };
   const std::vector<int64_t> set = without(draw(200), keys[0]);
   const std::vector<int64_t> gone = without(without(draw(1500), keys[0]), set);
-  const std::vector<float> rows(set.size() * static_cast<size_t>(kDims[0]),
-                                static_cast<float>(-i));
+  const std::vector<float> rows(set.size() * static_cast<size_t>(kDims[0]), static_cast<float>(-i));
   if (i % 5 == 2) {
     const PlaneValues values{PlaneRole::kEmbedding, "embedding",
                              static_cast<size_t>(kDims[0]) * sizeof(float), rows.data()};

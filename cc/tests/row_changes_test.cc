@@ -187,10 +187,12 @@ TEST_F(RowChangesTest, AbsentKeysOfATableWithAnotherTierAreAskedForThere) {
       const auto begun = Scan::Begin(*group_, {*tiered});
       EXPECT_TRUE((*begun) != nullptr && gather.Find(**begun, executor_).ok());
     } else {
-      EXPECT_TRUE(group_->Read([&](const ReadView& view) {
-        gather.Find(view, executor_);
-        return Status();
-      }).ok());
+      EXPECT_TRUE(group_
+                      ->Read([&](const ReadView& view) {
+                        gather.Find(view, executor_);
+                        return Status();
+                      })
+                      .ok());
     }
     return gather.CheckPresent();
   };

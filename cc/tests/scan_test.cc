@@ -161,7 +161,8 @@ int ScanTest::ScanBesideAWriter(bool fork_it) {
         torn += !(image == expected);
       } else {
         std::vector<int64_t> keys;
-        for (int i = 0; i < 6000; ++i) keys.push_back(static_cast<int64_t>(random() % 60000) * 7919);
+        for (int i = 0; i < 6000; ++i)
+          keys.push_back(static_cast<int64_t>(random() % 60000) * 7919);
         std::map<int64_t, std::vector<float>> found;
         const Status read = FindInScan(**scan, 1, keys, &found);
         if (!read.ok() && read.message().find("another optimizer") != std::string::npos) continue;
@@ -287,7 +288,8 @@ TEST_F(ScanTest, AScanThatNeedsMoreThanItsLimitEndsAndTheWriterGoesOn) {
   Image image;
   const Status ended = ImageOfScan(**scan, 256, &image);
   EXPECT_EQ(ended.code(), Code::kUnavailable);
-  EXPECT_NE(ended.message().find("rows of more than 4096 bytes"), std::string::npos) << ended.message();
+  EXPECT_NE(ended.message().find("rows of more than 4096 bytes"), std::string::npos)
+      << ended.message();
   EXPECT_TRUE(ReadImage(*group) == expected_[6]);
 }
 

@@ -20,8 +20,8 @@
 
 #include "core/base/limits.h"
 #include "core/base/status.h"
-#include "core/os/mapped_file.h"
 #include "core/os/file_lock.h"
+#include "core/os/mapped_file.h"
 
 namespace tsps {
 

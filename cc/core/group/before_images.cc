@@ -81,8 +81,7 @@ void BeforeImages::Save(const std::vector<TouchedRows>& touched, Executor* execu
   }
 }
 
-void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched,
-                        Executor* executor) {
+void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, Executor* executor) {
   ScanFile& file = *open_[place].file;
   std::vector<Part> parts;
   uint64_t bytes = 0;

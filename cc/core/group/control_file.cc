@@ -124,7 +124,8 @@ std::atomic<uint64_t>* ControlFile::Announcements() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (writable_ == nullptr) {
     auto again = MappedFile::Open(path(), kControlBytes, kControlBytes);
-    if (!again.ok() || !(*again)->MakeWritable().ok() || !file_->CheckInPlace().ok()) return nullptr;
+    if (!again.ok() || !(*again)->MakeWritable().ok() || !file_->CheckInPlace().ok())
+      return nullptr;
     writable_ = std::move(*again);
   }
   return reinterpret_cast<LiveState*>(writable_->data() + kLiveOffset)->scans;

@@ -66,8 +66,8 @@ class ControlFile {
   uint64_t CommittedStep() const;
   // The sealed mutation that follows `epoch`, if there is one.
   std::optional<Sealed> SealedAfter(uint64_t epoch) const;
-  // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this process
-  // must not write, on a read-only file system, say.
+  // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this
+  // process must not write, on a read-only file system, say.
   std::atomic<uint64_t>* Announcements();
   // Sleeps until the sequence word differs from `sequence`, or for `ms`.
   void AwaitChange(uint64_t sequence, int ms) const;

@@ -60,9 +60,9 @@ struct GroupInfo {
       0;  // assigns, erases, table creations and removals, and optimizer bindings so far
   int64_t writer_pid = 0;  // of the last writer, as it saw itself
   bool writer_alive = false;
-  bool unfinished = false;  // a mutation is in progress, or was when the writer died
+  bool unfinished = false;       // a mutation is in progress, or was when the writer died
   std::optional<Sealed> sealed;  // of it, if others decide it, too
-  uint64_t bytes = 0;       // of all files
+  uint64_t bytes = 0;            // of all files
 };
 
 // What becomes of a mutation that a killed writer has sealed, together with other groups.
@@ -198,14 +198,14 @@ class GroupWriter {
  public:
   ~GroupWriter();  // releases the lock; the group stays
 
-  // --- Changes of rows, in acts. Everything that can fail is in Prepare: the tables are as they were
-  // until Write. What `changes` point to, and `executor`, must stay until they are published or
-  // aborted; nothing else can be written until then (FailedPrecondition).
+  // --- Changes of rows, in acts. Everything that can fail is in Prepare: the tables are as they
+  // were until Write. What `changes` point to, and `executor`, must stay until they are published
+  // or aborted; nothing else can be written until then (FailedPrecondition).
   Status Prepare(const RowChanges& changes, Executor& executor);
   // Makes the changes in the files. Readers wait from here on.
   void Write() noexcept;
-  // After Write: other groups decide, too, whether this is published. A killed writer's successor is
-  // told so (OpenWriter).
+  // After Write: other groups decide, too, whether this is published. A killed writer's successor
+  // is told so (OpenWriter).
   void Seal(const Sealed& sealed) noexcept;
   // Makes them visible; writes them first, if they are not written.
   void Publish() noexcept;

@@ -71,7 +71,8 @@ Status GroupWriter::Impl::CheckWriter(const Group& group) const {
   return Status();
 }
 
-GroupWriter::GroupWriter(Group& group) : group_(group), impl_(std::make_unique<Impl>(group, *group.impl_->control)) {}
+GroupWriter::GroupWriter(Group& group)
+    : group_(group), impl_(std::make_unique<Impl>(group, *group.impl_->control)) {}
 GroupWriter::~GroupWriter() { group_.impl_->tables.Disown(); }
 
 Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {

@@ -39,7 +39,8 @@ void Mutation::DeclareUndo() { group_.undo->Seal(next_.epoch + 1); }
 void Mutation::Touches(int table, const uint32_t* rows, size_t n) {
   const auto place = static_cast<size_t>(table);
   const TableState& state = writer_.state.tables[place];
-  if (n > 0) touched_.push_back({place, state.removed, group_.files(table)->Planes(state), rows, n});
+  if (n > 0)
+    touched_.push_back({place, state.removed, group_.files(table)->Planes(state), rows, n});
 }
 
 void Mutation::Begin(Executor* executor) {

@@ -92,9 +92,9 @@ Status PreparedChanges::AddUpdate(const Group& group, const TableUpdate& update)
   if (!part->update.empty()) {
     return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", *step_);
   }
-  TSPS_ASSIGN_OR_RETURN(
-      const PlaneList* const planes,
-      group_.files(part->table)->BoundPlanes(writer_.state.tables[static_cast<size_t>(part->table)]));
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const planes,
+                        group_.files(part->table)
+                            ->BoundPlanes(writer_.state.tables[static_cast<size_t>(part->table)]));
   part->kind = planes->optimizer.kind;
   if (part->kind == OptimizerKind::kNone) {
     return Error(Code::kFailedPrecondition, "table ", group.path(), "/", config.name,
@@ -127,9 +127,8 @@ Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes)
   if (!part->writes.empty()) {
     return Error(Code::kInvalidArgument, "rows of table ", config.name, " are set twice at once");
   }
-  TSPS_ASSIGN_OR_RETURN(
-      const PlaneList* const list,
-      files.BoundPlanes(writer_.state.tables[static_cast<size_t>(part->table)]));
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
+                        files.BoundPlanes(writer_.state.tables[static_cast<size_t>(part->table)]));
   TSPS_ASSIGN_OR_RETURN(part->planes, FindPlanes(files, *list, writes.planes));
   size_t n_planes = 0;
   for (const size_t position : part->planes) n_planes = std::max(n_planes, position + 1);
@@ -156,8 +155,8 @@ Status PreparedChanges::Prepare(const Group& group, const RowChanges& changes) {
             : "; another optimizer made a step while this one was computed. Train the tables of a "
               "process in one thread, one optimizer after the other, or in processes of their own. "
               "Nothing was changed";
-    return Error(Code::kFailedPrecondition, "step ", *step_, " cannot be applied to ",
-                 group.path(), ": step ", writer_.state.step, " is the last committed one", why);
+    return Error(Code::kFailedPrecondition, "step ", *step_, " cannot be applied to ", group.path(),
+                 ": step ", writer_.state.step, " is the last committed one", why);
   }
   if (!step_.has_value() && !changes.updates.empty()) {
     return Error(Code::kInvalidArgument, "updates of tables of ", group.path(), " are a step's");

@@ -56,8 +56,8 @@ class PreparedChanges {
     OptimizerKind kind = OptimizerKind::kNone;
     std::vector<TableUpdate> update = {};  // one, or none
     std::vector<GradientRows> gradients = {};
-    std::vector<TableWrites> writes = {};       // one, or none
-    std::vector<size_t> planes = {};            // where in the table's list those of `writes` are
+    std::vector<TableWrites> writes = {};  // one, or none
+    std::vector<size_t> planes = {};       // where in the table's list those of `writes` are
   };
 
   // The part of a table, made if need be.

@@ -27,7 +27,8 @@ class RowGather {
   // The same by a scan, which needs no further attempt: rows() are copies then.
   Status Find(Scan& scan, Executor& executor);
 
-  // Address of each key's row, in the table or here; of an attempt, Valid in the attempt of the last Find().
+  // Address of each key's row, in the table or here; of an attempt, Valid in the attempt of the
+  // last Find().
   const float* const* rows() const { return rows_.get(); }
   size_t n() const { return n_; }
   size_t n_absent() const { return absent_.size(); }

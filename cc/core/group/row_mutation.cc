@@ -159,8 +159,7 @@ Status RowMutation::FindErased(RowPlan& plan) {
   for (const int64_t key : plan.erase_keys) {
     const uint64_t hash = files.Hash(key);
     const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
-    TSPS_RETURN_IF_ERROR(
-        writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));
+    TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));
     const Segment* const segment = files.segment(number);
     const Entry* const entry = FindInSegment(*segment, key, hash);
     if (entry == nullptr) continue;

@@ -323,8 +323,8 @@ Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Exec
   if (place < now.tables.size() && now.tables[place].removed == RemovedBefore(table) &&
       !IsVacant(now.tables[place]) && part.files->CheckFiles(now.tables[place]).ok()) {
     executor.ParallelFor(n, kProbeGrain, [&](size_t begin, size_t end) {
-      static_cast<void>(ProbeRows(*part.files, now.tables[place], keys + begin, end - begin,
-                                  rows + begin));
+      static_cast<void>(
+          ProbeRows(*part.files, now.tables[place], keys + begin, end - begin, rows + begin));
     });
   }
   std::vector<uint32_t> positions(n);

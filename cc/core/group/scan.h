@@ -1,14 +1,14 @@
 // Scan: reads tables of a group as of one committed state, for as long as it takes, beside any
 // writer. For what is too long for Group::Read(): all keys, all rows, very many of them.
 //
-// It announces itself in the group (scan_file.h). The writer then puts images of the rows that it is
-// going to write into the scan's file, and goes on; it never waits for a scan. A scan waits for the
-// writer once, at its beginning, until no mutation is half done, and for the rest only when it looks
-// keys up that the index does not have.
+// It announces itself in the group (scan_file.h). The writer then puts images of the rows that it
+// is going to write into the scan's file, and goes on; it never waits for a scan. A scan waits for
+// the writer once, at its beginning, until no mutation is half done, and for the rest only when it
+// looks keys up that the index does not have.
 //
 // Where the group cannot be written to (a read-only file system), and while nobody has recovered
-// what a killed writer left, a scan cannot announce itself: it then reads as Group::Read() does, and
-// is Unavailable, to be begun again, when the group has changed meanwhile.
+// what a killed writer left, a scan cannot announce itself: it then reads as Group::Read() does,
+// and is Unavailable, to be begun again, when the group has changed meanwhile.
 //
 // Unavailable, too: the writer had to end it (Status says why).
 #ifndef TFSPS_CORE_GROUP_SCAN_H_
@@ -88,7 +88,7 @@ class Scan {
     int table;
     std::shared_ptr<TableFiles> files;
     const PlaneList* list;
-    uint64_t next = 0;                                // the row number that Next goes on with
+    uint64_t next = 0;                                      // the row number that Next goes on with
     std::unordered_map<uint32_t, const char*> images = {};  // by row
     std::unordered_map<int64_t, uint32_t> by_key = {};      // rows of images, once `keys`
     bool keys = false;

@@ -90,8 +90,7 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Open(const std::string& path, uint64
     begin = sizeof(ScanHeader) + header.n_tables * sizeof(ScanTable);
   }
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, begin, begin));
-  const auto* const tables =
-      reinterpret_cast<const ScanTable*>(file->data() + sizeof(ScanHeader));
+  const auto* const tables = reinterpret_cast<const ScanTable*>(file->data() + sizeof(ScanHeader));
   for (size_t t = 0; t < (begin - sizeof(ScanHeader)) / sizeof(ScanTable); ++t) {
     if (tables[t].rows > kMaxRowNumber || tables[t].place >= kMaxTables) {
       return Damaged(path, "table ", t, " in place ", tables[t].place, " with ", tables[t].rows,

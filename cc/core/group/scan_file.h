@@ -1,14 +1,15 @@
 // ScanFile: what a scan (scan.h) and the writer tell each other, and before-images of rows.
 //
-//   <group>/.scan-<place>        a lock: who holds it may scan in this place. The liveness of a scan
-//   <group>/.scan-<place>.<id>   the file of one scan, removed when it ends:
+//   <group>/.scan-<place>        a lock: who holds it may scan in this place. The liveness of a
+//   scan <group>/.scan-<place>.<id>   the file of one scan, removed when it ends:
 //
 //     ScanHeader, ScanTable[n_tables]; for each table a bit per row, in words; from the next page
 //     on records, each a ScanRecord, uint32 row[n] and the images, all padded to 64 bytes
 //
 // The scan makes the file and announces it: it stores the id in LiveState.scans. From then on the
 // writer puts images of rows that have no bit into the file, and then their bits, before it writes
-// to them. Whoever wants a scan to end takes its id away: what is written from then on has no image.
+// to them. Whoever wants a scan to end takes its id away: what is written from then on has no
+// image.
 #ifndef TFSPS_CORE_GROUP_SCAN_FILE_H_
 #define TFSPS_CORE_GROUP_SCAN_FILE_H_
 

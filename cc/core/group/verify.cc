@@ -1,5 +1,6 @@
-// Checks a table's index, row numbers and returned rows against each other. The index piece by piece,
-// each as of a committed state, and then all rows as of one: a writer may be at work meanwhile.
+// Checks a table's index, row numbers and returned rows against each other. The index piece by
+// piece, each as of a committed state, and then all rows as of one: a writer may be at work
+// meanwhile.
 #include <algorithm>
 #include <string>
 #include <vector>

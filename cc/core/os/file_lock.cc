@@ -64,8 +64,7 @@ Result<int> OpenLockFile(const std::string& path, int flags) {
 
 }  // namespace
 
-Result<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path,
-                                                        const char* holder) {
+Result<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, const char* holder) {
   static const int registered = pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
   if (registered != 0) {
     return Error(Code::kResourceExhausted, "cannot prepare for forks: ", path, " is not locked");

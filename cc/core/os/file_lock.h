@@ -1,5 +1,5 @@
-// FileLock: who holds it may do something alone: write a group, be a rank, have a scan's place. Also
-// the liveness probe of who holds it.
+// FileLock: who holds it may do something alone: write a group, be a rank, have a scan's place.
+// Also the liveness probe of who holds it.
 //
 // An open-file-description lock, not flock or a POSIX record lock: it works across PID namespaces,
 // a second handle in the same process is refused, and closing another descriptor of the file does

@@ -110,8 +110,9 @@ Status CheckKeyPlaces(const TableFiles& files, const TableState& state, uint32_t
 }
 
 Status AskTheOtherTier(const std::string& table, int64_t key) {
-  return Error(Code::kFailedPrecondition, "key ", key, " is not in memory, and may be a row of the ",
-               "other tier of table ", table, ": ask there, and bring the row in first");
+  return Error(Code::kFailedPrecondition, "key ", key,
+               " is not in memory, and may be a row of the ", "other tier of table ", table,
+               ": ask there, and bring the row in first");
 }
 
 }  // namespace tsps

@@ -30,8 +30,8 @@ struct TableConfig {
   int64_t max_rows = 0;   // refuse to grow beyond; 0: no limit but room
   InitializerConfig initializer;
   std::vector<MetadataPlane> metadata;
-  // A key that is not here may be a row of another tier: it has no initial value (kTableAbsentElsewhere).
-  // Not kept in the table's config, but in the group's record of it.
+  // A key that is not here may be a row of another tier: it has no initial value
+  // (kTableAbsentElsewhere). Not kept in the table's config, but in the group's record of it.
   bool absent_elsewhere = false;
 };
 
