@@ -230,7 +230,7 @@ TEST_F(DamageTest, NumbersOfACommitRecordThatCannotBeAreRefused) {
   for (const uint32_t planes : {0u, 1u, 3u, 0xFFFFFFFFu}) {
     ExpectRefused("group", table + offsetof(TableState, planes), planes);
   }
-  for (const uint32_t flags : {0u, 2u, 3u, 0x80000001u}) {
+  for (const uint32_t flags : {0u, 2u, 5u, 0x80000001u}) {
     ExpectRefused("group", table + offsetof(TableState, flags), flags);
   }
   for (const char first : {'\0', '/', '.', 'u'}) ExpectRefused("group", kNamesOffset, first);
