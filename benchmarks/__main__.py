@@ -22,6 +22,7 @@ SUITES = {
     "exchange": "the memory it takes to reduce gradients of 2 million keys per rank on two nodes",
     "buckets": "dense gradients: TimedBuckets against an operation per gradient, and against buckets of fixed sizes",
     "delayed": "steps that overlap computing and communicating, beside each of them alone, on hosts with slow cables",
+    "scans": "a process that reads the whole table again and again beside two ranks: what each costs the other",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 

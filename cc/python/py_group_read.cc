@@ -30,6 +30,7 @@ py::dict PyGroup::Counters() const {
   py::dict result;
   result["read_retries"] = counters.read_retries.load();
   result["read_blocked_ns_max"] = counters.read_blocked_ns_max.load();
+  result["read_blocked_ns_total"] = counters.read_blocked_ns_total.load();
   result["growth_blocked_ns_max"] = counters.growth_blocked_ns_max.load();
   result["steps_applied"] = counters.steps_applied.load();
   result["rows_written"] = counters.rows_written.load();

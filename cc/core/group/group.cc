@@ -93,6 +93,7 @@ Result<bool> Group::TryRead(const std::function<Status(const ReadView&)>& read, 
     blocked += cost;
     if (control.live().growing.load(std::memory_order_relaxed) != 0) blocked_by_growth += cost;
     counters_.read_retries.fetch_add(1, std::memory_order_relaxed);
+    counters_.read_blocked_ns_total.fetch_add(cost, std::memory_order_relaxed);
   };
   while (true) {
     if (NowNs() > deadline) {

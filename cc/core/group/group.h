@@ -44,6 +44,7 @@ struct GroupCounters {
   // Longest time one Read() spent waiting, or computing what was thrown away (processor time: on a
   // busy machine a thread is off the processor for longer than any writer makes it wait).
   std::atomic<uint64_t> read_blocked_ns_max{0};
+  std::atomic<uint64_t> read_blocked_ns_total{0};  // of all reads
   std::atomic<uint64_t> growth_blocked_ns_max{0};  // the part of it that growth of an index caused
   std::atomic<uint64_t> steps_applied{0};          // writer only, as are the next four
   std::atomic<uint64_t> rows_written{0};

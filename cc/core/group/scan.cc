@@ -29,12 +29,14 @@ uint64_t WithMargin(uint64_t rows) {
 
 Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& tables,
                                           const Options& options) {
-  const uint64_t deadline = NowNs() + static_cast<uint64_t>(options.timeout_s * 1e9);
+  const uint64_t began = NowNs();
+  const uint64_t deadline = began + static_cast<uint64_t>(options.timeout_s * 1e9);
   std::vector<int> all = tables;
   if (all.empty()) {
     TSPS_ASSIGN_OR_RETURN(all, group.Tables());
   }
   while (NowNs() <= deadline) {
+    const uint64_t lost = NowNs() - began;  // in rounds that the writer came between
     std::unique_ptr<Scan> scan(new Scan(group, all));
     scan->timeout_s_ = options.timeout_s;
     State state;
@@ -55,7 +57,9 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
       scan->state_ = std::move(state);
     }
     if (!scan->MapTables()) continue;
+    scan->waited_ns_ += lost;
     RaiseMax(group.counters().read_blocked_ns_max, scan->waited_ns_);
+    group.counters().read_blocked_ns_total.fetch_add(scan->waited_ns_, std::memory_order_relaxed);
     return scan;
   }
   return Error(Code::kUnavailable, "a scan of ", group.path(), " could not begin within ",

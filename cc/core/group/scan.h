@@ -80,7 +80,7 @@ class Scan {
   Status Copy(int table, const uint32_t* rows, size_t n, char* const* planes, Executor& executor);
   // Not, as long as all that was read is of one state.
   Status Check() const;
-  // For how long the scan has waited for the writer so far.
+  // For how long the scan has waited for the writer, or begun again because of it, so far.
   uint64_t waited_ns() const { return waited_ns_; }
 
  private:

@@ -1,0 +1,69 @@
+"""One rank of the job of the suite `scans`: trains one table at full speed, with gradients that are known, until told.
+
+The suite starts it in a folder for both. It writes `ready.json` there once the table has its rows, and ends when there
+is a file `stop`. Only the table is trained: a model behind it would make the job's steps longer and writing rarer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from benchmarks import scan_content
+from benchmarks.job_sizes import DIM
+
+_FILL = 1 << 16  # rows per step and rank
+_STEPS = 16  # between looks whether it is to stop
+
+
+def main() -> None:
+    """Trains."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    ranks = tsps.init()
+    sizes = scan_content.QUICK if options.quick else scan_content.FULL
+    layer = tsps.Embedding(None, DIM, embeddings_initializer="zeros")
+    layer(tf.constant([0], tf.int64))
+    optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), sparse_optimizer=scan_content.RULE)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None])])
+    def step(keys: tf.Tensor, gradients: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            rows = layer(keys)
+        variables = layer.trainable_variables
+        wanted = tf.broadcast_to(gradients[:, None], tf.shape(rows))
+        optimizer.apply_gradients(
+            list(zip(tape.gradient(rows, variables, output_gradients=wanted), variables, strict=True))
+        )
+
+    own = np.arange(ranks.rank, sizes.rows, ranks.size)
+    for part in np.array_split(own, -(-sizes.rows // (ranks.size * _FILL))):
+        step(tf.constant(part), tf.constant(scan_content.first_gradient(part), tf.float32))
+    batches = scan_content.Batches(sizes)
+    ranks.barrier("bench.filled")
+    if ranks.rank == 0:
+        table = layer.bindings[0].reader()
+        ready = options.folder / "ready.part"
+        ready.write_text(json.dumps({"table": table.path, "step": table.step}))
+        ready.rename(options.folder / "ready.json")
+    ranks.barrier("bench.ready")
+    n = 0
+    while not ranks.broadcast_object((options.folder / "stop").exists(), 0, "bench.stop"):
+        for _ in range(_STEPS):
+            n += 1
+            keys = batches.of_rank(n, ranks.rank)
+            step(tf.constant(keys), tf.ones([len(keys)]))
+
+
+if __name__ == "__main__":
+    main()

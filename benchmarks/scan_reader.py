@@ -1,0 +1,186 @@
+"""The external process of the suite `scans`: reads a table in every way that takes long, and checks what it got.
+
+For each line on its standard input, `WHERE SECONDS`, it works for that long, or longer until what it has begun is
+complete, and prints a line of JSON. WHERE is "alone" (nothing is done), "copy" or "job". Everything that it read is
+kept and checked after the time is over, so that checking costs the job nothing while its steps are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import scan_content
+from tf_sparse_ps import _table
+from tf_sparse_ps import table as store
+from tf_sparse_ps.errors import TableError
+from tf_sparse_ps.table import Report, Table
+
+_COMMIT_S = 120.0  # a job that commits nothing for so long is dead
+_POLL_S = 0.0005
+_NEWEST = 32  # steps whose new keys are looked up, half of them not there yet
+
+Check = Callable[[], list[str]]  # what is wrong
+
+
+class Place:
+    """A table, and what is done with it.
+
+    Args:
+        path: of the table.
+        filled: the group's step when training began.
+        content: to check against.
+        folder: for files.
+    """
+
+    def __init__(
+        self, path: str, filled: int, sizes: scan_content.Sizes, content: scan_content.Content, folder: Path
+    ) -> None:
+        self.table = Table.open(path)
+        self._filled, self._sizes, self._content, self._folder = filled, sizes, content, folder
+        self._draw = np.random.default_rng(7)
+        self._saved = 0
+        self.operations: dict[str, Callable[[], Check]] = {
+            "keys": self._keys,
+            "save": self._save,
+            "verify": self._verify,
+            "lookup": self._lookup,
+        }
+
+    @property
+    def n(self) -> int:
+        """The last training step."""
+        return self.table.step - self._filled
+
+    def _keys(self) -> Check:
+        before = self.n
+        keys = self.table.keys()
+        after = self.n
+        return lambda: self._content.wrong_keys(keys, before, after)
+
+    def _save(self) -> Check:
+        self._saved += 1
+        path = self.table.save(self._folder / str(self._saved))
+        return lambda: self._wrong_in_file(path)
+
+    def _verify(self) -> Check:
+        report = self.table.verify()
+        return lambda: self._wrong_in_report(report)
+
+    def _lookup(self) -> Check:
+        keys = self._draw.integers(0, self._sizes.rows, self._sizes.lookup)
+        newest = range(max(1, self.n - _NEWEST // 2), max(1, self.n - _NEWEST // 2) + _NEWEST)
+        new = np.concatenate([scan_content.new_keys(step) for step in newest])
+        keys[: len(new)] = new
+        step, rows = store.read({self.table: keys})
+        return lambda: self._content.wrong_rows(keys, rows[self.table], step - self._filled)
+
+    def _wrong_in_report(self, report: Report) -> list[str]:
+        return [*report.problems, *self._content.wrong_count(report.rows, report.step - self._filled)]
+
+    def _wrong_in_file(self, path: Path) -> list[str]:
+        reader = _table.ParameterFileReader(str(path))
+        n = reader.info()["step"] - self._filled
+        wrong, found = self._content.wrong_count(reader.info()["n_rows"], n), []
+        for block in range(reader.blocks()):
+            keys, rows, (accumulators,) = reader.read_block(block, True)
+            found.append(keys)
+            wrong += self._content.wrong_rows(keys, rows, n, accumulators)
+        shutil.rmtree(path.parent)
+        return wrong + self._content.wrong_keys(np.concatenate(found), n, n)
+
+
+def work(place: Place | None, job: Place, seconds: float, lookups: int) -> dict[str, Any]:
+    """Does every operation once and then lookups, again until the time is over, and checks what came.
+
+    Args:
+        place: to work at; None: sleep.
+        job: whose steps are counted.
+        seconds: at least.
+        lookups: for each other operation.
+
+    Returns:
+        The job's steps and the seconds that they took; the part of them that this process had a processor; of each
+        operation the seconds that each took, and which errors; those that each lookup was blocked or retried; and
+        which results were not of one committed state.
+    """
+    times: dict[str, list[float]] = {}
+    blocked: list[float] = []
+    errors: list[str] = []
+    checks: list[tuple[str, Check]] = []
+    first, began = _commit(job)
+    processor = time.process_time()
+    if place is None:
+        time.sleep(seconds)
+    else:
+        names = ["keys", "save", "verify", *["lookup"] * lookups]
+        while time.perf_counter() < began + seconds:
+            for name in names:
+                waited, start = _blocked_s(place), time.perf_counter()
+                try:
+                    checks.append((name, place.operations[name]()))
+                except TableError as error:
+                    errors.append(f"{name}: {error}")
+                times.setdefault(name, []).append(time.perf_counter() - start)
+                if name == "lookup":
+                    blocked.append(_blocked_s(place) - waited)
+    processor = time.process_time() - processor
+    last, ended = _commit(job)
+    wrong = [f"{name}: {text}" for name, check in checks for text in check()]
+    return {
+        "steps": last - first,
+        "seconds": ended - began,
+        "processor_s": processor,
+        "times": times,
+        "blocked": blocked,
+        "errors": errors,
+        "wrong": wrong,
+    }
+
+
+def _commit(place: Place) -> tuple[int, float]:
+    """Waits for the job's next step; returns it and when it was committed."""
+    before, deadline = place.n, time.perf_counter() + _COMMIT_S
+    while (step := place.n) == before:
+        if time.perf_counter() > deadline:
+            raise TimeoutError(f"the job has made no step for {_COMMIT_S} s")
+        time.sleep(_POLL_S)
+    return step, time.perf_counter()
+
+
+def _blocked_s(place: Place) -> float:
+    # Not by stats(), which reads.
+    return float(place.table._group.counters()["read_blocked_ns_total"]) / 1e9
+
+
+def main() -> None:
+    """Works until its standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="for files")
+    parser.add_argument("--job", required=True, help="table that is trained")
+    parser.add_argument("--filled", type=int, required=True, help="its step when training began")
+    parser.add_argument("--copy", required=True, help="table of another group, as it was then")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    sizes = scan_content.QUICK if options.quick else scan_content.FULL
+    content = scan_content.Content(sizes)
+    places = {
+        "alone": None,
+        "copy": Place(options.copy, Table.open(options.copy).step, sizes, content, options.folder / "copy"),
+        "job": (job := Place(options.job, options.filled, sizes, content, options.folder / "job")),
+    }
+    for line in sys.stdin:
+        where, seconds = line.split()
+        print(json.dumps(work(places[where], job, float(seconds), sizes.lookups)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

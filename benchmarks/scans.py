@@ -1,0 +1,221 @@
+"""The scans suite: what a process that reads a whole table costs the job that trains it, and what the job costs it.
+
+The requirement: for 60 s beside two training ranks, an external process does in turn `keys()`, `save()`, `verify()` and
+lookups of 200,000 keys, without an error, and each result is of one committed state. The job keeps at least 0.95 of the
+steps that it makes beside the same process at the same work on an idle copy of the table: it has two cores, and what
+the process takes of them is the same. A lookup is blocked, or retries, for at most 20 ms at p99.
+
+The ranks train nothing but the table, at full speed, with gradients from which every row follows as of any step
+(`scan_content`); all that is read is checked against that. The external process works by turns on the job's table, on
+the copy, and not at all. The copy has a writer, too, which writes nothing: without one, lookups there would be cheaper.
+Files are saved to shared memory, so that the time is not the disk's.
+
+With the build of `make crash` and TFSPS_FAULT_OFF=scan_images the writer keeps no images for scans; then the suite must
+fail:
+
+    cd build/native/crash && TFSPS_FAULT_OFF=scan_images PYTHONPATH=CHECKOUT python -m benchmarks scans --quick
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import tf_sparse_ps
+from benchmarks import harness, scan_content
+from benchmarks.job_sizes import DIM
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.table import Table
+
+_BESIDE_S = 60.0  # of all blocks
+_QUICK_S = 1.0
+_READY_S = 600.0
+_END_S = 60.0
+_POLL_S = 0.05
+_TEXTS = 10  # that are shown
+_PACKAGE = Path(tf_sparse_ps.__file__).absolute().parents[1]  # this checkout, or a variant of the build
+_NAMES = {"alone": "alone", "copy": "beside a reader of an idle copy", "job": "beside a reader of its own table"}
+_COUNTED = {"errors": "errors", "wrong": "results not of one committed state"}
+
+
+class WrongState(RuntimeError):
+    """Something was read that is not of one committed state; the text says what."""
+
+
+def run(options: harness.Options) -> list[harness.Result]:
+    """Steps per second, and times and errors of the external process.
+
+    Raises:
+        WrongState: after printing the figures.
+    """
+    sizes = scan_content.QUICK if options.quick else scan_content.FULL
+    seconds = (_QUICK_S if options.quick else _BESIDE_S) / options.blocks
+    found: dict[str, list[dict[str, Any]]] = {where: [] for where in _NAMES}
+    with tempfile.TemporaryDirectory(prefix="tsps-scans-", dir="/dev/shm") as folder, contextlib.ExitStack() as stack:
+        copy, rows_per_step = stack.enter_context(_idle_copy(Path(folder), sizes))
+        job = stack.enter_context(_job(Path(folder), options))
+        work = stack.enter_context(_reader(Path(folder), job, copy, options))
+        for where in ("copy", "job"):  # until every page that it uses is mapped
+            work(where, 0.0)
+        with tqdm(total=options.blocks * len(found), desc="scans", unit=" blocks", delay=2, disable=None) as bar:
+            for turn in range(options.blocks):
+                for where in found if turn % 2 == 0 else reversed(found):
+                    found[where].append(work(where, seconds))
+                    bar.update()
+    results = report(f"{sizes.rows:,} x {DIM}, {rows_per_step:,.0f} rows per step", found)
+    wrong = [text for where in ("copy", "job") for one in found[where] for text in one["wrong"]]
+    if wrong:
+        print(harness.table(results), flush=True)
+        raise WrongState("\n".join([f"{len(wrong)} results are not of one committed state, such as", *wrong[:_TEXTS]]))
+    return results
+
+
+def report(case: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[harness.Result]:
+    """Results from what `scan_reader.work` returned in the blocks of "alone", "copy" and "job"."""
+    rates = {_NAMES[where]: [one["steps"] / one["seconds"] for one in blocks] for where, blocks in found.items()}
+    results = _named("steps", harness.summarize("scans", f"{case}: 2 ranks", rates, peer=_NAMES["copy"], unit="/s"))
+    places = {where: found[where] for where in ("copy", "job")}
+    shares = {where: [one["processor_s"] / one["seconds"] for one in blocks] for where, blocks in places.items()}
+    case = f"{case}: reader"
+    results += _named(
+        "processors", harness.summarize("scans", f"{case}, processors in use", shares, peer="copy", unit="")
+    )
+    for name in found["job"][0]["times"]:
+        times = {where: [s * 1e3 for one in blocks for s in one["times"][name]] for where, blocks in places.items()}
+        for figure in ("mean", "p99"):
+            results += _of_all(f"{case}, {name}", f"{name} {figure}", times, figure, "ms")
+    blocked = {where: [s * 1e3 for one in blocks for s in one["blocked"]] for where, blocks in places.items()}
+    for figure in ("p50", "p99", "max"):
+        results += _of_all(f"{case}, lookup blocked or retrying", f"blocked {figure}", blocked, figure, "ms")
+    for what in ("errors", "wrong"):
+        counts = {where: [float(sum(len(one[what]) for one in blocks))] for where, blocks in places.items()}
+        texts = [text for blocks in places.values() for one in blocks for text in one[what]]
+        summary = harness.summarize("scans", f"{case}, {_COUNTED[what]}", counts, peer=None, unit="")
+        results += _named(what, summary, texts="\n".join(texts[:_TEXTS]))
+    return results
+
+
+_FIGURES: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "p50": statistics.median,
+    "p99": lambda values: float(np.percentile(values, 99)),
+    "max": max,
+}
+
+
+def _of_all(
+    case: str, name: str, values: Mapping[str, Sequence[float]], figure: str, unit: str
+) -> list[harness.Result]:
+    """A figure of all values in all blocks; the ratio is to the copy's."""
+    results = []
+    base = _FIGURES[figure](values["copy"])
+    for where, of in values.items():
+        one = _FIGURES[figure](of)
+        ratio = one / base if where != "copy" and base else None
+        parameters = {"figure": name, "count": len(of)}
+        text = f"{case}, {figure} of {len(of)}"
+        results.append(harness.Result("scans", text, where, one, min(of), max(of), unit, ratio, parameters))
+    return results
+
+
+def _named(figure: str, results: Sequence[harness.Result], **parameters: str) -> list[harness.Result]:
+    return [dataclasses.replace(one, parameters={"figure": figure, **parameters}) for one in results]
+
+
+@contextlib.contextmanager
+def _idle_copy(folder: Path, sizes: scan_content.Sizes) -> Iterator[tuple[str, float]]:
+    """A table as the job's is when training begins, with this process as its writer.
+
+    Returns:
+        Its path, and how many rows a step of the job touches.
+    """
+    content = scan_content.Content(sizes)
+    (folder / "copy").mkdir()
+    config = TableConfig("table", DIM, initializer="zeros", optimizer=scan_content.RULE)
+    with Table.create(folder / "copy" / "group" / "table", config) as table:
+        for keys in np.array_split(np.arange(sizes.rows), 16):
+            values = [np.repeat(one[:, None], DIM, axis=1) for one in content.rows(keys, 0)]
+            table.assign(keys, values[0], values[1:])
+        yield table.path, content.rows_per_step
+
+
+@contextlib.contextmanager
+def _job(folder: Path, options: harness.Options) -> Iterator[dict[str, Any]]:
+    """Starts the ranks, and stops them afterwards. Returns the table's path, and its step when training began."""
+    launcher = str(Path(sys.executable).with_name("horovodrun"))
+    command = [launcher, "--gloo", "-np", "2", "-H", "localhost:2", sys.executable, "-m", "benchmarks.scan_job"]
+    command += ["--folder", str(folder), "--threads", str(max(1, options.threads // 2))]
+    command += ["--quick"] if options.quick else []
+    environment = _environment() | {"TFSPS_DIR": str(folder / "tables"), "OMP_NUM_THREADS": "1"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=_PACKAGE)
+    try:
+        ready, deadline = folder / "ready.json", time.monotonic() + _READY_S
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the job did not come to its training:\n{(folder / 'log').read_text()[-4000:]}")
+            time.sleep(_POLL_S)
+        yield json.loads(ready.read_text())
+        (folder / "stop").touch()
+        if process.wait(_END_S):
+            raise RuntimeError(f"the job ended with {process.returncode}:\n{(folder / 'log').read_text()[-4000:]}")
+    except BaseException:
+        (folder / "stop").touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        raise
+    finally:
+        process.terminate()  # horovodrun ends its ranks
+        process.wait()
+
+
+@contextlib.contextmanager
+def _reader(
+    folder: Path, job: Mapping[str, Any], copy: str, options: harness.Options
+) -> Iterator[Callable[[str, float], dict[str, Any]]]:
+    """Starts the external process, and kills it afterwards. Returns `scan_reader.work` there."""
+    command = [sys.executable, "-m", "benchmarks.scan_reader", "--folder", str(folder), "--copy", copy]
+    command += ["--job", job["table"], "--filled", str(job["step"]), *(["--quick"] if options.quick else [])]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(), cwd=_PACKAGE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    into, out = process.stdin, process.stdout
+
+    def work(where: str, seconds: float) -> dict[str, Any]:
+        into.write(f"{where} {seconds}\n")
+        into.flush()
+        line = out.readline()
+        if not line:
+            log = (folder / "log").read_text()[-4000:]
+            raise RuntimeError(f"the external process ended with {process.wait()}. The job printed:\n{log}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    try:
+        yield work
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).absolute().parents[1])  # links are not followed: see benchmarks.against
+    paths = [str(_PACKAGE), root, os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment.pop("TFSPS_JOB", None)
+    return environment
