@@ -108,11 +108,12 @@ def work(place: Place | None, job: Place, seconds: float, lookups: int) -> dict[
         lookups: for each other operation.
 
     Returns:
-        The job's steps and the seconds that they took; the part of them that this process had a processor; of each
-        operation the seconds that each took, and which errors; those that each lookup was blocked or retried; and
-        which results were not of one committed state.
+        The job's steps and the seconds that they took; the processor time of this process in them; for each operation
+        the seconds that each one took, and the job's steps meanwhile; the seconds that each lookup was blocked or
+        retried; errors; and what was wrong with results.
     """
     times: dict[str, list[float]] = {}
+    meanwhile: dict[str, int] = {}
     blocked: list[float] = []
     errors: list[str] = []
     checks: list[tuple[str, Check]] = []
@@ -124,12 +125,13 @@ def work(place: Place | None, job: Place, seconds: float, lookups: int) -> dict[
         names = ["keys", "save", "verify", *["lookup"] * lookups]
         while time.perf_counter() < began + seconds:
             for name in names:
-                waited, start = _blocked_s(place), time.perf_counter()
+                waited, n, start = _blocked_s(place), job.n, time.perf_counter()
                 try:
                     checks.append((name, place.operations[name]()))
                 except TableError as error:
                     errors.append(f"{name}: {error}")
                 times.setdefault(name, []).append(time.perf_counter() - start)
+                meanwhile[name] = meanwhile.get(name, 0) + job.n - n
                 if name == "lookup":
                     blocked.append(_blocked_s(place) - waited)
     processor = time.process_time() - processor
@@ -140,6 +142,7 @@ def work(place: Place | None, job: Place, seconds: float, lookups: int) -> dict[
         "seconds": ended - began,
         "processor_s": processor,
         "times": times,
+        "meanwhile": meanwhile,
         "blocked": blocked,
         "errors": errors,
         "wrong": wrong,

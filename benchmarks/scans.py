@@ -8,7 +8,8 @@ the process takes of them is the same. A lookup is blocked, or retries, for at m
 The ranks train nothing but the table, at full speed, with gradients from which every row follows as of any step
 (`scan_content`); all that is read is checked against that. The external process works by turns on the job's table, on
 the copy, and not at all. The copy has a writer, too, which writes nothing: without one, lookups there would be cheaper.
-Files are saved to shared memory, so that the time is not the disk's.
+Files are saved to shared memory, so that the time is not the disk's. In the report, "copy" and "job" are what the
+external process worked on; "alone": on nothing.
 
 With the build of `make crash` and TFSPS_FAULT_OFF=scan_images the writer keeps no images for scans; then the suite must
 fail:
@@ -47,8 +48,6 @@ _END_S = 60.0
 _POLL_S = 0.05
 _TEXTS = 10  # that are shown
 _PACKAGE = Path(tf_sparse_ps.__file__).absolute().parents[1]  # this checkout, or a variant of the build
-_NAMES = {"alone": "alone", "copy": "beside a reader of an idle copy", "job": "beside a reader of its own table"}
-_COUNTED = {"errors": "errors", "wrong": "results not of one committed state"}
 
 
 class WrongState(RuntimeError):
@@ -63,11 +62,11 @@ def run(options: harness.Options) -> list[harness.Result]:
     """
     sizes = scan_content.QUICK if options.quick else scan_content.FULL
     seconds = (_QUICK_S if options.quick else _BESIDE_S) / options.blocks
-    found: dict[str, list[dict[str, Any]]] = {where: [] for where in _NAMES}
-    with tempfile.TemporaryDirectory(prefix="tsps-scans-", dir="/dev/shm") as folder, contextlib.ExitStack() as stack:
-        copy, rows_per_step = stack.enter_context(_idle_copy(Path(folder), sizes))
-        job = stack.enter_context(_job(Path(folder), options))
-        work = stack.enter_context(_reader(Path(folder), job, copy, options))
+    found: dict[str, list[dict[str, Any]]] = {where: [] for where in ("alone", "copy", "job")}
+    with _folder() as folder, contextlib.ExitStack() as stack:
+        copy, rows_per_step = stack.enter_context(_idle_copy(folder, sizes))
+        job = stack.enter_context(_job(folder, options))
+        work = stack.enter_context(_reader(folder, job, copy, options))
         for where in ("copy", "job"):  # until every page that it uses is mapped
             work(where, 0.0)
         with tqdm(total=options.blocks * len(found), desc="scans", unit=" blocks", delay=2, disable=None) as bar:
@@ -83,28 +82,47 @@ def run(options: harness.Options) -> list[harness.Result]:
     return results
 
 
-def report(case: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[harness.Result]:
+def report(table: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[harness.Result]:
     """Results from what `scan_reader.work` returned in the blocks of "alone", "copy" and "job"."""
-    rates = {_NAMES[where]: [one["steps"] / one["seconds"] for one in blocks] for where, blocks in found.items()}
-    results = _named("steps", harness.summarize("scans", f"{case}: 2 ranks", rates, peer=_NAMES["copy"], unit="/s"))
-    places = {where: found[where] for where in ("copy", "job")}
-    shares = {where: [one["processor_s"] / one["seconds"] for one in blocks] for where, blocks in places.items()}
-    case = f"{case}: reader"
-    results += _named(
-        "processors", harness.summarize("scans", f"{case}, processors in use", shares, peer="copy", unit="")
-    )
+
+    def summary(what: str, figure: str, blocks: Mapping[str, Sequence[float]], unit: str = "") -> list[harness.Result]:
+        results = harness.summarize("scans", what, blocks, peer="copy", unit=unit)
+        return [dataclasses.replace(one, parameters={"figure": figure, "table": table}) for one in results]
+
+    def of_all(what: str, name: str, figure: str, values: Mapping[str, Sequence[float]]) -> list[harness.Result]:
+        case = f"{what}, {figure} of {', '.join(str(len(of)) for of in values.values())}"
+        results = summary(
+            case, f"{name} {figure}", {where: [_FIGURES[figure](of)] for where, of in values.items()}, "ms"
+        )
+        extremes = [(min(of), max(of)) for of in values.values()]
+        return [
+            dataclasses.replace(one, low=low, high=high) for one, (low, high) in zip(results, extremes, strict=True)
+        ]
+
+    steps = {where: [one["steps"] / one["seconds"] for one in blocks] for where, blocks in found.items()}
+    results = summary(f"job, {table}", "steps", steps, "steps/s")
+    readers = {where: found[where] for where in ("copy", "job")}
     for name in found["job"][0]["times"]:
-        times = {where: [s * 1e3 for one in blocks for s in one["times"][name]] for where, blocks in places.items()}
-        for figure in ("mean", "p99"):
-            results += _of_all(f"{case}, {name}", f"{name} {figure}", times, figure, "ms")
-    blocked = {where: [s * 1e3 for one in blocks for s in one["blocked"]] for where, blocks in places.items()}
+        rates = {
+            where: [sum(one["meanwhile"][name] for one in blocks) / sum(sum(one["times"][name]) for one in blocks)]
+            for where, blocks in readers.items()
+        }
+        results += summary(f"job during {name}", f"steps during {name}", rates, "steps/s")
+    shares = {where: [one["processor_s"] / one["seconds"] for one in blocks] for where, blocks in readers.items()}
+    results += summary("reader, processors that it uses", "processors", shares)
+    for name in found["job"][0]["times"]:
+        times = {where: [s * 1e3 for one in blocks for s in one["times"][name]] for where, blocks in readers.items()}
+        results += [result for figure in ("mean", "p99") for result in of_all(f"reader, {name}", name, figure, times)]
+    blocked = {where: [s * 1e3 for one in blocks for s in one["blocked"]] for where, blocks in readers.items()}
     for figure in ("p50", "p99", "max"):
-        results += _of_all(f"{case}, lookup blocked or retrying", f"blocked {figure}", blocked, figure, "ms")
-    for what in ("errors", "wrong"):
-        counts = {where: [float(sum(len(one[what]) for one in blocks))] for where, blocks in places.items()}
-        texts = [text for blocks in places.values() for one in blocks for text in one[what]]
-        summary = harness.summarize("scans", f"{case}, {_COUNTED[what]}", counts, peer=None, unit="")
-        results += _named(what, summary, texts="\n".join(texts[:_TEXTS]))
+        waits = of_all("reader, lookup blocked or retrying", "blocked", figure, blocked)
+        results += [dataclasses.replace(one, ratio=None) for one in waits]  # to next to nothing
+    for what, words in (("errors", "errors"), ("wrong", "results not of one committed state")):
+        for where, blocks in readers.items():
+            texts = [text for one in blocks for text in one[what]]
+            parameters = {"figure": what, "table": table, "texts": "\n".join(texts[:_TEXTS])}
+            n = float(len(texts))
+            results.append(harness.Result("scans", f"reader, {words}", where, n, n, n, "", None, parameters))
     return results
 
 
@@ -116,23 +134,10 @@ _FIGURES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def _of_all(
-    case: str, name: str, values: Mapping[str, Sequence[float]], figure: str, unit: str
-) -> list[harness.Result]:
-    """A figure of all values in all blocks; the ratio is to the copy's."""
-    results = []
-    base = _FIGURES[figure](values["copy"])
-    for where, of in values.items():
-        one = _FIGURES[figure](of)
-        ratio = one / base if where != "copy" and base else None
-        parameters = {"figure": name, "count": len(of)}
-        text = f"{case}, {figure} of {len(of)}"
-        results.append(harness.Result("scans", text, where, one, min(of), max(of), unit, ratio, parameters))
-    return results
-
-
-def _named(figure: str, results: Sequence[harness.Result], **parameters: str) -> list[harness.Result]:
-    return [dataclasses.replace(one, parameters={"figure": figure, **parameters}) for one in results]
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=f"tsps-scans-{os.getpid()}-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager

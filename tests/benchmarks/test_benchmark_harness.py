@@ -72,13 +72,24 @@ def test_without_arguments_the_suites_are_listed() -> None:
     done = benchmarks()
     assert done.returncode == 0
     listed = [line.split()[0] for line in done.stdout.splitlines()]
-    assert listed == ["kernels", "layers", "step", "growth", "cluster", "exchange", "buckets", "delayed", "ranks"]
+    assert listed == [
+        "kernels",
+        "layers",
+        "step",
+        "growth",
+        "cluster",
+        "exchange",
+        "buckets",
+        "delayed",
+        "scans",
+        "ranks",
+    ]
 
 
 def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
-    names = "all, kernels, layers, step, growth, cluster, exchange, buckets, delayed, ranks"
+    names = "all, kernels, layers, step, growth, cluster, exchange, buckets, delayed, scans, ranks"
     assert f"no such suite. Expected: {names}. Received: speed" in done.stderr
 
 
