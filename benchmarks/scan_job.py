@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,11 @@ def main() -> None:
     for part in np.array_split(own, -(-sizes.rows // (ranks.size * _FILL))):
         step(tf.constant(part), tf.constant(scan_content.first_gradient(part), tf.float32))
     batches = scan_content.Batches(sizes)
-    ranks.barrier("bench.filled")
+    pids = ranks.allgather_object(os.getpid(), "bench.filled")
     if ranks.rank == 0:
         table = layer.bindings[0].reader()
         ready = options.folder / "ready.part"
-        ready.write_text(json.dumps({"table": table.path, "step": table.step}))
+        ready.write_text(json.dumps({"table": table.path, "step": table.step, "pids": pids}))
         ready.rename(options.folder / "ready.json")
     ranks.barrier("bench.ready")
     n = 0

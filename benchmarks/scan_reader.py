@@ -8,11 +8,13 @@ kept and checked after the time is over, so that checking costs the job nothing 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,65 +100,84 @@ class Place:
         return wrong + self._content.wrong_keys(np.concatenate(found), n, n)
 
 
-def work(place: Place | None, job: Place, seconds: float, lookups: int) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The training beside.
+
+    Attributes:
+        table: that is trained.
+        pids: of its ranks.
+    """
+
+    table: Place
+    pids: Sequence[int]
+
+    def await_commit(self) -> tuple[int, float]:
+        """Waits for the next step; returns it and when it was committed."""
+        before, deadline = self.table.n, time.perf_counter() + _COMMIT_S
+        while (step := self.table.n) == before:
+            if time.perf_counter() > deadline:
+                raise TimeoutError(f"the job has made no step for {_COMMIT_S} s")
+            time.sleep(_POLL_S)
+        return step, time.perf_counter()
+
+    def processor_s(self) -> float:
+        """Processor time of all ranks so far."""
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
+        return sum(int(one[11]) + int(one[12]) for one in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def work(place: Place | None, job: Job, seconds: float, lookups: int) -> dict[str, Any]:
     """Does every operation once and then lookups, again until the time is over, and checks what came.
 
     Args:
         place: to work at; None: sleep.
-        job: whose steps are counted.
+        job: which goes on meanwhile.
         seconds: at least.
         lookups: for each other operation.
 
     Returns:
-        The job's steps and the seconds that they took; the processor time of this process in them; for each operation
-        the seconds that each one took, and the job's steps meanwhile; the seconds that each lookup was blocked or
-        retried; errors; and what was wrong with results.
+        The job's steps and the seconds that they took; the processor time of this process, and of the ranks, in them;
+        for each operation the seconds that each one took, and the job's steps meanwhile; the seconds that each lookup
+        was blocked or retried; errors; and what was wrong with results.
     """
     times: dict[str, list[float]] = {}
     meanwhile: dict[str, int] = {}
     blocked: list[float] = []
     errors: list[str] = []
     checks: list[tuple[str, Check]] = []
-    first, began = _commit(job)
-    processor = time.process_time()
+    first, began = job.await_commit()
+    processor, ranks = time.process_time(), job.processor_s()
     if place is None:
         time.sleep(seconds)
     else:
         names = ["keys", "save", "verify", *["lookup"] * lookups]
         while time.perf_counter() < began + seconds:
             for name in names:
-                waited, n, start = _blocked_s(place), job.n, time.perf_counter()
+                waited, n, start = _blocked_s(place), job.table.n, time.perf_counter()
                 try:
                     checks.append((name, place.operations[name]()))
                 except TableError as error:
                     errors.append(f"{name}: {error}")
                 times.setdefault(name, []).append(time.perf_counter() - start)
-                meanwhile[name] = meanwhile.get(name, 0) + job.n - n
+                meanwhile[name] = meanwhile.get(name, 0) + job.table.n - n
                 if name == "lookup":
                     blocked.append(_blocked_s(place) - waited)
     processor = time.process_time() - processor
-    last, ended = _commit(job)
+    last, ended = job.await_commit()
+    ranks = job.processor_s() - ranks
     wrong = [f"{name}: {text}" for name, check in checks for text in check()]
     return {
         "steps": last - first,
         "seconds": ended - began,
         "processor_s": processor,
+        "ranks_processor_s": ranks,
         "times": times,
         "meanwhile": meanwhile,
         "blocked": blocked,
         "errors": errors,
         "wrong": wrong,
     }
-
-
-def _commit(place: Place) -> tuple[int, float]:
-    """Waits for the job's next step; returns it and when it was committed."""
-    before, deadline = place.n, time.perf_counter() + _COMMIT_S
-    while (step := place.n) == before:
-        if time.perf_counter() > deadline:
-            raise TimeoutError(f"the job has made no step for {_COMMIT_S} s")
-        time.sleep(_POLL_S)
-    return step, time.perf_counter()
 
 
 def _blocked_s(place: Place) -> float:
@@ -170,16 +191,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for files")
     parser.add_argument("--job", required=True, help="table that is trained")
     parser.add_argument("--filled", type=int, required=True, help="its step when training began")
+    parser.add_argument("--pids", type=int, nargs="+", required=True, help="of its ranks")
     parser.add_argument("--copy", required=True, help="table of another group, as it was then")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     sizes = scan_content.QUICK if options.quick else scan_content.FULL
     content = scan_content.Content(sizes)
-    places = {
-        "alone": None,
-        "copy": Place(options.copy, Table.open(options.copy).step, sizes, content, options.folder / "copy"),
-        "job": (job := Place(options.job, options.filled, sizes, content, options.folder / "job")),
-    }
+    trained = Place(options.job, options.filled, sizes, content, options.folder / "job")
+    copy = Place(options.copy, Table.open(options.copy).step, sizes, content, options.folder / "copy")
+    places = {"alone": None, "copy": copy, "job": trained}
+    job = Job(trained, options.pids)
     for line in sys.stdin:
         where, seconds = line.split()
         print(json.dumps(work(places[where], job, float(seconds), sizes.lookups)), flush=True)

@@ -101,6 +101,10 @@ def report(table: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list
 
     steps = {where: [one["steps"] / one["seconds"] for one in blocks] for where, blocks in found.items()}
     results = summary(f"job, {table}", "steps", steps, "steps/s")
+    per_step = {
+        where: [one["ranks_processor_s"] * 1e3 / one["steps"] for one in blocks] for where, blocks in found.items()
+    }
+    results += summary("job, processor time of a step, both ranks", "rank processors", per_step, "ms")
     readers = {where: found[where] for where in ("copy", "job")}
     for name in found["job"][0]["times"]:
         rates = {
@@ -159,7 +163,7 @@ def _idle_copy(folder: Path, sizes: scan_content.Sizes) -> Iterator[tuple[str, f
 
 @contextlib.contextmanager
 def _job(folder: Path, options: harness.Options) -> Iterator[dict[str, Any]]:
-    """Starts the ranks, and stops them afterwards. Returns the table's path, and its step when training began."""
+    """Starts the ranks, and stops them afterwards. Returns what `scan_job` has written when training begins."""
     launcher = str(Path(sys.executable).with_name("horovodrun"))
     command = [launcher, "--gloo", "-np", "2", "-H", "localhost:2", sys.executable, "-m", "benchmarks.scan_job"]
     command += ["--folder", str(folder), "--threads", str(max(1, options.threads // 2))]
@@ -193,7 +197,8 @@ def _reader(
 ) -> Iterator[Callable[[str, float], dict[str, Any]]]:
     """Starts the external process, and kills it afterwards. Returns `scan_reader.work` there."""
     command = [sys.executable, "-m", "benchmarks.scan_reader", "--folder", str(folder), "--copy", copy]
-    command += ["--job", job["table"], "--filled", str(job["step"]), *(["--quick"] if options.quick else [])]
+    command += ["--job", job["table"], "--filled", str(job["step"])]
+    command += ["--pids", *map(str, job["pids"]), *(["--quick"] if options.quick else [])]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(), cwd=_PACKAGE
     )

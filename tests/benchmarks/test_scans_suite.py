@@ -84,6 +84,7 @@ def block(steps: int, seconds: float, lookup: float) -> dict[str, Any]:
         "steps": steps,
         "seconds": seconds,
         "processor_s": seconds / 2,
+        "ranks_processor_s": seconds,
         "times": {"lookup": [lookup] * 50},
         "meanwhile": {"lookup": 2},
         "blocked": [0.001] * 49 + [lookup],
