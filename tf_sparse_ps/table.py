@@ -313,7 +313,7 @@ class Table:
 
         Args:
           slots: Read the optimizer's slots and the metadata planes too.
-          max_bytes: How much memory the images may take. None: a quarter of the table, and at least 64 MiB.
+          max_bytes: How much memory the images may take. None: a quarter of the table, and at least 1 GiB.
 
         Returns:
           A context manager, and an iterator over `Block`s of rows.

@@ -179,7 +179,7 @@ Status ReadRows(const Features& features, const std::vector<TableHandle>& tables
   for (const TableHandle& table : tables) numbers.push_back(table.table);
   TSPS_RETURN_IF_ERROR(ReadOrScan(tables.front().group(), numbers,
                                   std::accumulate(sizes.begin(), sizes.end(), size_t{0}),
-                                  /*beside_writer=*/false, attempt, scan_all));
+                                  /*beside_writer=*/false, Scan::RowsAlone(), attempt, scan_all));
   for (const RowGather& gather : gathers) TSPS_RETURN_IF_ERROR(gather.CheckPresent());
   return Status();
 }

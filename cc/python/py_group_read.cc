@@ -10,6 +10,16 @@
 #include "python/py_group.h"
 
 namespace tsps {
+namespace {
+
+// And change generations.
+Scan::Options KeysAlone() {
+  Scan::Options options;
+  options.embedding = options.slots_and_metadata = false;
+  return options;
+}
+
+}  // namespace
 
 py::dict PyGroup::Info() const {
   const GroupInfo info = WithoutGil([&] { return group_->Info(); });
@@ -104,7 +114,8 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
     }
     return Status();
   };
-  ThrowIfError(WithoutGil([&] { return ReadOrScan(*group_, tables, total, true, read, scan); }));
+  ThrowIfError(WithoutGil(
+      [&] { return ReadOrScan(*group_, tables, total, true, Scan::RowsAlone(), read, scan); }));
   for (const RowGather& gather : gathers) ThrowIfError(gather.CheckPresent());
   return py::make_tuple(step, rows);
 }
@@ -174,7 +185,10 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
     }
     return Status();
   };
-  ThrowIfError(WithoutGil([&] { return ReadOrScan(*group_, {table}, n, true, read, scan); }));
+  Scan::Options options;
+  options.slots_and_metadata = with_slots;
+  ThrowIfError(
+      WithoutGil([&] { return ReadOrScan(*group_, {table}, n, true, options, read, scan); }));
   const auto absent = std::find(numbers.begin(), numbers.end(), kAbsentRow);
   if (elsewhere && absent != numbers.end()) {
     Throw(AskTheOtherTier(config->name, key_data[absent - numbers.begin()]));
@@ -219,7 +233,7 @@ KeyArray PyGroup::Keys(int table) {
   constexpr size_t kRows = 65536;
   std::vector<int64_t> keys;
   ThrowIfError(WithoutGil([&]() -> Status {
-    TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*group_, {table}));
+    TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*group_, {table}, KeysAlone()));
     keys.resize(scan->StateOf(table).live + kRows);
     char* planes[kMaxPlanes] = {};
     size_t n = 0;
@@ -237,7 +251,7 @@ KeyArray PyGroup::Keys(int table) {
 
 py::tuple PyGroup::ChangedSince(int table, uint32_t generation) {
   const Changes changes = ValueOrThrow(WithoutGil([&]() -> Result<Changes> {
-    TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*group_, {table}));
+    TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*group_, {table}, KeysAlone()));
     return scan->ChangedSince(table, generation);
   }));
   const auto keys = [](const std::vector<int64_t>& from) {

@@ -9,6 +9,7 @@ namespace tsps {
 Status PyScan::Begin(uint64_t limit) {
   Scan::Options options;
   options.limit = limit;
+  options.slots_and_metadata = with_slots_;
   TSPS_ASSIGN_OR_RETURN(scan_, Scan::Begin(*group_, {table_}, options));
   return Status();
 }

@@ -31,6 +31,7 @@ _LIVE = (
     (80, 84, "growing"),
     (88, 96, "device_dirty_since_step"),
     (96, 104, "run_id"),
+    (104, 112, "rebuilds"),
     (128, 136, "sealed_epoch"),
     (136, 160, "sealed"),
     (256, 320, "scans"),

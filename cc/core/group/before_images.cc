@@ -77,7 +77,13 @@ bool BeforeImages::Look(size_t place, uint64_t epoch) {
 void BeforeImages::Save(const std::vector<TouchedRows>& touched, Executor* executor) {
   if (TSPS_FAULT_OFF("scan_images")) return;
   for (size_t place = 0; place < kMaxScans; ++place) {
-    if (open_[place].id != 0) Save(place, touched, executor);
+    if (open_[place].id == 0) continue;
+    Save(place, touched, executor);
+    if (open_[place].id == 0) continue;  // ended
+    ScanHeader& header = open_[place].file->header();
+    if (header.complete.load(std::memory_order_relaxed) == 0) {
+      header.complete.store(header.seen.load(), std::memory_order_release);
+    }
   }
 }
 
@@ -90,14 +96,14 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, E
       const ScanFile::Wanted& table = file.tables()[t];
       if (table.place != one.place || table.removed != one.removed) continue;
       if (table.planes != one.planes->generation) return End(place, ScanEnd::kPlanes);
-      Part part{&one, t, {}};
+      Part part{&one, t, table.wanted, {}};
       const uint64_t passed = file.passed(t).load(std::memory_order_relaxed);
       for (size_t i = 0; i < one.n; ++i) {
         const uint32_t row = one.rows[i];
         if (row >= passed && row < table.rows && !file.Saved(t, row)) part.rows.push_back(row);
       }
       if (part.rows.empty()) continue;
-      bytes += ScanRecordBytes(part.rows.size(), RowBytes(*one.planes, one.planes->planes.size()));
+      bytes += ScanRecordBytes(part.rows.size(), RowBytesOf(*one.planes, table.wanted));
       parts.push_back(std::move(part));
     }
   }
@@ -128,17 +134,22 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, E
 
 void BeforeImages::Write(const Part& part, ScanRecord* record, Executor* executor) {
   const PlaneList& list = *part.touched->planes;
+  std::vector<const Plane*> planes;
+  for (size_t p = 0; p < list.planes.size(); ++p) {
+    if ((part.wanted >> p & 1) != 0) planes.push_back(&list.planes[p]);
+  }
   const size_t n = part.rows.size();
   *record = ScanRecord();
   record->n = n;
-  record->row_bytes = static_cast<uint32_t>(RowBytes(list, list.planes.size()));
+  record->row_bytes = static_cast<uint32_t>(RowBytesOf(list, part.wanted));
   record->bytes = ScanRecordBytes(n, record->row_bytes);
   record->table = static_cast<uint32_t>(part.t);
   std::memcpy(ScanRows(record), part.rows.data(), n * sizeof(uint32_t));
   const auto copy = [&](size_t first, size_t last) {
     char* to = ScanImages(record) + first * record->row_bytes;
     for (size_t i = first; i < last; ++i) {
-      for (const Plane& plane : list.planes) {
+      for (const Plane* const wanted : planes) {
+        const Plane& plane = *wanted;
         if (i + kAhead < last) Prefetch(plane.row(part.rows[i + kAhead]), plane.row_bytes);
         std::memcpy(to, plane.row(part.rows[i]), plane.row_bytes);
         to += plane.row_bytes;

@@ -52,6 +52,7 @@ class BeforeImages {
   struct Part {
     const TouchedRows* touched;
     size_t t;
+    uint64_t wanted;  // planes
     std::vector<uint32_t> rows;
   };
   bool Look(size_t place, uint64_t epoch);

@@ -168,6 +168,18 @@ void ControlFile::StoreState(const State& state) {
   std::copy(state.tables.begin(), state.tables.end(), to.tables);
 }
 
+void ControlFile::BeginRebuild() {
+  live().rebuilds.fetch_or(1);
+#ifndef __SANITIZE_THREAD__
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+void ControlFile::EndRebuild() {
+  std::atomic<uint64_t>& rebuilds = live().rebuilds;
+  if ((rebuilds.load() & 1) != 0) rebuilds.fetch_add(1, std::memory_order_release);
+}
+
 void ControlFile::Seal(const State& next, const Sealed& sealed) {
   StoreState(next);
   TSPS_FAULT_POINT("seal.record");

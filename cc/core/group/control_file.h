@@ -78,6 +78,9 @@ class ControlFile {
   // Declares the undo log valid for epoch + 1 and makes the sequence odd. From here to Publish or
   // Abandon readers wait.
   void Begin(uint64_t epoch);
+  // Around what moves entries of an index; EndRebuild after it is published.
+  void BeginRebuild();
+  void EndRebuild();
   // Between Begin and Publish: writes the record of `next`, as epoch next.epoch, which is not
   // published, and says that it is for others to decide, too.
   void Seal(const State& next, const Sealed& sealed);

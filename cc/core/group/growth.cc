@@ -44,6 +44,7 @@ class Grower {
     TSPS_FAULT_POINT("split.undo");
 
     mutation.Begin();
+    group_.control->BeginRebuild();
     RebuildSegment(*image, files_.seed(), segment, split ? files_.segment(sibling) : nullptr);
     TSPS_FAULT_POINT("split.rebuilt");
     if (split) {
@@ -58,6 +59,7 @@ class Grower {
       writer_.MarkChecked(table_, sibling, Checked::kKeys);
     }
     mutation.Publish();
+    group_.control->EndRebuild();
     return Status();
   }
 

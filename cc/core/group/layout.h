@@ -68,7 +68,9 @@ struct LiveState {
   // Not 0: since this step a device has newer rows than the group.
   std::atomic<uint64_t> device_dirty_since_step;
   std::atomic<uint64_t> run_id;  // of the run that writes; 0: none has said
-  uint64_t reserved2[3];
+  // Odd while entries of an index are moved to other places: keys may look absent.
+  std::atomic<uint64_t> rebuilds;
+  uint64_t reserved2[2];
   SealedState sealed;
   // Scans under way (scan_file.h): the id of the one in each place; 0: none.
   std::atomic<uint64_t> scans[kMaxScans];

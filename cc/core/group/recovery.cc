@@ -151,6 +151,7 @@ Status UndoMutation(Group::Impl& impl, State* state) {
   // read in between for consistent.
   ++state->epoch;
   control.Publish(*state);
+  control.EndRebuild();
   return Status();
 }
 
@@ -159,7 +160,10 @@ Status Recover(Group::Impl& impl, Undecided outcome, State* state) {
   const uint64_t sequence = control.sequence();
   control.LoadState(sequence / 2, state);
   TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control));
-  if ((sequence & 1) == 0) return Status();
+  if ((sequence & 1) == 0) {
+    control.EndRebuild();  // of one that was published
+    return Status();
+  }
   const std::optional<Sealed> sealed = control.SealedAfter(state->epoch);
   // Alone on its node, a group knows what it has not published.
   if (!sealed.has_value() || outcome == Undecided::kUndo ||

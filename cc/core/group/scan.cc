@@ -18,7 +18,20 @@ namespace {
 constexpr size_t kProbeGrain = 4096;  // keys
 constexpr size_t kCopyGrain = 1024;   // rows
 constexpr size_t kAhead = 16;
-constexpr uint64_t kLeastLimit = 64u << 20;
+constexpr uint64_t kLeastLimit = 1u << 30;
+
+// Bits of positions in the list.
+uint64_t WantedPlanes(const PlaneList& list, const Scan::Options& options) {
+  uint64_t wanted = 0;
+  for (size_t p = 0; p < list.planes.size(); ++p) {
+    const PlaneRole role = list.planes[p].role;
+    const bool always = role == PlaneRole::kKey || role == PlaneRole::kChanged;
+    const bool asked =
+        role == PlaneRole::kEmbedding ? options.embedding : options.slots_and_metadata;
+    if (always || asked) wanted |= uint64_t{1} << p;
+  }
+  return wanted;
+}
 
 // Room for what rows are added before the scan begins.
 uint64_t WithMargin(uint64_t rows) {
@@ -38,14 +51,18 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
   while (NowNs() <= deadline) {
     const uint64_t lost = NowNs() - began;  // in rounds that the writer came between
     std::unique_ptr<Scan> scan(new Scan(group, all));
-    scan->timeout_s_ = options.timeout_s;
+    scan->options_ = options;
     State state;
     const auto look = [&](const ReadView& view) {
       for (const int table : all) static_cast<void>(view.Mapped(table));
       state = view.state_;
       return Status();
     };
-    TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
+    // How large the tables are, about; without waiting, if this process has them mapped.
+    group.impl_->control->LoadLastState(&state);
+    if (!IsMapped(group, all, state)) {
+      TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
+    }
     TSPS_ASSIGN_OR_RETURN(bool announced, scan->Announce(state, options, deadline));
     if (announced) {
       TSPS_ASSIGN_OR_RETURN(announced, scan->AwaitState(deadline));
@@ -66,6 +83,20 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
                options.timeout_s, " s: its tables change all the time");
 }
 
+bool Scan::IsMapped(const Group& group, const std::vector<int>& tables, const State& state) {
+  const std::shared_ptr<const MappedTables::List> mapped = group.impl_->tables.list();
+  for (const int table : tables) {
+    const size_t place = PlaceOf(table);
+    if (table < 0 || place >= state.tables.size() || place >= mapped->size()) return false;
+    if (IsVacant(state.tables[place]) || state.tables[place].removed != RemovedBefore(table)) {
+      return false;
+    }
+    if (!(*mapped)[place].Is(RemovedBefore(table))) return false;
+    if ((*mapped)[place].files->Planes(state.tables[place]) == nullptr) return false;
+  }
+  return true;
+}
+
 Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t deadline) {
   std::vector<ScanFile::Wanted> wanted;
   uint64_t bytes = 0;
@@ -74,7 +105,8 @@ Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t
     TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
                           (*group_.impl_->tables.list())[PlaceOf(table)].files->BoundPlanes(one));
     bytes += one.rows * RowBytes(*list, list->planes.size());
-    wanted.push_back({PlaceOf(table), one.removed, one.planes, WithMargin(one.rows)});
+    wanted.push_back({PlaceOf(table), one.removed, one.planes, WithMargin(one.rows),
+                      WantedPlanes(*list, options)});
   }
   const uint64_t limit =
       options.limit != 0 ? options.limit : std::max<uint64_t>(bytes / 4, kLeastLimit);
@@ -88,7 +120,9 @@ Result<bool> Scan::AwaitState(uint64_t deadline) {
   const uint64_t began = NowNs();
   while (true) {
     const uint64_t sequence = impl.control->LoadLastState(&state_);
-    if ((sequence & 1) == 0) {
+    // A mutation that is under way has seen the announcement before it wrote anything: its images
+    // lead back to the state before it.
+    if ((sequence & 1) == 0 || file().header().complete.load() == state_.epoch + 1) {
       waited_ns_ += NowNs() - began;
       TSPS_RETURN_IF_ERROR(impl.CheckRead(state_, sequence / 2));
       return true;
@@ -96,8 +130,8 @@ Result<bool> Scan::AwaitState(uint64_t deadline) {
     if (!impl.probe->Held()) return false;
     if (NowNs() > deadline) {
       return Error(Code::kUnavailable, "the writer of ", group_.path(), " (pid ",
-                   impl.control->live().writer_pid.load(), ") is in one mutation for ", timeout_s_,
-                   " s: a scan cannot begin");
+                   impl.control->live().writer_pid.load(), ") is in one mutation for ",
+                   options_.timeout_s, " s: a scan cannot begin");
     }
     impl.control->AwaitChange(sequence, 1);
   }
@@ -126,7 +160,7 @@ bool Scan::MapTables() {
     if (!files->CheckFiles(state).ok()) return false;
     const PlaneList* const list = files->Planes(state);
     if (list == nullptr) return false;
-    parts_.push_back({table, std::move(files), list});
+    parts_.push_back({table, std::move(files), list, WantedPlanes(*list, options_)});
   }
   return true;
 }
@@ -156,7 +190,7 @@ Status Scan::TakeImages() {
                       record->bytes == ScanRecordBytes(record->n, record->row_bytes);
     if (!sane) return Damaged(file().file().path(), "the record at ", taken_);
     Part& part = parts_[record->table];
-    if (record->row_bytes != RowBytes(*part.list, part.list->planes.size())) {
+    if (record->row_bytes != RowBytesOf(*part.list, part.wanted)) {
       return Damaged(file().file().path(), "images of ", record->row_bytes, " bytes at ", taken_);
     }
     const uint32_t* const rows = ScanRows(record);
@@ -181,13 +215,13 @@ void Scan::TakeKeys(Part& part) {
 
 int64_t Scan::KeyOf(const Part& part, const char* image) {
   int64_t key;
-  std::memcpy(&key, image + RowBytes(*part.list, part.list->trained()), sizeof(key));
+  std::memcpy(&key, image + OffsetOf(part, part.list->trained()), sizeof(key));
   return key;
 }
 
 bool Scan::IsLive(const Part& part, const char* image) {
   uint32_t changed;
-  std::memcpy(&changed, image + RowBytes(*part.list, part.list->trained() + 1), sizeof(changed));
+  std::memcpy(&changed, image + OffsetOf(part, part.list->trained() + 1), sizeof(changed));
   return changed != kFreeRow;
 }
 
@@ -231,6 +265,7 @@ Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes
     const char* image = found->second;
     for (size_t p = 0; p < part.list->planes.size(); ++p) {
       const size_t bytes = part.list->planes[p].row_bytes;
+      if ((part.wanted >> p & 1) == 0) continue;
       if (planes[p] != nullptr) std::memcpy(planes[p] + i * bytes, image, bytes);
       image += bytes;
     }
@@ -311,6 +346,36 @@ Status Scan::Confirm(int table, const int64_t* keys, uint32_t* rows,
   return Status();
 }
 
+bool Scan::Probe(const Part& part, const int64_t* keys, size_t n, uint32_t* rows,
+                 Executor& executor) {
+  constexpr int kTries = 4;
+  const size_t place = PlaceOf(part.table);
+  const std::atomic<uint64_t>& rebuilds = group_.impl_->control->live().rebuilds;
+  for (int tries = 0; tries < kTries; ++tries) {
+    const uint64_t before = rebuilds.load(std::memory_order_acquire);
+    State now;
+    group_.impl_->control->LoadLastState(&now);
+    if (place >= now.tables.size() || IsVacant(now.tables[place]) ||
+        now.tables[place].removed != RemovedBefore(part.table) ||
+        !part.files->CheckFiles(now.tables[place]).ok()) {
+      return false;
+    }
+    std::atomic<bool> astray{false};
+    executor.ParallelFor(n, kProbeGrain, [&](size_t begin, size_t end) {
+      if (ProbeRows(*part.files, now.tables[place], keys + begin, end - begin, rows + begin) >= 0) {
+        astray = true;
+      }
+    });
+#ifndef __SANITIZE_THREAD__
+    std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+    if ((before & 1) == 0 && rebuilds.load(std::memory_order_acquire) == before && !astray) {
+      return true;
+    }
+  }
+  return false;
+}
+
 Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor) {
   if (!announced()) {
     return ReadInPlace([&](const ReadView& view) {
@@ -321,38 +386,26 @@ Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Exec
   Part& part = PartOf(table);
   std::fill_n(rows, n, kAbsentRow);
   // In the index as it is now, without waiting for anybody: Confirm sees what is wrong.
-  State now;
-  group_.impl_->control->LoadLastState(&now);
-  const size_t place = PlaceOf(table);
-  if (place < now.tables.size() && now.tables[place].removed == RemovedBefore(table) &&
-      !IsVacant(now.tables[place]) && part.files->CheckFiles(now.tables[place]).ok()) {
-    executor.ParallelFor(n, kProbeGrain, [&](size_t begin, size_t end) {
-      static_cast<void>(
-          ProbeRows(*part.files, now.tables[place], keys + begin, end - begin, rows + begin));
-    });
-  }
+  const bool all_found = Probe(part, keys, n, rows, executor);
   std::vector<uint32_t> positions(n);
   for (size_t i = 0; i < n; ++i) positions[i] = static_cast<uint32_t>(i);
   std::vector<uint32_t> absent;
   TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
-  // What is not found was erased meanwhile, or was never there, or the writer was moving it.
-  positions.swap(absent);
-  std::vector<int64_t> left;
-  std::vector<uint32_t> found;
-  for (size_t begin = 0; begin < positions.size(); begin += kProbeGrain) {
-    const size_t m = std::min(kProbeGrain, positions.size() - begin);
-    left.resize(m);
-    found.resize(m);
-    for (size_t i = 0; i < m; ++i) left[i] = keys[positions[begin + i]];
+  if (absent.empty()) return Status();
+  // The rest was erased meanwhile, or was never there; or the writer was moving it.
+  if (!all_found) {
+    positions.swap(absent);
+    std::vector<int64_t> left(positions.size());
+    std::vector<uint32_t> found(positions.size());
+    for (size_t i = 0; i < left.size(); ++i) left[i] = keys[positions[i]];
     const auto find = [&](const ReadView& view) {
-      view.FindRows(table, left.data(), m, found.data());
+      view.FindRows(table, left.data(), left.size(), found.data());
       return Status();
     };
-    TSPS_RETURN_IF_ERROR(group_.Read(find, timeout_s_));
-    for (size_t i = 0; i < m; ++i) rows[positions[begin + i]] = found[i];
+    TSPS_RETURN_IF_ERROR(group_.Read(find, options_.timeout_s));
+    for (size_t i = 0; i < left.size(); ++i) rows[positions[i]] = found[i];
+    TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
   }
-  if (positions.empty()) return Status();
-  TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
   TakeKeys(part);  // Confirm has taken the images in
   for (const uint32_t position : absent) {
     const auto image = part.by_key.find(keys[position]);
@@ -362,7 +415,7 @@ Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Exec
 }
 
 Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
-                  const std::function<Status(const ReadView&)>& read,
+                  const Scan::Options& options, const std::function<Status(const ReadView&)>& read,
                   const std::function<Status(Scan&)>& scan) {
   constexpr size_t kMany = 16384;  // keys: looking them up takes longer than a fast writer is quiet
   constexpr size_t kFew = 4096;
@@ -372,7 +425,7 @@ Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, boo
     TSPS_ASSIGN_OR_RETURN(const bool done, group.TryRead(read, 30.0, kAttempts));
     if (done) return Status();
   }
-  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<Scan> begun, Scan::Begin(group, tables));
+  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<Scan> begun, Scan::Begin(group, tables, options));
   return scan(*begun);
 }
 

@@ -14,6 +14,7 @@
 #ifndef TFSPS_CORE_GROUP_SCAN_H_
 #define TFSPS_CORE_GROUP_SCAN_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,10 +45,19 @@ struct Changes {
 class Scan {
  public:
   struct Options {
-    // Bytes of images at most. 0: a quarter of the tables' bytes, and at least 64 MiB.
+    // Bytes of images at most. 0: a quarter of the tables' bytes, and at least 1 GiB.
     uint64_t limit = 0;
     double timeout_s = 30.0;  // of each wait for the writer
+    // What is read but keys and change generations: the images have no more.
+    bool embedding = true;
+    bool slots_and_metadata = true;
   };
+  // Of lookups.
+  static Options RowsAlone() {
+    Options options;
+    options.slots_and_metadata = false;
+    return options;
+  }
   // Of these tables, or of all.
   static Result<std::unique_ptr<Scan>> Begin(Group& group, const std::vector<int>& tables,
                                              const Options& options);
@@ -88,6 +98,7 @@ class Scan {
     int table;
     std::shared_ptr<TableFiles> files;
     const PlaneList* list;
+    uint64_t wanted;                                        // planes
     uint64_t next = 0;                                      // the row number that Next goes on with
     std::unordered_map<uint32_t, const char*> images = {};  // by row
     std::unordered_map<int64_t, uint32_t> by_key = {};      // rows of images, once `keys`
@@ -95,6 +106,8 @@ class Scan {
   };
   Scan(Group& group, std::vector<int> tables) : group_(group), tables_(std::move(tables)) {}
 
+  // Whether this process has them mapped as of a state.
+  static bool IsMapped(const Group& group, const std::vector<int>& tables, const State& state);
   // Takes a place and announces a scan of tables as large as `state` says. False if this process
   // cannot.
   Result<bool> Announce(const State& state, const Options& options, uint64_t deadline);
@@ -113,8 +126,15 @@ class Scan {
   // Takes in the images that the writer has made since.
   Status TakeImages();
   void TakeKeys(Part& part);
+  // Where a plane is in an image.
+  static size_t OffsetOf(const Part& part, size_t plane) {
+    return RowBytesOf(*part.list, part.wanted & ((uint64_t{1} << plane) - 1));
+  }
   static int64_t KeyOf(const Part& part, const char* image);
   static bool IsLive(const Part& part, const char* image);
+  // Row numbers of keys in the index as it is now, perhaps wrong ones. False if a key may be there
+  // that was not found.
+  bool Probe(const Part& part, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor);
   // Of some positions: sets rows[i] to kAbsentRow unless that row was the one of keys[i]; the
   // positions of these go into `absent`.
   Status Confirm(int table, const int64_t* keys, uint32_t* rows,
@@ -129,16 +149,17 @@ class Scan {
   State state_;
   std::vector<Part> parts_;
   uint64_t waited_ns_ = 0;
-  double timeout_s_ = 0;
+  Options options_;
   std::unique_ptr<ScanAnnouncement> announcement_;  // null: it cannot be made
   uint64_t taken_ = 0;                              // bytes of its records
 };
 
 // For lookups: `read` on one committed state as Group::Read(), while that is quick, else `scan`.
 // `keys`: how many are looked up in all. `beside_writer`: the caller does not know when the writer,
-// of another process, writes; ranks of a job, which look up between its steps, do.
+// of another process, writes; ranks of a job, which look up between its steps, do. `options`: of
+// the scan.
 Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
-                  const std::function<Status(const ReadView&)>& read,
+                  const Scan::Options& options, const std::function<Status(const ReadView&)>& read,
                   const std::function<Status(Scan&)>& scan);
 
 }  // namespace tsps

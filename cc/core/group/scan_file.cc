@@ -64,6 +64,7 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Create(const std::string& path, uint
     tables[t].rows = wanted[t].rows;
     tables[t].place = static_cast<uint32_t>(wanted[t].place);
     tables[t].planes = wanted[t].planes;
+    tables[t].wanted = wanted[t].wanted;
   }
   ScanHeader& header = scan->header();
   header.magic = kScanMagic;
@@ -96,7 +97,8 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Open(const std::string& path, uint64
       return Damaged(path, "table ", t, " in place ", tables[t].place, " with ", tables[t].rows,
                      " rows");
     }
-    scan->tables_.push_back({tables[t].place, tables[t].removed, tables[t].planes, tables[t].rows});
+    scan->tables_.push_back(
+        {tables[t].place, tables[t].removed, tables[t].planes, tables[t].rows, tables[t].wanted});
   }
   begin = RecordsOffset(scan->tables_);
   TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(path, begin, begin + scan->limit_));

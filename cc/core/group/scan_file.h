@@ -46,7 +46,7 @@ struct ScanHeader {
   std::atomic<uint64_t> end;    // of the records that are complete
   // Once the writer has seen the scan: 1 + the epoch of the state that its first images are of.
   std::atomic<uint64_t> seen;
-  uint64_t reserved;
+  std::atomic<uint64_t> complete;  // the same, once the images of that first mutation are there
 };
 static_assert(sizeof(ScanHeader) == 64, "shared between builds of one layout");
 
@@ -56,7 +56,8 @@ struct ScanTable {
   uint32_t place;
   uint32_t planes;               // generation of its list
   std::atomic<uint64_t> passed;  // rows below it need no image any more
-  uint64_t reserved[4];
+  uint64_t wanted;               // images have these planes: bits of positions in the list
+  uint64_t reserved[3];
 };
 static_assert(sizeof(ScanTable) == 64, "shared between builds of one layout");
 
@@ -64,7 +65,7 @@ struct ScanRecord {
   uint64_t n;
   uint64_t bytes;      // of the whole record, padding included
   uint32_t table;      // its number among the scan's
-  uint32_t row_bytes;  // of a row in all planes of the table's list, one after another
+  uint32_t row_bytes;  // of a row in the wanted planes, one after another
   uint64_t reserved[5];
 };
 static_assert(sizeof(ScanRecord) == 64, "shared between builds of one layout");
@@ -89,6 +90,7 @@ class ScanFile {
     uint64_t removed;
     uint32_t planes;
     uint64_t rows;
+    uint64_t wanted;  // planes
   };
   static Result<std::unique_ptr<ScanFile>> Create(const std::string& path, uint64_t id,
                                                   uint64_t limit,

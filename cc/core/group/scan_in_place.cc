@@ -17,7 +17,7 @@ Status Scan::ReadInPlace(const std::function<Status(const ReadView&)>& read) {
         }
         return read(view);
       },
-      timeout_s_);
+      options_.timeout_s);
 }
 
 Status Scan::CopyInPlace(int table, const uint32_t* rows, size_t n, char* const* planes) {

@@ -201,7 +201,9 @@ Status Group::Verify(int table) {
     }));
   }
   TSPS_ASSIGN_OR_RETURN(const auto config, Config(table));
-  TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*this, {table}));
+  Scan::Options options;
+  options.embedding = options.slots_and_metadata = false;
+  TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*this, {table}, options));
   return CheckRows(*scan, table, "table " + path_ + "/" + config->name);
 }
 

@@ -83,6 +83,14 @@ void Plane::Initialize(uint32_t first, size_t n) const {
   }
 }
 
+size_t RowBytesOf(const PlaneList& list, uint64_t planes) {
+  size_t bytes = 0;
+  for (size_t p = 0; p < list.planes.size(); ++p) {
+    if ((planes >> p & 1) != 0) bytes += list.planes[p].row_bytes;
+  }
+  return bytes;
+}
+
 size_t RowBytes(const PlaneList& list, size_t n) {
   size_t bytes = 0;
   for (size_t p = 0; p < n; ++p) bytes += list.planes[p].row_bytes;

@@ -62,6 +62,8 @@ struct PlaneList {
 
 // Bytes of a row in the first n planes.
 size_t RowBytes(const PlaneList& list, size_t n);
+// Bytes of a row in some planes: bits of positions in the list.
+size_t RowBytesOf(const PlaneList& list, uint64_t planes);
 
 // The planes of a table of this configuration that is bound to `optimizer`: the slots are those of
 // `generation`, the others of `made`. They have no files yet.
