@@ -93,7 +93,7 @@ class Place:
         n = reader.info()["step"] - self._filled
         wrong, found = self._content.wrong_count(reader.info()["n_rows"], n), []
         for block in range(reader.blocks()):
-            keys, rows, (accumulators,) = reader.read_block(block, True)
+            keys, rows, (accumulators,), _ = reader.read_block(block, True)
             found.append(keys)
             wrong += self._content.wrong_rows(keys, rows, n, accumulators)
         shutil.rmtree(path.parent)

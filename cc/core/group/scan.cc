@@ -9,14 +9,12 @@
 #include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
 #include "core/group/group_impl.h"
-#include "core/group/probe.h"
 #include "core/group/table_number.h"
 
 namespace tsps {
 namespace {
 
-constexpr size_t kProbeGrain = 4096;  // keys
-constexpr size_t kCopyGrain = 1024;   // rows
+constexpr size_t kCopyGrain = 1024;  // rows
 constexpr size_t kAhead = 16;
 constexpr uint64_t kLeastLimit = 1u << 30;
 
@@ -205,14 +203,6 @@ Status Scan::TakeImages() {
   return Status();
 }
 
-void Scan::TakeKeys(Part& part) {
-  if (part.keys) return;
-  part.keys = true;
-  for (const auto& [row, image] : part.images) {
-    if (IsLive(part, image)) part.by_key.emplace(KeyOf(part, image), row);
-  }
-}
-
 int64_t Scan::KeyOf(const Part& part, const char* image) {
   int64_t key;
   std::memcpy(&key, image + OffsetOf(part, part.list->trained()), sizeof(key));
@@ -319,114 +309,6 @@ Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* plane
     if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_relaxed);
   }
   return live;
-}
-
-Status Scan::Confirm(int table, const int64_t* keys, uint32_t* rows,
-                     const std::vector<uint32_t>& positions, Executor& executor,
-                     std::vector<uint32_t>* absent) {
-  const PlaneList& list = Planes(table);
-  std::vector<uint32_t> numbers(positions.size());
-  for (size_t i = 0; i < positions.size(); ++i) {
-    const uint32_t row = rows[positions[i]];
-    numbers[i] = row < StateOf(table).rows ? row : kAbsentRow;
-  }
-  std::vector<int64_t> of(positions.size());
-  std::vector<uint32_t> changed(positions.size(), kFreeRow);
-  char* planes[kMaxPlanes] = {};
-  planes[list.trained()] = reinterpret_cast<char*>(of.data());
-  planes[list.trained() + 1] = reinterpret_cast<char*>(changed.data());
-  TSPS_RETURN_IF_ERROR(Copy(table, numbers.data(), numbers.size(), planes, executor));
-  absent->clear();
-  for (size_t i = 0; i < positions.size(); ++i) {
-    const uint32_t position = positions[i];
-    if (changed[i] != kFreeRow && of[i] == keys[position]) continue;
-    rows[position] = kAbsentRow;
-    absent->push_back(position);
-  }
-  return Status();
-}
-
-bool Scan::Probe(const Part& part, const int64_t* keys, size_t n, uint32_t* rows,
-                 Executor& executor) {
-  constexpr int kTries = 4;
-  const size_t place = PlaceOf(part.table);
-  const std::atomic<uint64_t>& rebuilds = group_.impl_->control->live().rebuilds;
-  for (int tries = 0; tries < kTries; ++tries) {
-    const uint64_t before = rebuilds.load(std::memory_order_acquire);
-    State now;
-    group_.impl_->control->LoadLastState(&now);
-    if (place >= now.tables.size() || IsVacant(now.tables[place]) ||
-        now.tables[place].removed != RemovedBefore(part.table) ||
-        !part.files->CheckFiles(now.tables[place]).ok()) {
-      return false;
-    }
-    std::atomic<bool> astray{false};
-    executor.ParallelFor(n, kProbeGrain, [&](size_t begin, size_t end) {
-      if (ProbeRows(*part.files, now.tables[place], keys + begin, end - begin, rows + begin) >= 0) {
-        astray = true;
-      }
-    });
-#ifndef __SANITIZE_THREAD__
-    std::atomic_thread_fence(std::memory_order_acquire);
-#endif
-    if ((before & 1) == 0 && rebuilds.load(std::memory_order_acquire) == before && !astray) {
-      return true;
-    }
-  }
-  return false;
-}
-
-Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor) {
-  if (!announced()) {
-    return ReadInPlace([&](const ReadView& view) {
-      view.FindRows(table, keys, n, rows);
-      return Status();
-    });
-  }
-  Part& part = PartOf(table);
-  std::fill_n(rows, n, kAbsentRow);
-  // In the index as it is now, without waiting for anybody: Confirm sees what is wrong.
-  const bool all_found = Probe(part, keys, n, rows, executor);
-  std::vector<uint32_t> positions(n);
-  for (size_t i = 0; i < n; ++i) positions[i] = static_cast<uint32_t>(i);
-  std::vector<uint32_t> absent;
-  TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
-  if (absent.empty()) return Status();
-  // The rest was erased meanwhile, or was never there; or the writer was moving it.
-  if (!all_found) {
-    positions.swap(absent);
-    std::vector<int64_t> left(positions.size());
-    std::vector<uint32_t> found(positions.size());
-    for (size_t i = 0; i < left.size(); ++i) left[i] = keys[positions[i]];
-    const auto find = [&](const ReadView& view) {
-      view.FindRows(table, left.data(), left.size(), found.data());
-      return Status();
-    };
-    TSPS_RETURN_IF_ERROR(group_.Read(find, options_.timeout_s));
-    for (size_t i = 0; i < left.size(); ++i) rows[positions[i]] = found[i];
-    TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
-  }
-  TakeKeys(part);  // Confirm has taken the images in
-  for (const uint32_t position : absent) {
-    const auto image = part.by_key.find(keys[position]);
-    if (image != part.by_key.end()) rows[position] = image->second;
-  }
-  return Status();
-}
-
-Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
-                  const Scan::Options& options, const std::function<Status(const ReadView&)>& read,
-                  const std::function<Status(Scan&)>& scan) {
-  constexpr size_t kMany = 16384;  // keys: looking them up takes longer than a fast writer is quiet
-  constexpr size_t kFew = 4096;
-  constexpr int kAttempts = 2;
-  if (keys < kFew) return group.Read(read);
-  if (keys < kMany || !beside_writer || !group.WrittenElsewhere()) {
-    TSPS_ASSIGN_OR_RETURN(const bool done, group.TryRead(read, 30.0, kAttempts));
-    if (done) return Status();
-  }
-  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<Scan> begun, Scan::Begin(group, tables, options));
-  return scan(*begun);
 }
 
 }  // namespace tsps
