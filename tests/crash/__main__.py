@@ -1,4 +1,4 @@
-"""python -m tests.crash [--kills 300]: the full harness and its two controls, which must find violations."""
+"""python -m tests.crash [--kills 300]: the full harness and its controls, which must find violations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 from tests.crash import harness
 
-CONTROLS = ("undo", "seqlock")
+CONTROLS = ("undo", "seqlock", "scan_images")
 
 
 def main() -> int:
@@ -26,7 +26,8 @@ def main() -> int:
         return 0
     print(
         f"{found.kills} kills, {found.mid_mutation} in the middle of a mutation; {found.steps} steps written, "
-        f"{found.reads} reads beside; {len(found.torn)} torn states, {len(found.mixed)} mixed reads"
+        f"{found.reads} reads and {found.scans} scans beside; {len(found.torn)} torn states, "
+        f"{len(found.mixed)} mixed reads"
     )
     for problem in (*found.torn, *found.mixed):
         print(f"  {problem}")
@@ -45,7 +46,7 @@ def main() -> int:
         verdict = "violation found after" if caught else "NOTHING FOUND in"
         print(f"control with the {mechanism} off: {verdict} {outcome['kills']} kills")
         failed += not caught
-    print(f"{3 - failed} passed, {failed} failed")
+    print(f"{1 + len(CONTROLS) - failed} passed, {failed} failed")
     return int(failed > 0)
 
 

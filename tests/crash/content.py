@@ -1,11 +1,13 @@
 """What the group of the crash tests must contain after step s: a function of s alone.
 
-Three tables, so that a step spans several:
+Four tables, so that a step spans several:
 
   hot    SGD, rate 1, gradient 1: 256 rows, all in every step, so each element is -s
   mixed  Adagrad, gradient 1: 64 rows in every step, 400 new keys per step (the index grows), and in every fifth step
          the 400 keys of the step before once more (the undo log's size varies)
   rare   SGD: 32 rows, in every third step; the table is untouched in the others
+  passing  Adam, gradient 1: 100 new keys per step, which are erased again: after every fourth step all but those of the
+         last four steps. So after such a step they are there, all of them, or not, none of them
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ from tf_sparse_ps import table as store
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
 
-HOT, MIXED, RARE, NEW = 256, 64, 32, 400
+HOT, MIXED, RARE, NEW, PASSING = 256, 64, 32, 400, 100
+ERASE_EVERY = 4  # steps
+_SCANNED = 20  # steps whose new keys' rows are looked at, in a scan
 _ADAGRAD = optimizers.Adagrad(learning_rate=1.0, initial_accumulator_value=0.1, epsilon=1e-7)
 _SGD = optimizers.SGD(learning_rate=1.0)
+_ADAM = optimizers.Adam(learning_rate=1.0, beta_1=0.9, beta_2=0.99, epsilon=1e-3)
 CONFIGS = (
     TableConfig("hot", 16, seed=1, optimizer=_SGD),
     TableConfig("mixed", 8, seed=1, optimizer=_ADAGRAD),
     TableConfig("rare", 4, seed=1, optimizer=_SGD),
+    TableConfig("passing", 4, seed=1, optimizer=_ADAM),
 )
 
 Ints = npt.NDArray[np.int64]
@@ -40,12 +46,21 @@ def new_keys(step: int) -> Ints:
     return numbers.view(np.int64)
 
 
+def passing_keys(first: int, last: int) -> Ints:
+    """The keys that enter `passing` in these steps."""
+    return np.arange(max(first, 1) * PASSING, (last + 1) * PASSING, dtype=np.int64)
+
+
 def updates(step: int) -> dict[str, Ints]:
     """Keys of each table in `step` (1, 2, ...)."""
     mixed = [np.arange(MIXED, dtype=np.int64), new_keys(step)]
     if step % 5 == 0:
         mixed.append(new_keys(step - 1))
-    parts = {"hot": np.arange(HOT, dtype=np.int64), "mixed": np.concatenate(mixed)}
+    parts = {
+        "hot": np.arange(HOT, dtype=np.int64),
+        "mixed": np.concatenate(mixed),
+        "passing": passing_keys(step, step),
+    }
     if step % 3 == 0:
         parts["rare"] = np.arange(RARE, dtype=np.int64)
     return parts
@@ -53,7 +68,7 @@ def updates(step: int) -> dict[str, Ints]:
 
 @dataclasses.dataclass
 class Group:
-    """The three tables, open."""
+    """The tables, open."""
 
     tables: dict[str, Table]
 
@@ -74,14 +89,21 @@ class Group:
         return self.tables["hot"].step
 
     def advance(self) -> int:
-        """Makes the next step."""
+        """Makes the next step, and erases what has to go after it."""
         parts = updates(self.step + 1)
-        return store.step(
+        step = store.step(
             {
                 self.tables[name]: (keys, np.ones((len(keys), self.tables[name].config.dim), np.float32))
                 for name, keys in parts.items()
             }
         )
+        self.erase(step)
+        return step
+
+    def erase(self, step: int) -> None:
+        """What goes after a step; again by a writer that took over, which cannot know whether it went."""
+        if step % ERASE_EVERY == 0:
+            self.tables["passing"].erase(passing_keys(step - 2 * ERASE_EVERY, step - ERASE_EVERY))
 
 
 class Expectation:
@@ -89,6 +111,7 @@ class Expectation:
 
     def __init__(self, untouched: Group) -> None:
         self._initial = untouched.tables["mixed"]
+        self._passing = untouched.tables["passing"]
         # After n updates by Adagrad with gradient 1: the sum of rates, in the order of float32 operations per element.
         self._accumulators = [np.float32(0.1)]
         self._hot_cache: tuple[int, Floats] | None = None
@@ -113,7 +136,7 @@ class Expectation:
         return 2 if (entered + 1) % 5 == 0 and entered + 1 <= step else 1
 
     def check_read(self, group: Group, steps_ahead: int = 2) -> tuple[int, list[str]]:
-        """One consistent read of all three tables. Returns its step and what is wrong."""
+        """One consistent read of three tables. Returns its step and what is wrong."""
         now = group.step
         entered = list(range(max(1, now - 3), now + 1 + steps_ahead))
         fresh = np.concatenate([new_keys(s)[:50] for s in entered])
@@ -157,8 +180,56 @@ class Expectation:
         count = sum(map(len, keys))
         if len(table) != count or not np.array_equal(np.sort(table.keys()), np.sort(np.concatenate(keys))):
             wrong.append(f"step {step}: {len(table)} keys, {count} expected")
+        passing = group.tables["passing"]
+        there = np.sort(passing.keys())
+        wrong += self._check_passing(step, there, *passing.entries(there)[1:])
         _, read_wrong = self.check_read(group)
         return wrong + read_wrong
+
+    def check_scans(self, group: Group) -> list[str]:
+        """Each table by a scan: all its keys, and rows of those that change."""
+        wrong: list[str] = []
+        with group.tables["hot"].scan() as scan:
+            keys, rows, *_ = scan.read()
+            _expect(wrong, "scanned row", scan.step, rows, np.float32(-scan.step))
+            if len(keys) != HOT:
+                wrong.append(f"step {scan.step}: {len(keys)} keys in a scan")
+        with group.tables["mixed"].scan() as scan:
+            step, (keys, rows, (accumulators,), _) = scan.step, scan.read()
+        entered = [new_keys(s) for s in range(1, step + 1)]
+        known = np.concatenate([np.arange(MIXED if step else 0, dtype=np.int64), *entered])
+        order, expected = np.argsort(keys), np.sort(known)
+        if not np.array_equal(keys[order], expected):
+            return [*wrong, f"step {step}: {len(keys)} keys in a scan, {len(known)} expected, or others"]
+        for s in range(max(0, step - _SCANNED), step + 1):
+            part = new_keys(s) if s else np.arange(MIXED if step else 0, dtype=np.int64)
+            n = self.updates_of(s, step)
+            row, accumulator = self.mixed(part, n) if s else (self._mixed_hot(step), self._accumulator(step))
+            at = order[np.searchsorted(expected, part)]
+            if len(part):
+                _expect(wrong, "scanned row", step, rows[at], row)
+                _expect(wrong, "scanned slot", step, accumulators[at], accumulator)
+        with group.tables["passing"].scan() as scan:
+            step, (keys, rows, slots, _) = scan.step, scan.read()
+        order = np.argsort(keys)
+        return wrong + self._check_passing(step, keys[order], rows[order], tuple(slot[order] for slot in slots))
+
+    def _check_passing(self, step: int, keys: Ints, rows: Floats, slots: tuple[Floats, ...]) -> list[str]:
+        wrong: list[str] = []
+        last = step - step % ERASE_EVERY  # after this step some have gone, or are going
+        sets = [passing_keys(last - ERASE_EVERY + 1, step)]
+        if step == last:
+            sets.append(passing_keys(last - 2 * ERASE_EVERY + 1, step))
+        if not any(np.array_equal(keys, one) for one in sets):
+            return [f"step {step}: {len(keys)} passing keys, {' or '.join(str(len(one)) for one in sets)} expected"]
+        t = (keys // PASSING).astype(np.float64)[:, None]
+        rate = np.sqrt(1 - 0.99**t) / (1 - 0.9**t)
+        change = rate * 0.1 / (np.sqrt(0.01) + 1e-3)
+        if len(keys):
+            _expect(wrong, "passing row", step, rows, (self._passing.lookup(keys) - change).astype(np.float32))
+            _expect(wrong, "passing slot", step, slots[0], np.float32(0.1))
+            _expect(wrong, "passing slot", step, slots[1], np.float32(0.01))
+        return wrong
 
     def _mixed_hot(self, step: int) -> Floats:
         # One more update per step; recomputing from the start every time would be quadratic.

@@ -1,4 +1,4 @@
-"""Random SIGKILLs of a writer, with a reader running beside, in rounds of one group each."""
+"""Random SIGKILLs of a writer, with a reader and a scanner running beside, in rounds of one group each."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class Result:
     mid_mutation: int = 0  # kills that left a mutation unfinished
     steps: int = 0
     reads: int = 0
+    scans: int = 0
     torn: list[str] = dataclasses.field(default_factory=list)  # found after a kill
-    mixed: list[str] = dataclasses.field(default_factory=list)  # seen by the reader
+    mixed: list[str] = dataclasses.field(default_factory=list)  # seen by the reader or the scanner
 
     @property
     def violations(self) -> int:
@@ -42,8 +43,8 @@ class Result:
 def run(kills: int, seed: int) -> Result:
     """Kills writers until `kills` are dead or a violation is found.
 
-    With TFSPS_FAULT_OFF=undo or seqlock in the environment (and the build with fault points) it is a control: it must
-    find violations. The core reads that variable once, so a control needs a process of its own.
+    With TFSPS_FAULT_OFF=undo, seqlock or scan_images in the environment (and the build with fault points) it is a
+    control: it must find violations. The core reads that variable once, so a control needs a process of its own.
 
     Args:
       kills: Number of SIGKILLs.
@@ -63,7 +64,7 @@ def _round(folder: Path, kills: int, rng: random.Random, result: Result, bar: tq
     untouched = Group.create(untouched_path)
     Group.create(path)  # closed at once: the writer process takes it over
     expectation = Expectation(untouched)
-    reader = _start("reader", path, untouched_path)
+    beside = {what: _start(what, path, untouched_path) for what in ("reader", "scanner")}
     try:
         for _ in range(kills):
             acknowledged = _kill_a_writer(path, rng)
@@ -74,20 +75,28 @@ def _round(folder: Path, kills: int, rng: random.Random, result: Result, bar: tq
             result.steps += acknowledged
             if wrong:
                 break  # nothing after it would mean much
-        assert reader.stdin is not None
-        report_text, errors = reader.communicate("x", timeout=_CHILD_TIMEOUT_S)
-        if reader.returncode:
-            result.mixed.append(f"the reader failed: {errors}")
-            return
-        report = json.loads(report_text)
-        result.reads += report["reads"]
-        result.mixed += report["first"]
-        if report["backwards"]:
-            result.mixed.append(f"the reader saw the step go back {report['backwards']} times")
+        for what, process in beside.items():
+            _report(what, process, result)
     finally:
-        if reader.poll() is None:
-            reader.kill()
-            reader.wait()
+        for process in beside.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _report(what: str, process: subprocess.Popen[str], result: Result) -> None:
+    text, errors = process.communicate("x", timeout=_CHILD_TIMEOUT_S)
+    if process.returncode:
+        result.mixed.append(f"the {what} failed: {errors}")
+        return
+    report = json.loads(text)
+    if what == "reader":
+        result.reads += report["reads"]
+    else:
+        result.scans += report["reads"]
+    result.mixed += report["first"]
+    if report["backwards"]:
+        result.mixed.append(f"the {what} saw the step go back {report['backwards']} times")
 
 
 def _start(*arguments: str | Path, delay: str = "0") -> subprocess.Popen[str]:
@@ -122,8 +131,8 @@ def _kill_a_writer(path: Path, rng: random.Random) -> int:
 
 
 def _check(path: Path, expectation: Expectation, acknowledged: int, result: Result) -> list[str]:
-    if os.environ.get("TFSPS_FAULT_OFF") == "seqlock":
-        return []  # that control is about the reader
+    if os.environ.get("TFSPS_FAULT_OFF") in ("seqlock", "scan_images"):
+        return []  # these controls are about the reader and the scanner
     wrong = []
     # As a reader that cannot roll back; then as the next writer.
     for mode in ("r", "r+"):

@@ -1,6 +1,6 @@
-"""The processes that the harness starts: a writer that steps until it is killed, a reader that checks every read.
+"""The processes that the harness starts: a writer that steps until it is killed; a reader and a scanner that check.
 
-python -m tests.crash.processes writer|reader GROUP [UNTOUCHED]
+python -m tests.crash.processes writer|reader|scanner GROUP [UNTOUCHED]
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import sys
 from pathlib import Path
 
 from tests.crash.content import Expectation, Group
+from tf_sparse_ps.errors import UnavailableError
 
 
 def write(path: Path) -> None:
     """Steps for ever, and says after each step which one it was."""
     group = Group.open(path, "r+")
+    group.erase(group.step)
     os.write(1, b"%d\n" % group.step)
     while True:
         os.write(1, b"%d\n" % group.advance())
@@ -39,8 +41,23 @@ def read(path: Path, untouched: Path) -> None:
     print(json.dumps({"reads": reads, "backwards": backwards, "violations": len(wrong), "first": wrong[:5]}))
 
 
+def scan(path: Path, untouched: Path) -> None:
+    """The same, by scans: most of them outlive a writer."""
+    group = Group.open(path, "r")
+    expectation = Expectation(Group.open(untouched, "r"))
+    scans, wrong = 0, list[str]()
+    while not select.select([0], [], [], 0)[0] and len(wrong) < 1000:
+        try:
+            wrong += expectation.check_scans(group)
+            scans += 1
+        except UnavailableError as error:  # a scan in place, behind a dead writer, when the next one comes
+            if "changed while it was read" not in str(error):
+                raise
+    print(json.dumps({"reads": scans, "backwards": 0, "violations": len(wrong), "first": wrong[:5]}))
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "writer":
         write(Path(sys.argv[2]))
     else:
-        read(Path(sys.argv[2]), Path(sys.argv[3]))
+        {"reader": read, "scanner": scan}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
