@@ -14,18 +14,54 @@ namespace tsps {
 namespace {
 
 constexpr uint64_t kProbeIntervalNs = 100'000'000;
+constexpr uint64_t kKeptNs = 2'000'000'000;  // for another scan
 constexpr size_t kGrain = 256;
 constexpr size_t kAhead = 16;
 
 }  // namespace
 
-BeforeImages::~BeforeImages() {
-  for (Open& scan : open_) Forget(scan);
+BeforeImages::BeforeImages(std::string group_path, ControlFile& control, StorageReserver& reserver)
+    : group_path_(std::move(group_path)), control_(control), reserver_(reserver) {
+  for (size_t place = 0; place < kMaxScans; ++place) {
+    if (control_.live().scans[place].load() == 0) RemoveImages(place);
+  }
 }
 
-void BeforeImages::Forget(Open& scan) {
-  if (scan.file != nullptr) reserver_.Cancel({&scan.file->file()});
-  scan = Open();
+BeforeImages::~BeforeImages() {
+  for (size_t place = 0; place < kMaxScans; ++place) {
+    // A scan that goes on needs them.
+    if (control_.live().scans[place].load() == 0) RemoveImages(place);
+    if (images_[place].file != nullptr) reserver_.Cancel({images_[place].file.get()});
+  }
+}
+
+void BeforeImages::RemoveImages(size_t place) {
+  if (images_[place].file != nullptr) reserver_.Cancel({images_[place].file.get()});
+  images_[place].file.reset();
+  unlink(ScanImagesPath(group_path_, place).c_str());
+}
+
+// Room for `bytes` behind `begin`.
+Status BeforeImages::OpenImages(size_t place, uint64_t begin, uint64_t bytes, uint64_t limit) {
+  std::unique_ptr<MappedFile>& file = images_[place].file;
+  const std::string path = ScanImagesPath(group_path_, place);
+  if (file != nullptr && file->range() < limit) {  // of a smaller scan
+    reserver_.Cancel({file.get()});
+    file.reset();
+  }
+  if (file == nullptr) {
+    auto opened = MappedFile::Open(path, begin, limit);
+    if (opened.ok()) {
+      TSPS_RETURN_IF_ERROR((*opened)->MakeWritable());
+    } else {
+      if (begin > 0) return opened.status();
+      unlink(path.c_str());
+      opened = MappedFile::Create(path, 0, limit);
+      TSPS_RETURN_IF_ERROR(opened.status());
+    }
+    file = std::move(*opened);
+  }
+  return reserver_.Ensure(*file, begin + bytes);
 }
 
 void BeforeImages::End(size_t place, ScanEnd why) {
@@ -33,7 +69,7 @@ void BeforeImages::End(size_t place, ScanEnd why) {
   if (scan.file != nullptr) scan.file->header().ended.store(static_cast<uint32_t>(why));
   uint64_t id = scan.id;
   control_.live().scans[place].compare_exchange_strong(id, 0);
-  Forget(scan);
+  scan = Open();
 }
 
 bool BeforeImages::Refresh(uint64_t epoch) {
@@ -47,10 +83,14 @@ bool BeforeImages::Look(size_t place, uint64_t epoch) {
   const uint64_t id = control_.live().scans[place].load(std::memory_order_seq_cst);
   const bool announced = id != 0 && id != scan.id;
   if (id != scan.id) {
-    Forget(scan);
+    scan = Open();
     scan.id = id;
   }
-  if (id == 0) return false;
+  Images& images = images_[place];
+  if (id == 0) {
+    if (images.file != nullptr && NowNs() > images.used_ns + kKeptNs) RemoveImages(place);
+    return false;
+  }
   const std::string path = ScanPath(group_path_, place, id);
   if (announced) {
     auto file = ScanFile::Open(path, id);
@@ -110,12 +150,11 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, E
   if (parts.empty()) return;
   const uint64_t begin = file.header().end.load(std::memory_order_relaxed);
   if (begin > file.limit() || bytes > file.limit() - begin) return End(place, ScanEnd::kLimit);
-  if (!reserver_.Ensure(file.file(), file.records() + begin + bytes).ok()) {
-    return End(place, ScanEnd::kNoRoom);
-  }
+  if (!OpenImages(place, begin, bytes, file.limit()).ok()) return End(place, ScanEnd::kNoRoom);
+  images_[place].used_ns = NowNs();
   uint64_t end = begin;
   for (const Part& part : parts) {
-    ScanRecord* const record = file.record(end);
+    auto* const record = reinterpret_cast<ScanRecord*>(images_[place].file->data() + end);
     Write(part, record, executor);
     end += record->bytes;
     TSPS_FAULT_POINT("scan.record");

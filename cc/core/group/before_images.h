@@ -31,8 +31,8 @@ struct TouchedRows {
 
 class BeforeImages {
  public:
-  BeforeImages(std::string group_path, ControlFile& control, StorageReserver& reserver)
-      : group_path_(std::move(group_path)), control_(control), reserver_(reserver) {}
+  // Removes what a killed writer has left.
+  BeforeImages(std::string group_path, ControlFile& control, StorageReserver& reserver);
   ~BeforeImages();
 
   // Looks which scans are under way, before a mutation of the state of `epoch`. True if one was
@@ -48,6 +48,11 @@ class BeforeImages {
     std::unique_ptr<LockProbe> probe;
     uint64_t probed_ns = 0;
   };
+  // Of a place, from scan to scan.
+  struct Images {
+    std::unique_ptr<MappedFile> file;
+    uint64_t used_ns = 0;
+  };
   // The rows that need an image, of the scan's table t.
   struct Part {
     const TouchedRows* touched;
@@ -56,7 +61,8 @@ class BeforeImages {
     std::vector<uint32_t> rows;
   };
   bool Look(size_t place, uint64_t epoch);
-  void Forget(Open& scan);
+  Status OpenImages(size_t place, uint64_t begin, uint64_t bytes, uint64_t limit);
+  void RemoveImages(size_t place);
   void End(size_t place, ScanEnd why);
   void Save(size_t place, const std::vector<TouchedRows>& touched, Executor* executor);
   static void Write(const Part& part, ScanRecord* record, Executor* executor);
@@ -65,6 +71,7 @@ class BeforeImages {
   ControlFile& control_;
   StorageReserver& reserver_;
   Open open_[kMaxScans];
+  Images images_[kMaxScans];
 };
 
 }  // namespace tsps

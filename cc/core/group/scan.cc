@@ -177,19 +177,24 @@ Status Scan::Check() const { return announced() ? announcement_->Check() : Statu
 
 Status Scan::TakeImages() {
   const uint64_t end = file().header().end.load(std::memory_order_acquire);
-  if (end > file().limit() || file().records() + end > file().file().range()) {
-    return Damaged(file().file().path(), "records of ", end, " bytes");
+  if (end == taken_) return Status();
+  const std::string path = announcement_->images_path();
+  if (images_ == nullptr) {
+    TSPS_ASSIGN_OR_RETURN(images_, MappedFile::Open(path, 0, file().limit()));
+  }
+  if (end > images_->size() && end > images_->RefreshSize()) {
+    return Damaged(path, "records of ", end, " bytes, in ", images_->size());
   }
   while (taken_ < end) {
-    ScanRecord* const record = file().record(taken_);
+    auto* const record = reinterpret_cast<ScanRecord*>(images_->data() + taken_);
     const uint64_t room = end - taken_;
     const bool sane = room >= sizeof(ScanRecord) && record->table < parts_.size() &&
                       record->n <= kMaxRowNumber && record->bytes <= room &&
                       record->bytes == ScanRecordBytes(record->n, record->row_bytes);
-    if (!sane) return Damaged(file().file().path(), "the record at ", taken_);
+    if (!sane) return Damaged(path, "the record at ", taken_);
     Part& part = parts_[record->table];
     if (record->row_bytes != RowBytesOf(*part.list, part.wanted)) {
-      return Damaged(file().file().path(), "images of ", record->row_bytes, " bytes at ", taken_);
+      return Damaged(path, "images of ", record->row_bytes, " bytes at ", taken_);
     }
     const uint32_t* const rows = ScanRows(record);
     const char* image = ScanImages(record);

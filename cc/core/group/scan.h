@@ -151,6 +151,7 @@ class Scan {
   uint64_t waited_ns_ = 0;
   Options options_;
   std::unique_ptr<ScanAnnouncement> announcement_;  // null: it cannot be made
+  std::unique_ptr<MappedFile> images_;              // once there are any
   uint64_t taken_ = 0;                              // bytes of its records
 };
 

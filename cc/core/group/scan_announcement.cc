@@ -22,7 +22,8 @@ uint64_t NewId() {
 void RemoveFilesOf(const std::string& group, size_t place) {
   const std::string prefix = ".scan-" + std::to_string(place) + ".";
   for (const std::string& name : EntriesOf(group)) {
-    if (name.rfind(prefix, 0) == 0) unlink((group + "/" + name).c_str());
+    if (name.rfind(prefix, 0) != 0 || name == prefix + "images") continue;
+    unlink((group + "/" + name).c_str());
   }
 }
 
@@ -62,6 +63,7 @@ Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
   }
   made->file_ = std::move(*file);
   made->word_ = &words[place];
+  made->place_ = place;
   TSPS_FAULT_POINT("scan.made");
   made->word_->store(made->id_, std::memory_order_seq_cst);
 #ifndef __SANITIZE_THREAD__

@@ -27,6 +27,7 @@ class ScanAnnouncement {
   ~ScanAnnouncement();
 
   ScanFile& file() const { return *file_; }
+  std::string images_path() const { return ScanImagesPath(group_path_, place_); }
   // Unavailable, with the reason, if the writer has ended the scan. Not, as long as every row that
   // was written since the announcement has its bit.
   Status Check() const;
@@ -39,6 +40,7 @@ class ScanAnnouncement {
   std::unique_ptr<ScanFile> file_;
   std::atomic<uint64_t>* word_ = nullptr;  // in LiveState.scans
   uint64_t id_ = 0;
+  size_t place_ = 0;
 };
 
 }  // namespace tsps

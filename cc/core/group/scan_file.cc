@@ -20,8 +20,7 @@ uint32_t ScanLayoutHash() {
 
 size_t BitWords(uint64_t rows) { return rows / 64 + 1; }
 
-// Where the records begin.
-size_t RecordsOffset(const std::vector<ScanFile::Wanted>& tables) {
+size_t FileBytes(const std::vector<ScanFile::Wanted>& tables) {
   size_t bytes = sizeof(ScanHeader) + tables.size() * sizeof(ScanTable);
   for (const ScanFile::Wanted& table : tables) bytes += BitWords(table.rows) * sizeof(uint64_t);
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -39,9 +38,12 @@ std::string ScanPath(const std::string& group, size_t place, uint64_t id) {
   return ScanLockPath(group, place) + "." + digits;
 }
 
+std::string ScanImagesPath(const std::string& group, size_t place) {
+  return ScanLockPath(group, place) + ".images";
+}
+
 void ScanFile::Place(std::unique_ptr<MappedFile> file) {
   file_ = std::move(file);
-  records_ = RecordsOffset(tables_);
   char* at = file_->data() + sizeof(ScanHeader) + tables_.size() * sizeof(ScanTable);
   for (const Wanted& table : tables_) {
     bits_.push_back(reinterpret_cast<uint64_t*>(at));
@@ -55,8 +57,8 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Create(const std::string& path, uint
   std::unique_ptr<ScanFile> scan(new ScanFile());
   scan->tables_ = wanted;
   scan->limit_ = limit;
-  const size_t begin = RecordsOffset(wanted);
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, begin, begin + limit));
+  const size_t begin = FileBytes(wanted);
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, begin, begin));
   scan->Place(std::move(file));
   auto* const tables = reinterpret_cast<ScanTable*>(scan->file_->data() + sizeof(ScanHeader));
   for (size_t t = 0; t < wanted.size(); ++t) {
@@ -100,8 +102,8 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Open(const std::string& path, uint64
     scan->tables_.push_back(
         {tables[t].place, tables[t].removed, tables[t].planes, tables[t].rows, tables[t].wanted});
   }
-  begin = RecordsOffset(scan->tables_);
-  TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(path, begin, begin + scan->limit_));
+  begin = FileBytes(scan->tables_);
+  TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(path, begin, begin));
   TSPS_RETURN_IF_ERROR(file->MakeWritable());
   scan->Place(std::move(file));
   return scan;

@@ -1,10 +1,14 @@
 // ScanFile: what a scan (scan.h) and the writer tell each other, and before-images of rows.
 //
-//   <group>/.scan-<place>        a lock: who holds it may scan in this place. The liveness of a
-//   scan <group>/.scan-<place>.<id>   the file of one scan, removed when it ends:
+//   <group>/.scan-<place>        a lock, held by the scan that lives in this place
+//   <group>/.scan-<place>.<id>   the file of one scan, removed when it ends:
 //
-//     ScanHeader, ScanTable[n_tables]; for each table a bit per row, in words; from the next page
-//     on records, each a ScanRecord, uint32 row[n] and the images, all padded to 64 bytes
+//     ScanHeader, ScanTable[n_tables]; for each table a bit per row, in words
+//
+//   <group>/.scan-<place>.images the writer's, for the scan in this place:
+//
+//     records, each a ScanRecord, uint32 row[n] and the images, all padded to 64 bytes. The file
+//     stays for the next scan, for a while: new pages are slow
 //
 // The scan makes the file and announces it: it stores the id in LiveState.scans. From then on the
 // writer puts images of rows that have no bit into the file, and then their bits, before it writes
@@ -81,6 +85,7 @@ inline char* ScanImages(ScanRecord* record) {
 
 std::string ScanLockPath(const std::string& group, size_t place);
 std::string ScanPath(const std::string& group, size_t place, uint64_t id);
+std::string ScanImagesPath(const std::string& group, size_t place);
 
 class ScanFile {
  public:
@@ -114,11 +119,6 @@ class ScanFile {
   std::atomic<uint64_t>& passed(size_t table) const {
     return reinterpret_cast<ScanTable*>(file_->data() + sizeof(ScanHeader))[table].passed;
   }
-  // Where the records begin, in the file.
-  size_t records() const { return records_; }
-  ScanRecord* record(uint64_t at) const {
-    return reinterpret_cast<ScanRecord*>(file_->data() + records_ + at);
-  }
 
  private:
   ScanFile() = default;
@@ -128,7 +128,6 @@ class ScanFile {
   std::vector<Wanted> tables_;
   std::vector<uint64_t*> bits_;
   uint64_t limit_ = 0;
-  size_t records_ = 0;
 };
 
 }  // namespace tsps
