@@ -41,10 +41,16 @@ def matrix(binding: TableBinding, caller: str) -> npt.NDArray[np.float32]:
             f"{caller}: the table of layer {binding.config.name!r} has an unbounded vocabulary, which is no matrix. "
             "model.save(), model.save_weights() and tsps.Table carry keys, rows and slots"
         )
+    reader = binding.reader()
     result = np.empty((limit, binding.config.dim), np.float32)
+    absent = np.ones(limit, np.bool_)
+    with reader.scan(slots=False) as scan:
+        for block in scan:
+            result[block.keys] = block.rows
+            absent[block.keys] = False
     for start in range(0, limit, _CHUNK_ROWS):
-        stop = min(limit, start + _CHUNK_ROWS)
-        result[start:stop] = binding.reader().lookup(np.arange(start, stop, dtype=np.int64))
+        keys = start + np.flatnonzero(absent[start : start + _CHUNK_ROWS])
+        result[keys] = _table.initial_rows(reader.core_initializer(), keys, binding.config.dim)
     return result
 
 
