@@ -121,9 +121,11 @@ int ScanTest::ScanBesideAWriter(bool fork_it) {
   for (int round = 0; round < 4 || (beside < 8 && round < 100); ++round) {
     std::shared_ptr<Group> group = MakeGroup();
     std::atomic<bool> done{false};
-    const auto work = [this, &done](Group& writing) {
+    std::atomic<bool> open{false};
+    const auto work = [this, &done, &open](Group& writing) {
       auto writer = writing.OpenWriter();
       EXPECT_TRUE(writer.ok()) << writer.status().message();
+      open = true;
       for (int i = 0; i < kMutations; ++i) {
         const Status status = Mutate(writing, **writer, i);
         EXPECT_TRUE(status.ok()) << status.message();
@@ -143,6 +145,7 @@ int ScanTest::ScanBesideAWriter(bool fork_it) {
       }
     } else {
       thread = std::thread([&] { work(*group); });
+      while (!open) std::this_thread::yield();  // opening the writer is not beside reads
     }
     while (!done) {
       int status = 0;

@@ -41,15 +41,14 @@ class Gate:
 
     def __init__(self) -> None:
         self.stop: Callable[[], None] | None = None
-        for name in ("keys", "lookup"):
-            setattr(tsps.Table, name, self._stopping(getattr(tsps.Table, name)))
+        tsps.Table.scan = self._stopping(tsps.Table.scan)  # type: ignore[method-assign]
 
     def _stopping(self, read: Any) -> Any:
-        def stopping(*args: Any) -> Any:
+        def stopping(*args: Any, **options: Any) -> Any:
             stop, self.stop = self.stop, None
             if stop is not None:
                 stop()
-            return read(*args)
+            return read(*args, **options)
 
         return stopping
 

@@ -122,9 +122,11 @@ Status MappedFile::Map(int fd, int protection, bool replace) {
   void* address = mmap(data_, range_, protection,
                        MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : 0), fd, 0);
   if (address == MAP_FAILED) return ErrnoError("cannot map", path_);
-  data_ = static_cast<char*>(address);
-  device_ = info.st_dev;
-  inode_ = info.st_ino;
+  if (!replace) {  // otherwise they are what they were, and others may read them
+    data_ = static_cast<char*>(address);
+    device_ = info.st_dev;
+    inode_ = info.st_ino;
+  }
   size_.store(InRange(info), std::memory_order_release);
   return Status();
 }

@@ -264,7 +264,8 @@ Status TableFiles::MapPlane(Plane* plane) {
 const PlaneList* TableFiles::Keep(PlaneList list) {
   lists_.push_back(std::make_unique<const PlaneList>(std::move(list)));
   const PlaneList* const kept = lists_.back().get();
-  embedding_ = reinterpret_cast<float*>(kept->embedding().file->data());
+  // The same plane in all lists: others may be reading it.
+  if (embedding_ == nullptr) embedding_ = reinterpret_cast<float*>(kept->embedding().file->data());
   latest_.store(kept, std::memory_order_release);
   return kept;
 }

@@ -76,7 +76,7 @@ inline uint64_t WireAligned(uint64_t offset) { return (offset + 63) / 64 * 64; }
 
 // Needs rows_begin bytes of the buffer, at least the header's.
 inline uint32_t WireCrc(const uint8_t* data, uint64_t rows_begin) {
-  const uint32_t crc = HeaderCrc(*reinterpret_cast<const WireHeader*>(data));
+  const uint32_t crc = Crc32c(0, data, offsetof(WireHeader, crc));  // the buffer may lie anywhere
   return Crc32c(crc, data + sizeof(WireHeader), rows_begin - sizeof(WireHeader));
 }
 
