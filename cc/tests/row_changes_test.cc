@@ -168,6 +168,32 @@ TEST_F(RowChangesTest, RowsThatGoMakeRoomUnderALimit) {
   ASSERT_TSPS_OK(writer_->Verify());
 }
 
+// As many as there are, in files without a page to spare.
+TEST_F(RowChangesTest, AFullTableCanTakeAllOtherRows) {
+  TableConfig config = MakeConfig("full", 64, 1);
+  config.max_rows = 1000;
+  const auto full = writer_->CreateTable(config);
+  ASSERT_TRUE(full.ok());
+  const std::vector<float> rows(1000 * 64, 1.0f);
+  std::vector<int64_t> keys(1000), others(1000);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = static_cast<int64_t>(i);
+    others[i] = static_cast<int64_t>(i + 1000);
+  }
+  SerialExecutor serial;
+  ASSERT_TSPS_OK(writer_->Assign(*full, keys.data(), rows.data(), nullptr, keys.size(), serial));
+  for (int i = 0; i < 4; ++i) {
+    RowChanges changes;
+    const PlaneValues values{PlaneRole::kEmbedding, "embedding", 64 * sizeof(float), rows.data()};
+    changes.writes.push_back({*full, others.data(), others.size(), {values}});
+    changes.erases.push_back({*full, keys.data(), keys.size()});
+    ASSERT_TSPS_OK(writer_->Prepare(changes, serial));
+    writer_->Publish();
+    keys.swap(others);
+  }
+  ASSERT_TSPS_OK(writer_->Verify());
+}
+
 // A table whose rows may be in another tier has no initial values.
 TEST_F(RowChangesTest, AbsentKeysOfATableWithAnotherTierAreAskedForThere) {
   TableConfig config = MakeConfig("tiered", kDim, 1);

@@ -21,13 +21,17 @@ constexpr size_t kAhead = 16;
 }  // namespace
 
 BeforeImages::BeforeImages(std::string group_path, ControlFile& control, StorageReserver& reserver)
-    : group_path_(std::move(group_path)), control_(control), reserver_(reserver) {
+    : pid_(getpid()), group_path_(std::move(group_path)), control_(control), reserver_(reserver) {
   for (size_t place = 0; place < kMaxScans; ++place) {
     if (control_.live().scans[place].load() == 0) RemoveImages(place);
   }
 }
 
 BeforeImages::~BeforeImages() {
+  if (getpid() != pid_) {  // a forked child's copy: the files are its parent's
+    for (Images& images : images_) static_cast<void>(images.file.release());
+    return;
+  }
   for (size_t place = 0; place < kMaxScans; ++place) {
     // A scan that goes on needs them.
     if (control_.live().scans[place].load() == 0) RemoveImages(place);
@@ -38,7 +42,8 @@ BeforeImages::~BeforeImages() {
 void BeforeImages::RemoveImages(size_t place) {
   if (images_[place].file != nullptr) reserver_.Cancel({images_[place].file.get()});
   images_[place].file.reset();
-  unlink(ScanImagesPath(group_path_, place).c_str());
+  // Else it is another group's.
+  if (control_.file().CheckInPlace().ok()) unlink(ScanImagesPath(group_path_, place).c_str());
 }
 
 // Room for `bytes` behind `begin`.
@@ -49,7 +54,12 @@ Status BeforeImages::OpenImages(size_t place, uint64_t begin, uint64_t bytes, ui
     reserver_.Cancel({file.get()});
     file.reset();
   }
+  if (file != nullptr && begin == 0 && !file->CheckInPlace().ok()) {
+    reserver_.Cancel({file.get()});
+    file.reset();
+  }
   if (file == nullptr) {
+    TSPS_RETURN_IF_ERROR(control_.file().CheckInPlace());
     auto opened = MappedFile::Open(path, begin, limit);
     if (opened.ok()) {
       TSPS_RETURN_IF_ERROR((*opened)->MakeWritable());
@@ -111,6 +121,7 @@ bool BeforeImages::Look(size_t place, uint64_t epoch) {
   if (scan.probe->Held()) return announced;
   unlink(path.c_str());  // of a process that has ended without doing so
   End(place, ScanEnd::kNot);
+  RemoveImages(place);
   return false;
 }
 

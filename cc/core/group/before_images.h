@@ -67,6 +67,7 @@ class BeforeImages {
   void Save(size_t place, const std::vector<TouchedRows>& touched, Executor* executor);
   static void Write(const Part& part, ScanRecord* record, Executor* executor);
 
+  const int pid_;
   const std::string group_path_;
   ControlFile& control_;
   StorageReserver& reserver_;

@@ -122,10 +122,10 @@ uint64_t ControlFile::CommittedStep() const {
 
 std::atomic<uint64_t>* ControlFile::Announcements() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!file_->CheckInPlace().ok()) return nullptr;  // another group may be there
   if (writable_ == nullptr) {
     auto again = MappedFile::Open(path(), kControlBytes, kControlBytes);
-    if (!again.ok() || !(*again)->MakeWritable().ok() || !file_->CheckInPlace().ok())
-      return nullptr;
+    if (!again.ok() || !(*again)->MakeWritable().ok()) return nullptr;
     writable_ = std::move(*again);
   }
   return reinterpret_cast<LiveState*>(writable_->data() + kLiveOffset)->scans;

@@ -64,6 +64,8 @@ class ControlFile {
   // which may have become odd since, not more.
   uint64_t LoadLastState(State* state) const;
   uint64_t CommittedStep() const;
+  // From here on the mutation can only be undone.
+  void Unseal() { live().sealed.epoch.store(0, std::memory_order_release); }
   // The sealed mutation that follows `epoch`, if there is one.
   std::optional<Sealed> SealedAfter(uint64_t epoch) const;
   // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this

@@ -140,6 +140,7 @@ Status UndoMutation(Group::Impl& impl, State* state) {
     };
     TSPS_RETURN_IF_ERROR(impl.undo->Check(state->epoch + 1));
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, check));
+    control.Unseal();
     const auto undo = [&](const UndoRecordHeader& record, const char* payload) {
       const TableState& table = state->tables[record.table];
       Undo(*impl.files(static_cast<int>(record.table)), table, state->changes, record, payload);
@@ -180,6 +181,9 @@ Status Recover(Group::Impl& impl, Undecided outcome, State* state) {
   TSPS_RETURN_IF_ERROR(CheckRecord(next, state->epoch + 1, control));
   for (size_t place = 0; place < next.tables.size(); ++place) {
     if (IsVacant(next.tables[place])) continue;
+    if (impl.files(static_cast<int>(place)) == nullptr) {
+      return Damaged(control.path(), "a sealed record with a table that is not there");
+    }
     TSPS_RETURN_IF_ERROR(impl.files(static_cast<int>(place))->CheckState(next.tables[place]));
   }
   control.Publish(next);

@@ -141,7 +141,12 @@ Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes)
 
 Status PreparedChanges::AddErases(const Group& group, const TableErases& erases) {
   TSPS_ASSIGN_OR_RETURN(Part* const part, PartOf(group, erases.table));
-  TSPS_RETURN_IF_ERROR(CheckCount(group_.files(part->table)->config().name, erases.n));
+  const std::string& name = group_.files(part->table)->config().name;
+  if (part->erases) {
+    return Error(Code::kInvalidArgument, "rows of table ", name, " are erased twice at once");
+  }
+  part->erases = true;
+  TSPS_RETURN_IF_ERROR(CheckCount(name, erases.n));
   mutation_.AddErases(part->table, erases.keys, erases.n);
   return Status();
 }

@@ -58,6 +58,7 @@ class PreparedChanges {
     std::vector<GradientRows> gradients = {};
     std::vector<TableWrites> writes = {};  // one, or none
     std::vector<size_t> planes = {};       // where in the table's list those of `writes` are
+    bool erases = false;
   };
 
   // The part of a table, made if need be.

@@ -96,12 +96,15 @@ bool Scan::IsMapped(const Group& group, const std::vector<int>& tables, const St
 }
 
 Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t deadline) {
+  // Held to the end: another thread of this process may drop a table, and its planes with it.
+  const std::shared_ptr<const MappedTables::List> mapped = group_.impl_->tables.list();
   std::vector<ScanFile::Wanted> wanted;
   uint64_t bytes = 0;
   for (const int table : tables_) {
     const TableState& one = state.tables[PlaceOf(table)];
-    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
-                          (*group_.impl_->tables.list())[PlaceOf(table)].files->BoundPlanes(one));
+    const size_t place = PlaceOf(table);
+    if (place >= mapped->size() || !(*mapped)[place].Is(one.removed)) return false;
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, (*mapped)[place].files->BoundPlanes(one));
     bytes += one.rows * RowBytes(*list, list->planes.size());
     wanted.push_back({PlaceOf(table), one.removed, one.planes, WithMargin(one.rows),
                       WantedPlanes(*list, options)});

@@ -86,6 +86,10 @@ Status ScanAnnouncement::Check() const {
 #ifndef __SANITIZE_THREAD__
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
+  if (!lock_->HeldByThisProcess()) {
+    return Error(Code::kFailedPrecondition, "a scan of ", group_path_,
+                 " belongs to the process that began it, not to its children");
+  }
   if (word_->load(std::memory_order_acquire) == id_) return Status();
   const auto ended = [&](const auto&... why) {
     return Error(Code::kUnavailable, "the scan of ", group_path_, " was ended: ", why...);

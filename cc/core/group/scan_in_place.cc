@@ -24,6 +24,7 @@ Status Scan::CopyInPlace(int table, const uint32_t* rows, size_t n, char* const*
   const PlaneList& list = Planes(table);
   const size_t key = list.trained();
   return ReadInPlace([&](const ReadView& view) -> Status {
+    if (!view.Mapped(table)) return Status();  // Read maps it, or fails
     for (size_t i = 0; i < n; ++i) {
       if (rows[i] == kAbsentRow) continue;
       for (size_t p = 0; p < list.planes.size(); ++p) {

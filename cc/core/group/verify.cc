@@ -193,6 +193,7 @@ Status Group::Verify(int table) {
     TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
       if (!TableCheck::Has(view, table)) return Status();
       const TableCheck check(view, table);
+      TSPS_RETURN_IF_ERROR(check.CheckState());
       segments = check.segments();
       for (uint32_t number = begin; number < std::min(begin + kSegments, segments); ++number) {
         TSPS_RETURN_IF_ERROR(check.CheckEntries(number));

@@ -122,6 +122,12 @@ size_t TableFiles::MaxRows() const {
   return rows;
 }
 
+size_t TableFiles::RoomRows() const {
+  size_t rows = 2 * MaxRows();
+  if (config_->key_limit > 0) rows = std::min(rows, static_cast<size_t>(config_->key_limit));
+  return std::min<size_t>(rows, kMaxRowNumber);
+}
+
 Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder,
                                                        const TableConfig& config) {
   Remove(folder);
@@ -133,7 +139,7 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder
                           MappedFile::Create(folder + "/config", kPageBytes, kPageBytes));
     std::memcpy(file->data(), &header, sizeof(header));
   }
-  const size_t max_rows = files->MaxRows();
+  const size_t max_rows = files->RoomRows();
   TSPS_ASSIGN_OR_RETURN(
       files->directory_,
       MappedFile::Create(folder + "/directory", kFirstDirectoryBytes, kMaxDirectoryBytes));
@@ -159,7 +165,7 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) 
   TSPS_ASSIGN_OR_RETURN(TableConfig config, ConfigFrom(header, config_file->path(),
                                                        folder.substr(folder.rfind('/') + 1)));
   std::unique_ptr<TableFiles> files(new TableFiles(folder, std::move(config)));
-  const size_t max_rows = files->MaxRows();
+  const size_t max_rows = files->RoomRows();
   TSPS_ASSIGN_OR_RETURN(
       files->directory_,
       MappedFile::Open(folder + "/directory", kFirstDirectoryBytes, kMaxDirectoryBytes));
@@ -183,7 +189,7 @@ Status TableFiles::MakeWritable(const TableState& state) {
 }
 
 Status TableFiles::CheckState(const TableState& state) {
-  TSPS_RETURN_IF_ERROR(CheckNumbers(state, MaxRows(), folder_));
+  TSPS_RETURN_IF_ERROR(CheckNumbers(state, RoomRows(), folder_));
   TSPS_RETURN_IF_ERROR(BoundPlanes(state).status());
   return CheckFiles(state);
 }
@@ -254,7 +260,7 @@ Status TableFiles::MapPlane(Plane* plane) {
     if (known->path() == path) plane->file = known.get();
   }
   if (plane->file != nullptr) return Status();
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, 0, MaxRows() * plane->row_bytes));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, 0, RoomRows() * plane->row_bytes));
   if (writable_) TSPS_RETURN_IF_ERROR(file->MakeWritable());
   plane->file = file.get();
   plane_files_.push_back(std::move(file));
@@ -278,8 +284,8 @@ Status TableFiles::MakePlanes(PlaneList list, uint32_t generation, uint64_t rows
       continue;
     }
     const size_t bytes = std::max<size_t>(kPageBytes, rows * plane.row_bytes);
-    TSPS_ASSIGN_OR_RETURN(auto file,
-                          MappedFile::Create(PlanePath(plane), bytes, MaxRows() * plane.row_bytes));
+    TSPS_ASSIGN_OR_RETURN(
+        auto file, MappedFile::Create(PlanePath(plane), bytes, RoomRows() * plane.row_bytes));
     plane.file = file.get();
     plane.Initialize(0, rows);
     plane_files_.push_back(std::move(file));

@@ -108,6 +108,8 @@ class TableFiles {
   Status MapPlane(Plane* plane);
   const PlaneList* Keep(PlaneList list);
   size_t MaxRows() const;
+  // Row numbers that it may need: a commit adds rows before it takes others away.
+  size_t RoomRows() const;
 
   const std::string folder_;
   const std::shared_ptr<const TableConfig> config_;
