@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <random>
 #include <string>
 
+#include "core/group/layout.h"
 #include "core/group/row_gather.h"
 #include "core/group/scan.h"
 #include "tests/group_fixture.h"
@@ -334,6 +337,31 @@ TEST_F(SealedTest, WhatIsNotSealedYetIsUndoneAndWhatIsPublishedStays) {
   KillAt("publish.even", 3);
   ASSERT_TSPS_OK(Open(Undecided::kRefuse));
   EXPECT_TRUE(image_ == after_);
+}
+
+TEST_F(SealedTest, WhatIsNotSealedCannotBePublished) {
+  KillAt("seal.record", 3);
+  const Status refused = Open(Undecided::kPublish);
+  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+  EXPECT_NE(refused.message().find("was not sealed"), std::string::npos) << refused.message();
+  ASSERT_TSPS_OK(Open(Undecided::kUndo));
+  EXPECT_TRUE(image_ == before_);
+}
+
+TEST_F(SealedTest, ASealThatCannotBeReadIsNotTakenForNone) {
+  KillAt("seal.sealed", 3);
+  std::fstream file(dir_ / "g/group", std::ios::in | std::ios::out | std::ios::binary);
+  const uint32_t peers = 1;
+  file.seekp(kLiveOffset + offsetof(LiveState, sealed) + offsetof(SealedState, peers));
+  file.write(reinterpret_cast<const char*>(&peers), sizeof(peers));
+  file.close();
+  for (const Undecided outcome : {Undecided::kRefuse, Undecided::kPublish}) {
+    const Status refused = Open(outcome);
+    EXPECT_EQ(refused.code(), Code::kDataLoss);
+    EXPECT_NE(refused.message().find("who decides step 2"), std::string::npos) << refused.message();
+  }
+  ASSERT_TSPS_OK(Open(Undecided::kUndo));
+  EXPECT_TRUE(image_ == before_);
 }
 
 #endif  // TFSPS_FAULT_POINTS

@@ -35,28 +35,24 @@ BeforeImages::~BeforeImages() {
   for (size_t place = 0; place < kMaxScans; ++place) {
     // A scan that goes on needs them.
     if (control_.live().scans[place].load() == 0) RemoveImages(place);
-    if (images_[place].file != nullptr) reserver_.Cancel({images_[place].file.get()});
+    reserver_.Discard(std::move(images_[place].file));
   }
 }
 
+// A step may be waiting: the pages, of which there may be many, are given back by the helper.
 void BeforeImages::RemoveImages(size_t place) {
-  if (images_[place].file != nullptr) reserver_.Cancel({images_[place].file.get()});
-  images_[place].file.reset();
   // Else it is another group's.
   if (control_.file().CheckInPlace().ok()) unlink(ScanImagesPath(group_path_, place).c_str());
+  reserver_.Discard(std::move(images_[place].file));
 }
 
 // Room for `bytes` behind `begin`.
 Status BeforeImages::OpenImages(size_t place, uint64_t begin, uint64_t bytes, uint64_t limit) {
   std::unique_ptr<MappedFile>& file = images_[place].file;
   const std::string path = ScanImagesPath(group_path_, place);
-  if (file != nullptr && file->range() < limit) {  // of a smaller scan
-    reserver_.Cancel({file.get()});
-    file.reset();
-  }
-  if (file != nullptr && begin == 0 && !file->CheckInPlace().ok()) {
-    reserver_.Cancel({file.get()});
-    file.reset();
+  const bool smaller = limit > images_[place].limit;  // it was a smaller scan's
+  if (file != nullptr && (smaller || (begin == 0 && !file->CheckInPlace().ok()))) {
+    reserver_.Discard(std::move(file));
   }
   if (file == nullptr) {
     TSPS_RETURN_IF_ERROR(control_.file().CheckInPlace());
@@ -70,6 +66,7 @@ Status BeforeImages::OpenImages(size_t place, uint64_t begin, uint64_t bytes, ui
       TSPS_RETURN_IF_ERROR(opened.status());
     }
     file = std::move(*opened);
+    images_[place].limit = limit;
   }
   return reserver_.Ensure(*file, begin + bytes);
 }
@@ -92,11 +89,12 @@ bool BeforeImages::Look(size_t place, uint64_t epoch) {
   Open& scan = open_[place];
   const uint64_t id = control_.live().scans[place].load(std::memory_order_seq_cst);
   const bool announced = id != 0 && id != scan.id;
+  Images& images = images_[place];
   if (id != scan.id) {
+    if (scan.id != 0) images.used_ns = NowNs();
     scan = Open();
     scan.id = id;
   }
-  Images& images = images_[place];
   if (id == 0) {
     if (images.file != nullptr && NowNs() > images.used_ns + kKeptNs) RemoveImages(place);
     return false;
@@ -148,10 +146,11 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, E
       if (table.place != one.place || table.removed != one.removed) continue;
       if (table.planes != one.planes->generation) return End(place, ScanEnd::kPlanes);
       Part part{&one, t, table.wanted, {}};
-      const uint64_t passed = file.passed(t).load(std::memory_order_relaxed);
+      const uint64_t passed = file.passed(t).load(std::memory_order_acquire);
+      const uint64_t end = std::min(table.rows, file.end(t).load(std::memory_order_relaxed));
       for (size_t i = 0; i < one.n; ++i) {
         const uint32_t row = one.rows[i];
-        if (row >= passed && row < table.rows && !file.Saved(t, row)) part.rows.push_back(row);
+        if (row >= passed && row < end && !file.Saved(t, row)) part.rows.push_back(row);
       }
       if (part.rows.empty()) continue;
       bytes += ScanRecordBytes(part.rows.size(), RowBytesOf(*one.planes, table.wanted));

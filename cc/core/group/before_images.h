@@ -51,6 +51,7 @@ class BeforeImages {
   // Of a place, from scan to scan.
   struct Images {
     std::unique_ptr<MappedFile> file;
+    uint64_t limit = 0;  // that it was opened for
     uint64_t used_ns = 0;
   };
   // The rows that need an image, of the scan's table t.

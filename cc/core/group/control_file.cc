@@ -192,12 +192,14 @@ void ControlFile::Seal(const State& next, const Sealed& sealed) {
   TSPS_FAULT_POINT("seal.sealed");
 }
 
-std::optional<Sealed> ControlFile::SealedAfter(uint64_t epoch) const {
+Result<std::optional<Sealed>> ControlFile::SealedAfter(uint64_t epoch) const {
   const SealedState& from = live().sealed;
-  if (from.epoch.load(std::memory_order_acquire) != epoch + 1) return std::nullopt;
+  if (from.epoch.load(std::memory_order_acquire) != epoch + 1) return std::optional<Sealed>();
   const Sealed sealed{from.step, from.run_id, from.peers};
-  if (from.crc != SealedCrc(sealed, epoch + 1)) return std::nullopt;
-  return sealed;
+  if (from.crc != SealedCrc(sealed, epoch + 1) && !TSPS_FAULT_OFF("damage")) {
+    return Damaged(path(), "who decides step ", sealed.step, ", which is written, is not readable");
+  }
+  return std::optional<Sealed>(sealed);
 }
 
 void ControlFile::Publish(const State& state) {

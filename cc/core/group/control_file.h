@@ -66,8 +66,8 @@ class ControlFile {
   uint64_t CommittedStep() const;
   // From here on the mutation can only be undone.
   void Unseal() { live().sealed.epoch.store(0, std::memory_order_release); }
-  // The sealed mutation that follows `epoch`, if there is one.
-  std::optional<Sealed> SealedAfter(uint64_t epoch) const;
+  // The sealed mutation that follows `epoch`, if there is one. DataLoss if it cannot be read.
+  Result<std::optional<Sealed>> SealedAfter(uint64_t epoch) const;
   // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this
   // process must not write, on a read-only file system, say.
   std::atomic<uint64_t>* Announcements();

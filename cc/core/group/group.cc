@@ -191,7 +191,10 @@ GroupInfo Group::Info() const {
   info.writer_pid = impl_->control->live().writer_pid.load();
   info.writer_alive = impl_->probe->Held();
   info.unfinished = (sequence & 1) != 0;
-  if (info.unfinished) info.sealed = impl_->control->SealedAfter(state.epoch);
+  if (info.unfinished) {
+    const auto sealed = impl_->control->SealedAfter(state.epoch);
+    if (sealed.ok()) info.sealed = *sealed;
+  }
   info.bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
   for (size_t place = 0; place < state.tables.size(); ++place) {
     if (IsVacant(state.tables[place])) continue;

@@ -165,10 +165,15 @@ Status Recover(Group::Impl& impl, Undecided outcome, State* state) {
     control.EndRebuild();  // of one that was published
     return Status();
   }
-  const std::optional<Sealed> sealed = control.SealedAfter(state->epoch);
+  if (outcome == Undecided::kUndo) return UndoMutation(impl, state);
+  TSPS_ASSIGN_OR_RETURN(const std::optional<Sealed> sealed, control.SealedAfter(state->epoch));
+  if (outcome == Undecided::kPublish && !sealed.has_value()) {
+    return Error(Code::kFailedPrecondition, "what was being written in ", control.path(),
+                 " after step ", state->step,
+                 " was not sealed: it may be written in part, and can only be undone");
+  }
   // Alone on its node, a group knows what it has not published.
-  if (!sealed.has_value() || outcome == Undecided::kUndo ||
-      (sealed->peers <= 1 && outcome == Undecided::kRefuse)) {
+  if (outcome == Undecided::kRefuse && (!sealed.has_value() || sealed->peers <= 1)) {
     return UndoMutation(impl, state);
   }
   if (outcome == Undecided::kRefuse) {

@@ -132,7 +132,8 @@ Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes)
   TSPS_ASSIGN_OR_RETURN(part->planes, FindPlanes(files, *list, writes.planes));
   size_t n_planes = 0;
   for (const size_t position : part->planes) n_planes = std::max(n_planes, position + 1);
-  TSPS_RETURN_IF_ERROR(CheckCount(config.name, writes.n));
+  const size_t updates = part->update.empty() ? 0 : part->update[0].n;
+  TSPS_RETURN_IF_ERROR(CheckCount(config.name, updates + writes.n));
   TSPS_RETURN_IF_ERROR(CheckKeys(config, writes.keys, writes.n));
   part->writes.push_back(writes);
   mutation_.AddWrites(part->table, writes.keys, writes.n, n_planes);

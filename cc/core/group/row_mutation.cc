@@ -153,6 +153,8 @@ Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
 Status RowMutation::FindErased(RowPlan& plan) {
   if (plan.erase_keys.empty()) return Status();
   const TableFiles& files = *group_.files(plan.table);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
+                        group_.files(plan.table)->BoundPlanes(StateOf(plan)));
   const uint32_t depth = StateOf(plan).depth;
   plan.erased.clear();
   plan.erased_rows.clear();
@@ -163,6 +165,12 @@ Status RowMutation::FindErased(RowPlan& plan) {
     const Segment* const segment = files.segment(number);
     const Entry* const entry = FindInSegment(*segment, key, hash);
     if (entry == nullptr) continue;
+    // Else an erase would free a row that another key has.
+    const int64_t of_row = LoadRelaxed(list->keys()[entry->row_plus_one - 1]);
+    if (of_row != key && !TSPS_FAULT_OFF("damage")) {
+      return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: its index leads key ",
+                   key, " to row ", entry->row_plus_one - 1, ", which is that of key ", of_row);
+    }
     plan.erased.push_back(
         {number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
     plan.erased_rows.push_back(entry->row_plus_one - 1);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/clock.h"
+#include "core/base/fault_point.h"
 #include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
 #include "core/group/group_impl.h"
@@ -46,6 +47,7 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
   if (all.empty()) {
     TSPS_ASSIGN_OR_RETURN(all, group.Tables());
   }
+  bool changed = false;
   while (NowNs() <= deadline) {
     const uint64_t lost = NowNs() - began;  // in rounds that the writer came between
     std::unique_ptr<Scan> scan(new Scan(group, all));
@@ -56,12 +58,13 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
       state = view.state_;
       return Status();
     };
-    // How large the tables are, about; without waiting, if this process has them mapped.
+    // How large the tables are, about; without waiting, if this process has them mapped. Read()
+    // says what is wrong with them, if anything is.
     group.impl_->control->LoadLastState(&state);
-    if (!IsMapped(group, all, state)) {
+    if (changed || !IsMapped(group, all, state)) {
       TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
     }
-    TSPS_ASSIGN_OR_RETURN(bool announced, scan->Announce(state, options, deadline));
+    TSPS_ASSIGN_OR_RETURN(bool announced, scan->Announce(state, deadline));
     if (announced) {
       TSPS_ASSIGN_OR_RETURN(announced, scan->AwaitState(deadline));
       if (announced && !scan->Fits()) continue;
@@ -71,7 +74,8 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
       TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
       scan->state_ = std::move(state);
     }
-    if (!scan->MapTables()) continue;
+    changed = !scan->MapTables();
+    if (changed) continue;
     scan->waited_ns_ += lost;
     RaiseMax(group.counters().read_blocked_ns_max, scan->waited_ns_);
     group.counters().read_blocked_ns_total.fetch_add(scan->waited_ns_, std::memory_order_relaxed);
@@ -95,7 +99,7 @@ bool Scan::IsMapped(const Group& group, const std::vector<int>& tables, const St
   return true;
 }
 
-Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t deadline) {
+Result<bool> Scan::Announce(const State& state, uint64_t deadline) {
   // Held to the end: another thread of this process may drop a table, and its planes with it.
   const std::shared_ptr<const MappedTables::List> mapped = group_.impl_->tables.list();
   std::vector<ScanFile::Wanted> wanted;
@@ -107,13 +111,19 @@ Result<bool> Scan::Announce(const State& state, const Options& options, uint64_t
     TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, (*mapped)[place].files->BoundPlanes(one));
     bytes += one.rows * RowBytes(*list, list->planes.size());
     wanted.push_back({PlaceOf(table), one.removed, one.planes, WithMargin(one.rows),
-                      WantedPlanes(*list, options)});
+                      WantedPlanes(*list, options_)});
   }
   const uint64_t limit =
-      options.limit != 0 ? options.limit : std::max<uint64_t>(bytes / 4, kLeastLimit);
-  TSPS_ASSIGN_OR_RETURN(announcement_, ScanAnnouncement::Make(group_.path(), *group_.impl_->control,
-                                                              wanted, limit, deadline));
-  return announced();
+      options_.limit != 0 ? options_.limit : std::max<uint64_t>(bytes / 4, kLeastLimit);
+  auto made =
+      ScanAnnouncement::Make(group_.path(), *group_.impl_->control, wanted, limit, deadline);
+  if (made.ok()) {
+    announcement_ = std::move(*made);
+    return true;
+  }
+  if (made.status().code() != Code::kFailedPrecondition) return made.status();
+  not_announced_ = made.status().message();
+  return false;
 }
 
 Result<bool> Scan::AwaitState(uint64_t deadline) {
@@ -128,7 +138,10 @@ Result<bool> Scan::AwaitState(uint64_t deadline) {
       TSPS_RETURN_IF_ERROR(impl.CheckRead(state_, sequence / 2));
       return true;
     }
-    if (!impl.probe->Held()) return false;
+    if (!impl.probe->Held()) {
+      not_announced_ = "nobody has recovered what a killed writer left";
+      return false;
+    }
     if (NowNs() > deadline) {
       return Error(Code::kUnavailable, "the writer of ", group_.path(), " (pid ",
                    impl.control->live().writer_pid.load(), ") is in one mutation for ",
@@ -162,6 +175,7 @@ bool Scan::MapTables() {
     const PlaneList* const list = files->Planes(state);
     if (list == nullptr) return false;
     parts_.push_back({table, std::move(files), list, WantedPlanes(*list, options_)});
+    if (announced()) file().end(parts_.size() - 1).store(state.rows, std::memory_order_relaxed);
   }
   return true;
 }
@@ -225,8 +239,13 @@ bool Scan::IsLive(const Part& part, const char* image) {
 
 Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes,
                   Executor& executor) {
-  if (!announced()) return CopyInPlace(table, rows, n, planes);
   Part& part = PartOf(table);
+  for (size_t p = 0; p < part.list->planes.size(); ++p) {
+    if (planes[p] == nullptr || (part.wanted >> p & 1) != 0) continue;
+    return Error(Code::kInvalidArgument, "a scan of ", group_.path(), " does not read plane '",
+                 part.list->planes[p].name, "': it was not asked for");
+  }
+  if (!announced()) return CopyInPlace(table, rows, n, planes);
   const size_t t = NumberOf(part);
   std::mutex mutex;
   std::vector<size_t> saved;  // positions of rows that have an image
@@ -254,7 +273,11 @@ Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes
     saved.insert(saved.end(), of_range.begin(), of_range.end());
   });
   TSPS_RETURN_IF_ERROR(Check());  // then every row that was written since has its bit
-  TSPS_RETURN_IF_ERROR(TakeImages());
+  const Status taken = TakeImages();
+  if (!taken.ok()) {
+    TSPS_RETURN_IF_ERROR(Check());  // the writer may have removed them meanwhile
+    return taken;
+  }
   for (const size_t i : saved) {
     const auto found = part.images.find(rows[i]);
     if (found == part.images.end()) {
@@ -314,7 +337,13 @@ Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* plane
     }
     live += kept;
     part.next += m;
-    if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_relaxed);
+    part.live += kept;
+    // After all that was read of them.
+    if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
+  }
+  if (live < n && part.live != StateOf(table).live && !TSPS_FAULT_OFF("damage")) {
+    return Damaged("table " + part.files->folder(), part.live, " rows with a key, ",
+                   StateOf(table).live, " counted");
   }
   return live;
 }

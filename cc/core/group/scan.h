@@ -8,7 +8,8 @@
 //
 // Where the group cannot be written to (a read-only file system), and while nobody has recovered
 // what a killed writer left, a scan cannot announce itself: it then reads as Group::Read() does,
-// and is Unavailable, to be begun again, when the group has changed meanwhile.
+// and is Unavailable, to be begun again, when the group has changed meanwhile. The same where there
+// is no room for its file.
 //
 // Unavailable, too: the writer had to end it (Status says why).
 #ifndef TFSPS_CORE_GROUP_SCAN_H_
@@ -86,7 +87,7 @@ class Scan {
   // that was both is in both: it has been written after it was erased. After a kill there may be
   // more, never less. As Next, of a table whose rows it has not passed.
   Result<Changes> ChangedSince(int table, uint32_t generation);
-  // Planes of rows by their numbers; skips kAbsentRow.
+  // Planes of rows by their numbers, of those that Options names; skips kAbsentRow.
   Status Copy(int table, const uint32_t* rows, size_t n, char* const* planes, Executor& executor);
   // Not, as long as all that was read is of one state.
   Status Check() const;
@@ -100,6 +101,7 @@ class Scan {
     const PlaneList* list;
     uint64_t wanted;                                        // planes
     uint64_t next = 0;                                      // the row number that Next goes on with
+    uint64_t live = 0;                                      // rows that it has returned
     std::unordered_map<uint32_t, const char*> images = {};  // by row
     std::unordered_map<int64_t, uint32_t> by_key = {};      // rows of images, once `keys`
     bool keys = false;
@@ -110,7 +112,7 @@ class Scan {
   static bool IsMapped(const Group& group, const std::vector<int>& tables, const State& state);
   // Takes a place and announces a scan of tables as large as `state` says. False if this process
   // cannot.
-  Result<bool> Announce(const State& state, const Options& options, uint64_t deadline);
+  Result<bool> Announce(const State& state, uint64_t deadline);
   // The committed state to read. False if there is an unfinished mutation and no writer.
   Result<bool> AwaitState(uint64_t deadline);
   // Whether the announced file fits the state, and all images are of that state.
@@ -153,6 +155,7 @@ class Scan {
   std::unique_ptr<ScanAnnouncement> announcement_;  // null: it cannot be made
   std::unique_ptr<MappedFile> images_;              // once there are any
   uint64_t taken_ = 0;                              // bytes of its records
+  std::string not_announced_;                       // why
 };
 
 // For lookups: `read` on one committed state as Group::Read(), while that is quick, else `scan`.

@@ -32,9 +32,9 @@ void RemoveFilesOf(const std::string& group, size_t place) {
 Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
     const std::string& group_path, ControlFile& control,
     const std::vector<ScanFile::Wanted>& wanted, uint64_t limit, uint64_t deadline) {
-  const auto nothing = [] { return std::unique_ptr<ScanAnnouncement>(); };
+  const auto cannot = [](const std::string& why) { return Status(Code::kFailedPrecondition, why); };
   std::atomic<uint64_t>* const words = control.Announcements();
-  if (words == nullptr) return nothing();
+  if (words == nullptr) return cannot("this process must not write to the group");
   std::unique_ptr<ScanAnnouncement> made(new ScanAnnouncement(group_path));
   size_t place = 0;
   while (made->lock_ == nullptr) {
@@ -44,7 +44,7 @@ Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
       break;
     }
     if (lock.status().code() == Code::kResourceExhausted) return lock.status();
-    if (lock.status().code() != Code::kAborted) return nothing();
+    if (lock.status().code() != Code::kAborted) return cannot(lock.status().message());
     if (++place < kMaxScans) continue;
     if (NowNs() > deadline) {
       return Error(Code::kUnavailable, kMaxScans, " scans of ", group_path,
@@ -59,7 +59,7 @@ Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
   auto file = ScanFile::Create(path, made->id_, limit, wanted);
   if (!file.ok()) {
     unlink(path.c_str());
-    return nothing();
+    return cannot(file.status().message());
   }
   made->file_ = std::move(*file);
   made->word_ = &words[place];

@@ -17,8 +17,9 @@ namespace tsps {
 
 class ScanAnnouncement {
  public:
-  // Waits for a place until `deadline` (NowNs): Unavailable. Null where this process cannot
-  // announce anything: it must not write to the group, or there is no room.
+  // Waits for a place until `deadline` (NowNs): Unavailable. FailedPrecondition, with the reason,
+  // where this process cannot announce anything: it must not write to the group, or there is no
+  // room.
   static Result<std::unique_ptr<ScanAnnouncement>> Make(const std::string& group_path,
                                                         ControlFile& control,
                                                         const std::vector<ScanFile::Wanted>& wanted,

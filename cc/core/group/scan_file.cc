@@ -7,6 +7,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/limits.h"
+#include "core/base/racy_copy.h"
 #include "core/table/layout.h"
 
 namespace tsps {
@@ -67,6 +68,7 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Create(const std::string& path, uint
     tables[t].place = static_cast<uint32_t>(wanted[t].place);
     tables[t].planes = wanted[t].planes;
     tables[t].wanted = wanted[t].wanted;
+    tables[t].end = wanted[t].rows;
   }
   ScanHeader& header = scan->header();
   header.magic = kScanMagic;
@@ -85,22 +87,26 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Open(const std::string& path, uint64
     // Its size is known when its beginning was read.
     TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, sizeof(ScanHeader), kPageBytes));
     const auto& header = *reinterpret_cast<const ScanHeader*>(file->data());
-    if (header.magic != kScanMagic || header.id != id || header.n_tables > kMaxTables) {
+    // What is checked is what is used: the file is shared.
+    const uint32_t n_tables = __atomic_load_n(&header.n_tables, __ATOMIC_RELAXED);
+    if (header.magic != kScanMagic || header.id != id || n_tables > kMaxTables) {
       return Damaged(path, "no file of a scan with this id");
     }
     TSPS_RETURN_IF_ERROR(CheckFormat(header.version, header.layout_hash, ScanLayoutHash(), path));
     scan->limit_ = header.limit;
-    begin = sizeof(ScanHeader) + header.n_tables * sizeof(ScanTable);
+    begin = sizeof(ScanHeader) + n_tables * sizeof(ScanTable);
   }
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, begin, begin));
-  const auto* const tables = reinterpret_cast<const ScanTable*>(file->data() + sizeof(ScanHeader));
-  for (size_t t = 0; t < (begin - sizeof(ScanHeader)) / sizeof(ScanTable); ++t) {
-    if (tables[t].rows > kMaxRowNumber || tables[t].place >= kMaxTables) {
-      return Damaged(path, "table ", t, " in place ", tables[t].place, " with ", tables[t].rows,
-                     " rows");
+  std::vector<char> copy(begin - sizeof(ScanHeader));
+  RacyRead(copy.data(), file->data() + sizeof(ScanHeader), copy.size());
+  const auto* const tables = reinterpret_cast<const ScanTable*>(copy.data());
+  for (size_t t = 0; t < copy.size() / sizeof(ScanTable); ++t) {
+    const Wanted wanted{tables[t].place, tables[t].removed, tables[t].planes, tables[t].rows,
+                        tables[t].wanted};
+    if (wanted.rows > kMaxRowNumber || wanted.place >= kMaxTables) {
+      return Damaged(path, "table ", t, " in place ", wanted.place, " with ", wanted.rows, " rows");
     }
-    scan->tables_.push_back(
-        {tables[t].place, tables[t].removed, tables[t].planes, tables[t].rows, tables[t].wanted});
+    scan->tables_.push_back(wanted);
   }
   begin = FileBytes(scan->tables_);
   TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(path, begin, begin));

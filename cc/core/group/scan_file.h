@@ -61,7 +61,8 @@ struct ScanTable {
   uint32_t planes;               // generation of its list
   std::atomic<uint64_t> passed;  // rows below it need no image any more
   uint64_t wanted;               // images have these planes: bits of positions in the list
-  uint64_t reserved[3];
+  std::atomic<uint64_t> end;     // nor do those from here on: at first `rows`
+  uint64_t reserved[2];
 };
 static_assert(sizeof(ScanTable) == 64, "shared between builds of one layout");
 
@@ -116,13 +117,15 @@ class ScanFile {
     uint64_t& word = bits_[table][row >> 6];
     __atomic_store_n(&word, word | uint64_t{1} << (row & 63), __ATOMIC_RELEASE);
   }
-  std::atomic<uint64_t>& passed(size_t table) const {
-    return reinterpret_cast<ScanTable*>(file_->data() + sizeof(ScanHeader))[table].passed;
-  }
+  std::atomic<uint64_t>& passed(size_t table) const { return Table(table).passed; }
+  std::atomic<uint64_t>& end(size_t table) const { return Table(table).end; }
 
  private:
   ScanFile() = default;
   void Place(std::unique_ptr<MappedFile> file);
+  ScanTable& Table(size_t table) const {
+    return reinterpret_cast<ScanTable*>(file_->data() + sizeof(ScanHeader))[table];
+  }
 
   std::unique_ptr<MappedFile> file_;
   std::vector<Wanted> tables_;

@@ -12,8 +12,9 @@ Status Scan::ReadInPlace(const std::function<Status(const ReadView&)>& read) {
       [&](const ReadView& view) -> Status {
         if (view.state_.epoch != state_.epoch) {
           return Error(Code::kUnavailable, "group ", group_.path(),
-                       " changed while it was read. A scan beside a writer needs write access to "
-                       "the group; begin again");
+                       " changed while it was read, and the scan could not announce itself to the "
+                       "writer (",
+                       not_announced_, "); begin again");
         }
         return read(view);
       },

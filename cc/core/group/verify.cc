@@ -2,9 +2,12 @@
 // piece, each as of a committed state, and then all rows as of one: a writer may be at work
 // meanwhile.
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/racy_copy.h"
 #include "core/group/group.h"
 #include "core/group/group_impl.h"
 #include "core/group/index_view.h"
@@ -32,7 +35,7 @@ class TableCheck {
         index_(files_, state_, view.overlay_, static_cast<int>(PlaceOf(table))),
         list_(files_.Planes(state_)) {}
 
-  uint32_t segments() const { return state_.segments; }
+  const TableState& state() const { return state_; }
   Status CheckState() const { return files_.CheckState(state_); }
 
   // Every segment has its own aligned range of entries, and its depth says how long that is.
@@ -89,21 +92,24 @@ class TableCheck {
     return Damaged("segment ", number, " counts ", counted, " entries, has ", used);
   }
 
-  // Not while a mutation is unfinished, which may have overwritten a part of them.
-  Status CheckFreeRows() const {
-    if (unfinished_) return Status();
-    std::vector<bool> met(state_.rows);
-    for (uint64_t i = 0; i < state_.free_rows; ++i) {
+  // The stack of free rows; none while a mutation is unfinished, which may have overwritten a part
+  // of them.
+  std::optional<std::vector<uint32_t>> FreeRows() const {
+    if (unfinished_) return std::nullopt;
+    std::vector<uint32_t> rows(state_.free_rows);
+    RacyRead(rows.data(), files_.free_stack(), rows.size() * sizeof(uint32_t));
+    return rows;
+  }
+
+  // Of a piece of the stack: these rows are free.
+  Status CheckFreeMarks(uint64_t begin, uint64_t end) const {
+    for (uint64_t i = begin; i < std::min(end, state_.free_rows) && !unfinished_; ++i) {
       const uint32_t row = LoadRelaxed(files_.free_stack()[i]);
-      if (row >= state_.rows || met[row]) {
-        return Damaged("free row ", row, " is out of range, or free twice");
-      }
-      met[row] = true;
+      if (row >= state_.rows) return Damaged("free row ", row, " is out of range");
       if (LoadRelaxed(list_->changed_generations()[row]) == kFreeRow) continue;
       return Damaged("free row ", row, " is in use");
     }
-    if (state_.live + state_.free_rows == state_.rows) return Status();
-    return Damaged(state_.live, " keys and ", state_.free_rows, " free rows of ", state_.rows);
+    return Status();
   }
 
   // In the order in which they were erased.
@@ -144,6 +150,20 @@ class TableCheck {
 
 namespace {
 
+// A copy of a table's stack of free rows: each is there once.
+Status CheckFreeRows(const std::vector<uint32_t>& free_rows, const TableState& state,
+                     const std::string& folder) {
+  std::vector<bool> met(state.rows);
+  for (const uint32_t row : free_rows) {
+    if (row >= state.rows || met[row]) {
+      return Damaged(folder, "free row ", row, " is out of range, or free twice");
+    }
+    met[row] = true;
+  }
+  if (state.live + state.free_rows == state.rows) return Status();
+  return Damaged(folder, state.live, " keys and ", state.free_rows, " free rows of ", state.rows);
+}
+
 // Every row that is not free has a key, which leads to it.
 Status CheckRows(Scan& scan, int table, const std::string& folder) {
   const PlaneList& list = scan.Planes(table);
@@ -179,33 +199,46 @@ Status CheckRows(Scan& scan, int table, const std::string& folder) {
 }  // namespace
 
 Status Group::Verify(int table) {
-  uint32_t segments = 0;
-  TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
-    if (!TableCheck::Has(view, table)) return Status();
-    const TableCheck check(view, table);
-    TSPS_RETURN_IF_ERROR(check.CheckState());
-    TSPS_RETURN_IF_ERROR(check.CheckDirectory());
-    TSPS_RETURN_IF_ERROR(check.CheckErased());
-    segments = check.segments();
-    return check.CheckFreeRows();
-  }));
-  for (uint32_t begin = 0; begin < segments; begin += kSegments) {
-    TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
+  TSPS_ASSIGN_OR_RETURN(const auto config, Config(table));
+  const std::string folder = "table " + path_ + "/" + config->name;
+  // In pieces: where a writer is fast, a long look is never of one state.
+  const auto read = [&](const std::function<Status(const TableCheck&)>& check) {
+    return Read([&](const ReadView& view) -> Status {
       if (!TableCheck::Has(view, table)) return Status();
-      const TableCheck check(view, table);
-      TSPS_RETURN_IF_ERROR(check.CheckState());
-      segments = check.segments();
-      for (uint32_t number = begin; number < std::min(begin + kSegments, segments); ++number) {
+      const TableCheck of_view(view, table);
+      TSPS_RETURN_IF_ERROR(of_view.CheckState());
+      return check(of_view);
+    });
+  };
+  TableState state = {};
+  std::optional<std::vector<uint32_t>> free_rows;
+  TSPS_RETURN_IF_ERROR(read([&](const TableCheck& check) -> Status {
+    state = check.state();
+    free_rows = check.FreeRows();
+    TSPS_RETURN_IF_ERROR(check.CheckDirectory());
+    return check.CheckErased();
+  }));
+  if (free_rows.has_value()) TSPS_RETURN_IF_ERROR(CheckFreeRows(*free_rows, state, folder));
+  for (uint64_t begin = 0; begin < state.free_rows; begin += kRows) {
+    TSPS_RETURN_IF_ERROR(read([&](const TableCheck& check) {
+      state = check.state();
+      return check.CheckFreeMarks(begin, begin + kRows);
+    }));
+  }
+  for (uint32_t begin = 0; begin < state.segments; begin += kSegments) {
+    TSPS_RETURN_IF_ERROR(read([&](const TableCheck& check) -> Status {
+      state = check.state();
+      for (uint32_t number = begin; number < std::min(begin + kSegments, state.segments);
+           ++number) {
         TSPS_RETURN_IF_ERROR(check.CheckEntries(number));
       }
       return Status();
     }));
   }
-  TSPS_ASSIGN_OR_RETURN(const auto config, Config(table));
   Scan::Options options;
   options.embedding = options.slots_and_metadata = false;
   TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*this, {table}, options));
-  return CheckRows(*scan, table, "table " + path_ + "/" + config->name);
+  return CheckRows(*scan, table, folder);
 }
 
 Status GroupWriter::Verify() {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/os/storage_budget.h"
 
@@ -39,9 +40,21 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   if (file.size() - used >= ahead / 2) return Status();
   std::lock_guard<std::mutex> lock(requests_->mutex);
   requests_->wanted[&file] = {&file, std::min(used + ahead, file.range())};
+  Notify();
+  return Status();
+}
+
+void StorageReserver::Notify() {
   if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   requests_->changed.notify_all();
-  return Status();
+}
+
+void StorageReserver::Discard(std::unique_ptr<MappedFile> file) {
+  if (file == nullptr) return;
+  std::lock_guard<std::mutex> lock(requests_->mutex);
+  requests_->wanted.erase(file.get());
+  requests_->discarded.push_back(std::move(file));
+  Notify();
 }
 
 void StorageReserver::Cancel(const std::vector<const MappedFile*>& files) {
@@ -56,8 +69,18 @@ void StorageReserver::Run() {
   Requests& requests = *requests_;
   std::unique_lock<std::mutex> lock(requests.mutex);
   while (true) {
-    requests.changed.wait(lock, [&] { return requests.stop || !requests.wanted.empty(); });
+    requests.changed.wait(lock, [&] {
+      return requests.stop || !requests.wanted.empty() || !requests.discarded.empty();
+    });
     if (requests.stop) return;
+    if (!requests.discarded.empty()) {
+      std::vector<std::unique_ptr<MappedFile>> discarded;
+      discarded.swap(requests.discarded);
+      lock.unlock();
+      discarded.clear();
+      lock.lock();
+      continue;
+    }
     const auto next = requests.wanted.begin();
     const auto [file, bytes] = next->second;
     requests.growing = file;

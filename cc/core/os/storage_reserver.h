@@ -1,5 +1,6 @@
 // StorageReserver: a helper thread that grows files ahead of need, so that publishing a step rarely
-// waits for the kernel to clear pages (0.26 ms per MiB). Files must outlive it.
+// waits for the kernel to clear pages (0.26 ms per MiB), and unmaps those that nobody needs. Files
+// must outlive it.
 #ifndef TFSPS_CORE_OS_STORAGE_RESERVER_H_
 #define TFSPS_CORE_OS_STORAGE_RESERVER_H_
 
@@ -27,6 +28,8 @@ class StorageReserver {
   Status Ensure(MappedFile& file, size_t used);
   // Takes back what the helper was asked for these files; waits if it is just growing one.
   void Cancel(const std::vector<const MappedFile*>& files);
+  // Unmaps a file, without waiting. Its pages are given back then, if it was removed before.
+  void Discard(std::unique_ptr<MappedFile> file);
 
  private:
   struct Wanted {
@@ -37,9 +40,11 @@ class StorageReserver {
     std::mutex mutex;
     std::condition_variable changed;
     std::map<const MappedFile*, Wanted> wanted;
+    std::vector<std::unique_ptr<MappedFile>> discarded;
     const MappedFile* growing = nullptr;  // by the helper, now
     bool stop = false;
   };
+  void Notify();  // under the mutex
   void Run();
 
   const int pid_;
