@@ -24,7 +24,7 @@ int64_t PlainKey(int64_t spread) {
 }
 
 // The keys of a node's ranks, each rank's with its quarter of the ids, merged.
-MergedGradients NodeKeys(const std::vector<int64_t>& ids, Executor& executor) {
+MergedGradients NodeKeys(const std::vector<int64_t>& ids) {
   std::vector<int64_t> keys;
   for (size_t i = 0, share = (ids.size() + kRanks - 1) / kRanks; i < ids.size(); i += share) {
     const size_t n = std::min(share, ids.size() - i);
@@ -33,8 +33,7 @@ MergedGradients NodeKeys(const std::vector<int64_t>& ids, Executor& executor) {
     keys.insert(keys.end(), own.begin(), own.end());
   }
   MergedGradients merged;
-  Check(MergeKeys({{keys.data(), nullptr, nullptr, keys.size()}}, Reduction::kSum, &merged,
-                  executor));
+  Check(MergeKeys({{keys.data(), nullptr, nullptr, keys.size()}}, Reduction::kSum, &merged));
   return merged;
 }
 
@@ -106,7 +105,7 @@ void BenchWire(const BenchOptions& options) {
   const auto [threads, n_ids, rows, dim] = options;
   EigenExecutor executor(threads);
   const std::vector<int64_t> ids = ZipfIds(n_ids, 1.05, rows);
-  const MergedGradients merged = NodeKeys(ids, executor);
+  const MergedGradients merged = NodeKeys(ids);
   const size_t n = merged.keys.size();
   std::printf("%d threads of %u processors; %zu keys of %zu Zipf(1.05) ids on %d ranks, dim %zu\n",
               executor.threads(), std::thread::hardware_concurrency(), n, n_ids, kRanks, dim);
