@@ -170,7 +170,7 @@ def summarize(
     results = []
     for name, figures in blocks.items():
         median = statistics.median(figures)
-        ratio = None if base is None or name == peer else median / base
+        ratio = None if not base or name == peer else median / base
         low, high = min(figures), max(figures)
         results.append(Result(suite, case, name, median, low, high, unit, ratio, blocks=tuple(figures)))
     return results
