@@ -49,9 +49,12 @@ struct RowPlanes {
   float* floats(int plane, uint32_t row) const { return reinterpret_cast<float*>(at(plane, row)); }
   void Prefetch(int plane, uint32_t row) const { tsps::Prefetch(at(plane, row), bytes[plane]); }
   // For Touch().
-  void PrefetchChanged(uint32_t row) const { __builtin_prefetch(&changed[row], 1); }
+  void PrefetchChanged(uint32_t row) const { __builtin_prefetch(&changed[row]); }
   // The row is being written. Of a new row when its key is in the index: until then it is free.
-  void Touch(uint32_t row) const { StoreRelaxed(changed[row], changes); }
+  // Most rows of a step were written in this generation before, and their cache lines stay clean.
+  void Touch(uint32_t row) const {
+    if (LoadRelaxed(changed[row]) != changes) StoreRelaxed(changed[row], changes);
+  }
 
   const PlaneList& list;
   char* base[kMaxPlanes] = {};
