@@ -2,13 +2,15 @@
 
 For each line on its standard input, `WHERE SECONDS`, it works for that long, or longer until what it has begun is
 complete, and prints a line of JSON. WHERE is "alone" (nothing is done), "copy" or "job". Everything that it read is
-kept and checked after the time is over, so that checking costs the job nothing while its steps are counted.
+kept and checked after the time is over, or in a pause when much has come together, so that checking costs the job
+nothing while its steps are counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -28,6 +30,7 @@ from tf_sparse_ps.table import Report, Table
 
 _COMMIT_S = 120.0  # a job that commits nothing for so long is dead
 _POLL_S = 0.0005
+_KEPT_BYTES = 2 << 30  # of results to be checked
 _NEWEST = 32  # steps whose new keys are looked up, half of them not there yet
 
 Check = Callable[[], list[str]]  # what is wrong
@@ -146,14 +149,19 @@ def work(place: Place | None, job: Job, seconds: float, lookups: int) -> dict[st
     blocked: list[float] = []
     errors: list[str] = []
     checks: list[tuple[str, Check]] = []
-    first, began = job.await_commit()
-    processor, ranks = time.process_time(), job.processor_s()
-    if place is None:
-        time.sleep(seconds)
-    else:
-        names = ["keys", "save", "verify", *["lookup"] * lookups]
-        while time.perf_counter() < began + seconds:
-            for name in names:
+    wrong: list[str] = []
+    steps, elapsed, processor, ranks = 0, 0.0, 0.0, 0.0
+    names = itertools.cycle(["keys", "save", "verify", *["lookup"] * lookups])
+    done = 0
+    while elapsed < seconds or done % (lookups + 3):
+        first, began = job.await_commit()
+        processor, ranks = processor - time.process_time(), ranks - job.processor_s()
+        if place is None:
+            time.sleep(seconds)
+        else:
+            while True:
+                name = next(names)
+                done += 1
                 waited, n, start = _blocked_s(place), job.table.n, time.perf_counter()
                 try:
                     checks.append((name, place.operations[name]()))
@@ -163,13 +171,18 @@ def work(place: Place | None, job: Job, seconds: float, lookups: int) -> dict[st
                 meanwhile[name] = meanwhile.get(name, 0) + job.table.n - n
                 if name == "lookup":
                     blocked.append(_blocked_s(place) - waited)
-    processor = time.process_time() - processor
-    last, ended = job.await_commit()
-    ranks = job.processor_s() - ranks
-    wrong = [f"{name}: {text}" for name, check in checks for text in check()]
+                complete = done % (lookups + 3) == 0 and elapsed + time.perf_counter() - began >= seconds
+                if complete or _own_bytes() > _KEPT_BYTES:
+                    break
+        processor += time.process_time()
+        last, ended = job.await_commit()
+        ranks += job.processor_s()
+        steps, elapsed = steps + last - first, elapsed + ended - began
+        wrong += [f"{name}: {text}" for name, check in checks for text in check()]
+        checks.clear()
     return {
-        "steps": last - first,
-        "seconds": ended - began,
+        "steps": steps,
+        "seconds": elapsed,
         "processor_s": processor,
         "ranks_processor_s": ranks,
         "times": times,
@@ -178,6 +191,12 @@ def work(place: Place | None, job: Job, seconds: float, lookups: int) -> dict[st
         "errors": errors,
         "wrong": wrong,
     }
+
+
+def _own_bytes() -> int:
+    """Memory of this process that it shares with nobody."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _blocked_s(place: Place) -> float:
