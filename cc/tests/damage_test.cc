@@ -17,6 +17,7 @@
 #include "core/group/layout.h"
 #include "core/group/undo_log.h"
 #include "core/table/layout.h"
+#include "tests/file_values.h"
 #include "tests/group_fixture.h"
 
 namespace tsps {
@@ -47,18 +48,11 @@ class DamageTest : public GroupTest {
   }
   template <typename T>
   T Get(const std::string& file, size_t offset) const {
-    T value = {};
-    std::ifstream in(dir_ / ("g/" + file), std::ios::binary);
-    in.seekg(static_cast<std::streamoff>(offset));
-    in.read(reinterpret_cast<char*>(&value), sizeof(value));
-    return value;
+    return ValueAt<T>(dir_ / ("g/" + file), offset);
   }
   template <typename T>
   void Set(const std::string& file, size_t offset, T value) const {
-    const int fd = open((dir_ / ("g/" + file)).c_str(), O_RDWR);
-    ASSERT_EQ(pwrite(fd, &value, sizeof(value), static_cast<off_t>(offset)),
-              static_cast<ssize_t>(sizeof(value)));
-    close(fd);
+    SetValueAt(dir_ / ("g/" + file), offset, value);
   }
   // Of the table in the committed record.
   size_t TableOffset() const {

@@ -1,8 +1,5 @@
 // Scans and erases of tables that are damaged, and scans that cannot announce themselves: errors
 // that say so, at once.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cstddef>
 #include <filesystem>
 #include <string>
@@ -14,6 +11,7 @@
 #include "core/group/scan.h"
 #include "core/table/index.h"
 #include "core/table/layout.h"
+#include "tests/file_values.h"
 #include "tests/group_fixture.h"
 
 namespace tsps {
@@ -29,13 +27,6 @@ class DamagedScanTest : public GroupTest {
     std::vector<int64_t> keys(kKeys);
     for (int64_t i = 0; i < kKeys; ++i) keys[static_cast<size_t>(i)] = i;
     ASSERT_TSPS_OK(Step(0, keys, 1.0f));
-  }
-  template <typename T>
-  void Set(const std::string& file, size_t offset, T value) const {
-    const int fd = open((dir_ / ("g/t/" + file)).c_str(), O_RDWR);
-    ASSERT_EQ(pwrite(fd, &value, sizeof(value), static_cast<off_t>(offset)),
-              static_cast<ssize_t>(sizeof(value)));
-    close(fd);
   }
   // The row of a key in this table: its keys were added in this order.
   static uint32_t RowOf(int64_t key) { return static_cast<uint32_t>(key); }
@@ -57,14 +48,10 @@ TEST_F(DamagedScanTest, ATableThatIsLongerThanItsFilesIsAnErrorAtOnce) {
   ASSERT_TRUE(reader.ok()) << reader.status().message();
   ReadImage(**reader);  // maps it
   const std::string path = dir_ / "g/group";
-  const int fd = open(path.c_str(), O_RDWR);
-  uint64_t sequence = 0;
-  ASSERT_EQ(pread(fd, &sequence, sizeof(sequence), kLiveOffset), ssize_t{sizeof(sequence)});
+  const auto sequence = ValueAt<uint64_t>(path, kLiveOffset);
   const size_t record = kRecordOffset + (sequence / 2 & 1) * kRecordBytes;
-  const uint64_t rows = 10'000'000;
   const size_t at = record + offsetof(CommitRecord, tables) + offsetof(TableState, rows);
-  ASSERT_EQ(pwrite(fd, &rows, sizeof(rows), static_cast<off_t>(at)), ssize_t{sizeof(rows)});
-  close(fd);
+  SetValueAt(path, at, uint64_t{10'000'000});
   const uint64_t began = NowNs();
   const auto scan = Scan::Begin(**reader, {0});
   ASSERT_FALSE(scan.ok());
@@ -76,7 +63,7 @@ TEST_F(DamagedScanTest, ARowThatIsMarkedFreeAndIsNotIsMissed) {
   uint64_t rows = 0;
   ASSERT_TSPS_OK(CountRows(&rows));
   EXPECT_EQ(rows, uint64_t{kKeys});
-  Set<uint32_t>("plane.changed.1", RowOf(77) * sizeof(uint32_t), kFreeRow);
+  SetValueAt<uint32_t>(dir_ / "g/t/plane.changed.1", RowOf(77) * sizeof(uint32_t), kFreeRow);
   const Status damaged = CountRows(&rows);
   EXPECT_EQ(damaged.code(), Code::kDataLoss);
   EXPECT_NE(damaged.message().find("4999 rows with a key, 5000 counted"), std::string::npos)
@@ -84,7 +71,7 @@ TEST_F(DamagedScanTest, ARowThatIsMarkedFreeAndIsNotIsMissed) {
 }
 
 TEST_F(DamagedScanTest, ARowOfAnotherKeyIsNotFreed) {
-  Set<int64_t>("plane.key.1", RowOf(12) * sizeof(int64_t), int64_t{13});
+  SetValueAt<int64_t>(dir_ / "g/t/plane.key.1", RowOf(12) * sizeof(int64_t), int64_t{13});
   const int64_t keys[] = {11, 12};
   const auto erased = writer_->Erase(0, keys, 2);
   ASSERT_FALSE(erased.ok());
@@ -92,7 +79,7 @@ TEST_F(DamagedScanTest, ARowOfAnotherKeyIsNotFreed) {
   EXPECT_NE(erased.status().message().find("leads key 12 to row 12, which is that of key 13"),
             std::string::npos)
       << erased.status().message();
-  Set<int64_t>("plane.key.1", RowOf(12) * sizeof(int64_t), int64_t{12});
+  SetValueAt<int64_t>(dir_ / "g/t/plane.key.1", RowOf(12) * sizeof(int64_t), int64_t{12});
   ASSERT_TRUE(writer_->Erase(0, keys, 2).ok());
   ASSERT_TSPS_OK(writer_->Verify());
 }

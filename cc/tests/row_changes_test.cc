@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <random>
 #include <string>
@@ -14,6 +13,7 @@
 #include "core/group/layout.h"
 #include "core/group/row_gather.h"
 #include "core/group/scan.h"
+#include "tests/file_values.h"
 #include "tests/group_fixture.h"
 #include "tests/killed_at.h"
 
@@ -350,11 +350,8 @@ TEST_F(SealedTest, WhatIsNotSealedCannotBePublished) {
 
 TEST_F(SealedTest, ASealThatCannotBeReadIsNotTakenForNone) {
   KillAt("seal.sealed", 3);
-  std::fstream file(dir_ / "g/group", std::ios::in | std::ios::out | std::ios::binary);
-  const uint32_t peers = 1;
-  file.seekp(kLiveOffset + offsetof(LiveState, sealed) + offsetof(SealedState, peers));
-  file.write(reinterpret_cast<const char*>(&peers), sizeof(peers));
-  file.close();
+  const size_t peers = kLiveOffset + offsetof(LiveState, sealed) + offsetof(SealedState, peers);
+  SetValueAt(dir_ / "g/group", peers, uint32_t{1});
   for (const Undecided outcome : {Undecided::kRefuse, Undecided::kPublish}) {
     const Status refused = Open(outcome);
     EXPECT_EQ(refused.code(), Code::kDataLoss);

@@ -134,8 +134,8 @@ Status RowMutation::PlanTable(RowPlan& plan) {
   const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
   const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
   if (plan.keys[first] == plan.keys[repeated]) return Repeated(files, plan.keys[repeated]);
-  return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: keys ", plan.keys[first],
-               " and ", plan.keys[repeated], " both have row ", row);
+  return Damaged("table " + files.folder(), "keys ", plan.keys[first], " and ", plan.keys[repeated],
+                 " both have row ", row);
 }
 
 Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
@@ -168,8 +168,8 @@ Status RowMutation::FindErased(RowPlan& plan) {
     // Else an erase would free a row that another key has.
     const int64_t of_row = LoadRelaxed(list->keys()[entry->row_plus_one - 1]);
     if (of_row != key && !TSPS_FAULT_OFF("damage")) {
-      return Error(Code::kDataLoss, "table ", files.folder(), " is damaged: its index leads key ",
-                   key, " to row ", entry->row_plus_one - 1, ", which is that of key ", of_row);
+      return Damaged("table " + files.folder(), "its index leads key ", key, " to row ",
+                     entry->row_plus_one - 1, ", which is that of key ", of_row);
     }
     plan.erased.push_back(
         {number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
