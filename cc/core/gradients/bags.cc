@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/base/prefetch.h"
-#include "core/gradients/rows_by_key.h"
+#include "core/gradients/row_sums.h"
 
 namespace tsps {
 namespace {
@@ -87,31 +87,29 @@ void PoolBags(const BagSpan& bags, const float* const* rows, size_t dim, float* 
 
 Status PooledSegmentSum(const std::vector<PooledGradientSpan>& spans, size_t n_keys, size_t dim,
                         float* sums, Executor& executor) {
-  bool weighted = false;
-  for (const PooledGradientSpan& span : spans) {
-    weighted |= span.bags.weights != nullptr || span.bags.combiner != Combiner::kSum;
-  }
-  RowsByKey by_key(n_keys, weighted);
-  for (const PooledGradientSpan& span : spans) {
-    const BagSpan& bags = span.bags;
+  std::vector<RowSpan> rows;
+  std::vector<std::vector<int32_t>> positions(spans.size());  // each item's bag
+  std::vector<std::vector<float>> weights(spans.size());
+  for (size_t s = 0; s < spans.size(); ++s) {
+    const BagSpan& bags = spans[s].bags;
     const size_t n_items = static_cast<size_t>(bags.splits[bags.n_bags]);
     TSPS_RETURN_IF_ERROR(ValidateSplits(bags.splits, bags.n_bags + 1, n_items));
-    TSPS_RETURN_IF_ERROR(by_key.Count(bags.inverse, n_items));
-  }
-  by_key.Allocate();
-  for (const PooledGradientSpan& span : spans) {
-    const BagSpan& bags = span.bags;
+    const bool weighted = bags.weights != nullptr || bags.combiner != Combiner::kSum;
+    positions[s].resize(n_items);
+    if (weighted) weights[s].resize(n_items);
     for (size_t b = 0; b < bags.n_bags; ++b) {
       const float divisor = BagDivisor(bags, b);
       for (int64_t i = bags.splits[b]; i < bags.splits[b + 1]; ++i) {
+        positions[s][static_cast<size_t>(i)] = static_cast<int32_t>(b);
+        if (!weighted) continue;
         const float weight = bags.weights == nullptr ? 1.0f : bags.weights[i];
-        by_key.Add(bags.inverse[i], span.gradients + b * dim,
-                   divisor == 0 ? 0.0f : weight / divisor);
+        weights[s][static_cast<size_t>(i)] = divisor == 0 ? 0.0f : weight / divisor;
       }
     }
+    rows.push_back({spans[s].gradients, bags.inverse, n_items, positions[s].data(),
+                    weighted ? weights[s].data() : nullptr});
   }
-  by_key.Sum(dim, sums, executor);
-  return Status();
+  return SumRowsByKey(rows, n_keys, dim, sums, executor);
 }
 
 }  // namespace tsps

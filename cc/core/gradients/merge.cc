@@ -7,13 +7,14 @@
 
 #include "core/base/simd.h"
 #include "core/gradients/dedupe.h"
-#include "core/gradients/rows_by_key.h"
+#include "core/gradients/row_sums.h"
 
 namespace tsps {
 namespace {
 
 // Floats checked between two looks at the result.
 constexpr size_t kCheckFloats = 4096;
+constexpr size_t kDivideGrain = 4096;  // keys
 
 TSPS_SIMD_CLONES
 void DivideRow(size_t dim, float divisor, float* row) {
@@ -87,18 +88,18 @@ Status MergeRows(const std::vector<GradientSet>& sets, size_t dim, const MergedG
     return Error(Code::kInvalidArgument, "expected a count for each of ", n_keys,
                  " keys. Received: ", merged.counts.size());
   }
-  RowsByKey by_key(n_keys, /*weighted=*/false);
-  TSPS_RETURN_IF_ERROR(by_key.Count(merged.inverse.data(), merged.inverse.size()));
-  by_key.Allocate();
+  std::vector<RowSpan> rows;
   const int32_t* positions = merged.inverse.data();
   for (const GradientSet& set : sets) {
-    for (size_t i = 0; i < set.n; ++i) by_key.Add(positions[i], set.rows + i * dim, 1);
+    rows.push_back({set.rows, positions, set.n});
     positions += set.n;
   }
+  TSPS_RETURN_IF_ERROR(SumRowsByKey(rows, n_keys, dim, reduced, executor));
 
   const bool by_count = reduction == Reduction::kFrequency;
   const float world = reduction == Reduction::kAverage ? static_cast<float>(world_size) : 1.0f;
-  by_key.Sum(dim, reduced, executor, [&](size_t first_key, size_t last_key) {
+  if (!by_count && world == 1.0f) return Status();
+  executor.ParallelFor(n_keys, kDivideGrain, [&](size_t first_key, size_t last_key) {
     for (size_t k = first_key; k < last_key; ++k) {
       const float divisor = by_count ? static_cast<float>(merged.counts[k]) : world;
       // Division, not multiplication by 1 / divisor, which rounds twice. Most keys occur on one

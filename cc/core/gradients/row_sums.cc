@@ -1,0 +1,190 @@
+#include "core/gradients/row_sums.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+#include "core/base/prefetch.h"
+#include "core/base/simd.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kAhead = 8;             // items whose sum is fetched ahead of the one at work
+constexpr size_t kChunk = 1024;          // items
+constexpr size_t kKeyBlock = 16;         // keys next to each other that one thread sums
+constexpr size_t kLeastWidth = 4096;     // columns of one thread: two cache lines
+constexpr size_t kWorthSharing = 16384;  // floats
+
+// What one thread adds up: of every `parts`-th block of keys, some columns.
+struct Share {
+  size_t part;
+  size_t parts;
+  size_t first_column;
+  size_t width;
+};
+
+// Four rows per trip over `out`: one load and store of it instead of four, in the same order of
+// additions.
+TSPS_SIMD_CLONES
+void AddPlain(const float* const* rows, size_t n, size_t dim, float* __restrict__ out) {
+  size_t r = 0;
+  for (; r + 4 <= n; r += 4) {
+    const float *a = rows[r], *b = rows[r + 1], *c = rows[r + 2], *d = rows[r + 3];
+    for (size_t i = 0; i < dim; ++i) out[i] = (((out[i] + a[i]) + b[i]) + c[i]) + d[i];
+  }
+  for (; r < n; ++r) {
+    const float* a = rows[r];
+    for (size_t i = 0; i < dim; ++i) out[i] += a[i];
+  }
+}
+
+TSPS_SIMD_CLONES
+void AddWeighted(const float* const* rows, const float* weights, size_t n, size_t dim,
+                 float* __restrict__ out) {
+  for (size_t r = 0; r < n; ++r) {
+    const float* a = rows[r];
+    const float weight = weights[r];
+    for (size_t i = 0; i < dim; ++i) out[i] += weight * a[i];
+  }
+}
+
+// The sums of a share. Keys are numbered, as a rule, in the order in which they come first: those
+// from `next` on have had no row yet, and nobody has set their sums to 0.
+struct ShareOfSums {
+  const Share share;
+  const size_t dim;
+  float* const sums;
+  size_t next = 0;
+
+  bool Mine(size_t key) const {
+    if (share.parts == 1) return true;
+    // Multiplications: a division would take longer than the sum of a short row.
+    const uint32_t hash = static_cast<uint32_t>(key / kKeyBlock) * 0x9E3779B1u;
+    return (uint64_t{hash} * share.parts) >> 32 == share.part;
+  }
+  float* Sum(size_t key) const { return sums + key * dim + share.first_column; }
+  // Zeros for the share's keys before `end`.
+  void Extend(size_t end) {
+    for (; next < end; ++next) {
+      if (Mine(next)) std::fill_n(Sum(next), share.width, 0.0f);
+    }
+  }
+};
+
+// The share's of the items [begin, end). Returns how many.
+size_t Select(const ShareOfSums& of, const int32_t* inverse, size_t begin, size_t end,
+              uint32_t* items) {
+  size_t n = 0;
+  for (size_t i = begin; i < end; ++i) {
+    items[n] = static_cast<uint32_t>(i);
+    n += of.Mine(static_cast<size_t>(inverse[i]));
+  }
+  return n;
+}
+
+inline __attribute__((always_inline)) void AddRow(const float* __restrict__ row, size_t width,
+                                                  float* __restrict__ out) {
+  for (size_t d = 0; d < width; ++d) out[d] += row[d];
+}
+inline __attribute__((always_inline)) void AddRow(const float* __restrict__ row, float weight,
+                                                  size_t width, float* __restrict__ out) {
+  for (size_t d = 0; d < width; ++d) out[d] += weight * row[d];
+}
+
+inline __attribute__((always_inline)) size_t RowOf(const RowSpan& span, uint32_t item) {
+  return span.positions == nullptr ? item : static_cast<size_t>(span.positions[item]);
+}
+
+// Adds items to their sums: one dispatch for many rows. After items[n - 1] there are kAhead more
+// that may be looked at.
+TSPS_SIMD_CLONES
+void AddItems(const RowSpan& span, const uint32_t* items, size_t n, ShareOfSums* of) {
+  const size_t width = of->share.width;
+  const float* const rows = span.rows + of->share.first_column;
+  for (size_t j = 0; j < n; ++j) {
+    const uint32_t i = items[j];
+    const auto key = static_cast<size_t>(span.inverse[i]);
+    const uint32_t later = items[j + kAhead];
+    Prefetch(of->Sum(static_cast<size_t>(span.inverse[later])), width * sizeof(float));
+    Prefetch(rows + RowOf(span, later) * of->dim, width * sizeof(float));
+    if (key >= of->next) of->Extend(key + 1);
+    float* const out = of->Sum(key);
+    const float* const row = rows + RowOf(span, i) * of->dim;
+    if (span.weights == nullptr) {
+      AddRow(row, width, out);
+    } else {
+      AddRow(row, span.weights[i], width, out);
+    }
+  }
+}
+
+void AddSpan(const RowSpan& span, ShareOfSums* of) {
+  uint32_t items[kChunk + kAhead];
+  for (size_t begin = 0; begin < span.n; begin += kChunk) {
+    const size_t n = Select(*of, span.inverse, begin, std::min(span.n, begin + kChunk), items);
+    if (n == 0) continue;
+    std::fill_n(items + n, kAhead, items[n - 1]);
+    AddItems(span, items, n, of);
+  }
+}
+
+// Columns first: every thread then reads all items' numbers and no other one's cache lines.
+std::vector<Share> Shares(size_t n_keys, size_t dim, size_t n_items, int threads) {
+  size_t wanted = static_cast<size_t>(std::max(threads, 1));
+  if (n_items * dim < kWorthSharing) wanted = 1;
+  const size_t columns = std::clamp<size_t>(dim / kLeastWidth, 1, wanted);
+  const size_t blocks = (n_keys + kKeyBlock - 1) / kKeyBlock;
+  const size_t parts = std::clamp<size_t>(wanted / columns, 1, std::max<size_t>(blocks, 1));
+  std::vector<Share> shares;
+  for (size_t part = 0; part < parts; ++part) {
+    for (size_t c = 0; c < columns; ++c) {
+      const size_t lines = (dim + 15) / 16;
+      const size_t begin = std::min(dim, lines * c / columns * 16);
+      const size_t end = std::min(dim, lines * (c + 1) / columns * 16);
+      if (begin < end) shares.push_back({part, parts, begin, end - begin});
+    }
+  }
+  return shares;
+}
+
+}  // namespace
+
+void AddRows(const float* const* rows, const float* weights, size_t n, size_t dim, float* out) {
+  if (weights == nullptr) {
+    AddPlain(rows, n, dim, out);
+  } else {
+    AddWeighted(rows, weights, n, dim, out);
+  }
+}
+
+Status SumRowsByKey(const std::vector<RowSpan>& spans, size_t n_keys, size_t dim, float* sums,
+                    Executor& executor) {
+  size_t n = 0;
+  for (const RowSpan& span : spans) {
+    if (span.n > static_cast<size_t>(INT32_MAX) - n) {
+      return Error(Code::kInvalidArgument, "more than 2^31 - 1 rows in one segment sum");
+    }
+    n += span.n;
+    uint32_t highest = 0;
+    for (size_t i = 0; i < span.n; ++i) {
+      highest = std::max(highest, static_cast<uint32_t>(span.inverse[i]));  // negative: a large one
+    }
+    if (span.n == 0 || highest < n_keys) continue;
+    size_t bad = 0;
+    while (static_cast<uint32_t>(span.inverse[bad]) < n_keys) ++bad;
+    return Error(Code::kInvalidArgument, "inverse[", bad, "] must be in [0, ", n_keys,
+                 "), the number of keys. Received: ", span.inverse[bad]);
+  }
+  const std::vector<Share> shares = Shares(n_keys, dim, n, executor.threads());
+  executor.ParallelFor(shares.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t s = begin; s < end; ++s) {
+      ShareOfSums share{shares[s], dim, sums};
+      for (const RowSpan& span : spans) AddSpan(span, &share);
+      share.Extend(n_keys);  // keys without rows
+    }
+  });
+  return Status();
+}
+
+}  // namespace tsps
