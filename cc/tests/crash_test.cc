@@ -111,11 +111,12 @@ TEST_P(KillPointTest, EveryKillLeavesAWholeMutation) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, KillPointTest,
-                         ::testing::Values("undo.reserved", "undo.record", "begin.undo_valid",
-                                           "begin.odd", "apply.row", "assign.row", "erase.entry",
-                                           "commit.insert", "publish.record", "publish.even",
-                                           "split.undo", "split.rebuilt", "split.directory",
-                                           "double.directory", "reserve.grown"),
+                         ::testing::Values("undo.reserved", "undo.record", "undo.block",
+                                           "begin.undo_valid", "begin.odd", "apply.row",
+                                           "assign.row", "erase.entry", "commit.insert",
+                                           "publish.record", "publish.even", "split.undo",
+                                           "split.rebuilt", "split.directory", "double.directory",
+                                           "reserve.grown"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '.', '_');

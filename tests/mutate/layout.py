@@ -12,7 +12,7 @@ RECORD_HEAD, TABLE_STATE = 32, 64
 NAMES, NAME = 147_456, 136
 PLANES_AT, PLANE, PLANES_BYTES = 32, 64, 1064
 SEGMENT, ENTRIES_AT, ENTRY = 65_536, 64, 16
-UNDO_RECORDS, UNDO_RECORD_HEAD = 4096, 64
+UNDO_RECORDS, UNDO_RECORD_HEAD, UNDO_BLOCK = 4096, 64, 256
 
 # (offset, end, name) within the part
 _HEADER = (
@@ -215,7 +215,10 @@ def _undo_field(offset: int, data: bytes) -> str:
                 return name if name == UNUSED else f"record: {name}"
             within = offset - at - UNDO_RECORD_HEAD
             if kind == 1:
-                return "row number" if within < 4 * n else UNUSED if within < (4 * n + 63) // 64 * 64 else "row image"
-            return {2: "inserted key", 3: "erased entry", 4: "segment image"}[kind]
+                seals, blocks = (4 * n + 63) // 64 * 64, (n + UNDO_BLOCK - 1) // UNDO_BLOCK
+                images = seals + (8 * blocks + 63) // 64 * 64
+                parts = ((0, 4 * n, "row number"), (seals, seals + 8 * blocks, "seal"), (images, size, "row image"))
+                return _named(parts, within)
+            return {2: "inserted key", 3: "erased entry", 4: "segment image", 5: "free row"}[kind]
         at += size
     return UNUSED

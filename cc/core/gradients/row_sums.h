@@ -18,11 +18,11 @@ namespace tsps {
 void AddRows(const float* const* rows, const float* weights, size_t n, size_t dim, float* out);
 
 struct RowSpan {
-  const float* rows;                    // float[.., dim]
-  const int32_t* inverse;               // int32[n], numbers of keys
-  size_t n;                             // items
-  const int32_t* positions = nullptr;   // int32[n], each item's row; null: the i-th has the i-th
-  const float* weights = nullptr;       // float[n], what it is multiplied by; null: 1
+  const float* rows;                   // float[.., dim]
+  const int32_t* inverse;              // int32[n], numbers of keys
+  size_t n;                            // items
+  const int32_t* positions = nullptr;  // int32[n], each item's row; null: the i-th has the i-th
+  const float* weights = nullptr;      // float[n], what it is multiplied by; null: 1
 };
 
 // sums[k] = 0 + the rows of key k in the order of the input (span by span, item by item): float

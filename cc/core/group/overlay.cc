@@ -17,7 +17,9 @@ Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State&
       case UndoKind::kRows: {
         const auto* rows = reinterpret_cast<const uint32_t*>(payload);
         const Rows& kept = overlay->rows_.emplace_back(Rows{record, payload});
-        for (size_t i = 0; i < record.n; ++i) part.rows[rows[i]] = {&kept, i};
+        for (size_t i = 0; i < record.n; ++i) {
+          if (HasUndoBlock(record, payload, i / kUndoBlock)) part.rows[rows[i]] = {&kept, i};
+        }
         break;
       }
       case UndoKind::kInserts: {

@@ -13,9 +13,10 @@ namespace {
 
 void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char* payload) {
   const auto* rows = reinterpret_cast<const uint32_t*>(payload);
-  const char* image = payload + UndoBlockOffset(record.n, record.row_bytes, 0);
   for (size_t block = 0; block < UndoBlocks(record.n); ++block, rows += kUndoBlock) {
+    if (!HasUndoBlock(record, payload, block)) continue;
     const size_t n = UndoBlockRows(record.n, block);
+    const char* image = payload + UndoBlockOffset(record.n, record.row_bytes, block);
     for (size_t p = 0; p < record.planes; ++p) {
       const Plane& plane = list.planes[p];
       for (size_t i = 0; i < n; ++i, image += plane.row_bytes) {

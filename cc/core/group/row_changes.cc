@@ -10,8 +10,6 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kUpdateGrain = 256;
-
 // Positions of keys are 32 bits wide.
 Status CheckCount(const std::string& table, size_t n) {
   if (n <= static_cast<size_t>(INT32_MAX)) return Status();
@@ -194,23 +192,21 @@ void PreparedChanges::UpdateRows(size_t p, const uint32_t* positions, size_t n, 
   const GradientRows& gradients = parts_[p].gradients[0];
   const RowUpdater updater(parts_[p].kind, group_.files(plan.table)->dim(),
                            parts_[p].update[0].hyper);
-  executor_.ParallelFor(n, kUpdateGrain, [&](size_t begin, size_t end) {
-    float* slot_rows[kMaxSlots] = {};
-    for (size_t k = begin; k < end; ++k) {
-      if (k + RowPlanes::kAhead < end) {
-        const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
-        for (int plane = 0; plane < trained; ++plane) planes.Prefetch(plane, next);
-        planes.PrefetchChanged(next);
-      }
-      const uint32_t i = positions[k];
-      for (int plane = 1; plane < trained; ++plane) {
-        slot_rows[plane - 1] = planes.floats(plane, plan.rows[i]);
-      }
-      updater.Update(gradients.at(i), planes.floats(0, plan.rows[i]), slot_rows);
-      if (!fresh) planes.Touch(plan.rows[i]);
-      TSPS_FAULT_POINT("apply.row");
+  float* slot_rows[kMaxSlots] = {};
+  for (size_t k = 0; k < n; ++k) {
+    if (k + RowPlanes::kAhead < n) {
+      const uint32_t next = plan.rows[positions[k + RowPlanes::kAhead]];
+      for (int plane = 0; plane < trained; ++plane) planes.Prefetch(plane, next);
+      planes.PrefetchChanged(next);
     }
-  });
+    const uint32_t i = positions[k];
+    for (int plane = 1; plane < trained; ++plane) {
+      slot_rows[plane - 1] = planes.floats(plane, plan.rows[i]);
+    }
+    updater.Update(gradients.at(i), planes.floats(0, plan.rows[i]), slot_rows);
+    if (!fresh) planes.Touch(plan.rows[i]);
+    TSPS_FAULT_POINT("apply.row");
+  }
 }
 
 void PreparedChanges::SetRows(size_t p, const uint32_t* positions, size_t n, bool fresh) {
@@ -218,39 +214,45 @@ void PreparedChanges::SetRows(size_t p, const uint32_t* positions, size_t n, boo
   const RowPlan& plan = mutation_.plans()[p];
   const RowPlanes planes = mutation_.Planes(plan);
   const TableWrites& writes = parts_[p].writes[0];
-  executor_.ParallelFor(n, kUpdateGrain, [&](size_t begin, size_t end) {
-    for (size_t k = begin; k < end; ++k) {
-      const uint32_t i = positions[k];
-      const size_t at = i - plan.updates;
-      const size_t from = writes.positions == nullptr ? at : writes.positions[at];
-      for (size_t v = 0; v < writes.planes.size(); ++v) {
-        const PlaneValues& one = writes.planes[v];
-        std::memcpy(planes.at(static_cast<int>(parts_[p].planes[v]), plan.rows[i]),
-                    static_cast<const char*>(one.values) + from * one.row_bytes, one.row_bytes);
-      }
-      if (!fresh) planes.Touch(plan.rows[i]);
-      TSPS_FAULT_POINT("assign.row");
+  for (size_t k = 0; k < n; ++k) {
+    const uint32_t i = positions[k];
+    const size_t at = i - plan.updates;
+    const size_t from = writes.positions == nullptr ? at : writes.positions[at];
+    for (size_t v = 0; v < writes.planes.size(); ++v) {
+      const PlaneValues& one = writes.planes[v];
+      std::memcpy(planes.at(static_cast<int>(parts_[p].planes[v]), plan.rows[i]),
+                  static_cast<const char*>(one.values) + from * one.row_bytes, one.row_bytes);
     }
-  });
+    if (!fresh) planes.Touch(plan.rows[i]);
+    TSPS_FAULT_POINT("assign.row");
+  }
 }
 
-void PreparedChanges::WriteRows(size_t p, const std::vector<uint32_t>& positions, bool fresh) {
-  const size_t updates = static_cast<size_t>(
-      std::lower_bound(positions.begin(), positions.end(), mutation_.plans()[p].updates) -
-      positions.begin());
-  UpdateRows(p, positions.data(), updates, fresh);
-  SetRows(p, positions.data() + updates, positions.size() - updates, fresh);
+void PreparedChanges::WriteRows(size_t p, bool fresh) {
+  const RowPlan& plan = mutation_.plans()[p];
+  const std::vector<uint32_t>& positions = fresh ? plan.fresh : plan.existing;
+  executor_.ParallelFor(UndoBlocks(positions.size()), 1, [&](size_t first, size_t last) {
+    for (size_t block = first; block < last; ++block) {
+      if (!fresh) mutation_.SaveImages(p, block);
+      const uint32_t* const begin = positions.data() + block * kUndoBlock;
+      const uint32_t* const end = begin + UndoBlockRows(positions.size(), block);
+      // The updates' keys come first.
+      const uint32_t* const set = std::lower_bound(begin, end, plan.updates);
+      UpdateRows(p, begin, static_cast<size_t>(set - begin), fresh);
+      SetRows(p, set, static_cast<size_t>(end - set), fresh);
+    }
+  });
 }
 
 void PreparedChanges::Write() {
   if (mutation_.HasFresh()) {
     mutation_.ForEachPlan([&](size_t p) {
       mutation_.InitializeFresh(mutation_.plans()[p]);
-      WriteRows(p, mutation_.plans()[p].fresh, true);  // nobody can see these rows yet
+      WriteRows(p, /*fresh=*/true);  // nobody can see these rows yet
     });
   }
   mutation_.Begin();
-  mutation_.ForEachPlan([&](size_t p) { WriteRows(p, mutation_.plans()[p].existing, false); });
+  mutation_.ForEachPlan([&](size_t p) { WriteRows(p, /*fresh=*/false); });
   mutation_.WriteIndex();
   if (step_.has_value()) {
     mutation_.next().step = *step_;

@@ -66,8 +66,9 @@ class PreparedChanges {
   Status AddUpdate(const Group& group, const TableUpdate& update);
   Status AddWrites(const Group& group, const TableWrites& writes);
   Status AddErases(const Group& group, const TableErases& erases);
-  // Of `positions` of the plan's keys: updates, then writes.
-  void WriteRows(size_t p, const std::vector<uint32_t>& positions, bool fresh);
+  // Of the plan's fresh keys, or of those that are there, whose images are saved first: updates and
+  // writes.
+  void WriteRows(size_t p, bool fresh);
   void UpdateRows(size_t p, const uint32_t* positions, size_t n, bool fresh);
   void SetRows(size_t p, const uint32_t* positions, size_t n, bool fresh);
 

@@ -91,8 +91,8 @@ class RowMutation {
   // How many keys are taken away.
   size_t n_erased() const;
   // Storage for new rows, and for their images in the next mutation, if it is a step of the same
-  // keys: trained keys can then be trained on where there is no room any more. Before-images of
-  // existing rows and the list of new keys into the undo log.
+  // keys: trained keys can then be trained on where there is no room any more. The undo log, but
+  // for the images of rows.
   Status Prepare(bool is_step);
   std::vector<RowPlan>& plans() { return plans_; }
   State& next() { return mutation_.next(); }
@@ -105,6 +105,9 @@ class RowMutation {
   void InitializeFresh(const RowPlan& plan);
 
   void Begin();
+  // Images of the rows of one block of plan p's existing keys (kUndoBlock of them), before any of
+  // these rows is written.
+  void SaveImages(size_t p, size_t block);
   // Adds the fresh keys to the index, and takes erased ones out of it.
   void WriteIndex();
   void Seal(const Sealed& sealed) { mutation_.Seal(sealed); }
@@ -130,7 +133,6 @@ class RowMutation {
   TableState& StateOf(const RowPlan& plan) {
     return mutation_.next().tables[static_cast<size_t>(plan.table)];
   }
-  void CopyImages(const RowPlan& plan, UndoRecordHeader* record);
 
   Group::Impl& group_;
   GroupWriter::Impl& writer_;
@@ -138,6 +140,7 @@ class RowMutation {
   Executor& executor_;
   Mutation mutation_;
   std::vector<RowPlan> plans_;
+  std::vector<UndoRecordHeader*> images_;  // by plan; null: no row that is there is written
 };
 
 }  // namespace tsps

@@ -33,14 +33,18 @@ Status RowMutation::WriteUndo(bool is_step) {
   }
   TSPS_RETURN_IF_ERROR(mutation_.Start(bytes, is_step ? next_bytes : 0));
   TSPS_FAULT_POINT("undo.reserved");
-  std::vector<UndoRecordHeader*> images(plans_.size());
+  images_.assign(plans_.size(), nullptr);
   for (size_t p = 0; p < plans_.size(); ++p) {
     const RowPlan& plan = plans_[p];
     if (!plan.existing.empty()) {
       const size_t n = plan.existing.size();
-      images[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, row_bytes[p]));
-      images[p]->planes = static_cast<uint32_t>(plan.planes);
-      images[p]->row_bytes = static_cast<uint32_t>(row_bytes[p]);
+      images_[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, row_bytes[p]));
+      images_[p]->planes = static_cast<uint32_t>(plan.planes);
+      images_[p]->row_bytes = static_cast<uint32_t>(row_bytes[p]);
+      char* const payload = UndoPayload(images_[p]);
+      std::memset(payload, 0, UndoBlockOffset(n, row_bytes[p], 0));  // no block is there yet
+      auto* const rows = reinterpret_cast<uint32_t*>(payload);
+      for (size_t i = 0; i < n; ++i) rows[i] = plan.rows[plan.existing[i]];
     }
     if (!plan.fresh.empty()) {
       UndoRecordHeader* record = mutation_.Append(UndoKind::kInserts, plan.table, plan.fresh.size(),
@@ -63,34 +67,13 @@ Status RowMutation::WriteUndo(bool is_step) {
     }
     TSPS_FAULT_POINT("undo.record");
   }
-  ForEachPlan([&](size_t p) {
-    if (images[p] != nullptr) CopyImages(plans_[p], images[p]);
-  });
   mutation_.DeclareUndo();
   return Status();
 }
 
-void RowMutation::CopyImages(const RowPlan& plan, UndoRecordHeader* record) {
-  char* const payload = UndoPayload(record);
-  auto* const rows = reinterpret_cast<uint32_t*>(payload);
-  const RowPlanes planes = Planes(plan);
-  const size_t n = plan.existing.size();
-  executor_.ParallelFor(UndoBlocks(n), 1, [&](size_t first, size_t last) {
-    for (size_t block = first; block < last; ++block) {
-      const size_t begin = block * kUndoBlock;
-      const size_t end = begin + UndoBlockRows(n, block);
-      for (size_t i = begin; i < end; ++i) rows[i] = plan.rows[plan.existing[i]];
-      char* to = payload + UndoBlockOffset(n, record->row_bytes, block);
-      for (int plane = 0; plane < planes.n; ++plane) {
-        const size_t bytes = planes.bytes[plane];
-        for (size_t i = begin; i < end; ++i, to += bytes) {
-          if (i + RowPlanes::kAhead < end) planes.Prefetch(plane, rows[i + RowPlanes::kAhead]);
-          std::memcpy(to, planes.at(plane, rows[i]), bytes);
-        }
-      }
-      SealUndoBlock(record, block);
-    }
-  });
+void RowMutation::SaveImages(size_t p, size_t block) {
+  const RowPlan& plan = plans_[p];
+  SaveUndoBlock(images_[p], block, *group_.files(plan.table)->Planes(StateOf(plan)));
 }
 
 }  // namespace tsps

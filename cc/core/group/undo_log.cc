@@ -4,6 +4,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
+#include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
 #include "core/table/layout.h"
 
@@ -13,7 +14,7 @@ namespace {
 size_t Padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // In the payload of a kRows record.
-size_t ChecksumsOffset(size_t n) { return Padded(n * sizeof(uint32_t)); }
+size_t SealsOffset(size_t n) { return Padded(n * sizeof(uint32_t)); }
 
 size_t RecordBytes(size_t payload) { return sizeof(UndoRecordHeader) + Padded(payload); }
 
@@ -47,8 +48,7 @@ size_t UndoSegmentBytes() { return RecordBytes(sizeof(Segment)); }
 size_t UndoFreeRowsBytes(size_t n) { return RecordBytes(n * sizeof(uint32_t)); }
 
 size_t UndoBlockOffset(size_t n, size_t row_bytes, size_t block) {
-  return ChecksumsOffset(n) + Padded(UndoBlocks(n) * sizeof(uint32_t)) +
-         block * kUndoBlock * row_bytes;
+  return SealsOffset(n) + Padded(UndoBlocks(n) * sizeof(uint64_t)) + block * kUndoBlock * row_bytes;
 }
 
 Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
@@ -65,22 +65,31 @@ Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
 
 namespace {
 
-uint32_t BlockChecksum(const UndoRecordHeader& record, const char* payload, size_t block) {
-  const size_t n = UndoBlockRows(record.n, block);
-  const char* const rows = payload + block * kUndoBlock * sizeof(uint32_t);
-  const char* const images = payload + UndoBlockOffset(record.n, record.row_bytes, block);
-  return Crc32cOfParts(Crc32c(0, rows, n * sizeof(uint32_t)), images, n * record.row_bytes);
+uint64_t SealOf(const UndoRecordHeader& record, const char* payload, size_t block) {
+  const auto* const seals = reinterpret_cast<const uint64_t*>(payload + SealsOffset(record.n));
+  return __atomic_load_n(&seals[block], __ATOMIC_ACQUIRE);
 }
 
-// What a record's header says, and its payload; of rows' images only the checksums.
+// Never 0.
+uint64_t MakeSeal(uint32_t crc) { return uint64_t{~crc} << 32 | crc; }
+
+// Whether a block is not there yet, or as it was when it was sealed.
+bool IsSame(const UndoRecordHeader& record, const char* payload, size_t block) {
+  const uint64_t seal = SealOf(record, payload, block);
+  if (seal == 0) return true;
+  StripedCrc32c crc;
+  crc.Add(payload + UndoBlockOffset(record.n, record.row_bytes, block),
+          UndoBlockRows(record.n, block) * record.row_bytes);
+  return seal == MakeSeal(crc.Value());
+}
+
+// What a record's header says, and its payload; of rows' images only which ones.
 uint32_t RecordChecksum(const UndoRecordHeader& record, const char* payload) {
   const uint32_t crc = Crc32c(0, &record, offsetof(UndoRecordHeader, checksum));
-  size_t begin = 0;
   size_t end = 0;
   switch (record.kind) {
     case UndoKind::kRows:
-      begin = ChecksumsOffset(record.n);
-      end = begin + UndoBlocks(record.n) * sizeof(uint32_t);
+      end = record.n * sizeof(uint32_t);
       break;
     case UndoKind::kInserts:
       end = record.n * sizeof(int64_t);
@@ -95,15 +104,40 @@ uint32_t RecordChecksum(const UndoRecordHeader& record, const char* payload) {
       end = sizeof(Segment);
       break;
   }
-  return Crc32cOfParts(crc, payload + begin, end - begin);
+  return Crc32cOfParts(crc, payload, end);
 }
 
 }  // namespace
 
-void SealUndoBlock(UndoRecordHeader* record, size_t block) {
+bool HasUndoBlock(const UndoRecordHeader& record, const char* payload, size_t block) {
+  return SealOf(record, payload, block) != 0;
+}
+
+void SaveUndoBlock(UndoRecordHeader* record, size_t block, const PlaneList& list) {
+  constexpr size_t kAhead = 16;
   char* const payload = UndoPayload(record);
-  const uint32_t crc = BlockChecksum(*record, payload, block);
-  std::memcpy(payload + ChecksumsOffset(record->n) + block * sizeof(crc), &crc, sizeof(crc));
+  const size_t n = UndoBlockRows(record->n, block);
+  const uint32_t* const rows = reinterpret_cast<const uint32_t*>(payload) + block * kUndoBlock;
+  char* to = payload + UndoBlockOffset(record->n, record->row_bytes, block);
+  StripedCrc32c crc;
+  for (size_t p = 0; p < record->planes; ++p) {
+    const Plane& plane = list.planes[p];
+    const size_t bytes = plane.row_bytes;
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) Prefetch(plane.row(rows[i + kAhead]), bytes);
+      if (bytes % 32 == 0) {
+        crc.AddCopy(plane.row(rows[i]), bytes, to + i * bytes);
+      } else {
+        std::memcpy(to + i * bytes, plane.row(rows[i]), bytes);
+      }
+    }
+    if (bytes % 32 != 0) crc.Add(to, n * bytes);
+    to += n * bytes;
+  }
+  StripedCrc32c::StreamFence();  // the images before the seal, and that before the rows
+  auto* const seals = reinterpret_cast<uint64_t*>(payload + SealsOffset(record->n));
+  __atomic_store_n(&seals[block], MakeSeal(crc.Value()), __ATOMIC_RELEASE);
+  TSPS_FAULT_POINT("undo.block");
 }
 
 Result<std::unique_ptr<UndoLog>> UndoLog::Create(const std::string& path) {
@@ -152,13 +186,8 @@ Status UndoLog::Check(uint64_t epoch) const {
   return ForEach(epoch, [&](const UndoRecordHeader& record, const char* payload) -> Status {
     if (TSPS_FAULT_OFF("damage")) return Status();
     bool same = RecordChecksum(record, payload) == record.checksum;
-    const char* const checksums = payload + ChecksumsOffset(record.n);
     const size_t blocks = record.kind == UndoKind::kRows ? UndoBlocks(record.n) : 0;
-    for (size_t block = 0; same && block < blocks; ++block) {
-      uint32_t crc = 0;
-      std::memcpy(&crc, checksums + block * sizeof(crc), sizeof(crc));
-      same = BlockChecksum(record, payload, block) == crc;
-    }
+    for (size_t block = 0; same && block < blocks; ++block) same = IsSame(record, payload, block);
     return same ? Status() : Damaged(path(), "checksum mismatch in a record of mutation ", epoch);
   });
 }

@@ -1,16 +1,18 @@
 // UndoLog: the before-images of the mutation in progress.
 //
-// Written whole, then declared valid for epoch e by LiveState.undo_epoch, and only then does the
-// mutation to epoch e begin. Publishing epoch e makes it void. Undoing is idempotent: a recovery
-// that is killed starts again.
+// Written whole but for images of rows, then declared valid for epoch e by LiveState.undo_epoch,
+// and only then does the mutation to epoch e begin. It saves the images of a block of rows right
+// before it writes to them, while they are in a cache; the block's seal says that they are there.
+// Publishing epoch e makes the log void. Undoing is idempotent: a recovery that is killed starts
+// again.
 //
 //   page 0      UndoHeader
 //   page 1 ..   records, each a RecordHeader and its payload, padded to 64 bytes:
-//     kRows     uint32 row[n]; uint32 checksum[], one for each block of kUndoBlock rows, of their
-//               numbers and images; the images, block after block, and in a block plane after plane
-//               of the table's first planes: the embedding and the slots, or, of an assign of
-//               metadata, all up to the last one that it sets. Each part begins at a multiple of 64
-//               bytes
+//     kRows     uint32 row[n]; uint64 seal[], one for each block of kUndoBlock rows: 0 until its
+//               images are there, then their checksum and, in the upper half, its complement; the
+//               images, block after block, and in a block plane after plane of the table's first
+//               planes: the embedding and the slots, or, of an assign of metadata, all up to the
+//               last one that it sets. Each part begins at a multiple of 64 bytes
 //     kInserts  int64 key[n]: keys that were absent
 //     kErases   ErasedEntry[n]: entries that became tombstones
 //     kFreeRows uint32 row[n]: a part of the stack of free rows that was overwritten
@@ -54,7 +56,7 @@ struct UndoRecordHeader {
   uint64_t hash;
   uint64_t padding2;
   uint32_t padding3;
-  uint32_t checksum;  // of the fields before, and of the payload; of kRows' payload, its checksums
+  uint32_t checksum;  // of the fields before, and of the payload; of kRows' payload, its rows
 };
 static_assert(sizeof(UndoRecordHeader) == 64, "on-disk size");
 
@@ -73,15 +75,18 @@ size_t UndoSegmentBytes();
 size_t UndoFreeRowsBytes(size_t n);
 inline char* UndoPayload(UndoRecordHeader* record) { return reinterpret_cast<char*>(record + 1); }
 // Rows of a block of a kRows record.
-constexpr size_t kUndoBlock = 512;
+constexpr size_t kUndoBlock = 256;
 inline size_t UndoBlocks(size_t n) { return (n + kUndoBlock - 1) / kUndoBlock; }
 inline size_t UndoBlockRows(size_t n, size_t block) {
   return std::min(kUndoBlock, n - block * kUndoBlock);
 }
 // In the payload of a kRows record: where the images of a block begin.
 size_t UndoBlockOffset(size_t n, size_t row_bytes, size_t block);
-// Writes the checksum of a block, once its rows' numbers and images are there.
-void SealUndoBlock(UndoRecordHeader* record, size_t block);
+// Between Seal and the end of the mutation: copies the images of a block's rows and seals it. After
+// that they may be written.
+void SaveUndoBlock(UndoRecordHeader* record, size_t block, const PlaneList& list);
+// Whether the images of a block are there. If not, nothing has been written to its rows.
+bool HasUndoBlock(const UndoRecordHeader& record, const char* payload, size_t block);
 // DataLoss, naming the log, unless a kRows record has images of these planes, of all that steps
 // change at least.
 Status CheckPlanesOf(const UndoRecordHeader& record, const PlaneList& list,
