@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "core/base/stream_copy.h"
+
 namespace tsps {
 namespace {
 
@@ -78,7 +80,7 @@ TEST(StripedCrc32c, IsThatOfTheWholeWhateverThePiecesAndCopiesThem) {
           added.Add(bytes + at, m);
           copied.AddCopy(bytes + at, m, copy + offset + at);
         }
-        StripedCrc32c::StreamFence();
+        StreamFence();
         ASSERT_EQ(added.Value(), expected) << n << " bytes, " << piece << " at a time";
         ASSERT_EQ(copied.Value(), expected) << n << " bytes, " << piece << " at a time";
         ASSERT_EQ(std::memcmp(copy + offset, bytes, n), 0);

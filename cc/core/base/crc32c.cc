@@ -167,12 +167,6 @@ void StripedCrc32c::AddCopy(const void* data, size_t n, void* to) {
   Add(to, n);
 }
 
-void StripedCrc32c::StreamFence() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
-
 uint32_t StripedCrc32c::Value() const {
   StripedCrc32c whole = *this;
   while (whole.bytes_ % 8 != 0) whole.Add("", 1);

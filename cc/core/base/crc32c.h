@@ -23,7 +23,6 @@ class StripedCrc32c {
   // The same, and copies the piece past the caches, if both lie at multiples of 8: whoever gives
   // the copy to other threads calls StreamFence() before.
   void AddCopy(const void* data, size_t n, void* to);
-  static void StreamFence();
   uint32_t Value() const;
 
  private:

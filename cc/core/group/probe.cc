@@ -14,7 +14,7 @@ constexpr size_t kBatch = 16;
 }  // namespace
 
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
-                  uint32_t* rows) {
+                  uint32_t* rows, bool fetch) {
   const uint32_t depth = std::min(state.depth, kMaxDepth);
   const uint64_t seed = files.seed();
   const uint32_t* const directory = files.directory_entries();
@@ -45,7 +45,7 @@ int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_
         astray = static_cast<int64_t>(begin + i);
         continue;
       }
-      Prefetch(files.row(row), std::min<size_t>(row_bytes, 256));
+      if (fetch) Prefetch(files.row(row), std::min<size_t>(row_bytes, 256));
       rows[begin + i] = row;
     }
   }

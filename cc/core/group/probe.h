@@ -13,8 +13,9 @@ namespace tsps {
 // overlay, no validation. Returns the position of a key that the index leads astray, out of the
 // table's segments or rows: damage, unless a writer came between; or -1. The files are those of
 // `state` (TableFiles::CheckFiles).
+// `fetch`: into the caches, too, for whoever reads the rows next, if they are few.
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
-                  uint32_t* rows);
+                  uint32_t* rows, bool fetch = false);
 // DataLoss, naming such a key.
 Status Astray(const TableFiles& files, int64_t key);
 

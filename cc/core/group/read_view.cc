@@ -86,6 +86,10 @@ void ReadView::Fail(Status status) const {
 }
 
 void ReadView::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
+  Probe(table, keys, n, rows, false);
+}
+
+void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, bool fetch) const {
   if (!Mapped(table)) {
     std::fill_n(rows, n, kAbsentRow);
     return;
@@ -94,7 +98,7 @@ void ReadView::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows
   const TableState& state = StateOf(table);
   const int64_t astray =
       overlay_ == nullptr
-          ? ProbeRows(files, state, keys, n, rows)
+          ? ProbeRows(files, state, keys, n, rows, fetch)
           : ProbeRowsBehind(IndexView(files, state, overlay_, static_cast<int>(PlaceOf(table))),
                             files, state, keys, n, rows);
   if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
@@ -102,10 +106,13 @@ void ReadView::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows
 
 void ReadView::Find(int table, const int64_t* keys, size_t n, const float** rows) const {
   constexpr size_t kChunk = 256;
+  // Else the first ones would be gone from the caches before they are read.
+  constexpr size_t kFetchedBytes = 128u << 10;
   uint32_t numbers[kChunk];
+  const bool fetch = Listed(table) && n * Files(table).row_bytes() <= kFetchedBytes;
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t m = std::min(kChunk, n - begin);
-    FindRows(table, keys + begin, m, numbers);
+    Probe(table, keys + begin, m, numbers, fetch);
     for (size_t i = 0; i < m; ++i) {
       rows[begin + i] = numbers[i] == kAbsentRow ? nullptr : Row(table, numbers[i]);
     }

@@ -72,6 +72,8 @@ class ReadView {
   // mapped of it, or if its files were removed before this process looked at the end of them:
   // Read() then fails.
   bool Mapped(int table) const;
+  // As FindRows, and into the caches with the rows.
+  void Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, bool fetch) const;
   // Read() fails, if what has been read is of one state.
   void Fail(Status status) const;
   // The same, without a look at the files.

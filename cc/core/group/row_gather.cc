@@ -5,6 +5,7 @@
 
 #include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
+#include "core/base/stream_copy.h"
 #include "core/table/initializer.h"
 #include "core/table/table_checks.h"
 
@@ -85,14 +86,20 @@ Status RowGather::Find(Scan& scan, Executor& executor) {
 void CopyRows(const float* const* rows, const int32_t* inverse, size_t n, size_t dim, float* out,
               Executor& executor) {
   const size_t bytes = dim * sizeof(float);
+  const bool stream = n * bytes >= kStreamedBytes && CanStream(out, bytes);
   executor.ParallelFor(n, std::max<size_t>(1, kCopyBytes / bytes), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < std::min(end, begin + kAhead); ++i) {
       Prefetch(rows[inverse[i]], bytes);
     }
     for (size_t i = begin; i < end; ++i) {
       if (i + kAhead < end) Prefetch(rows[inverse[i + kAhead]], bytes);
-      RacyRead(out + i * dim, rows[inverse[i]], bytes);
+      if (stream) {
+        StreamCopy(out + i * dim, rows[inverse[i]], bytes);
+      } else {
+        RacyRead(out + i * dim, rows[inverse[i]], bytes);
+      }
     }
+    if (stream) StreamFence();
   });
 }
 

@@ -6,6 +6,7 @@
 #include "core/base/fault_point.h"
 #include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
+#include "core/base/stream_copy.h"
 #include "core/table/layout.h"
 
 namespace tsps {
@@ -134,7 +135,7 @@ void SaveUndoBlock(UndoRecordHeader* record, size_t block, const PlaneList& list
     if (bytes % 32 != 0) crc.Add(to, n * bytes);
     to += n * bytes;
   }
-  StripedCrc32c::StreamFence();  // the images before the seal, and that before the rows
+  StreamFence();  // the images before the seal, and that before the rows
   auto* const seals = reinterpret_cast<uint64_t*>(payload + SealsOffset(record->n));
   __atomic_store_n(&seals[block], MakeSeal(crc.Value()), __ATOMIC_RELEASE);
   TSPS_FAULT_POINT("undo.block");

@@ -1,0 +1,55 @@
+// Copies that go past the caches: for outputs so large that what was written first would be gone
+// from them before somebody reads it, and would only have displaced what is read now.
+#ifndef TFSPS_CORE_BASE_STREAM_COPY_H_
+#define TFSPS_CORE_BASE_STREAM_COPY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "core/base/racy_copy.h"
+
+namespace tsps {
+
+// Outputs of this size are worth it: several times a core's own cache.
+constexpr size_t kStreamedBytes = 16u << 20;
+
+// Whether StreamCopy can be used for pieces of `bytes` at multiples of them from `to` on.
+inline bool CanStream(const void* to, size_t bytes) {
+#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
+  return reinterpret_cast<uintptr_t>(to) % 16 == 0 && bytes % 16 == 0;
+#else
+  static_cast<void>(to);
+  static_cast<void>(bytes);
+  return false;
+#endif
+}
+
+// As RacyRead, if CanStream.
+inline void StreamCopy(void* to, const void* from, size_t bytes) {
+#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
+  const char* const source = static_cast<const char*>(from);
+  char* const target = static_cast<char*>(to);
+  for (size_t i = 0; i < bytes; i += 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
+  }
+#else
+  RacyRead(to, from, bytes);
+#endif
+}
+
+// Before other threads read what was copied.
+inline void StreamFence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_BASE_STREAM_COPY_H_
