@@ -1,8 +1,9 @@
 """Row optimizers: update rules that the store applies to the rows of a table that a step touches.
 
-All are lazy: a row without a gradient keeps its value and its slots, as in Keras's sparse updates and unlike its dense
-ones (Keras's dense Adam moves every row at every step). Where a row has a gradient the rule is Keras's, and with
-unique ids the result is what the Keras optimizer of the same name gives for that row.
+All are lazy: a row without a gradient keeps its value and its slots, unlike in Keras, whose optimizers move all rows
+of a variable at every step once one of their slots is not zero, or weights decay (docs/training.md). Where a row has a
+gradient the rule is Keras's, and a row that every step touches gets exactly what the Keras optimizer of the same name
+gives. `RowwiseAdagrad` is FBGEMM's; Keras has none.
 
 Importing this module does not import TensorFlow.
 """
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -28,9 +29,6 @@ class RowOptimizer:
       learning_rate: A number, a Keras learning-rate schedule (or any function of the step), or None: the current
         learning rate of the Keras optimizer that `DistributedOptimizer` wraps, at every step.
     """
-
-    kind: ClassVar[str]
-    slots: ClassVar[tuple[str, ...]] = ()
 
     learning_rate: LearningRate = None
 
@@ -56,6 +54,16 @@ class RowOptimizer:
     def _check(self, name: str, valid: bool, expected: str) -> None:
         if not valid:
             raise ValueError(f"{type(self).__name__}: {name} must be {expected}. Received: {getattr(self, name)!r}")
+
+    @property
+    def kind(self) -> str:
+        """The rule's name in the store: what tables are bound to."""
+        raise NotImplementedError
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of what a row has beside its weights. Each is as wide as the row, but `RowwiseAdagrad`'s."""
+        return ()
 
     @property
     def slot_init(self) -> tuple[float, ...]:
@@ -126,13 +134,36 @@ class RowOptimizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SGD(RowOptimizer):
-    """`w -= learning_rate * g`."""
+    """`w -= learning_rate * g`; with momentum `m = momentum * m - learning_rate * g; w += m`, as Keras's SGD.
 
-    kind = "sgd"
+    With `nesterov` the row moves by `momentum * m - learning_rate * g`, with the new `m`. The momentum of a row without
+    a gradient neither moves the row nor decays.
+
+    Source: Polyak 1964; for `nesterov` Sutskever et al. 2013.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        """See `RowOptimizer`."""
+        super().__post_init__()
+        self._check("momentum", 0 <= self.momentum <= 1, "in [0, 1]")
+        self._check("nesterov", isinstance(self.nesterov, bool), "True or False")
+
+    @property
+    def kind(self) -> str:
+        """See `RowOptimizer.kind`."""
+        return "momentum" if self.momentum else "sgd"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """See `RowOptimizer.slots`."""
+        return ("momentum",) if self.momentum else ()
 
     def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
         """See `RowOptimizer.hyper`."""
-        return [learning_rate]
+        return [learning_rate, self.momentum, float(self.nesterov)] if self.momentum else [learning_rate]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,9 +172,6 @@ class Adagrad(RowOptimizer):
 
     Source: Duchi, Hazan, Singer 2011. Keras's legacy Adagrad adds epsilon outside the root; ours does not.
     """
-
-    kind = "adagrad"
-    slots = ("accumulator",)
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
@@ -156,6 +184,16 @@ class Adagrad(RowOptimizer):
         self._check("epsilon", 0 <= self.epsilon < math.inf and self.epsilon + start > 0, "finite, >= 0, not all zero")
 
     @property
+    def kind(self) -> str:
+        """See `RowOptimizer.kind`."""
+        return "adagrad"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """See `RowOptimizer.slots`."""
+        return ("accumulator",)
+
+    @property
     def slot_init(self) -> tuple[float, ...]:
         """See `RowOptimizer.slot_init`."""
         return (self.initial_accumulator_value,)
@@ -166,11 +204,31 @@ class Adagrad(RowOptimizer):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RowwiseAdagrad(Adagrad):
+    """`a += mean(g^2); w -= learning_rate * g / (sqrt(a) + epsilon)`: one float per row in place of a slot as wide.
+
+    A table of 64 floats per row takes half of the memory that it takes with `Adagrad`. The rule is that of FBGEMM's and
+    TorchRec's EXACT_ROWWISE_ADAGRAD, without weight decay: epsilon is outside of the root.
+
+    Source: Gupta, Bengio, Weston 2014, section 4.4.3; FBGEMM.
+    """
+
+    initial_accumulator_value: float = 0.0
+    epsilon: float = 1e-8
+
+    @property
+    def kind(self) -> str:
+        """See `RowOptimizer.kind`."""
+        return "rowwise_adagrad"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Adam(RowOptimizer):
     """Lazy Adam with Keras's formulas.
 
     `m += (g - m)(1 - beta_1); v += (g^2 - v)(1 - beta_2); w -= learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t) *
-    m / (sqrt(v) + epsilon)`, where `t` counts updates of the wrapped optimizer, this one included.
+    m / (sqrt(v) + epsilon)`, where `t` counts updates of the wrapped optimizer, this one included. With `amsgrad` the
+    largest `v` so far takes its place under the root.
 
     `t` counts updates of the whole model, not of the row, because that is what Keras's Adam does, so that a row which
     every batch touches gets exactly Keras's values. It is the wrapped optimizer's `iterations + 1`, not the job's
@@ -181,15 +239,13 @@ class Adam(RowOptimizer):
     `(1 - beta_1) / sqrt(1 - beta_2)` = 3.2 times a corrected one's size at the defaults, as with Keras's sparse
     updates.
 
-    Source: Kingma and Ba 2015, in the form before their section 2.1.
+    Source: Kingma and Ba 2015, in the form before their section 2.1; for `amsgrad` Reddi, Kale, Kumar 2018.
     """
-
-    kind = "adam"
-    slots = ("m", "v")
 
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
+    amsgrad: bool = False
 
     def __post_init__(self) -> None:
         """See `RowOptimizer`."""
@@ -197,36 +253,190 @@ class Adam(RowOptimizer):
         self._check("beta_1", 0 <= self.beta_1 < 1, "in [0, 1)")
         self._check("beta_2", 0 <= self.beta_2 < 1, "in [0, 1)")
         self._check("epsilon", 0 < self.epsilon < math.inf, "a finite number > 0")
+        self._check("amsgrad", isinstance(self.amsgrad, bool), "True or False")
+
+    @property
+    def kind(self) -> str:
+        """See `RowOptimizer.kind`."""
+        return "amsgrad" if self.amsgrad else "adam"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """See `RowOptimizer.slots`."""
+        return ("m", "v", "v_hat") if self.amsgrad else ("m", "v")
 
     def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
         """See `RowOptimizer.hyper`."""
         return [learning_rate, self.beta_1, self.beta_2, self.epsilon, step]
 
 
-BY_KIND: dict[str, type[RowOptimizer]] = {rule.kind: rule for rule in (SGD, Adagrad, Adam)}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """`w -= learning_rate * weight_decay * w` before each update of `Adam`, as Keras's AdamW.
+
+    Only rows with a gradient decay, and only then: a row that comes in every tenth batch decays a tenth as fast as in
+    Keras, where all rows decay at every step.
+
+    Source: Loshchilov and Hutter 2019.
+    """
+
+    weight_decay: float = 0.004
+
+    def __post_init__(self) -> None:
+        """See `RowOptimizer`."""
+        super().__post_init__()
+        self._check("weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0")
+        self._check("amsgrad", not self.amsgrad, "False: there is no rule for both")
+
+    @property
+    def kind(self) -> str:
+        """See `RowOptimizer.kind`."""
+        return "adamw"
+
+    def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
+        """See `RowOptimizer.hyper`."""
+        return [*super().hyper(learning_rate, step), self.weight_decay]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RMSprop(RowOptimizer):
+    """`v = rho * v + (1 - rho) * g^2; w -= learning_rate * g / sqrt(v + epsilon)`, as Keras's RMSprop.
+
+    With momentum `m = momentum * m + learning_rate * g / sqrt(v + epsilon); w -= m`. With `centered`
+    `a = rho * a + (1 - rho) * g`, and `v - a^2` takes the place of `v` under the root. The slots of a row without a
+    gradient do not decay.
+
+    Source: Hinton 2012, lecture 6e; for `centered` Graves 2013.
+    """
+
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    centered: bool = False
+
+    def __post_init__(self) -> None:
+        """See `RowOptimizer`."""
+        super().__post_init__()
+        self._check("rho", 0 <= self.rho <= 1, "in [0, 1]")
+        self._check("momentum", 0 <= self.momentum <= 1, "in [0, 1]")
+        self._check("epsilon", 0 < self.epsilon < math.inf, "a finite number > 0")
+        self._check("centered", isinstance(self.centered, bool), "True or False")
+
+    @property
+    def kind(self) -> str:
+        """See `RowOptimizer.kind`."""
+        return "rmsprop" + "_centered" * self.centered + "_momentum" * bool(self.momentum)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """See `RowOptimizer.slots`."""
+        return ("velocity",) + ("momentum",) * bool(self.momentum) + ("average_gradient",) * self.centered
+
+    def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
+        """See `RowOptimizer.hyper`."""
+        return [learning_rate, self.rho, self.momentum, self.epsilon]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ftrl(RowOptimizer):
+    """Follow the regularized leader, as Keras's Ftrl with its `learning_rate_power` of -0.5.
+
+    `n = a + g^2; z += g + 2 * l2_shrinkage * w - (sqrt(n) - sqrt(a)) / learning_rate * w; a = n;
+    w = (clip(z, -l1, l1) - z) / ((sqrt(n) + beta) / learning_rate + 2 * l2)`. The learning rate must be positive.
+
+    Source: McMahan et al. 2013, algorithm 1.
+    """
+
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    l2_shrinkage_regularization_strength: float = 0.0
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        """See `RowOptimizer`."""
+        super().__post_init__()
+        self._check("initial_accumulator_value", 0 < self.initial_accumulator_value < math.inf, "a finite number > 0")
+        for field in dataclasses.fields(self)[2:]:
+            self._check(field.name, 0 <= getattr(self, field.name) < math.inf, "a finite number >= 0")
+
+    @property
+    def kind(self) -> str:
+        """See `RowOptimizer.kind`."""
+        return "ftrl"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """See `RowOptimizer.slots`."""
+        return ("accumulator", "linear")
+
+    @property
+    def slot_init(self) -> tuple[float, ...]:
+        """See `RowOptimizer.slot_init`."""
+        return (self.initial_accumulator_value, 0.0)
+
+    def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
+        """See `RowOptimizer.hyper`."""
+        strengths = (self.l1_regularization_strength, self.l2_regularization_strength)
+        return [learning_rate, *strengths, self.l2_shrinkage_regularization_strength, self.beta]
+
+
+_BY_NAME: dict[str, type[RowOptimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "rowwise_adagrad": RowwiseAdagrad,
+    "adam": Adam,
+    "adamw": AdamW,
+    "rmsprop": RMSprop,
+    "ftrl": Ftrl,
+}
+
+
+def of_kind(kind: str, slot_init: Sequence[float]) -> RowOptimizer:
+    """A rule of the store's kind with these slots, as a saved table has them; its other fields are the defaults.
+
+    Args:
+      kind: As `RowOptimizer.kind`.
+      slot_init: As `RowOptimizer.slot_init`.
+
+    Raises:
+      ValueError: No rule has this kind.
+    """
+    variants = (SGD(momentum=0.9), Adam(amsgrad=True), RMSprop(momentum=0.9), RMSprop(centered=True))
+    rules = [*(rule() for rule in _BY_NAME.values()), *variants, RMSprop(momentum=0.9, centered=True)]
+    for rule in rules:
+        if rule.kind != kind:
+            continue
+        if isinstance(rule, (Adagrad, Ftrl)):
+            return dataclasses.replace(rule, initial_accumulator_value=slot_init[0])
+        return rule
+    raise ValueError(f"no row optimizer is of kind {kind!r}, only {sorted(rule.kind for rule in rules)}")
 
 
 def get(identifier: RowOptimizer | str | dict[str, Any] | None) -> RowOptimizer | None:
-    """Returns a row optimizer from an instance, a kind ("sgd", "adagrad", "adam") or a `serialize`d form.
+    """Returns a row optimizer from an instance, a name ("sgd", "adam", "ftrl", ...) or a `serialize`d form.
 
     Raises:
       ValueError: Anything else.
     """
     if identifier is None or isinstance(identifier, RowOptimizer):
         return identifier
-    if isinstance(identifier, str) and identifier.lower() in BY_KIND:
-        return BY_KIND[identifier.lower()]()
-    if isinstance(identifier, dict) and identifier.get("kind") in BY_KIND:
-        return BY_KIND[identifier["kind"]].from_config(identifier["config"])
+    if isinstance(identifier, str) and identifier.lower() in _BY_NAME:
+        return _BY_NAME[identifier.lower()]()
+    if isinstance(identifier, dict) and identifier.get("name") in _BY_NAME:
+        return _BY_NAME[identifier["name"]].from_config(identifier["config"])
     raise ValueError(
-        f"expected a row optimizer (tsps.optimizers.SGD, Adagrad, Adam) or one of {sorted(BY_KIND)}. "
+        f"expected a row optimizer (tsps.optimizers.SGD, Adagrad, Adam, ...) or one of {sorted(_BY_NAME)}. "
         f"Received: {identifier!r}"
     )
 
 
 def serialize(optimizer: RowOptimizer | None) -> dict[str, Any] | None:
     """The form that `get` reads, for configurations."""
-    return None if optimizer is None else {"kind": optimizer.kind, "config": optimizer.get_config()}
+    if optimizer is None:
+        return None
+    name = next(name for name, rule in _BY_NAME.items() if type(optimizer) is rule)
+    return {"name": name, "config": optimizer.get_config()}
 
 
 def match(keras_optimizer: Any) -> RowOptimizer:
@@ -236,14 +446,16 @@ def match(keras_optimizer: Any) -> RowOptimizer:
     `DistributedOptimizer`'s work and does not matter here.
 
     Args:
-      keras_optimizer: SGD without momentum, Adagrad, or Adam without amsgrad; none with weight decay.
+      keras_optimizer: SGD, Adagrad, Adam, AdamW, RMSprop or Ftrl. Without weight decay, but AdamW; AdamW without
+        amsgrad, and without variables that it leaves out; RMSprop not the legacy one, whose epsilon is outside of the
+        root; Ftrl with a `learning_rate_power` of -0.5.
 
     Raises:
       ValueError: Another optimizer, or one with an option that the store's rules do not have.
     """
     kind = type(keras_optimizer)
     config = keras_optimizer.get_config()
-    from_keras = kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow")
+    name = kind.__name__ if kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow") else ""
 
     def refuse(what: str) -> ValueError:
         return ValueError(
@@ -252,18 +464,32 @@ def match(keras_optimizer: Any) -> RowOptimizer:
             f"Received: {kind.__module__}.{kind.__name__}"
         )
 
-    if config.get("weight_decay"):
+    def numbers(*names: str) -> dict[str, float]:
+        return {name: float(config[name]) for name in names}
+
+    if config.get("weight_decay") and name != "AdamW":
         raise refuse(f"{kind.__name__}(weight_decay={config['weight_decay']})")
-    if from_keras and kind.__name__ == "SGD":
-        if config["momentum"]:
-            raise refuse(f"SGD(momentum={config['momentum']})")
-        return SGD()
-    if from_keras and kind.__name__ == "Adagrad":
-        return Adagrad(
-            initial_accumulator_value=float(config["initial_accumulator_value"]), epsilon=float(config["epsilon"])
-        )
-    if from_keras and kind.__name__ == "Adam":
+    if name == "SGD":
+        return SGD(**numbers("momentum"), nesterov=bool(config["nesterov"]) and bool(config["momentum"]))
+    if name == "Adagrad":
+        return Adagrad(**numbers("initial_accumulator_value", "epsilon"))
+    if name == "Adam":
+        return Adam(**numbers("beta_1", "beta_2", "epsilon"), amsgrad=bool(config["amsgrad"]))
+    if name == "AdamW":
         if config["amsgrad"]:
-            raise refuse("Adam(amsgrad=True)")
-        return Adam(beta_1=float(config["beta_1"]), beta_2=float(config["beta_2"]), epsilon=float(config["epsilon"]))
+            raise refuse("AdamW(amsgrad=True)")
+        if any(getattr(keras_optimizer, attribute, None) for attribute in _LEFT_OUT):
+            raise refuse("AdamW.exclude_from_weight_decay(...)")
+        decay = float(config["weight_decay"] or 0.0)
+        return AdamW(**numbers("beta_1", "beta_2", "epsilon"), weight_decay=decay, amsgrad=False)
+    if name == "RMSprop" and "legacy" not in kind.__module__:
+        return RMSprop(**numbers("rho", "momentum", "epsilon"), centered=bool(config["centered"]))
+    if name == "Ftrl":
+        if config["learning_rate_power"] != -0.5:
+            raise refuse(f"Ftrl(learning_rate_power={config['learning_rate_power']})")
+        strengths = ("l1_regularization_strength", "l2_regularization_strength", "l2_shrinkage_regularization_strength")
+        return Ftrl(**numbers("initial_accumulator_value", *strengths, "beta"))
     raise refuse(kind.__name__)
+
+
+_LEFT_OUT = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")  # of Keras 2 and 3

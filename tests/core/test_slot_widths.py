@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,20 +11,7 @@ from tf_sparse_ps.table import Table
 RATE, EPSILON, START = 0.5, 1e-3, 0.1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowWiseAdagrad(optimizers.RowOptimizer):
-    kind = "rowwise_adagrad"
-    slots = ("accumulator",)
-
-    @property
-    def slot_init(self) -> tuple[float, ...]:
-        return (START,)
-
-    def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
-        return [learning_rate, EPSILON]
-
-
-RULE = RowWiseAdagrad(learning_rate=RATE)
+RULE = optimizers.RowwiseAdagrad(learning_rate=RATE, epsilon=EPSILON, initial_accumulator_value=START)
 
 
 def numpy_step(rows, accumulator, gradients):
@@ -95,5 +79,5 @@ def test_widths_come_from_the_core():
     assert _table.slot_widths("adam", 5) == [5, 5]
     assert _table.slot_widths("rowwise_adagrad", 5) == [1]
     assert _table.slot_widths("none", 5) == []
-    with pytest.raises(errors.InvalidArgumentError, match=r"rowwise_adagrad\. Received: 'lamb'"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"ftrl\. Received: 'lamb'"):
         _table.slot_widths("lamb", 5)

@@ -34,7 +34,7 @@ import tf_sparse_ps as tsps
 WAYS = "`fit`, loops of one's own, eager, `tf.function`, loops inside a graph"
 VERSIONS = "Keras 3; Keras 2; Keras 2's legacy optimizers"
 RATES = "learning-rate schedules, `ReduceLROnPlateau`, `LearningRateScheduler`, warm-up"
-OTHERS = "momentum, AMSGrad, RMSprop, Ftrl, ..."
+OTHERS = "Nadam, Adamax, Adadelta, ..."
 SPARSE = "sparse gradients of other layers (`keras.layers.Embedding`)"
 UNEQUAL = "empty batches; exact means over batches of different sizes"
 
@@ -202,18 +202,27 @@ def _assert_hybrid(rank: Any, make: Any) -> None:
     assert_equal(rank, ours, theirs)
 
 
-@works("training", "weight decay")
+@works("training", "weight decay, but AdamW's")
 def weight_decay_of_dense_weights(rank: Any) -> None:
     _assert_hybrid(rank, lambda: optimizer("SGD", 0.05, weight_decay=0.1))
     _assert_hybrid(rank, lambda: optimizer("AdamW", 0.05))
 
 
+@works("training", "momentum, AMSGrad, AdamW, RMSprop, Ftrl")
+def rules_of_tables(rank: Any) -> None:
+    assert_fit(rank, lambda: optimizer("SGD", 0.02, momentum=0.9))
+    assert_fit(rank, lambda: optimizer("SGD", 0.02, momentum=0.9, nesterov=True))
+    assert_fit(rank, lambda: optimizer("Adam", 0.02, amsgrad=True))
+    assert_fit(rank, lambda: optimizer("AdamW", 0.02, weight_decay=0.1))
+    assert_fit(rank, lambda: optimizer("RMSprop", 0.02, momentum=0.5))
+    assert_fit(rank, lambda: optimizer("Ftrl", 0.02, l1_regularization_strength=0.001))
+
+
 @works("training", OTHERS)
 def dense_weights_keep_rules_that_tables_do_not_have(rank: Any) -> None:
-    _assert_hybrid(rank, lambda: optimizer("SGD", 0.05, momentum=0.9))
-    _assert_hybrid(rank, lambda: optimizer("Adam", 0.05, amsgrad=True))
-    _assert_hybrid(rank, lambda: optimizer("RMSprop", 0.05))
-    _assert_hybrid(rank, lambda: optimizer("Ftrl", 0.05))
+    _assert_hybrid(rank, lambda: optimizer("Nadam", 0.05))
+    _assert_hybrid(rank, lambda: optimizer("Adamax", 0.05))
+    _assert_hybrid(rank, lambda: optimizer("Adadelta", 0.05))
 
 
 @works("training", "several optimizers in one model")

@@ -28,6 +28,48 @@ def test_equal_in_fit(name: str, options: dict[str, Any]) -> None:
     assert int(ours.optimizer.iterations) == 18
 
 
+RULES = {
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "nesterov": ("SGD", {"momentum": 0.8, "nesterov": True}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
+    "adamw": ("AdamW", {"weight_decay": 0.1}),
+    "rmsprop": ("RMSprop", {"rho": 0.8}),
+    "rmsprop-momentum": ("RMSprop", {"momentum": 0.5}),
+    "rmsprop-centered": ("RMSprop", {"centered": True}),
+    "rmsprop-centered-momentum": ("RMSprop", {"centered": True, "momentum": 0.5, "epsilon": 1e-3}),
+    "ftrl": ("Ftrl", {"l1_regularization_strength": 0.001, "l2_regularization_strength": 0.01, "beta": 0.1}),
+    "ftrl-shrinkage": ("Ftrl", {"l2_shrinkage_regularization_strength": 0.1, "initial_accumulator_value": 0.5}),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_other_rules_are_keras_s_for_rows_that_every_step_touches(rule: str) -> None:
+    name, options = RULES[rule]
+    ours, theirs = twins(lambda: optimizer(name, 0.02, **options))
+    start = [weights.copy() for weights in ours.get_weights()]
+    fit(ours), fit(theirs)
+    # The division by the root of a small difference: what is rounded away of two numbers of nearly the same size.
+    assert difference(ours, theirs) < (2e-3 if "centered" in rule else TOLERANCE)
+    assert np.abs(ours.get_weights()[0] - start[0]).max() > 1e-2
+
+
+def test_rowwise_adagrad_has_one_number_per_row() -> None:
+    layer = tsps.Embedding(ROWS, DIM, embeddings_initializer="ones")
+    rule = tsps.optimizers.RowwiseAdagrad(learning_rate=0.5, epsilon=0.25, initial_accumulator_value=0.5)
+    wrapped = tsps.DistributedOptimizer(optimizer("SGD", 0.1), sparse_optimizer=rule)
+    factors = tf.constant([[1.0, 2.0, -3.0], [0.5, 0.0, 0.0]])
+    expected, accumulators = np.ones((2, DIM)), np.full((2, 1), 0.5)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([4, 7])) * factors)
+        weights = layer.trainable_variables
+        wrapped.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        accumulators += np.mean(np.square(factors.numpy()), axis=1, keepdims=True)
+        expected -= 0.5 * factors.numpy() / (np.sqrt(accumulators) + 0.25)
+    np.testing.assert_allclose(layer(tf.constant([4, 7])), expected, rtol=1e-6)
+    np.testing.assert_array_equal(layer(tf.constant([0])), np.ones((1, DIM)))
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", *LEGACY])
 def test_schedules_drive_tables(name: str) -> None:
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.0, 0.2, 0.01])

@@ -118,7 +118,7 @@ def write(binding: TableBinding, state: Mapping[str, Any]) -> None:
     if slots:
         stored = (meta["optimizer"], tuple(map(np.float32, meta["slot_init"])))
         if binding.optimizer is None:
-            binding.bind_optimizer(_rule(meta["optimizer"], meta["slot_init"]))
+            binding.bind_optimizer(optimizers.of_kind(meta["optimizer"], meta["slot_init"]))
         elif (binding.optimizer.kind, tuple(map(np.float32, binding.optimizer.slot_init))) != stored:
             warnings.warn(
                 f"layer {config.name!r}: the saved slots are of {stored}, the table is trained by "
@@ -167,15 +167,6 @@ def _same_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 def _shortest(value: float) -> float:
     """The number a float32 was written as: 0.1, not 0.10000000149011612."""
     return float(str(np.float32(value)))
-
-
-def _rule(kind: str, slot_init: Sequence[float]) -> optimizers.RowOptimizer:
-    """A rule of this kind with these slots; its other hyperparameters come with whoever trains."""
-    if kind == "adagrad":
-        return optimizers.Adagrad(initial_accumulator_value=slot_init[0])
-    if kind not in optimizers.BY_KIND:
-        raise UnsupportedError(f"the saved slots are of {kind}, a rule that layers cannot be trained with yet")
-    return optimizers.BY_KIND[kind]()
 
 
 class CheckpointState(tf.train.experimental.PythonState):

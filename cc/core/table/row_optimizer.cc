@@ -11,7 +11,16 @@ constexpr const char* kAdagradSlots[] = {"accumulator"};
 constexpr const char* kAdamSlots[] = {"m", "v"};
 constexpr const char* kSgdHyper[] = {"learning_rate"};
 constexpr const char* kAdagradHyper[] = {"learning_rate", "epsilon"};
-constexpr const char* kAdamHyper[] = {"learning_rate", "beta_1", "beta_2", "epsilon", "t"};
+constexpr const char* kAdamHyper[] = {"learning_rate", "beta_1", "beta_2",
+                                      "epsilon",       "t",      "weight_decay"};
+constexpr const char* kMomentumSlots[] = {"momentum"};
+constexpr const char* kMomentumHyper[] = {"learning_rate", "momentum", "nesterov"};
+constexpr const char* kAmsgradSlots[] = {"m", "v", "v_hat"};
+constexpr const char* kRmspropSlots[] = {"velocity", "momentum", "average_gradient"};
+constexpr const char* kCenteredSlots[] = {"velocity", "average_gradient"};
+constexpr const char* kRmspropHyper[] = {"learning_rate", "rho", "momentum", "epsilon"};
+constexpr const char* kFtrlSlots[] = {"accumulator", "linear"};
+constexpr const char* kFtrlHyper[] = {"learning_rate", "l1", "l2", "l2_shrinkage", "beta"};
 
 struct Rule {
   const char* name;
@@ -28,6 +37,14 @@ constexpr Rule kRules[] = {
     {"adagrad", 1, kAdagradSlots, 2, kAdagradHyper, false},
     {"adam", 2, kAdamSlots, 5, kAdamHyper, false},
     {"rowwise_adagrad", 1, kAdagradSlots, 2, kAdagradHyper, true},
+    {"momentum", 1, kMomentumSlots, 3, kMomentumHyper, false},
+    {"amsgrad", 3, kAmsgradSlots, 5, kAdamHyper, false},
+    {"adamw", 2, kAdamSlots, 6, kAdamHyper, false},
+    {"rmsprop", 1, kRmspropSlots, 4, kRmspropHyper, false},
+    {"rmsprop_momentum", 2, kRmspropSlots, 4, kRmspropHyper, false},
+    {"rmsprop_centered", 2, kCenteredSlots, 4, kRmspropHyper, false},
+    {"rmsprop_centered_momentum", 3, kRmspropSlots, 4, kRmspropHyper, false},
+    {"ftrl", 2, kFtrlSlots, 5, kFtrlHyper, false},
 };
 constexpr size_t kRuleCount = sizeof(kRules) / sizeof(kRules[0]);
 
@@ -35,6 +52,9 @@ const Rule& RuleOf(OptimizerKind kind) {
   const size_t index = static_cast<size_t>(kind);
   return kRules[index < kRuleCount ? index : 0];
 }
+
+// Hyperparameters begin with Adam's.
+bool HasMoments(OptimizerKind kind) { return RuleOf(kind).hyper == kAdamHyper; }
 
 // base^exponent by squaring: std::pow differs in the last bit between versions of libm, and with it
 // the tables of two nodes would.
@@ -75,6 +95,115 @@ void AdamRow(size_t dim, float alpha, float one_minus_beta_1, float one_minus_be
   }
 }
 
+// Keras's SGD: with Nesterov's momentum the row moves by the momentum that the next step would
+// have.
+TSPS_SIMD_CLONES
+void MomentumRow(size_t dim, float learning_rate, float momentum, bool nesterov,
+                 const float* __restrict__ g, float* __restrict__ w, float* __restrict__ m) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float step = learning_rate * g[i];
+    const float next = momentum * m[i] - step;
+    m[i] = next;
+    w[i] += nesterov ? momentum * next - step : next;
+  }
+}
+
+// Reddi, Kale, Kumar 2018, as Keras has it: the largest second moment, none of them corrected.
+TSPS_SIMD_CLONES
+void AmsgradRow(size_t dim, float alpha, float one_minus_beta_1, float one_minus_beta_2,
+                float epsilon, const float* __restrict__ g, float* __restrict__ w,
+                float* __restrict__ m, float* __restrict__ v, float* __restrict__ v_hat) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float first = m[i] + (g[i] - m[i]) * one_minus_beta_1;
+    const float second = v[i] + (g[i] * g[i] - v[i]) * one_minus_beta_2;
+    const float largest = second > v_hat[i] ? second : v_hat[i];
+    m[i] = first;
+    v[i] = second;
+    v_hat[i] = largest;
+    w[i] -= first * alpha / (std::sqrt(largest) + epsilon);
+  }
+}
+
+// Loshchilov and Hutter 2019: the decay is not a part of the gradient.
+TSPS_SIMD_CLONES
+void DecayRow(size_t dim, float decay, float* __restrict__ w) {
+  for (size_t i = 0; i < dim; ++i) w[i] -= w[i] * decay;
+}
+
+TSPS_SIMD_CLONES
+void RmspropRow(size_t dim, float learning_rate, float rho, float epsilon,
+                const float* __restrict__ g, float* __restrict__ w, float* __restrict__ velocity) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float square = rho * velocity[i] + (1 - rho) * (g[i] * g[i]);
+    velocity[i] = square;
+    w[i] -= learning_rate * g[i] / std::sqrt(square + epsilon);
+  }
+}
+
+TSPS_SIMD_CLONES
+void RmspropMomentumRow(size_t dim, float learning_rate, float rho, float momentum, float epsilon,
+                        const float* __restrict__ g, float* __restrict__ w,
+                        float* __restrict__ velocity, float* __restrict__ m) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float square = rho * velocity[i] + (1 - rho) * (g[i] * g[i]);
+    const float next = momentum * m[i] + learning_rate * g[i] / std::sqrt(square + epsilon);
+    velocity[i] = square;
+    m[i] = next;
+    w[i] -= next;
+  }
+}
+
+// Graves 2013: the variance of the gradients in place of their mean square.
+TSPS_SIMD_CLONES
+void RmspropCenteredRow(size_t dim, float learning_rate, float rho, float epsilon,
+                        const float* __restrict__ g, float* __restrict__ w,
+                        float* __restrict__ velocity, float* __restrict__ average) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float square = rho * velocity[i] + (1 - rho) * (g[i] * g[i]);
+    const float mean = rho * average[i] + (1 - rho) * g[i];
+    velocity[i] = square;
+    average[i] = mean;
+    w[i] -= learning_rate * g[i] / std::sqrt(square - mean * mean + epsilon);
+  }
+}
+
+TSPS_SIMD_CLONES
+void RmspropCenteredMomentumRow(size_t dim, float learning_rate, float rho, float momentum,
+                                float epsilon, const float* __restrict__ g, float* __restrict__ w,
+                                float* __restrict__ velocity, float* __restrict__ m,
+                                float* __restrict__ average) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float square = rho * velocity[i] + (1 - rho) * (g[i] * g[i]);
+    const float mean = rho * average[i] + (1 - rho) * g[i];
+    const float next =
+        momentum * m[i] + learning_rate * g[i] / std::sqrt(square - mean * mean + epsilon);
+    velocity[i] = square;
+    average[i] = mean;
+    m[i] = next;
+    w[i] -= next;
+  }
+}
+
+// McMahan et al. 2013, algorithm 1, with Keras's shrinkage; its learning_rate_power is -0.5.
+// `l2` has beta / (2 learning_rate) in it.
+TSPS_SIMD_CLONES
+void FtrlRow(size_t dim, float learning_rate, float l1, float l2, float l2_shrinkage,
+             const float* __restrict__ g, float* __restrict__ w, float* __restrict__ accumulator,
+             float* __restrict__ linear) {
+  for (size_t i = 0; i < dim; ++i) {
+    const float sum = accumulator[i] + g[i] * g[i];
+    const float root = std::sqrt(sum);
+    const float shrunk = g[i] + 2 * l2_shrinkage * w[i];
+    const float line =
+        linear[i] + (shrunk - (root - std::sqrt(accumulator[i])) / learning_rate * w[i]);
+    const float above = line > l1 ? l1 : line;
+    const float clipped = above < -l1 ? -l1 : above;
+    accumulator[i] = sum;
+    linear[i] = line;
+    w[i] = (clipped - line) / (root / learning_rate + 2 * l2);
+  }
+}
+
 // Partial sums per lane, added up in one fixed order: every clone gives the same bits.
 TSPS_SIMD_CLONES
 float SumOfSquares(size_t dim, const float* __restrict__ g) {
@@ -106,10 +235,10 @@ Result<OptimizerKind> OptimizerKindFromName(const std::string& name) {
   for (size_t i = 0; i < kRuleCount; ++i) {
     if (name == kRules[i].name) return static_cast<OptimizerKind>(i);
   }
-  return Error(
-      Code::kInvalidArgument,
-      "unknown optimizer; expected none, sgd, adagrad, adam or rowwise_adagrad. Received: '", name,
-      "'");
+  std::string known;
+  for (const Rule& rule : kRules) known += (known.empty() ? "" : ", ") + std::string(rule.name);
+  return Error(Code::kInvalidArgument, "unknown optimizer; expected one of ", known,
+               ". Received: '", name, "'");
 }
 
 const char* OptimizerKindName(OptimizerKind kind) {
@@ -148,17 +277,31 @@ Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper) {
                    rule.name, " must be finite. Received: ", hyper[i]);
     }
   }
-  if (kind == OptimizerKind::kAdam) {
+  const auto refuse = [&](int i, const char* expected) {
+    return Error(Code::kInvalidArgument, "hyperparameter ", rule.hyper[i], " of optimizer ",
+                 rule.name, " ", expected, ". Received: ", hyper[i]);
+  };
+  if (HasMoments(kind)) {
     for (int i = 1; i <= 2; ++i) {
-      if (!(hyper[i] >= 0 && hyper[i] < 1)) {
-        return Error(Code::kInvalidArgument, "hyperparameter ", rule.hyper[i],
-                     " of optimizer adam must be in [0, 1). Received: ", hyper[i]);
-      }
+      if (!(hyper[i] >= 0 && hyper[i] < 1)) return refuse(i, "must be in [0, 1)");
     }
     // A float counts exactly up to 2^24; the bias corrections are long 1 by then.
-    if (!(hyper[4] >= 1)) {
-      return Error(Code::kInvalidArgument,
-                   "hyperparameter t of optimizer adam counts from 1. Received: ", hyper[4]);
+    if (!(hyper[4] >= 1)) return refuse(4, "counts from 1");
+    if (kind == OptimizerKind::kAdamW && !(hyper[5] >= 0)) return refuse(5, "must be at least 0");
+  }
+  if (rule.hyper == kMomentumHyper) {
+    if (!(hyper[1] >= 0 && hyper[1] <= 1)) return refuse(1, "must be in [0, 1]");
+    if (hyper[2] != 0 && hyper[2] != 1) return refuse(2, "must be 0 or 1");
+  }
+  if (rule.hyper == kRmspropHyper) {
+    for (int i = 1; i <= 2; ++i) {
+      if (!(hyper[i] >= 0 && hyper[i] <= 1)) return refuse(i, "must be in [0, 1]");
+    }
+  }
+  if (kind == OptimizerKind::kFtrl) {
+    if (!(hyper[0] > 0)) return refuse(0, "must be positive");  // the row is divided by it
+    for (int i = 1; i <= 4; ++i) {
+      if (!(hyper[i] >= 0)) return refuse(i, "must be at least 0");
     }
   }
   return Status();
@@ -167,9 +310,11 @@ Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper) {
 RowUpdater::RowUpdater(OptimizerKind kind, size_t dim, const float* hyper)
     : kind_(kind), dim_(dim), hyper_{} {
   for (int i = 0; i < HyperCount(kind); ++i) hyper_[i] = hyper[i];
-  if (kind == OptimizerKind::kAdam) {
-    // From here on hyper_ holds alpha, 1 - beta_1, 1 - beta_2, epsilon. In double: 1 - beta^t
-    // cancels badly in float for the usual beta_2 = 0.999 and small t.
+  if (kind == OptimizerKind::kFtrl) hyper_[2] += hyper_[4] / (2 * hyper_[0]);
+  if (kind == OptimizerKind::kAdamW) hyper_[5] *= hyper_[0];
+  if (HasMoments(kind)) {
+    // From here on hyper_ holds alpha, 1 - beta_1, 1 - beta_2, epsilon, and the decay at [5]. In
+    // double: 1 - beta^t cancels badly in float for the usual beta_2 = 0.999 and small t.
     const double beta_1 = hyper[1], beta_2 = hyper[2];
     const uint64_t steps = static_cast<uint64_t>(hyper[4] < 9e15f ? hyper[4] : 9e15f);
     hyper_[0] = static_cast<float>(hyper[0] * std::sqrt(1 - Power(beta_2, steps)) /
@@ -191,6 +336,34 @@ void RowUpdater::Update(const float* gradient, float* row, float* const* slots) 
       break;
     case OptimizerKind::kAdam:
       AdamRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row, slots[0], slots[1]);
+      break;
+    case OptimizerKind::kAmsgrad:
+      AmsgradRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row, slots[0],
+                 slots[1], slots[2]);
+      break;
+    case OptimizerKind::kAdamW:
+      DecayRow(dim_, hyper_[5], row);
+      AdamRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row, slots[0], slots[1]);
+      break;
+    case OptimizerKind::kMomentum:
+      MomentumRow(dim_, hyper_[0], hyper_[1], hyper_[2] != 0, gradient, row, slots[0]);
+      break;
+    case OptimizerKind::kRmsprop:
+      RmspropRow(dim_, hyper_[0], hyper_[1], hyper_[3], gradient, row, slots[0]);
+      break;
+    case OptimizerKind::kRmspropMomentum:
+      RmspropMomentumRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row, slots[0],
+                         slots[1]);
+      break;
+    case OptimizerKind::kRmspropCentered:
+      RmspropCenteredRow(dim_, hyper_[0], hyper_[1], hyper_[3], gradient, row, slots[0], slots[1]);
+      break;
+    case OptimizerKind::kRmspropCenteredMomentum:
+      RmspropCenteredMomentumRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row,
+                                 slots[0], slots[1], slots[2]);
+      break;
+    case OptimizerKind::kFtrl:
+      FtrlRow(dim_, hyper_[0], hyper_[1], hyper_[2], hyper_[3], gradient, row, slots[0], slots[1]);
       break;
     case OptimizerKind::kRowWiseAdagrad:
       RowWiseAdagradRow(dim_, hyper_[0], hyper_[1], gradient, row, slots[0]);

@@ -23,6 +23,18 @@ enum class OptimizerKind : uint32_t {
   kAdam = 3,  // slots: m, v           hyper: [learning_rate, beta_1, beta_2, epsilon, t]
   // The slot is one float per row.
   kRowWiseAdagrad = 4,  // slots: accumulator    hyper: [learning_rate, epsilon]
+  // nesterov: 0 or 1.
+  kMomentum = 5,  // slots: momentum       hyper: [learning_rate, momentum, nesterov]
+  kAmsgrad = 6,   // slots: m, v, v_hat    hyper: as kAdam
+  kAdamW = 7,     // slots: m, v           hyper: as kAdam, weight_decay
+  // slots: velocity; with momentum that, too; centered, average_gradient, too
+  // hyper: [learning_rate, rho, momentum, epsilon]
+  kRmsprop = 8,
+  kRmspropMomentum = 9,
+  kRmspropCentered = 10,
+  kRmspropCenteredMomentum = 11,
+  // slots: accumulator, linear    hyper: [learning_rate, l1, l2, l2_shrinkage, beta]
+  kFtrl = 12,
 };
 
 constexpr int kMaxSlots = 4;
@@ -33,14 +45,15 @@ struct OptimizerConfig {
   float slot_init[kMaxSlots] = {0, 0, 0, 0};
 };
 
-// "none" | "sgd" | "adagrad" | "adam" | "rowwise_adagrad".
+// "none", "sgd", "adagrad", "adam", "rowwise_adagrad", "momentum", "amsgrad", "adamw", "rmsprop",
+// "rmsprop_momentum", "rmsprop_centered", "rmsprop_centered_momentum", "ftrl".
 Result<OptimizerKind> OptimizerKindFromName(const std::string& name);
 const char* OptimizerKindName(OptimizerKind kind);
 // Whether a number that was read from a file is an OptimizerKind.
 bool IsOptimizerKind(uint32_t number);
 int SlotCount(OptimizerKind kind);
 int HyperCount(OptimizerKind kind);
-// Name of slot k, for files and messages: "accumulator", "m", "v".
+// Name of slot k, for files and messages: "accumulator", "m", "v" ...
 const char* SlotName(OptimizerKind kind, int slot);
 // Floats per row of slot k, of a table with rows of `dim` floats: dim, or 1. 0: there is no slot k.
 size_t SlotWidth(OptimizerKind kind, int slot, size_t dim);
