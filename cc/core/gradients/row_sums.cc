@@ -13,16 +13,7 @@ namespace {
 constexpr size_t kAhead = 8;             // items whose sum is fetched ahead of the one at work
 constexpr size_t kChunk = 1024;          // items
 constexpr size_t kKeyBlock = 16;         // keys next to each other that one thread sums
-constexpr size_t kLeastWidth = 4096;     // columns of one thread: two cache lines
 constexpr size_t kWorthSharing = 16384;  // floats
-
-// What one thread adds up: of every `parts`-th block of keys, some columns.
-struct Share {
-  size_t part;
-  size_t parts;
-  size_t first_column;
-  size_t width;
-};
 
 // Four rows per trip over `out`: one load and store of it instead of four, in the same order of
 // additions.
@@ -49,25 +40,26 @@ void AddWeighted(const float* const* rows, const float* weights, size_t n, size_
   }
 }
 
-// The sums of a share. Keys are numbered, as a rule, in the order in which they come first: those
-// from `next` on have had no row yet, and nobody has set their sums to 0.
+// The sums of one thread's share of the keys. Keys are numbered, as a rule, in the order in which
+// they come first: those from `next` on have had no row yet, and nobody has set their sums to 0.
 struct ShareOfSums {
-  const Share share;
+  const size_t share;
+  const size_t shares;
   const size_t dim;
   float* const sums;
   size_t next = 0;
 
   bool Mine(size_t key) const {
-    if (share.parts == 1) return true;
+    if (shares == 1) return true;
     // Multiplications: a division would take longer than the sum of a short row.
     const uint32_t hash = static_cast<uint32_t>(key / kKeyBlock) * 0x9E3779B1u;
-    return (uint64_t{hash} * share.parts) >> 32 == share.part;
+    return (uint64_t{hash} * shares) >> 32 == share;
   }
-  float* Sum(size_t key) const { return sums + key * dim + share.first_column; }
+  float* Sum(size_t key) const { return sums + key * dim; }
   // Zeros for the share's keys before `end`.
   void Extend(size_t end) {
     for (; next < end; ++next) {
-      if (Mine(next)) std::fill_n(Sum(next), share.width, 0.0f);
+      if (Mine(next)) std::fill_n(Sum(next), dim, 0.0f);
     }
   }
 };
@@ -83,13 +75,13 @@ size_t Select(const ShareOfSums& of, const int32_t* inverse, size_t begin, size_
   return n;
 }
 
-inline __attribute__((always_inline)) void AddRow(const float* __restrict__ row, size_t width,
+inline __attribute__((always_inline)) void AddRow(const float* __restrict__ row, size_t dim,
                                                   float* __restrict__ out) {
-  for (size_t d = 0; d < width; ++d) out[d] += row[d];
+  for (size_t d = 0; d < dim; ++d) out[d] += row[d];
 }
 inline __attribute__((always_inline)) void AddRow(const float* __restrict__ row, float weight,
-                                                  size_t width, float* __restrict__ out) {
-  for (size_t d = 0; d < width; ++d) out[d] += weight * row[d];
+                                                  size_t dim, float* __restrict__ out) {
+  for (size_t d = 0; d < dim; ++d) out[d] += weight * row[d];
 }
 
 inline __attribute__((always_inline)) size_t RowOf(const RowSpan& span, uint32_t item) {
@@ -100,21 +92,20 @@ inline __attribute__((always_inline)) size_t RowOf(const RowSpan& span, uint32_t
 // that may be looked at.
 TSPS_SIMD_CLONES
 void AddItems(const RowSpan& span, const uint32_t* items, size_t n, ShareOfSums* of) {
-  const size_t width = of->share.width;
-  const float* const rows = span.rows + of->share.first_column;
+  const size_t dim = of->dim;
   for (size_t j = 0; j < n; ++j) {
     const uint32_t i = items[j];
     const auto key = static_cast<size_t>(span.inverse[i]);
     const uint32_t later = items[j + kAhead];
-    Prefetch(of->Sum(static_cast<size_t>(span.inverse[later])), width * sizeof(float));
-    Prefetch(rows + RowOf(span, later) * of->dim, width * sizeof(float));
+    Prefetch(of->Sum(static_cast<size_t>(span.inverse[later])), dim * sizeof(float));
+    Prefetch(span.rows + RowOf(span, later) * dim, dim * sizeof(float));
     if (key >= of->next) of->Extend(key + 1);
     float* const out = of->Sum(key);
-    const float* const row = rows + RowOf(span, i) * of->dim;
+    const float* const row = span.rows + RowOf(span, i) * dim;
     if (span.weights == nullptr) {
-      AddRow(row, width, out);
+      AddRow(row, dim, out);
     } else {
-      AddRow(row, span.weights[i], width, out);
+      AddRow(row, span.weights[i], dim, out);
     }
   }
 }
@@ -127,25 +118,6 @@ void AddSpan(const RowSpan& span, ShareOfSums* of) {
     std::fill_n(items + n, kAhead, items[n - 1]);
     AddItems(span, items, n, of);
   }
-}
-
-// Columns first: every thread then reads all items' numbers and no other one's cache lines.
-std::vector<Share> Shares(size_t n_keys, size_t dim, size_t n_items, int threads) {
-  size_t wanted = static_cast<size_t>(std::max(threads, 1));
-  if (n_items * dim < kWorthSharing) wanted = 1;
-  const size_t columns = std::clamp<size_t>(dim / kLeastWidth, 1, wanted);
-  const size_t blocks = (n_keys + kKeyBlock - 1) / kKeyBlock;
-  const size_t parts = std::clamp<size_t>(wanted / columns, 1, std::max<size_t>(blocks, 1));
-  std::vector<Share> shares;
-  for (size_t part = 0; part < parts; ++part) {
-    for (size_t c = 0; c < columns; ++c) {
-      const size_t lines = (dim + 15) / 16;
-      const size_t begin = std::min(dim, lines * c / columns * 16);
-      const size_t end = std::min(dim, lines * (c + 1) / columns * 16);
-      if (begin < end) shares.push_back({part, parts, begin, end - begin});
-    }
-  }
-  return shares;
 }
 
 }  // namespace
@@ -176,12 +148,13 @@ Status SumRowsByKey(const std::vector<RowSpan>& spans, size_t n_keys, size_t dim
     return Error(Code::kInvalidArgument, "inverse[", bad, "] must be in [0, ", n_keys,
                  "), the number of keys. Received: ", span.inverse[bad]);
   }
-  const std::vector<Share> shares = Shares(n_keys, dim, n, executor.threads());
-  executor.ParallelFor(shares.size(), 1, [&](size_t begin, size_t end) {
+  const bool share = n * dim >= kWorthSharing;
+  const size_t shares = share ? static_cast<size_t>(executor.threads()) : 1;
+  executor.ParallelFor(shares, 1, [&](size_t begin, size_t end) {
     for (size_t s = begin; s < end; ++s) {
-      ShareOfSums share{shares[s], dim, sums};
-      for (const RowSpan& span : spans) AddSpan(span, &share);
-      share.Extend(n_keys);  // keys without rows
+      ShareOfSums of{s, shares, dim, sums};
+      for (const RowSpan& span : spans) AddSpan(span, &of);
+      of.Extend(n_keys);  // keys without rows
     }
   });
   return Status();
