@@ -8,13 +8,15 @@ import json
 import re
 from typing import Any
 
-from tf_sparse_ps import initializers, optimizers
+from tf_sparse_ps import constraints, initializers, optimizers
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.metadata import MetadataPlane
 
 MAX_DIM = 65536
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 COMBINERS = ("sum", "mean", "sqrtn")
+DTYPES = ("float32", "bfloat16", "float16")
+ROUNDINGS = ("stochastic", "nearest")
 
 
 def _positive_integer(name: str, value: Any) -> None:
@@ -31,11 +33,17 @@ class TableConfig:
 
     Attributes:
       name: Its folder in the group: letters, digits, `.`, `_`, `-`, at most 128, not starting with a dot.
-      dim: Floats per row, 1 to 65536.
+      dim: Numbers per row, 1 to 65536.
       max_rows: The table refuses to grow beyond; None: no limit but room.
-      dtype: "float32", the only one.
+      dtype: Of the rows in memory and in files: "float32", or "bfloat16" or "float16" for half the memory. Lookups give
+        float32, updates are computed in float32, and the optimizer's slots are float32 always.
+      rounding: How an updated row becomes one of 16 bits. "stochastic": up or down, so that what is expected is the
+        value itself; which of them follows from seed, key, step and position alone. "nearest": steps smaller than half
+        of the last place change nothing, and training stalls. Without effect on float32.
       initializer: A Keras initializer, as string, dict or object; see `tf_sparse_ps.initializers`.
       optimizer: The update rule (`tsps.optimizers.SGD`, ...), or None: bound by the optimizer that trains the table.
+      constraint: Applied to each row that a step touches, after its update: NonNeg, MaxNorm(axis=1), UnitNorm(axis=1)
+        or MinMaxNorm(axis=1) of Keras, as string, dict or object; see `tf_sparse_ps.constraints`.
       seed: Of the initial values; None: drawn when the table is made, in a job by rank 0.
       admission, eviction: Not in this version; must be None.
       key_limit: Keys are 0 .. key_limit - 1; None: every int64 is a key.
@@ -51,8 +59,10 @@ class TableConfig:
     _: dataclasses.KW_ONLY
     max_rows: int | None = None
     dtype: str = "float32"
+    rounding: str = "stochastic"
     initializer: Any = "uniform"
     optimizer: optimizers.RowOptimizer | None = None
+    constraint: Any = None
     seed: int | None = None
     admission: None = None
     eviction: None = None
@@ -71,20 +81,16 @@ class TableConfig:
         for name in ("max_rows", "key_limit"):
             if getattr(self, name) is not None:
                 _positive_integer(name, getattr(self, name))
-        if self.dtype != "float32":
-            raise UnsupportedError(
-                "tables store float32; for 16-bit activations use a mixed_float16 policy. "
-                f"Received: dtype={self.dtype!r}"
-            )
+        for name, known in (("dtype", DTYPES), ("rounding", ROUNDINGS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"`{name}` must be one of {known}. Received: {name}={getattr(self, name)!r}")
         for name in ("admission", "eviction"):
             if getattr(self, name) is not None:
                 raise UnsupportedError(f"`{name}` is not supported yet. Received: {name}={getattr(self, name)!r}")
         if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**63):
             raise ValueError(f"`seed` must be an integer of 0 .. 2**63 - 1. Received: seed={self.seed!r}")
         if self.optimizer is not None and not isinstance(self.optimizer, optimizers.RowOptimizer):
-            raise ValueError(
-                f"`optimizer` must be one of tsps.optimizers (SGD, Adagrad, Adam) or None. Received: {self.optimizer!r}"
-            )
+            raise ValueError(f"`optimizer` must be one of tsps.optimizers or None. Received: {self.optimizer!r}")
         planes = [plane for plane in self.metadata if isinstance(plane, MetadataPlane)]
         names = {plane.name for plane in planes} - {"embedding", "key", "changed"}
         if not isinstance(self.metadata, tuple) or len(names) != len(self.metadata):
@@ -93,16 +99,22 @@ class TableConfig:
                 f"key or changed. Received: metadata={self.metadata!r}"
             )
         self.resolved_initializer()
+        self.resolved_constraint()
 
     def resolved_initializer(self) -> initializers.Resolved:
         """The initializer as the core knows it."""
         return initializers.resolve(self.initializer, dim=self.dim, key_limit=self.key_limit)
+
+    def resolved_constraint(self) -> constraints.Resolved | None:
+        """The constraint as the store knows it, or None."""
+        return constraints.resolve(self.constraint)
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-serialisable dict for `from_config`."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "_"}
         config["initializer"] = initializers.serialize(self.initializer)
         config["optimizer"] = optimizers.serialize(self.optimizer)
+        config["constraint"] = constraints.serialize(self.constraint)
         config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
 
@@ -119,6 +131,9 @@ class TableConfig:
         if self.optimizer is not None:
             facts += [self.optimizer.kind, list(self.optimizer.slot_init)]
         facts += [plane.for_core() for plane in self.metadata]
+        facts += [self.dtype, self.rounding]
+        if (constraint := self.resolved_constraint()) is not None:
+            facts += constraint.parameters
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

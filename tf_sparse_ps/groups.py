@@ -52,7 +52,10 @@ def forget(path: str) -> None:
 
 def check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: TableConfig) -> None:
     """Raises StateError when a stored table is not what `config` says."""
-    for name, expected in (("dim", config.dim), ("key_limit", config.key_limit or 0)):
+    expectations = {"dim": config.dim, "key_limit": config.key_limit or 0, "dtype": config.dtype}
+    if config.dtype != "float32":
+        expectations["rounding"] = config.rounding
+    for name, expected in expectations.items():
         if info[name] != expected:
             raise StateError(f"table {path} has {name}={info[name]}, expected {expected}")
     planes = tuple(map(MetadataPlane.from_core, info["metadata"]))

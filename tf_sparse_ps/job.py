@@ -321,6 +321,8 @@ class Job:
                 initializer_args=(resolved.a, resolved.b),
                 seed=config.seed or 0,
                 salt=binding.salt,
+                dtype=config.dtype,
+                rounding=config.rounding,
             )
         if values is None and resolved.values is not None:
             values = resolved.values()
@@ -339,6 +341,7 @@ class Job:
         info = group.table_info(index)
         config = binding.config
         expected = {"dim": config.dim, "key_limit": config.key_limit or 0, "uuid": binding.uuid}
+        expected |= {"dtype": config.dtype, "rounding": config.rounding}
         found = {name: info[name] for name in expected}
         if found != expected:
             raise StateError(

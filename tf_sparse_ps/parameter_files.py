@@ -35,6 +35,7 @@ def export(table: Table, path: str | os.PathLike[str], *, slots: bool, progress:
             slot_init=list(rule["slot_init"]),
             initializer=table.core_initializer(),
             metadata=[plane.for_core() for plane in table.config.metadata] if slots else [],
+            dtype=table.config.dtype,
         )
         # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
         with contextlib.closing(writer), _bar(len(scan), f"export {Path(path).name}", progress) as bar:

@@ -184,6 +184,8 @@ class Table:
                 "salt": len(group.tables()),
             },
             metadata=[plane.for_core() for plane in config.metadata],
+            dtype=config.dtype,
+            rounding=config.rounding,
         )
         if config.optimizer is not None:
             group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
@@ -201,8 +203,9 @@ class Table:
         Args:
           path: `<group directory>/<table>`.
           mode: "r" to read, beside any writer; "r+" to write, as the group's only writer.
-          config: What the table is expected to be: another width, key limit, optimizer or other metadata is an error.
-            Its optimizer's hyperparameters are used by `apply_gradients`; without it the table cannot be trained.
+          config: What the table is expected to be: another width, key limit, type, optimizer or other metadata is an
+            error. Its optimizer's hyperparameters and its constraint are used by `apply_gradients`; without it the
+            table cannot be trained.
 
         Raises:
           NotFoundError: No such group or table.
@@ -229,6 +232,9 @@ class Table:
             seed=info["initializer"]["seed"] & (2**63 - 1),
             initializer=groups.keras_form(info["initializer"]),
             optimizer=None if config is None else config.optimizer,
+            constraint=None if config is None else config.constraint,
+            dtype=info["dtype"],
+            rounding=info["rounding"],
             metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
         )
         return cls(group, index, seen, mode)
@@ -447,14 +453,15 @@ class Table:
 
         Args:
           keys: Integers [n].
-          rows: float [n, dim].
+          rows: float [n, dim]; of a table of 16 bits rounded to the nearest.
           slots: One float array per slot, with the shapes that `entries` returns; empty: present keys keep theirs, new
             keys get initial ones.
           metadata: Values of metadata planes by name, as `metadata()` returns them; likewise for planes that are left
             out.
 
         Raises:
-          InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed.
+          InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed. A finite value that is beyond the range
+            of the table's type is an invalid argument, too.
           StateError: Mode is "r".
         """
         self._writable().assign(
@@ -616,7 +623,9 @@ def step(updates: Mapping[Table, Update]) -> int:
                 f"table {table.path} has no optimizer: give one to TableConfig(optimizer=...) when creating it, "
                 "to Table.open(config=...), or to bind_optimizer"
             )
-        hyper = [float(value) for value in optimizer.hyper(optimizer.rate_at(number - 1, None), number)]
+        hyper = optimizer.hyper_values(number)
+        if (constraint := table.config.resolved_constraint()) is not None:
+            hyper += constraint.parameters
         counts = None
         if rest and rest[0] is not None:
             counts = as_counts(rest[0])

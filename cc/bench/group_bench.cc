@@ -49,7 +49,7 @@ void BenchGroup(const BenchOptions& options) {
     for (const auto& ids : batches) unique.push_back(Dedupe({{ids.data(), n, inverse.data()}}));
     std::printf("%d threads, %zu keys of %lld rows, dim %zu\n", threads, unique[0].size(),
                 static_cast<long long>(rows), dim);
-    std::vector<const float*> found(n);
+    std::vector<const char*> found(n);
     Report("find", [&] {
       const auto& now = unique[turn++ % unique.size()];
       Check((*group)->Read([&](const ReadView& view) {

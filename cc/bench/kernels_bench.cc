@@ -10,7 +10,7 @@
 #include "core/gradients/merge.h"
 #include "core/gradients/segment_sum.h"
 #include "core/table/initializer.h"
-#include "core/table/row_optimizer.h"
+#include "core/table/row_updater.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {
@@ -71,7 +71,8 @@ void BenchKernels(const BenchOptions& options) {
   for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kAdam}) {
     const float adam[] = {0.001f, 0.9f, 0.999f, 1e-7f, 7};
     const float adagrad[] = {0.001f, 1e-7f};
-    const RowUpdater updater(kind, dim, kind == OptimizerKind::kAdam ? adam : adagrad);
+    const RowUpdater updater(kind, dim, kind == OptimizerKind::kAdam ? adam : adagrad,
+                             static_cast<size_t>(HyperCount(kind)));
     Report(std::string("update every key's row, ") + OptimizerKindName(kind), [&] {
       executor.ParallelFor(keys.size(), 256, [&](size_t begin, size_t end) {
         for (size_t k = begin; k < end; ++k) {

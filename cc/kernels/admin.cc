@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/table/initializer.h"
+#include "core/table/planes.h"
 #include "core/table/row_optimizer.h"
 #include "kernels/group_registry.h"
 #include "kernels/kernel.h"
@@ -63,6 +64,10 @@ Status CreateTable(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const int64_t salt, context.Scalar<int64_t>(8, "salt"));
   config.initializer.seed = static_cast<uint64_t>(seed);
   config.initializer.salt = static_cast<uint64_t>(salt);
+  TSPS_ASSIGN_OR_RETURN(const std::string dtype, context.String(9, "dtype"));
+  TSPS_ASSIGN_OR_RETURN(config.row_type, PlaneTypeFromName(dtype));
+  TSPS_ASSIGN_OR_RETURN(const std::string rounding, context.String(10, "rounding"));
+  TSPS_ASSIGN_OR_RETURN(config.rounding, RoundingFromName(rounding));
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner,
                         GroupRegistry::Get().Open(split.parent));
   return owner->Write([&](GroupWriter& writer) { return writer.CreateTable(config).status(); });

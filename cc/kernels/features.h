@@ -30,6 +30,10 @@ struct Features {
   const Item& In(const std::vector<Item>& per_table, int feature) const {
     return per_table[static_cast<size_t>(table_of[static_cast<size_t>(feature)])];
   }
+  template <typename Item>
+  Item& In(std::vector<Item>& per_table, int feature) const {
+    return per_table[static_cast<size_t>(table_of[static_cast<size_t>(feature)])];
+  }
   // The features of each table.
   std::vector<std::vector<int>> ByTable() const;
   // Last dimension of the gradients (one per feature) of a table's features; 0 if it has no

@@ -53,17 +53,21 @@ Status LoadFile(const std::string& path, size_t number, GroupWriter& writer, Exe
   config.dim = info.dim;
   config.key_limit = info.key_limit;
   config.initializer = info.initializer;
+  config.row_type = info.row_type;
   TSPS_ASSIGN_OR_RETURN(const int table, writer.CreateTable(config));
   std::vector<int64_t> keys;
-  std::vector<float> rows;
+  std::vector<char> rows;
+  const size_t row_bytes = info.dim * ElementBytes(info.row_type);
   std::vector<void*> values(PlanesOf(info).size(), nullptr);  // but for the rows, skipped
   for (size_t block = 0; block < file->n_blocks(); ++block) {
     const size_t n = file->rows_in_block(block);
     keys.resize(n);
-    rows.resize(n * info.dim);
+    rows.resize(n * row_bytes);
     values[0] = rows.data();
     TSPS_RETURN_IF_ERROR(file->ReadBlock(block, keys.data(), values.data()));
-    TSPS_RETURN_IF_ERROR(writer.Assign(table, keys.data(), rows.data(), nullptr, n, executor));
+    const std::vector<PlaneValues> embedding = {
+        {PlaneRole::kEmbedding, "embedding", row_bytes, rows.data()}};
+    TSPS_RETURN_IF_ERROR(writer.Assign(table, keys.data(), embedding, n, executor));
   }
   return Status();
 }

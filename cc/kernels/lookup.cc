@@ -32,9 +32,9 @@ class LookupKernel {
     }
     std::vector<RowGather> gathers = unique.Gathers(*tables);
     return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
-      CopyRows(features_.In(gathers, f).rows(), unique.inverse(f), unique.ids(f).size(),
-               static_cast<size_t>(features_.In(*tables, f).config().dim),
-               rows[static_cast<size_t>(f)].data<float>(), *executor);
+      features_.In(gathers, f)
+          .CopyRows(unique.inverse(f), unique.ids(f).size(),
+                    rows[static_cast<size_t>(f)].data<float>(), *executor);
     });
   }
 

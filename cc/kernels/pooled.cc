@@ -43,7 +43,7 @@ class PooledLookupKernel {
     std::vector<RowGather> gathers = unique.Gathers(*tables);
     return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
       const size_t i = static_cast<size_t>(f);
-      PoolBags(bags[i].span, features_.In(gathers, f).rows(),
+      PoolBags(bags[i].span, features_.In(gathers, f).Floats(*executor),
                static_cast<size_t>(features_.In(*tables, f).config().dim), pooled[i].data<float>(),
                *executor);
     });
@@ -159,7 +159,7 @@ class PooledWeightGradKernel {
     return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
       const size_t i = static_cast<size_t>(f);
       if (call.bags[i].span.weights == nullptr) return;
-      PooledWeightGradient(call.bags[i].span, features_.In(gathers, f).rows(),
+      PooledWeightGradient(call.bags[i].span, features_.In(gathers, f).Floats(*executor),
                            static_cast<size_t>(call.grads[i].dim(1)), call.grads[i].data<float>(),
                            outputs[i].data<float>(), *executor);
     });

@@ -74,6 +74,12 @@ FloatArray NewRows(size_t n, int64_t dim) {
   return FloatArray({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
 }
 
+FloatArray WidenRows(PlaneType type, const char* stored, size_t n, int64_t dim) {
+  FloatArray rows = NewRows(n, dim);
+  if (n > 0) WidenRow(type, stored, n * static_cast<size_t>(dim), rows.mutable_data());
+  return rows;
+}
+
 py::dict ToPython(const OptimizerConfig& config) {
   py::tuple slot_init(SlotCount(config.kind));
   for (int slot = 0; slot < SlotCount(config.kind); ++slot)

@@ -70,6 +70,9 @@ py::array NewMetadata(const MetadataPlane& plane, size_t n);
 void CheckMetadata(const MetadataArrays& arrays, const std::vector<MetadataPlane>& planes, size_t n,
                    const std::string& whose);
 
+// Rows of a table as floats. `stored`: n of them, as they are stored.
+FloatArray WidenRows(PlaneType type, const char* stored, size_t n, int64_t dim);
+
 // The initial rows of keys in a table with this initializer.
 FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim);
 

@@ -57,7 +57,8 @@ void BindGroup(py::module_& module) {
       .def("stats", &PyGroup::Stats, py::arg("table"))
       .def("create_table", &PyGroup::CreateTable, py::kw_only(), py::arg("name"), py::arg("uuid"),
            py::arg("dim"), py::arg("key_limit"), py::arg("max_rows"), py::arg("initializer"),
-           py::arg("metadata") = py::list())
+           py::arg("metadata") = py::list(), py::arg("dtype") = "float32",
+           py::arg("rounding") = "stochastic")
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
       .def("lookup", &PyGroup::Lookup, py::arg("table"), py::arg("keys").noconvert())

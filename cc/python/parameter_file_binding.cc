@@ -21,6 +21,7 @@ py::dict ToPython(const ParameterFileInfo& info) {
   result["optimizer"] = tsps::ToPython(info.optimizer);
   result["initializer"] = tsps::ToPython(info.initializer);
   result["metadata"] = tsps::ToPython(info.metadata);
+  result["dtype"] = PlaneTypeName(info.row_type);
   return result;
 }
 
@@ -32,7 +33,8 @@ class PyParameterFileReader {
   py::dict Info() const { return ToPython(reader_->info()); }
   size_t Blocks() const { return reader_->n_blocks(); }
 
-  // (keys, rows, slots, {metadata plane: values}); with no slots, no metadata either.
+  // (keys, rows, slots, {metadata plane: values}), rows as floats; with no slots, no metadata
+  // either.
   py::tuple ReadBlock(size_t block, bool with_slots) const {
     if (block >= reader_->n_blocks()) {
       Throw(Error(Code::kInvalidArgument, "block must be below ", reader_->n_blocks(),
@@ -41,11 +43,11 @@ class PyParameterFileReader {
     const ParameterFileInfo& info = reader_->info();
     const size_t n = reader_->rows_in_block(block);
     KeyArray keys(static_cast<py::ssize_t>(n));
-    FloatArray rows = NewRows(n, info.dim);
+    std::vector<char> rows(n * info.dim * ElementBytes(info.row_type));
     py::list slots;
     py::dict metadata;
     std::vector<void*> data(PlanesOf(info).size(), nullptr);
-    data[0] = rows.mutable_data();
+    data[0] = rows.data();
     size_t plane = 1;
     for (int slot = 0; with_slots && slot < SlotCount(info.optimizer.kind); ++slot) {
       const size_t width = SlotWidth(info.optimizer.kind, slot, info.dim);
@@ -60,7 +62,8 @@ class PyParameterFileReader {
     }
     int64_t* key_data = keys.mutable_data();
     ThrowIfError(WithoutGil([&] { return reader_->ReadBlock(block, key_data, data.data()); }));
-    return py::make_tuple(std::move(keys), std::move(rows), std::move(slots), std::move(metadata));
+    return py::make_tuple(std::move(keys), WidenRows(info.row_type, rows.data(), n, info.dim),
+                          std::move(slots), std::move(metadata));
   }
 
  private:
@@ -72,7 +75,7 @@ class PyParameterFileWriter {
   PyParameterFileWriter(const std::string& path, int64_t dim, uint64_t n_rows, int64_t key_limit,
                         uint64_t step, const std::string& optimizer,
                         const std::vector<float>& slot_init, const py::dict& initializer,
-                        const py::list& metadata) {
+                        const py::list& metadata, const std::string& dtype) {
     if (dim < 1 || dim > kMaxDim) {
       Throw(Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxDim, "]. Received: ", dim));
     }
@@ -83,6 +86,7 @@ class PyParameterFileWriter {
     info_.optimizer = OptimizerFromPython(optimizer, slot_init);
     info_.initializer = InitializerFromPython(initializer);
     info_.metadata = MetadataFromPython(metadata);
+    info_.row_type = ValueOrThrow(PlaneTypeFromName(dtype));
     writer_ = ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_); }));
   }
 
@@ -100,7 +104,12 @@ class PyParameterFileWriter {
       Throw(Error(Code::kInvalidArgument, "expected ", info_.metadata.size(),
                   " metadata planes. Received: ", metadata.size()));
     }
-    std::vector<const void*> data = {rows.data()};
+    TableConfig config;
+    config.name = "of the file";
+    config.dim = info_.dim;
+    config.row_type = info_.row_type;
+    const StoredRows stored = ValueOrThrow(StoredRows::Of(config, keys.data(), rows.data(), n));
+    std::vector<const void*> data = {stored.data()};
     for (int k = 0; k < SlotCount(kind); ++k) {
       const FloatArray& values = slots[static_cast<size_t>(k)];
       CheckRows(values, n, static_cast<int64_t>(SlotWidth(kind, k, info_.dim)), SlotName(kind, k));
@@ -143,10 +152,11 @@ void BindParameterFile(py::module_& module) {
            py::arg("with_slots"));
   py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
       .def(py::init<const std::string&, int64_t, uint64_t, int64_t, uint64_t, const std::string&,
-                    const std::vector<float>&, const py::dict&, const py::list&>(),
+                    const std::vector<float>&, const py::dict&, const py::list&,
+                    const std::string&>(),
            py::kw_only(), py::arg("path"), py::arg("dim"), py::arg("n_rows"), py::arg("key_limit"),
            py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"),
-           py::arg("metadata") = py::list())
+           py::arg("metadata") = py::list(), py::arg("dtype") = "float32")
       .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("slots"), py::arg("metadata") = MetadataArrays())
       .def("finish", &PyParameterFileWriter::Finish)

@@ -90,7 +90,8 @@ class PyGroup {
   py::dict Stats(int table);
 
   int CreateTable(const std::string& name, const std::string& uuid, int64_t dim, int64_t key_limit,
-                  int64_t max_rows, const py::dict& initializer, const py::list& metadata);
+                  int64_t max_rows, const py::dict& initializer, const py::list& metadata,
+                  const std::string& dtype, const std::string& rounding);
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
 

@@ -61,6 +61,8 @@ py::dict PyGroup::TableInfo(int table) {
   result["max_rows"] = config.max_rows;
   result["initializer"] = ToPython(config.initializer);
   result["metadata"] = ToPython(StatsOf(table).metadata);
+  result["dtype"] = PlaneTypeName(config.row_type);
+  result["rounding"] = RoundingName(config.rounding);
   return result;
 }
 
@@ -127,7 +129,8 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   const int64_t dim = config->dim;
   const auto width = static_cast<size_t>(dim);
   py::array_t<bool> found(static_cast<py::ssize_t>(n));
-  FloatArray rows = NewRows(n, dim);
+  const size_t row_bytes = width * ElementBytes(config->row_type);
+  std::vector<char> rows(n * row_bytes);  // as they are stored
   std::vector<FloatArray> slots;
   const OptimizerKind kind = with_slots ? StatsOf(table).optimizer.kind : OptimizerKind::kNone;
   std::vector<float*> slot_data;
@@ -138,10 +141,10 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
     slot_data.push_back(slots.back().mutable_data());
   }
   bool* found_data = found.mutable_data();
-  float* row_data = rows.mutable_data();
+  char* row_data = rows.data();
   std::vector<uint32_t> numbers(n);
   const auto zero = [&](size_t i) {
-    std::fill_n(row_data + i * width, width, 0.0f);
+    std::fill_n(row_data + i * row_bytes, row_bytes, '\0');
     for (size_t slot = 0; slot < slot_data.size(); ++slot) {
       std::fill_n(slot_data[slot] + i * slot_width[slot], slot_width[slot], 0.0f);
     }
@@ -161,7 +164,7 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
         zero(i);
         continue;
       }
-      RacyRead(row_data + i * width, view.Row(table, numbers[i]), width * sizeof(float));
+      RacyRead(row_data + i * row_bytes, view.Row(table, numbers[i]), row_bytes);
       for (size_t slot = 0; slot < slot_data.size(); ++slot) {
         const float* const row = view.Slot(table, static_cast<int>(slot), numbers[i]);
         if (row == nullptr) return other_optimizer();
@@ -174,7 +177,7 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
     elsewhere = (scan.StateOf(table).flags & kTableAbsentElsewhere) != 0;
     if (with_slots && scan.Planes(table).optimizer.kind != kind) return other_optimizer();
     TSPS_RETURN_IF_ERROR(scan.Find(table, key_data, n, numbers.data(), *executor_));
-    char* planes[kMaxPlanes] = {reinterpret_cast<char*>(row_data)};
+    char* planes[kMaxPlanes] = {row_data};
     for (size_t slot = 0; slot < slot_data.size(); ++slot) {
       planes[1 + slot] = reinterpret_cast<char*>(slot_data[slot]);
     }
@@ -193,7 +196,8 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   if (elsewhere && absent != numbers.end()) {
     Throw(AskTheOtherTier(config->name, key_data[absent - numbers.begin()]));
   }
-  return py::make_tuple(std::move(found), std::move(rows), std::move(slots));
+  return py::make_tuple(std::move(found), WidenRows(config->row_type, row_data, n, dim),
+                        std::move(slots));
 }
 
 py::dict PyGroup::Metadata(int table, const KeyArray& keys) {

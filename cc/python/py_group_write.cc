@@ -52,14 +52,17 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
 
 int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64_t dim,
                          int64_t key_limit, int64_t max_rows, const py::dict& initializer,
-                         const py::list& metadata) {
+                         const py::list& metadata, const std::string& dtype,
+                         const std::string& rounding) {
   const TableConfig config{name,
                            uuid,
                            dim,
                            key_limit,
                            max_rows,
                            InitializerFromPython(initializer),
-                           MetadataFromPython(metadata)};
+                           MetadataFromPython(metadata),
+                           ValueOrThrow(PlaneTypeFromName(dtype)),
+                           ValueOrThrow(RoundingFromName(rounding))};
   int table = 0;
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(config));
@@ -105,8 +108,9 @@ void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
   const auto dim = static_cast<size_t>(config->dim);
   CheckRows(rows, n, config->dim, "rows");
   // The writer compares the planes with those that the table has when it writes.
+  const StoredRows stored = ValueOrThrow(StoredRows::Of(*config, keys.data(), rows.data(), n));
   std::vector<PlaneValues> planes = {
-      {PlaneRole::kEmbedding, "embedding", dim * sizeof(float), rows.data()}};
+      {PlaneRole::kEmbedding, "embedding", dim * ElementBytes(config->row_type), stored.data()}};
   if (!slots.empty()) {
     const OptimizerKind kind = StatsOf(table).optimizer.kind;
     if (static_cast<size_t>(SlotCount(kind)) != slots.size()) {

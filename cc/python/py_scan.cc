@@ -52,8 +52,10 @@ py::tuple PyScan::Next(size_t n) {
                 static_cast<char*>(one.mutable_data()));
     metadata[py::str(plane.name)] = std::move(one);
   }
-  return py::make_tuple(KeyArray(static_cast<py::ssize_t>(m), keys.data()), rows_of(0), slots,
-                        metadata);
+  const Plane& embedding = list.embedding();
+  const auto dim = static_cast<int64_t>(embedding.row_bytes / ElementBytes(embedding.type));
+  return py::make_tuple(KeyArray(static_cast<py::ssize_t>(m), keys.data()),
+                        WidenRows(embedding.type, values[0].data(), m, dim), slots, metadata);
 }
 
 std::unique_ptr<PyScan> PyGroup::BeginScan(int table, bool with_slots, uint64_t limit) {

@@ -145,9 +145,9 @@ class OutgrownRange : public GroupTest {
   static Status FindOne(Group& group, int table) {
     return group.Read([&](const ReadView& view) {
       const int64_t key = 5;
-      const float* row = nullptr;
+      const char* row = nullptr;
       view.Find(table, &key, 1, &row);
-      EXPECT_TRUE(row == nullptr || *row == 7.0f);
+      EXPECT_TRUE(row == nullptr || *reinterpret_cast<const float*>(row) == 7.0f);
       return Status();
     });
   }

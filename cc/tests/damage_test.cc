@@ -293,7 +293,7 @@ TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
     Set("t/segments", at + 8, wrong);
     Reopen();
     const Status read = group_->Read([&](const ReadView& view) {
-      const float* found = nullptr;
+      const char* found = nullptr;
       view.Find(0, &key, 1, &found);
       return Status();
     });

@@ -15,6 +15,7 @@
 #include "core/base/racy_copy.h"
 #include "core/group/group.h"
 #include "core/group/table_number.h"
+#include "core/table/planes.h"
 #include "tests/temp_dir.h"
 
 namespace tsps {
@@ -72,7 +73,9 @@ inline Image ImageOf(Group& group, const ReadView& view) {
     const OptimizerKind kind = view.Stats(t).optimizer.kind;
     view.ForEach(t, [&](int64_t key, uint32_t row) {
       std::vector<float> values(dim);
-      RacyRead(values.data(), view.Row(t, row), dim * sizeof(float));
+      std::vector<char> stored(dim * ElementBytes((*config)->row_type));
+      RacyRead(stored.data(), view.Row(t, row), stored.size());
+      WidenRow((*config)->row_type, stored.data(), dim, values.data());
       for (int k = 0; k < SlotCount(kind); ++k) {
         const size_t width = SlotWidth(kind, k, dim);
         values.resize(values.size() + width);
@@ -101,13 +104,15 @@ inline std::vector<float> LookupRow(Group& group, int table, int64_t key) {
   const size_t dim = static_cast<size_t>(config.dim);
   std::vector<float> row(dim);
   const Status status = group.Read([&](const ReadView& view) {
-    const float* found = nullptr;
+    const char* found = nullptr;
     view.Find(table, &key, 1, &found);
+    std::vector<char> stored(dim * ElementBytes(config.row_type));
     if (found == nullptr) {
-      InitialRow(config.initializer, key, dim, row.data());
+      InitialRow(config, key, stored.data());
     } else {
-      RacyRead(row.data(), found, dim * sizeof(float));
+      RacyRead(stored.data(), found, stored.size());
     }
+    WidenRow(config.row_type, stored.data(), dim, row.data());
     return Status();
   });
   EXPECT_TRUE(status.ok()) << status.message();

@@ -390,7 +390,7 @@ TEST_F(GroupTest, AReaderOfRemovedFilesIsToldSo) {
   ASSERT_TSPS_OK(Step(t, keys, 1.0f));
   std::filesystem::remove_all(dir_ / "g");
   const Status status = (*reader)->Read([&](const ReadView& view) {
-    const float* row = nullptr;
+    const char* row = nullptr;
     view.Find(t, &keys.back(), 1, &row);
     return Status();
   });
@@ -481,7 +481,7 @@ TEST_F(GroupTest, ReadersBesideAWriterSeeWholeStepsOfAllTables) {
       uint64_t step = 0;
       ASSERT_TSPS_OK((*group)->Read([&](const ReadView& view) {
         step = view.step();
-        std::vector<const float*> rows(keys.size());
+        std::vector<const char*> rows(keys.size());
         for (int table : {a, b}) {
           view.Find(table, keys.data(), keys.size(), rows.data());
           for (size_t i = 0; i < rows.size(); ++i) {

@@ -43,7 +43,7 @@ TEST_F(RowGatherTest, CopiesTrainedAndInitialRowsOnAnyNumberOfThreads) {
     std::vector<float> out(inverse.size() * kDim);
     ASSERT_TSPS_OK(group_->Read([&](const ReadView& view) {
       gather.Find(view, executor);
-      CopyRows(gather.rows(), inverse.data(), inverse.size(), kDim, out.data(), executor);
+      gather.CopyRows(inverse.data(), inverse.size(), out.data(), executor);
       return Status();
     }));
     EXPECT_EQ(gather.n_absent(), static_cast<size_t>(kKeys - (kKeys + 2) / 3));
@@ -64,11 +64,12 @@ TEST_F(RowGatherTest, FindsAgainWhenOtherKeysAreAbsent) {
   };
   ASSERT_TSPS_OK(find());
   EXPECT_EQ(gather.n_absent(), 3u);
-  const std::vector<float> initial(gather.rows()[1], gather.rows()[1] + 4);
+  const float* const row = gather.Floats(serial)[1];
+  const std::vector<float> initial(row, row + 4);
   ASSERT_TSPS_OK(Step(t, {2}, 0.25f));
   ASSERT_TSPS_OK(find());
   EXPECT_EQ(gather.n_absent(), 2u);
-  EXPECT_EQ(gather.rows()[1][3], initial[3] - 0.25f);
+  EXPECT_EQ(gather.Floats(serial)[1][3], initial[3] - 0.25f);
 }
 
 TEST_F(RowGatherTest, TakesNoKeys) {
@@ -77,7 +78,7 @@ TEST_F(RowGatherTest, TakesNoKeys) {
   SerialExecutor serial;
   ASSERT_TSPS_OK(group_->Read([&](const ReadView& view) {
     gather.Find(view, serial);
-    CopyRows(gather.rows(), nullptr, 0, 4, nullptr, serial);
+    gather.CopyRows(nullptr, 0, nullptr, serial);
     return Status();
   }));
   EXPECT_EQ(gather.n_absent(), 0u);

@@ -1,5 +1,3 @@
-#include "core/table/row_optimizer.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,8 @@
 #include <random>
 #include <string>
 #include <vector>
+
+#include "core/table/row_updater.h"
 
 namespace tsps {
 namespace {
@@ -160,7 +160,8 @@ double Drift(OptimizerKind kind, size_t dim) {
     for (float& x : g) x = normal(random);
     const std::vector<double> hyper = Hyper(kind, step);
     const std::vector<float> hyper_float(hyper.begin(), hyper.end());
-    RowUpdater(kind, dim, hyper_float.data()).Update(g.data(), w.data(), pointers);
+    RowUpdater(kind, dim, hyper_float.data(), hyper_float.size())
+        .Update(g.data(), w.data(), pointers);
     ReferenceStep(kind, hyper, {g.begin(), g.end()}, &s);
   }
   double largest = 0, difference = 0;
@@ -209,7 +210,7 @@ TEST(RowUpdater, EveryInstructionSetRoundsLikeSeparateOperations) {
     expected_w[i] = w[i] - step;
   }
   float* slots[] = {accumulator.data()};
-  RowUpdater(OptimizerKind::kAdagrad, dim, hyper).Update(g.data(), w.data(), slots);
+  RowUpdater(OptimizerKind::kAdagrad, dim, hyper, 2).Update(g.data(), w.data(), slots);
   EXPECT_EQ(w, expected_w);
   EXPECT_EQ(accumulator, expected_accumulator);
 }
@@ -247,7 +248,7 @@ TEST(RowUpdater, RowWiseAdagradRoundsLikeSeparateOperationsInOneOrder) {
     expected_w[i] = w[i] - step;
   }
   float* slots[] = {&accumulator};
-  RowUpdater(OptimizerKind::kRowWiseAdagrad, dim, hyper).Update(g.data(), w.data(), slots);
+  RowUpdater(OptimizerKind::kRowWiseAdagrad, dim, hyper, 2).Update(g.data(), w.data(), slots);
   EXPECT_EQ(w, expected_w);
   EXPECT_EQ(accumulator, expected_accumulator);
 }
@@ -264,7 +265,8 @@ TEST(RowUpdater, WritesNothingPastTheRow) {
       slots[2].assign(dim + 16, 0.5f);  // less than the second moment, and its own square than that
       const std::vector<double> hyper = Hyper(kind, 1);
       const std::vector<float> hyper_float(hyper.begin(), hyper.end());
-      RowUpdater(kind, dim, hyper_float.data()).Update(g.data(), w.data(), pointers);
+      RowUpdater(kind, dim, hyper_float.data(), hyper_float.size())
+          .Update(g.data(), w.data(), pointers);
       for (size_t i = 0; i < dim + 16; ++i) {
         ASSERT_EQ(w[i] != 3.0f, i < dim) << OptimizerKindName(kind) << " " << dim;
         for (int k = 0; k < kMaxSlots; ++k) {
@@ -276,9 +278,49 @@ TEST(RowUpdater, WritesNothingPastTheRow) {
   }
 }
 
+// SGD with gradients of 0, and what Keras's definitions say.
+TEST(RowUpdater, ConstraintsMoveRowsAsKerasDoes) {
+  struct Case {
+    ConstraintKind kind;
+    float low, high, rate;
+  };
+  for (const Case& c :
+       {Case{ConstraintKind::kNonNegative, 0, 1, 1}, Case{ConstraintKind::kMaxNorm, 0, 0.5f, 1},
+        Case{ConstraintKind::kMaxNorm, 0, 1000, 1}, Case{ConstraintKind::kUnitNorm, 0, 1, 1},
+        Case{ConstraintKind::kMinMaxNorm, 0.25f, 0.5f, 0.75f},
+        Case{ConstraintKind::kMinMaxNorm, 200, 500, 0.75f},
+        Case{ConstraintKind::kMinMaxNorm, 0.25f, 500, 1}}) {
+    for (const size_t dim : kDims) {
+      std::mt19937 random(3);
+      std::normal_distribution<float> normal;
+      std::vector<float> w(dim), g(dim);
+      for (float& x : w) x = normal(random);
+      double squares = 0;
+      for (const float x : w) squares += double{x} * x;
+      const double norm = std::sqrt(squares);
+      double wanted = std::min<double>(norm, c.high);
+      if (c.kind == ConstraintKind::kUnitNorm) wanted = 1;
+      if (c.kind == ConstraintKind::kMinMaxNorm) {
+        wanted = c.rate * std::max<double>(c.low, wanted) + (1 - c.rate) * norm;
+      }
+      std::vector<double> expected;
+      for (const float x : w) {
+        expected.push_back(c.kind == ConstraintKind::kNonNegative ? std::max(x, 0.0f)
+                                                                  : x * (wanted / (1e-3f + norm)));
+      }
+      const float hyper[] = {1, static_cast<float>(c.kind), c.low, c.high, c.rate, 1e-3f};
+      ASSERT_TRUE(ValidateHyper(OptimizerKind::kSgd, hyper, 6).ok());
+      RowUpdater(OptimizerKind::kSgd, dim, hyper, 6).Update(g.data(), w.data(), nullptr);
+      for (size_t i = 0; i < dim; ++i) {
+        ASSERT_NEAR(w[i], expected[i], 1e-5 * std::max(1.0, std::abs(expected[i]))) << dim;
+      }
+    }
+  }
+}
+
 TEST(RowUpdater, WithoutAnOptimizerChangesNothing) {
   float w = 2, g = 1;
-  RowUpdater(OptimizerKind::kNone, 1, nullptr).Update(&g, &w, nullptr);
+  RowUpdater(OptimizerKind::kNone, 1, nullptr, 0).Update(&g, &w, nullptr);
   EXPECT_EQ(w, 2);
 }
 
@@ -286,9 +328,25 @@ TEST(RowUpdater, AdamStaysFiniteAtAVeryLateStep) {
   float w = 2, g = 1, m = 0, v = 0;
   float* slots[] = {&m, &v};
   const float hyper[] = {0.001f, 0.9f, 0.999f, 1e-7f, 1e30f};
-  RowUpdater(OptimizerKind::kAdam, 1, hyper).Update(&g, &w, slots);
+  RowUpdater(OptimizerKind::kAdam, 1, hyper, 5).Update(&g, &w, slots);
   EXPECT_TRUE(std::isfinite(w));
   EXPECT_LT(w, 2);
+}
+
+TEST(ValidateHyper, RefusesConstraintsThatCannotBe) {
+  const float good[] = {1, 4, 0.5f, 1, 0.5f, 1e-7f};
+  EXPECT_TRUE(ValidateHyper(OptimizerKind::kSgd, good, 6).ok());
+  EXPECT_FALSE(ValidateHyper(OptimizerKind::kSgd, good, 5).ok());
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::pair<int, float> wrongs[] = {{1, 5},    {1, -1}, {2, -1}, {2, 2},       {3, infinity},
+                                          {4, 1.5f}, {4, -1}, {5, -1}, {5, infinity}};
+  for (const auto& [at, value] : wrongs) {
+    std::vector<float> bad(good, good + 6);
+    bad[static_cast<size_t>(at)] = value;
+    const Status status = ValidateHyper(OptimizerKind::kSgd, bad.data(), 6);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << at << " " << value;
+    EXPECT_NE(status.message().find("a constraint must have"), std::string::npos);
+  }
 }
 
 TEST(ValidateHyper, NamesWhatIsWrong) {

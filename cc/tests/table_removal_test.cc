@@ -31,7 +31,7 @@ class TableRemovalTest : public GroupTest {
   Code CodeOfRead(Group& group, int table, int64_t key = 1) {
     return group
         .Read([&](const ReadView& view) {
-          const float* row = nullptr;
+          const char* row = nullptr;
           view.Find(table, &key, 1, &row);
           return Status();
         })
@@ -148,12 +148,13 @@ TEST_F(TableRemovalTest, AReadInProgressOutlivesTheRemoval) {
     int calls = 0;
     const Status status = group->Read([&](const ReadView& view) -> Status {
       const int64_t key = 1;
-      const float* found = nullptr;
+      const char* found = nullptr;
       view.Find(table, &key, 1, &found);
       if (found == nullptr) return Status();
       if (++calls > 1) return Status();
       TSPS_RETURN_IF_ERROR(writer_->RemoveTable(table));
-      EXPECT_EQ(std::vector<float>(found, found + 4), row);
+      const auto* const values = reinterpret_cast<const float*>(found);
+      EXPECT_EQ(std::vector<float>(values, values + 4), row);
       return Status();
     });
     EXPECT_EQ(calls, 1);
@@ -182,7 +183,7 @@ TEST_F(TableRemovalTest, ReadersBesideTablesThatComeAndGoSeeTheOthersWhole) {
       const Status status = group.Read([&](const ReadView& view) {
         steps = 0;
         for (const int table : view.tables()) {
-          const float* row = nullptr;
+          const char* row = nullptr;
           view.Find(table, &key, 1, &row);
           if (row != nullptr && table == kept) RacyRead(seen.data(), row, 16 * sizeof(float));
         }

@@ -151,6 +151,8 @@ def create_table(
     initializer_args: Sequence[float] = (0.0, 0.0),
     seed: int = 0,
     salt: int = 0,
+    dtype: str = "float32",
+    rounding: str = "stochastic",
 ) -> None:
     """Creates a table. Writer only.
 
@@ -164,9 +166,11 @@ def create_table(
         initializer_args: (value, 0), (minval, maxval) or (mean, stddev).
         seed: of the job.
         salt: of the table, so that tables with one seed differ.
+        dtype: of the rows: "float32", "bfloat16", "float16".
+        rounding: of rows of 16 bits: "stochastic", "nearest".
     """
     args = tf.constant(initializer_args, tf.float32)
-    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, initializer, args, seed, salt)
+    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, initializer, args, seed, salt, dtype, rounding)
 
 
 def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _keras, _ops, constraints
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import rows
@@ -26,12 +26,10 @@ keras = _keras.keras
 _REFUSED = {
     "embeddings_regularizer": "a regularizer reads the whole matrix at every step and makes its gradient dense. "
     "Regularize the outputs with activity_regularizer",
-    "embeddings_constraint": "a constraint rewrites the whole matrix at every step. "
-    "Constrain the outputs, for example with a UnitNormalization layer",
     "lora_rank": "LoRA adds a dense matrix of the table's size. "
     "Freeze the table (trainable=False) and add a small trainable layer after it",
     "lora_alpha": "see lora_rank",
-    "quantization_config": "rows are float32 and change while they are read",
+    "quantization_config": "rows change while they are read. Give the table rows of 16 bits: TableConfig(dtype=...)",
     "use_one_hot_matmul": "a one-hot matrix has the width of the vocabulary",
 }
 
@@ -48,9 +46,12 @@ class Embedding(TableLayer):
       output_dim: Width of a row.
       embeddings_initializer: See `tf_sparse_ps.initializers`. An unbounded vocabulary takes zeros, ones, constant,
         uniform, normal and truncated normal.
+      embeddings_constraint: NonNeg, MaxNorm(axis=1), UnitNorm(axis=1) or MinMaxNorm(axis=1), applied to the rows that a
+        step touches (`tf_sparse_ps.constraints`).
       mask_zero: Id 0 is padding and is masked.
       weights: Matrix float[input_dim, output_dim] to start with.
-      table: A `TableConfig`, for what Keras has no argument for; its name, dim and key_limit must agree.
+      table: A `TableConfig`, for what Keras has no argument for, such as rows of 16 bits; its dim and key_limit must
+        agree, and its initializer and constraint are used in place of the layer's.
       placement: "replicated", one table per machine: the only one in this version.
       cache: None, the only one in this version.
       **kwargs: Of keras.layers.Layer.
@@ -103,7 +104,12 @@ class Embedding(TableLayer):
         self.output_dim = int(output_dim)
         self.embeddings_initializer = _initializer(arguments["embeddings_initializer"])
         self.embeddings_regularizer = None
-        self.embeddings_constraint = None
+        self.embeddings_constraint = _constraint(arguments["embeddings_constraint"])
+        if table is not None and self.embeddings_constraint is not None:
+            raise ValueError(
+                f"{name}: give the constraint to the table, TableConfig(constraint=...), not to both. Received: "
+                f"embeddings_constraint={arguments['embeddings_constraint']!r}, table={table}"
+            )
         self.mask_zero = bool(arguments["mask_zero"])
         self.supports_masking = self.mask_zero
         self.input_length = input_length
@@ -125,6 +131,7 @@ class Embedding(TableLayer):
                 self.output_dim,
                 key_limit=self.input_dim,
                 initializer=self.embeddings_initializer,
+                constraint=self.embeddings_constraint,
             )
         key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
         if self.table.dim != self.output_dim or key_limit != self.input_dim:
@@ -234,7 +241,7 @@ class Embedding(TableLayer):
             "activity_regularizer": keras.regularizers.serialize(self.activity_regularizer)
             if self.activity_regularizer is not None
             else None,
-            "embeddings_constraint": None,
+            "embeddings_constraint": constraints.serialize(self.embeddings_constraint),
             "mask_zero": self.mask_zero,
             "table": None if self.table is None else self.table.get_config(),
             "placement": self.placement,
@@ -252,7 +259,7 @@ class Embedding(TableLayer):
         config = dict(config)
         if isinstance(config.get("table"), dict):
             config["table"] = TableConfig.from_config(config["table"])
-        for name in ("embeddings_initializer", "activity_regularizer"):
+        for name in ("embeddings_initializer", "activity_regularizer", "embeddings_constraint"):
             if isinstance(config.get(name), dict):
                 config[name] = _keras.deserialize(config[name])
         return cls(**config)
@@ -319,6 +326,11 @@ tf.register_tensor_conversion_function(
 def _initializer(identifier: Any) -> Any:
     """As Keras has it in the attribute: an object."""
     return keras.initializers.get(identifier)
+
+
+def _constraint(identifier: Any) -> Any:
+    """As Keras has it in the attribute: an object, or None."""
+    return keras.constraints.get(identifier)
 
 
 def _serialize_initializer(initializer: Any) -> Any:

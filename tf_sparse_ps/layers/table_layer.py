@@ -41,8 +41,8 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         variable_dtype, _ = _keras.policy_dtypes(self)
         if variable_dtype != "float32":
             raise UnsupportedError(
-                f"tables store float32. For 16-bit activations use the policy mixed_float16 or mixed_bfloat16. "
-                f"Received: dtype={variable_dtype}"
+                f"rows of 16 bits are asked for by TableConfig(dtype=...), 16-bit activations by the policy "
+                f"mixed_float16 or mixed_bfloat16. Received: dtype={variable_dtype}"
             )
 
     @property
@@ -166,7 +166,10 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
 
     def quantize(self, *_: Any, **__: Any) -> NoReturn:
         """Refused."""
-        raise UnsupportedError(f"layer {self.name!r}: rows are float32 and change while they are read; no quantization")
+        raise UnsupportedError(
+            f"layer {self.name!r}: rows change while they are read; no quantization. Rows of 16 bits are asked for by "
+            "TableConfig(dtype=...)"
+        )
 
     def enable_lora(self, *_: Any, **__: Any) -> NoReturn:
         """Refused."""

@@ -331,10 +331,11 @@ class Step:
     ) -> sparse_step.SparseStep:
         assert self._ring is not None  # made when the tables were bound
         rules = [self.rule_of(one.table) for one in tables]
-        update = sparse_ring.Update(
-            [one.table for one in tables],
-            [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules],
-        )
+        hyper = [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules]
+        for i, constraint in enumerate(one.table.config.resolved_constraint() for one in tables):
+            if constraint is not None:
+                hyper[i] = tf.concat([hyper[i], constraint.parameters], 0)
+        update = sparse_ring.Update([one.table for one in tables], hyper)
         gradients = rank_weight.kept([one.gradient for one in tables], weight)
         return sparse_step.SparseStep(job, self._ring, f"tsps.{self._ordinal}.sparse", gradients, update)
 

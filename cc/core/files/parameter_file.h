@@ -35,8 +35,9 @@ struct ParameterFileInfo {
   int64_t key_limit = 0;      // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
   OptimizerConfig optimizer;  // kNone: the file carries no slots
   InitializerConfig initializer;
-  uint64_t step = 0;                    // of the group when the file was written
-  std::vector<MetadataPlane> metadata;  // planes of the table's own that the file carries
+  uint64_t step = 0;                         // of the group when the file was written
+  std::vector<MetadataPlane> metadata;       // planes of the table's own that the file carries
+  PlaneType row_type = PlaneType::kFloat32;  // IsRowType()
 };
 
 // The planes that a file carries, in the order of its records.

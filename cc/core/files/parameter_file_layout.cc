@@ -25,6 +25,7 @@ TableConfig ConfigOf(const ParameterFileInfo& info) {
   config.name = "of the file";
   config.dim = info.dim;
   config.metadata = info.metadata;
+  config.row_type = info.row_type;
   return config;
 }
 
@@ -213,6 +214,8 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
       return DamagedFile(path, "the list of planes has checksum ", CrcOf(planes), ", expected ",
                          header.planes_crc);
     }
+    info.row_type = static_cast<PlaneType>(planes[0].type);
+    if (!IsRowType(info.row_type)) return DamagedFile(path, "rows of type ", planes[0].type);
     TSPS_RETURN_IF_ERROR(DecodePlanes(planes, path, &info));
   }
   info.initializer.kind = static_cast<InitializerKind>(header.initializer_kind);

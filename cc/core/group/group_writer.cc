@@ -38,6 +38,11 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
                  ": key_limit and max_rows must not be negative, received ", config.key_limit,
                  " and ", config.max_rows);
   }
+  if (!IsRowType(config.row_type)) {
+    return Error(Code::kInvalidArgument, "table ", config.name,
+                 ": rows are float32, bfloat16 or float16, received ",
+                 PlaneTypeName(config.row_type));
+  }
   TSPS_RETURN_IF_ERROR(ValidateMetadata(config));
   return ValidateInitializer(config.initializer);
 }

@@ -104,7 +104,7 @@ void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, b
   if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
 }
 
-void ReadView::Find(int table, const int64_t* keys, size_t n, const float** rows) const {
+void ReadView::Find(int table, const int64_t* keys, size_t n, const char** rows) const {
   constexpr size_t kChunk = 256;
   // Else the first ones would be gone from the caches before they are read.
   constexpr size_t kFetchedBytes = 128u << 10;
@@ -133,9 +133,8 @@ const char* ReadView::Plane(int table, size_t plane, uint32_t row) const {
   return one.row(row);
 }
 
-const float* ReadView::Row(int table, uint32_t row) const {
-  if (overlay_ == nullptr) return Files(table).row(row);
-  return reinterpret_cast<const float*>(Plane(table, 0, row));
+const char* ReadView::Row(int table, uint32_t row) const {
+  return overlay_ == nullptr ? Files(table).row(row) : Plane(table, 0, row);
 }
 
 const float* ReadView::Slot(int table, int slot, uint32_t row) const {

@@ -40,13 +40,13 @@ class ReadView {
   uint64_t step() const;
   // Their numbers, ascending by place.
   std::vector<int> tables() const;
-  // rows[i] = address of the row of keys[i], or nullptr when the key is absent. Prefetches in
-  // batches. While a mutation runs a key that is there may look absent: Read() then throws away
-  // what its callback made, and calls it again.
-  void Find(int table, const int64_t* keys, size_t n, const float** rows) const;
+  // rows[i] = address of the row of keys[i], as it is stored (table/row_type.h), or nullptr when
+  // the key is absent. Prefetches in batches. While a mutation runs a key that is there may look
+  // absent: Read() then throws away what its callback made, and calls it again.
+  void Find(int table, const int64_t* keys, size_t n, const char** rows) const;
   // The same for row numbers (kAbsentRow when absent), to read slots by.
   void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;
-  const float* Row(int table, uint32_t row) const;
+  const char* Row(int table, uint32_t row) const;
   // SlotWidth() floats.
   const float* Slot(int table, int slot, uint32_t row) const;
   // Of any plane, in the order of the table's list (table/planes.h). Null when there is none.

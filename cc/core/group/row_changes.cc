@@ -190,8 +190,9 @@ void PreparedChanges::UpdateRows(size_t p, const uint32_t* positions, size_t n, 
   const RowPlanes planes = mutation_.Planes(plan);
   const auto trained = static_cast<int>(planes.list.trained());
   const GradientRows& gradients = parts_[p].gradients[0];
-  const RowUpdater updater(parts_[p].kind, group_.files(plan.table)->dim(),
-                           parts_[p].update[0].hyper);
+  const TableUpdate& update = parts_[p].update[0];
+  StoredRowUpdater updater(group_.files(plan.table)->config(), parts_[p].kind, update.hyper,
+                           update.n_hyper, *step_);
   float* slot_rows[kMaxSlots] = {};
   for (size_t k = 0; k < n; ++k) {
     if (k + RowPlanes::kAhead < n) {
@@ -203,7 +204,7 @@ void PreparedChanges::UpdateRows(size_t p, const uint32_t* positions, size_t n, 
     for (int plane = 1; plane < trained; ++plane) {
       slot_rows[plane - 1] = planes.floats(plane, plan.rows[i]);
     }
-    updater.Update(gradients.at(i), planes.floats(0, plan.rows[i]), slot_rows);
+    updater.Update(plan.keys[i], gradients.at(i), planes.at(0, plan.rows[i]), slot_rows);
     if (!fresh) planes.Touch(plan.rows[i]);
     TSPS_FAULT_POINT("apply.row");
   }

@@ -11,7 +11,7 @@
 #include "core/group/group.h"
 #include "core/group/group_impl.h"
 #include "core/group/row_mutation.h"
-#include "core/table/row_optimizer.h"
+#include "core/table/row_updater.h"
 
 namespace tsps {
 

@@ -7,6 +7,8 @@
 #include "core/base/racy_copy.h"
 #include "core/base/stream_copy.h"
 #include "core/table/initializer.h"
+#include "core/table/planes.h"
+#include "core/table/row_type.h"
 #include "core/table/table_checks.h"
 
 namespace tsps {
@@ -23,7 +25,12 @@ constexpr size_t kAhead = 32;
 
 RowGather::RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys,
                      size_t n)
-    : config_(std::move(config)), table_(table), keys_(keys), n_(n), rows_(new const float*[n]) {}
+    : config_(std::move(config)),
+      table_(table),
+      keys_(keys),
+      n_(n),
+      row_bytes_(static_cast<size_t>(config_->dim) * ElementBytes(config_->row_type)),
+      rows_(new const char*[n]) {}
 
 void RowGather::Find(const ReadView& view, Executor& executor) {
   executor.ParallelFor(n_, kProbeGrain, [&](size_t begin, size_t end) {
@@ -38,17 +45,17 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
 }
 
 void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
-  const size_t dim = static_cast<size_t>(config_->dim);
+  floats_.reset();
   if (absent != absent_) {
     absent_ = std::move(absent);
-    initial_.reset(new float[absent_.size() * dim]);
+    initial_.reset(new char[absent_.size() * row_bytes_]);
     executor.ParallelFor(absent_.size(), kInitialGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
-        InitialRow(config_->initializer, keys_[absent_[i]], dim, &initial_[i * dim]);
+        InitialRow(*config_, keys_[absent_[i]], &initial_[i * row_bytes_]);
       }
     });
   }
-  for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = &initial_[i * dim];
+  for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = &initial_[i * row_bytes_];
 }
 
 Status RowGather::CheckPresent() const {
@@ -56,26 +63,60 @@ Status RowGather::CheckPresent() const {
   return AskTheOtherTier(config_->name, keys_[absent_.front()]);
 }
 
+const float* const* RowGather::Floats(Executor& executor) {
+  if (floats_ != nullptr) return floats_.get();
+  const auto dim = static_cast<size_t>(config_->dim);
+  floats_.reset(new const float*[n_]);
+  if (!IsNarrow(config_->row_type)) {
+    for (size_t i = 0; i < n_; ++i) floats_[i] = reinterpret_cast<const float*>(rows_[i]);
+    return floats_.get();
+  }
+  if (widened_ == nullptr) widened_.reset(new float[n_ * dim]);
+  CopyAll(widened_.get(), executor);
+  for (size_t i = 0; i < n_; ++i) floats_[i] = &widened_[i * dim];
+  return floats_.get();
+}
+
+void RowGather::CopyRow(size_t i, float* out, bool stream) const {
+  if (!IsNarrow(config_->row_type)) {
+    if (stream) {
+      StreamCopy(out, rows_[i], row_bytes_);
+    } else {
+      RacyRead(out, rows_[i], row_bytes_);
+    }
+    return;
+  }
+  // A row that a writer is changing is read once, and not by what computes with it.
+  constexpr size_t kChunk = 256;
+  const auto dim = static_cast<size_t>(config_->dim);
+  uint16_t stored[kChunk];
+  for (size_t begin = 0; begin < dim; begin += kChunk) {
+    const size_t m = std::min(kChunk, dim - begin);
+    RacyRead(stored, rows_[i] + begin * sizeof(uint16_t), m * sizeof(uint16_t));
+    WidenRow(config_->row_type, stored, m, out + begin);
+  }
+}
+
 void RowGather::CopyAll(float* out, Executor& executor) const {
-  const size_t dim = static_cast<size_t>(config_->dim);
+  const auto dim = static_cast<size_t>(config_->dim);
   executor.ParallelFor(n_, std::max<size_t>(1, kCopyBytes / (dim * sizeof(float))),
                        [&](size_t begin, size_t end) {
                          for (size_t i = begin; i < end; ++i) {
-                           RacyRead(out + i * dim, rows_[i], dim * sizeof(float));
+                           if (i + kAhead < end) Prefetch(rows_[i + kAhead], row_bytes_);
+                           CopyRow(i, out + i * dim, /*stream=*/false);
                          }
                        });
 }
 
 Status RowGather::Find(Scan& scan, Executor& executor) {
-  const size_t dim = static_cast<size_t>(config_->dim);
   std::vector<uint32_t> numbers(n_);
   TSPS_RETURN_IF_ERROR(scan.Find(table_, keys_, n_, numbers.data(), executor));
-  copies_.reset(new float[n_ * dim]);
-  char* planes[kMaxPlanes] = {reinterpret_cast<char*>(copies_.get())};
+  copies_.reset(new char[n_ * row_bytes_]);
+  char* planes[kMaxPlanes] = {copies_.get()};
   TSPS_RETURN_IF_ERROR(scan.Copy(table_, numbers.data(), n_, planes, executor));
   std::vector<uint32_t> absent;
   for (size_t i = 0; i < n_; ++i) {
-    rows_[i] = &copies_[i * dim];
+    rows_[i] = &copies_[i * row_bytes_];
     if (numbers[i] == kAbsentRow) absent.push_back(static_cast<uint32_t>(i));
   }
   elsewhere_ = (scan.StateOf(table_).flags & kTableAbsentElsewhere) != 0;
@@ -83,21 +124,17 @@ Status RowGather::Find(Scan& scan, Executor& executor) {
   return Status();
 }
 
-void CopyRows(const float* const* rows, const int32_t* inverse, size_t n, size_t dim, float* out,
-              Executor& executor) {
+void RowGather::CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const {
+  const auto dim = static_cast<size_t>(config_->dim);
   const size_t bytes = dim * sizeof(float);
   const bool stream = n * bytes >= kStreamedBytes && CanStream(out, bytes);
   executor.ParallelFor(n, std::max<size_t>(1, kCopyBytes / bytes), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < std::min(end, begin + kAhead); ++i) {
-      Prefetch(rows[inverse[i]], bytes);
+      Prefetch(rows_[inverse[i]], row_bytes_);
     }
     for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) Prefetch(rows[inverse[i + kAhead]], bytes);
-      if (stream) {
-        StreamCopy(out + i * dim, rows[inverse[i]], bytes);
-      } else {
-        RacyRead(out + i * dim, rows[inverse[i]], bytes);
-      }
+      if (i + kAhead < end) Prefetch(rows_[inverse[i + kAhead]], row_bytes_);
+      CopyRow(static_cast<size_t>(inverse[i]), out + i * dim, stream);
     }
     if (stream) StreamFence();
   });

@@ -27,18 +27,24 @@ class RowGather {
   // The same by a scan, which needs no further attempt: rows() are copies then.
   Status Find(Scan& scan, Executor& executor);
 
-  // Address of each key's row, in the table or here; of an attempt, Valid in the attempt of the
-  // last Find().
-  const float* const* rows() const { return rows_.get(); }
   size_t n() const { return n_; }
   size_t n_absent() const { return absent_.size(); }
   // After the last attempt. FailedPrecondition, naming a key, if absent keys may be rows of another
   // tier: then rows() are not theirs.
   Status CheckPresent() const;
-  // The rows, in the order of the keys: float[n, dim]. Reads rows that a writer may be changing.
+
+  // --- The rows of the last Find(), in its attempt: they may be where a writer is changing them.
+  // --- Address of each key's row, in the table or here. Of rows that are not stored as floats,
+  // copies are made.
+  const float* const* Floats(Executor& executor);
+  // out[i] = the row of keys[inverse[i]]: float[n, dim].
+  void CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const;
+  // The same in the order of the keys: float[n(), dim].
   void CopyAll(float* out, Executor& executor) const;
 
  private:
+  // `out` is past the caches if `stream`.
+  void CopyRow(size_t i, float* out, bool stream) const;
   // Gives absent keys their initial rows.
   void Initialize(std::vector<uint32_t> absent, Executor& executor);
 
@@ -46,17 +52,15 @@ class RowGather {
   const int table_;
   const int64_t* const keys_;
   const size_t n_;
-  std::unique_ptr<const float*[]> rows_;
-  std::unique_ptr<float[]> copies_;   // float[n, dim], of a scan
-  bool elsewhere_ = false;            // absent keys may be rows of another tier
-  std::vector<uint32_t> absent_;      // positions in keys_
-  std::unique_ptr<float[]> initial_;  // their rows, float[absent_.size(), dim]
+  const size_t row_bytes_;
+  std::unique_ptr<const char*[]> rows_;     // as they are stored (table/row_type.h)
+  std::unique_ptr<char[]> copies_;          // row_bytes_ for each key, of a scan
+  std::unique_ptr<const float*[]> floats_;  // once they are asked for
+  std::unique_ptr<float[]> widened_;        // float[n, dim], where floats_ are, if rows are narrow
+  bool elsewhere_ = false;                  // absent keys may be rows of another tier
+  std::vector<uint32_t> absent_;            // positions in keys_
+  std::unique_ptr<char[]> initial_;         // their rows
 };
-
-// out[i] = *rows[inverse[i]]: float[n, dim]. Reads rows that a writer may be changing, as RacyRead
-// does.
-void CopyRows(const float* const* rows, const int32_t* inverse, size_t n, size_t dim, float* out,
-              Executor& executor);
 
 }  // namespace tsps
 

@@ -292,7 +292,6 @@ RowPlanes RowMutation::Planes(const RowPlan& plan) const {
 
 void RowMutation::InitializeFresh(const RowPlan& plan) {
   const TableConfig& config = group_.files(plan.table)->config();
-  const auto dim = static_cast<size_t>(config.dim);
   const RowPlanes planes = Planes(plan);
   executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
@@ -303,7 +302,7 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
           plane.Initialize(row, 1);
         }
       }
-      InitialRow(config.initializer, plan.keys[i], dim, planes.floats(0, row));
+      InitialRow(config, plan.keys[i], planes.at(0, row));
       planes.keys[row] = plan.keys[i];
     }
   });

@@ -56,10 +56,13 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   TSPS_ASSIGN_OR_RETURN(
       const PlaneList* const list,
       group_.impl_->files(place)->BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
+  const TableConfig& config = group_.impl_->files(place)->config();
+  TSPS_ASSIGN_OR_RETURN(const StoredRows stored, StoredRows::Of(config, keys, rows, n));
   std::vector<PlaneValues> planes;
   for (size_t p = 0; p < (slots == nullptr ? 1 : list->trained()); ++p) {
     const Plane& plane = list->planes[p];
-    planes.push_back({plane.role, plane.name, plane.row_bytes, p == 0 ? rows : slots[p - 1]});
+    planes.push_back(
+        {plane.role, plane.name, plane.row_bytes, p == 0 ? stored.data() : slots[p - 1]});
   }
   return Assign(table, keys, planes, n, executor);
 }

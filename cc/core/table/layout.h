@@ -2,7 +2,7 @@
 // fields little-endian, fixed width. docs/format.md has the same in words.
 //
 //  <table>/
-//    config       TableFileHeader: what never changes: identity, dim, initializer
+//    config       TableFileHeader: what never changes: identity, dim, type, initializer
 //    directory    uint32 segment numbers. The directory of depth d is entries [2^d, 2^(d+1)), so
 //                 doubling writes a new one beside the old and switches by the record's depth
 //    segments     Segment[n], 64 KiB each (index.h)
@@ -37,10 +37,10 @@ struct TableFileHeader {
   uint32_t initializer;
   float initializer_a;
   float initializer_b;
-  uint32_t reserved;
+  uint32_t row_type;  // PlaneType of the embedding; 0, of older files: float32
   uint64_t seed;
   uint64_t salt;
-  uint32_t reserved2;
+  uint32_t rounding;  // Rounding
   uint32_t crc;
 };
 static_assert(sizeof(TableFileHeader) == 112, "on-disk size");

@@ -103,8 +103,8 @@ PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, 
   PlaneList list;
   list.generation = generation;
   list.optimizer = optimizer;
-  list.planes.push_back(
-      {"embedding", PlaneRole::kEmbedding, PlaneType::kFloat32, dim * sizeof(float), made, 0});
+  list.planes.push_back({"embedding", PlaneRole::kEmbedding, config.row_type,
+                         dim * ElementBytes(config.row_type), made, 0});
   for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
     list.planes.push_back({SlotName(optimizer.kind, k), PlaneRole::kSlot, PlaneType::kFloat32,
                            SlotWidth(optimizer.kind, k, dim) * sizeof(float), generation,

@@ -1,5 +1,5 @@
-// Row optimizers: update rules fused over a row and its slots. All are lazy: only touched rows
-// change.
+// Row optimizers: what they are called, which slots they keep, what their steps need. All are lazy:
+// only touched rows change. row_updater.h has the rules themselves.
 //
 // Each rule takes its hyperparameters as a float vector that comes with every step, so that
 // learning rate schedules drive the tables. With unique keys a rule gives what the Keras optimizer
@@ -57,22 +57,22 @@ int HyperCount(OptimizerKind kind);
 const char* SlotName(OptimizerKind kind, int slot);
 // Floats per row of slot k, of a table with rows of `dim` floats: dim, or 1. 0: there is no slot k.
 size_t SlotWidth(OptimizerKind kind, int slot, size_t dim);
-// Refuses a wrong number of hyperparameters and non-finite ones, naming them.
+// Refuses a wrong number of hyperparameters (they may be followed by a constraint's) and non-finite
+// ones, naming them.
 Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper);
 
-// Updates one row in place. `slots` has SlotCount(kind) pointers, to SlotWidth() floats each;
-// nothing may alias. Holds what does not change from row to row (Adam's bias-corrected rate), so
-// make one per step and table.
-class RowUpdater {
- public:
-  RowUpdater(OptimizerKind kind, size_t dim, const float* hyper);
-  void Update(const float* gradient, float* row, float* const* slots) const;
-
- private:
-  OptimizerKind kind_;
-  size_t dim_;
-  float hyper_[8];
+// What is done to a row after its update, as Keras's constraints of the same names do it to a
+// matrix with axis=1: the norm is that of a row. Its parameters follow a rule's hyperparameters:
+// [kind, min_value, max_value, rate, epsilon].
+enum class ConstraintKind : uint32_t {
+  kNone = 0,
+  kNonNegative = 1,  // negative elements become 0
+  kMaxNorm = 2,      // a norm above max_value becomes max_value
+  kUnitNorm = 3,     // the norm becomes 1
+  // A norm outside of [min_value, max_value] comes closer to it, by `rate` of the way.
+  kMinMaxNorm = 4,
 };
+constexpr size_t kConstraintParameters = 5;
 
 }  // namespace tsps
 

@@ -1,6 +1,35 @@
 #include "core/table/table_config.h"
 
+#include "core/table/planes.h"
+
 namespace tsps {
+
+void InitialRow(const TableConfig& config, int64_t key, void* row) {
+  const auto dim = static_cast<size_t>(config.dim);
+  if (!IsNarrow(config.row_type)) {
+    return InitialRow(config.initializer, key, dim, static_cast<float*>(row));
+  }
+  std::vector<float> values(dim);
+  InitialRow(config.initializer, key, dim, values.data());
+  NarrowRow(config.row_type, values.data(), dim, row);
+}
+
+Result<StoredRows> StoredRows::Of(const TableConfig& config, const int64_t* keys, const float* rows,
+                                  size_t n) {
+  StoredRows stored;
+  stored.rows_ = rows;
+  if (!IsNarrow(config.row_type)) return stored;
+  const auto dim = static_cast<size_t>(config.dim);
+  const int64_t beyond = FirstBeyondRange(config.row_type, rows, n * dim);
+  if (beyond >= 0) {
+    return Error(Code::kInvalidArgument, "table ", config.name, ": ", rows[beyond],
+                 ", in the row of key ", keys[static_cast<size_t>(beyond) / dim],
+                 ", is beyond the range of ", PlaneTypeName(config.row_type));
+  }
+  stored.narrow_.resize(n * dim);
+  NarrowRow(config.row_type, rows, n * dim, stored.narrow_.data());
+  return stored;
+}
 
 Status CheckKeys(const TableConfig& config, const int64_t* keys, size_t n) {
   if (config.key_limit <= 0) return Status();

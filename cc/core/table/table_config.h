@@ -10,6 +10,7 @@
 #include "core/base/status.h"
 #include "core/table/initializer.h"
 #include "core/table/layout.h"
+#include "core/table/row_type.h"
 
 namespace tsps {
 
@@ -25,14 +26,35 @@ struct MetadataPlane {
 struct TableConfig {
   std::string name;       // folder name in the group: [A-Za-z0-9._-]{1,128}, not starting with '.'
   std::string uuid;       // 32 hexadecimal digits, drawn by the caller
-  int64_t dim = 0;        // floats per row, 1 .. 65536
+  int64_t dim = 0;        // elements per row, 1 .. 65536
   int64_t key_limit = 0;  // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
   int64_t max_rows = 0;   // refuse to grow beyond; 0: no limit but room
   InitializerConfig initializer;
   std::vector<MetadataPlane> metadata;
+  PlaneType row_type = PlaneType::kFloat32;   // IsRowType()
+  Rounding rounding = Rounding::kStochastic;  // of rows of 16 bits
   // A key that is not here may be a row of another tier: it has no initial value
   // (kTableAbsentElsewhere). Not kept in the table's config, but in the group's record of it.
   bool absent_elsewhere = false;
+};
+
+// What a new row of a key is, as it is stored: values of the initializer, rounded to the nearest.
+void InitialRow(const TableConfig& config, int64_t key, void* row);
+
+// Rows that are given as floats, as a table stores them.
+class StoredRows {
+ public:
+  // rows: float[n, dim] of n keys; must outlive this. Rounded to the nearest. InvalidArgument,
+  // naming the key, for a finite value that is beyond the type's range.
+  static Result<StoredRows> Of(const TableConfig& config, const int64_t* keys, const float* rows,
+                               size_t n);
+  const void* data() const {
+    return narrow_.empty() ? static_cast<const void*>(rows_) : narrow_.data();
+  }
+
+ private:
+  const float* rows_ = nullptr;
+  std::vector<uint16_t> narrow_;
 };
 
 // OutOfRange naming the first key outside a bounded table, its position and the limit.

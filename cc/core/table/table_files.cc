@@ -44,6 +44,8 @@ TableFileHeader HeaderOf(const TableConfig& config) {
   header.initializer_b = config.initializer.b;
   header.seed = config.initializer.seed;
   header.salt = config.initializer.salt;
+  header.row_type = static_cast<uint32_t>(config.row_type);
+  header.rounding = static_cast<uint32_t>(config.rounding);
   header.crc = HeaderCrc(header);
   return header;
 }
@@ -69,6 +71,12 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   if (config.dim < 1 || config.dim > kMaxDim || config.key_limit < 0 || config.max_rows < 0) {
     return Error(Code::kDataLoss, path, " is damaged: dim ", config.dim, ", key_limit ",
                  config.key_limit, ", max_rows ", config.max_rows);
+  }
+  if (header.row_type != 0) config.row_type = static_cast<PlaneType>(header.row_type);
+  config.rounding = static_cast<Rounding>(header.rounding);
+  if (!IsRowType(config.row_type) || header.rounding > static_cast<uint32_t>(Rounding::kNearest)) {
+    return Error(Code::kDataLoss, path, " is damaged: rows of type ", header.row_type,
+                 ", rounding ", header.rounding);
   }
   const Status initializer = ValidateInitializer(config.initializer);
   if (initializer.ok()) return config;
@@ -271,7 +279,10 @@ const PlaneList* TableFiles::Keep(PlaneList list) {
   lists_.push_back(std::make_unique<const PlaneList>(std::move(list)));
   const PlaneList* const kept = lists_.back().get();
   // The same plane in all lists: others may be reading it.
-  if (embedding_ == nullptr) embedding_ = reinterpret_cast<float*>(kept->embedding().file->data());
+  if (embedding_ == nullptr) {
+    row_bytes_ = kept->embedding().row_bytes;
+    embedding_ = kept->embedding().file->data();
+  }
   latest_.store(kept, std::memory_order_release);
   return kept;
 }

@@ -52,7 +52,7 @@ class TableFiles {
   uint64_t Hash(int64_t key) const { return HashKey(key, seed_); }
   uint64_t seed() const { return seed_; }
   size_t dim() const { return static_cast<size_t>(config_->dim); }
-  size_t row_bytes() const { return dim() * sizeof(float); }
+  size_t row_bytes() const { return row_bytes_; }
 
   MappedFile& directory() { return *directory_; }
   MappedFile& segments() { return *segments_; }
@@ -63,7 +63,7 @@ class TableFiles {
   Segment* segment(uint32_t number) const {
     return reinterpret_cast<Segment*>(segments_->data()) + number;
   }
-  float* row(uint32_t number) const { return embedding_ + static_cast<size_t>(number) * dim(); }
+  char* row(uint32_t number) const { return embedding_ + size_t{number} * row_bytes_; }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
   ErasedKey* erased_keys() const { return reinterpret_cast<ErasedKey*>(erased_->data()); }
   // How long the log of erased keys of a table with so many keys may become.
@@ -116,7 +116,8 @@ class TableFiles {
   const uint64_t seed_;
   bool writable_ = false;
   std::unique_ptr<MappedFile> directory_, segments_, free_, erased_;
-  float* embedding_ = nullptr;  // where the embedding's plane begins
+  size_t row_bytes_ = 0;       // of the embedding
+  char* embedding_ = nullptr;  // where the embedding's plane begins
   std::mutex planes_mutex_;
   std::vector<std::unique_ptr<MappedFile>> plane_files_;
   std::vector<std::unique_ptr<const PlaneList>> lists_;  // all mapped so far: readers may hold any

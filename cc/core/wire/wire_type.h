@@ -1,10 +1,5 @@
-// WireType: how the floats of gradients are written between nodes.
-//
-// Narrowing rounds to nearest, ties to even. Infinities and the signs of zeros stay; a NaN stays a
-// NaN, quiet, with the leading bits of its payload. What is beyond the largest finite number by
-// half a unit of its last place or more becomes an infinity: from 65520 on in float16. Numbers
-// below 2^-14 lose bits in float16, and below 2^-25 become zeros; bfloat16 has float32's range.
-// Widening is exact.
+// WireType: how the floats of gradients are written between nodes; as 16-bit floats they are
+// rounded as base/float16.h says.
 #ifndef TFSPS_CORE_WIRE_WIRE_TYPE_H_
 #define TFSPS_CORE_WIRE_WIRE_TYPE_H_
 

@@ -1,0 +1,118 @@
+#include "core/base/float16.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/simd.h"
+
+namespace tsps {
+namespace {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "numbers are stored as they are in memory");
+
+inline uint32_t BitsOf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+inline float FloatOf(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// float32: 8 bits of exponent with bias 127, 23 of fraction. float16: 5 with bias 15, 10.
+constexpr uint32_t kMagnitude = 0x7FFFFFFF;
+constexpr uint32_t kInfinity = 0x7F800000;
+constexpr uint32_t kExponentOne = 1 << 23;
+constexpr uint32_t kBiasChange = (127 - 15) << 23;
+constexpr uint32_t kHalfOverflow = (127 + 16) << 23;   // 2^16, which becomes infinity
+constexpr uint32_t kHalfMinNormal = (127 - 14) << 23;  // 2^-14
+
+// Adds just below half of what is cut off, and one more if the last bit that stays is odd. A carry
+// may go into the exponent, up to infinity's.
+inline uint32_t RoundedShift(uint32_t bits, int shift) {
+  return (bits + ((1u << (shift - 1)) - 1) + (bits >> shift & 1)) >> shift;
+}
+
+inline uint16_t Bfloat16Of(float value) {
+  const uint32_t bits = BitsOf(value);
+  const uint32_t nan = bits >> 16 | 0x40;
+  return static_cast<uint16_t>((bits & kMagnitude) > kInfinity ? nan : RoundedShift(bits, 16));
+}
+
+// As `condition ? yes : no`, for which GCC moves the float operations of `yes` into a branch, and
+// then does not vectorize the loop.
+inline uint32_t Select(bool condition, uint32_t yes, uint32_t no) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
+// After F. Giesen's float_to_half_fast3_rtne: what is subnormal in float16 is rounded by the
+// addition of 0.5, whose last bit is worth 2^-24. TensorFlow's threads flush numbers that are
+// subnormal in float32, operands and results, to zero: here and below no other result comes of it.
+inline uint16_t Float16Of(float value) {
+  const uint32_t bits = BitsOf(value), magnitude = bits & kMagnitude;
+  const uint32_t nan = 0x7E00 | (magnitude >> 13 & 0x3FF);
+  const uint32_t normal = RoundedShift(std::min(magnitude, kHalfOverflow) - kBiasChange, 13);
+  const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
+  uint32_t half = Select(magnitude > kInfinity, nan, normal);
+  half = Select(magnitude < kHalfMinNormal, subnormal, half);
+  return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
+}
+
+// As bits, because a float on its way through a register may lose a NaN's payload.
+inline uint32_t BitsOfFloat16(uint16_t half) {
+  const uint32_t shifted = static_cast<uint32_t>(half & 0x7FFF) << 13;
+  const uint32_t normal = shifted + kBiasChange;
+  const uint32_t not_finite = normal + kBiasChange;
+  const uint32_t subnormal = BitsOf(FloatOf(normal + kExponentOne) - FloatOf(kHalfMinNormal));
+  uint32_t bits = Select(shifted >= 31 * kExponentOne, not_finite, normal);
+  bits = Select(shifted < kExponentOne, subnormal, bits);
+  return bits | static_cast<uint32_t>(half & 0x8000) << 16;
+}
+
+template <typename T>
+inline T Load(const uint8_t* p) {
+  T value;
+  std::memcpy(&value, p, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+TSPS_SIMD_CLONES
+void FloatsToBfloat16(const float* __restrict__ values, size_t n, uint8_t* __restrict__ out) {
+  for (size_t i = 0; i < n; ++i) {
+    const uint16_t narrow = Bfloat16Of(values[i]);
+    std::memcpy(out + 2 * i, &narrow, sizeof(narrow));
+  }
+}
+
+TSPS_SIMD_CLONES
+void FloatsToFloat16(const float* __restrict__ values, size_t n, uint8_t* __restrict__ out) {
+  for (size_t i = 0; i < n; ++i) {
+    const uint16_t narrow = Float16Of(values[i]);
+    std::memcpy(out + 2 * i, &narrow, sizeof(narrow));
+  }
+}
+
+TSPS_SIMD_CLONES
+void Bfloat16ToFloats(const uint8_t* __restrict__ narrow, size_t n, float* __restrict__ values) {
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(Load<uint16_t>(narrow + 2 * i)) << 16;
+    std::memcpy(&values[i], &bits, sizeof(bits));
+  }
+}
+
+TSPS_SIMD_CLONES
+void Float16ToFloats(const uint8_t* __restrict__ narrow, size_t n, float* __restrict__ values) {
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t bits = BitsOfFloat16(Load<uint16_t>(narrow + 2 * i));
+    std::memcpy(&values[i], &bits, sizeof(bits));
+  }
+}
+
+}  // namespace tsps

@@ -1,0 +1,164 @@
+#include "core/table/row_type.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/base/float16.h"
+#include "core/base/hash.h"
+#include "core/base/simd.h"
+
+namespace tsps {
+namespace {
+
+constexpr uint32_t kMagnitude = 0x7FFFFFFF;  // all but the sign
+constexpr uint32_t kInfinity = 0x7F800000;   // of a float32
+constexpr uint32_t kInfiniteBfloat16 = 0x7F80;
+constexpr uint32_t kInfiniteFloat16 = 0x7C00;
+// The smallest float16 that is not subnormal is 2^-14; smaller ones are multiples of 2^-24.
+constexpr uint32_t kMinNormal = (127 - 14) << 23;
+constexpr uint32_t kBiasChange = (127 - 15) << 23;
+
+uint32_t BitsOf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+float FloatOf(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// The largest number that is finite, in place of an infinity that rounding has made.
+TSPS_SIMD_CLONES
+void KeepFinite(const float* __restrict__ values, size_t n, uint32_t infinite,
+                uint16_t* __restrict__ row) {
+  for (size_t i = 0; i < n; ++i) {
+    const bool made =
+        (row[i] & 0x7FFFu) == infinite && (BitsOf(values[i]) & kMagnitude) < kInfinity;
+    row[i] = static_cast<uint16_t>(row[i] - static_cast<uint16_t>(made));
+  }
+}
+
+// 32 bits for element i: MurmurHash3's finalizer of 32 bits, with the upper half of the draw mixed
+// in between, so that two draws which differ there have nothing in common.
+inline uint32_t ElementDraw(uint32_t low, uint32_t high, uint32_t i) {
+  uint32_t x = low + i * 0x9E3779B9u;
+  x ^= x >> 16;
+  x *= 0x85EBCA6Bu;
+  x ^= high;
+  x ^= x >> 13;
+  x *= 0xC2B2AE35u;
+  return x ^ (x >> 16);
+}
+
+// A rounded magnitude with the sign of `bits`; finite numbers stay finite, NaNs become quiet ones.
+inline uint16_t Finish(uint32_t bits, uint32_t rounded, uint32_t infinite) {
+  const uint32_t magnitude = bits & kMagnitude;
+  const uint32_t finite = rounded < infinite ? rounded : infinite - 1;
+  const uint32_t special = magnitude > kInfinity ? infinite | infinite >> 1 : infinite;
+  const uint32_t narrow = magnitude < kInfinity ? finite : special;
+  return static_cast<uint16_t>(narrow | (bits >> 16 & 0x8000));
+}
+
+TSPS_SIMD_CLONES
+void StochasticBfloat16(const float* __restrict__ values, size_t n, uint32_t low, uint32_t high,
+                        uint16_t* __restrict__ row) {
+  const auto count = static_cast<uint32_t>(n);
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t bits = BitsOf(values[i]);
+    const uint32_t rounded = ((bits & kMagnitude) + (ElementDraw(low, high, i) >> 16)) >> 16;
+    row[i] = Finish(bits, rounded, kInfiniteBfloat16);
+  }
+}
+
+// Magnitudes in units of 2^-13 of the last place of a float16: what is drawn has as many bits.
+TSPS_SIMD_CLONES
+void StochasticFloat16(const float* __restrict__ values, size_t n, uint32_t low, uint32_t high,
+                       uint16_t* __restrict__ row) {
+  const auto count = static_cast<uint32_t>(n);
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t bits = BitsOf(values[i]);
+    const uint32_t magnitude = bits & kMagnitude;
+    const bool subnormal = magnitude < kMinNormal;
+    const float units = FloatOf(subnormal ? magnitude : 0) * 0x1p37f;
+    const uint32_t fixed =
+        subnormal ? static_cast<uint32_t>(static_cast<int32_t>(units)) : magnitude - kBiasChange;
+    const uint32_t rounded = (fixed + (ElementDraw(low, high, i) >> 19)) >> 13;
+    row[i] = Finish(bits, rounded, kInfiniteFloat16);
+  }
+}
+
+}  // namespace
+
+Result<Rounding> RoundingFromName(const std::string& name) {
+  for (const Rounding one : {Rounding::kStochastic, Rounding::kNearest}) {
+    if (name == RoundingName(one)) return one;
+  }
+  return Error(Code::kInvalidArgument,
+               "unknown rounding; expected stochastic or nearest. Received: '", name, "'");
+}
+
+const char* RoundingName(Rounding rounding) {
+  return rounding == Rounding::kNearest ? "nearest" : "stochastic";
+}
+
+bool IsRowType(PlaneType type) {
+  return type == PlaneType::kFloat32 || type == PlaneType::kBfloat16 || type == PlaneType::kFloat16;
+}
+
+void WidenRow(PlaneType type, const void* row, size_t n, float* values) {
+  const auto* const narrow = static_cast<const uint8_t*>(row);
+  if (type == PlaneType::kBfloat16) {
+    Bfloat16ToFloats(narrow, n, values);
+  } else if (type == PlaneType::kFloat16) {
+    Float16ToFloats(narrow, n, values);
+  } else {
+    std::memcpy(values, row, n * sizeof(float));
+  }
+}
+
+void NarrowRow(PlaneType type, const float* values, size_t n, void* row) {
+  auto* const narrow = static_cast<uint8_t*>(row);
+  if (type == PlaneType::kBfloat16) {
+    FloatsToBfloat16(values, n, narrow);
+    KeepFinite(values, n, kInfiniteBfloat16, static_cast<uint16_t*>(row));
+  } else if (type == PlaneType::kFloat16) {
+    FloatsToFloat16(values, n, narrow);
+    KeepFinite(values, n, kInfiniteFloat16, static_cast<uint16_t*>(row));
+  } else {
+    std::memcpy(row, values, n * sizeof(float));
+  }
+}
+
+void NarrowRowStochastically(PlaneType type, const float* values, size_t n, uint64_t draw,
+                             void* row) {
+  const auto low = static_cast<uint32_t>(draw), high = static_cast<uint32_t>(draw >> 32);
+  if (type == PlaneType::kBfloat16) {
+    StochasticBfloat16(values, n, low, high, static_cast<uint16_t*>(row));
+  } else if (type == PlaneType::kFloat16) {
+    StochasticFloat16(values, n, low, high, static_cast<uint16_t*>(row));
+  } else {
+    std::memcpy(row, values, n * sizeof(float));
+  }
+}
+
+uint64_t RowDraw(const InitializerConfig& table, int64_t key, uint64_t step) {
+  // One hash inside another: what differs in one of them alone gives another draw for certain.
+  const uint64_t of_table =
+      HashKey(static_cast<int64_t>(table.salt), HashKey(static_cast<int64_t>(table.seed), 0));
+  return HashKey(static_cast<int64_t>(step), HashKey(key, of_table));
+}
+
+int64_t FirstBeyondRange(PlaneType type, const float* values, size_t n) {
+  if (!IsNarrow(type)) return -1;
+  // From here on the nearest would be infinity.
+  const float limit = type == PlaneType::kFloat16 ? 65520.0f : FloatOf(0x7F7F8000);
+  for (size_t i = 0; i < n; ++i) {
+    if (std::abs(values[i]) >= limit && std::isfinite(values[i])) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+}  // namespace tsps
