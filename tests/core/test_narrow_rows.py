@@ -96,7 +96,9 @@ def test_half_the_memory(create):
 def test_what_is_beyond_the_range_is_refused_or_limited(create):
     user = create(dtype="float16", optimizer=optimizers.SGD(learning_rate=1.0), rounding="nearest")
     user.assign([1, 2], np.full((2, 4), 7.0))
-    with pytest.raises(errors.InvalidArgumentError, match=r"70000, in the row of key 2, is beyond the range of float16"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match=r"70000, in the row of key 2, is beyond the range of float16"
+    ):
         user.assign([1, 2], np.array([[1, 2, 3, 4], [1, 2, 3, 70000.0]]))
     np.testing.assert_array_equal(user.lookup([1, 2]), np.full((2, 4), 7.0))
     user.apply_gradients([1], [[-1e6, 1e6, -65510.0, 0.0]])

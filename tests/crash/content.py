@@ -1,11 +1,13 @@
 """What the group of the crash tests must contain after step s: a function of s alone.
 
-Four tables, so that a step spans several:
+Six tables, so that a step spans several:
 
   hot    SGD, rate 1, gradient 1: 256 rows, all in every step, so each element is -s
   mixed  Adagrad, gradient 1: 64 rows in every step, 400 new keys per step (the index grows), and in every fifth step
          the 400 keys of the step before once more (the undo log's size varies)
   rare   SGD: 32 rows, in every third step; the table is untouched in the others
+  narrow, half  Nesterov's momentum with bfloat16 rows, AMSGrad with float16 ones, both rounded stochastically: 64 rows
+         in every step, gradient 1
   passing  Adam, gradient 1: 100 new keys per step, which are erased again: after every fourth step all but those of the
          last four steps. So after such a step they are there, all of them, or not, none of them
 """
@@ -18,22 +20,27 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.reference import row_rules
 from tf_sparse_ps import optimizers
 from tf_sparse_ps import table as store
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
 
-HOT, MIXED, RARE, NEW, PASSING = 256, 64, 32, 400, 100
+HOT, MIXED, RARE, NARROW, NEW, PASSING = 256, 64, 32, 64, 400, 100
 ERASE_EVERY = 4  # steps
 _SCANNED = 20  # steps whose new keys' rows are looked at, in a scan
 _ADAGRAD = optimizers.Adagrad(learning_rate=1.0, initial_accumulator_value=0.1, epsilon=1e-7)
 _SGD = optimizers.SGD(learning_rate=1.0)
 _ADAM = optimizers.Adam(learning_rate=1.0, beta_1=0.9, beta_2=0.99, epsilon=1e-3)
+_NESTEROV = optimizers.SGD(learning_rate=1e-3, momentum=0.5, nesterov=True)
+_AMSGRAD = optimizers.Adam(learning_rate=1e-3, amsgrad=True)
 CONFIGS = (
     TableConfig("hot", 16, seed=1, optimizer=_SGD),
     TableConfig("mixed", 8, seed=1, optimizer=_ADAGRAD),
     TableConfig("rare", 4, seed=1, optimizer=_SGD),
     TableConfig("passing", 4, seed=1, optimizer=_ADAM),
+    TableConfig("narrow", 8, seed=1, optimizer=_NESTEROV, dtype="bfloat16"),
+    TableConfig("half", 12, seed=1, optimizer=_AMSGRAD, dtype="float16"),
 )
 
 Ints = npt.NDArray[np.int64]
@@ -60,6 +67,8 @@ def updates(step: int) -> dict[str, Ints]:
         "hot": np.arange(HOT, dtype=np.int64),
         "mixed": np.concatenate(mixed),
         "passing": passing_keys(step, step),
+        "narrow": np.arange(NARROW, dtype=np.int64),
+        "half": np.arange(NARROW, dtype=np.int64),
     }
     if step % 3 == 0:
         parts["rare"] = np.arange(RARE, dtype=np.int64)
@@ -106,6 +115,37 @@ class Group:
             self.tables["passing"].erase(passing_keys(step - 2 * ERASE_EVERY, step - ERASE_EVERY))
 
 
+class _Narrow:
+    """Rows and slots of a table of 16 bits that is in every step, bit for bit."""
+
+    def __init__(self, untouched: Table) -> None:
+        self.name = untouched.config.name
+        self._config = untouched.config
+        self._salt = untouched.core_initializer()["salt"]
+        self._initial = untouched.lookup(np.arange(NARROW))
+        self._begin()
+
+    def _begin(self) -> None:
+        assert self._config.optimizer is not None
+        self._step, self._rows = 0, self._initial
+        self._slots = [np.full_like(self._initial, start) for start in self._config.optimizer.slot_init]
+
+    def after(self, step: int) -> tuple[Floats, list[Floats]]:
+        """Of a step."""
+        rule, keys, gradients = self._config.optimizer, np.arange(NARROW), np.ones_like(self._initial)
+        assert rule is not None
+        if step < self._step:
+            self._begin()
+        while self._step < step:
+            self._step += 1
+            rows, self._slots = row_rules.update(
+                rule.kind, rule.hyper_values(self._step), self._rows, self._slots, gradients
+            )
+            draws = row_rules.row_draws(1, self._salt, keys, self._step)
+            self._rows = row_rules.widen(row_rules.stochastic(rows, self._config.dtype, draws))
+        return self._rows, self._slots
+
+
 class Expectation:
     """Expected rows. `untouched` is a group of the same configuration that nobody trains: it has the initial rows."""
 
@@ -115,6 +155,7 @@ class Expectation:
         # After n updates by Adagrad with gradient 1: the sum of rates, in the order of float32 operations per element.
         self._accumulators = [np.float32(0.1)]
         self._hot_cache: tuple[int, Floats] | None = None
+        self._narrow = [_Narrow(untouched.tables[name]) for name in ("narrow", "half")]
 
     def _accumulator(self, n: int) -> np.float32:
         while len(self._accumulators) <= n:
@@ -142,6 +183,8 @@ class Expectation:
         fresh = np.concatenate([new_keys(s)[:50] for s in entered])
         step, rows = store.read(
             {
+                group.tables["narrow"]: np.arange(NARROW),
+                group.tables["half"]: np.arange(NARROW),
                 group.tables["hot"]: np.arange(HOT),
                 group.tables["mixed"]: np.concatenate([np.arange(MIXED), fresh]),
                 group.tables["rare"]: np.arange(RARE),
@@ -150,6 +193,9 @@ class Expectation:
         wrong = []
         _expect(wrong, "hot", step, rows[group.tables["hot"]], np.float32(-step))
         _expect(wrong, "rare", step, rows[group.tables["rare"]], np.float32(-(step // 3)))
+        for one in self._narrow:
+            if not np.array_equal(rows[group.tables[one.name]], one.after(step)[0]):
+                wrong.append(f"rows of {one.name} at step {step} differ")
         mixed = rows[group.tables["mixed"]]
         _expect(wrong, "mixed", step, mixed[:MIXED], self._mixed_hot(step))
         for i, s in enumerate(entered):
@@ -180,6 +226,12 @@ class Expectation:
         count = sum(map(len, keys))
         if len(table) != count or not np.array_equal(np.sort(table.keys()), np.sort(np.concatenate(keys))):
             wrong.append(f"step {step}: {len(table)} keys, {count} expected")
+        for one in self._narrow:
+            found, values, slots = group.tables[one.name].entries(np.arange(NARROW if step else 0))
+            expected_values, expected_slots = one.after(step)
+            pairs = zip((values, *slots), (expected_values, *expected_slots), strict=True)
+            if not found.all() or (step and not all(np.array_equal(a, b) for a, b in pairs)):
+                wrong.append(f"rows or slots of {one.name} at step {step} differ")
         passing = group.tables["passing"]
         there = np.sort(passing.keys())
         wrong += self._check_passing(step, there, *passing.entries(there)[1:])

@@ -18,6 +18,7 @@ from twins import (
     KERAS_3,
     ROWS,
     TARGETS,
+    KerasEmbedding,
     assert_equal,
     assert_fit,
     assert_trains_alike,
@@ -38,6 +39,8 @@ CAST = "the same through a `keras.Input` of an integer type, or a Sequential"
 INITIALIZERS = "`embeddings_initializer`: zeros, ones, constant, uniform, normal, truncated normal"
 SCALED = "glorot, he, lecun, VarianceScaling"
 OWN = "other and custom initializers"
+CONSTRAINTS = "`embeddings_constraint`: NonNeg; MaxNorm, UnitNorm, MinMaxNorm with `axis=1`"
+NARROW = 'rows of 16 bits: `table=TableConfig(..., dtype="bfloat16")`, or "float16"'
 MATRIX = "`get_weights`, `set_weights`, of the model too"
 CONTROL_FLOW = "inside `tf.cond`, `tf.while_loop`, `tf.map_fn`, `tf.recompute_grad`"
 
@@ -194,9 +197,33 @@ def regularizer_of_what_was_looked_up(rank: Any) -> None:
     _assert_trains_like_keras(rank, activity_regularizer=keras.regularizers.L2(0.1))
 
 
-@refused("layers", "`embeddings_constraint`", "constrain|UnitNorm")
+@works("layers", CONSTRAINTS)
 def constraint_of_rows(rank: Any) -> None:
+    for constraint in (
+        keras.constraints.NonNeg(),
+        keras.constraints.MaxNorm(0.05, axis=1),
+        keras.constraints.UnitNorm(axis=-1),
+        keras.constraints.MinMaxNorm(0.5, 0.75, rate=0.5, axis=1),
+    ):
+        _assert_trains_like_keras(rank, embeddings_constraint=constraint)
+
+
+@refused("layers", "`embeddings_constraint` of columns, or of one's own", "axis=1")
+def constraint_of_columns(rank: Any) -> None:
+    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, embeddings_constraint=lambda rows: rows), "NonNeg")
     tsps.Embedding(ROWS, DIM, embeddings_constraint="unit_norm")
+
+
+@works("layers", NARROW)
+def rows_of_16_bits(rank: Any) -> None:
+    for dtype in ("bfloat16", "float16"):
+        theirs = model(KerasEmbedding(ROWS, DIM))
+        ours = model(tsps.Embedding(ROWS, DIM, table=tsps.TableConfig("t", DIM, key_limit=ROWS, dtype=dtype)))
+        ours.set_weights(theirs.get_weights())
+        assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adagrad", 0.05), tolerance=0.05)
+        rows = _rows(ours.layers[1])
+        assert rows.dtype == np.float32
+        np.testing.assert_array_equal(rows, tf.cast(tf.cast(rows, dtype), "float32"))
 
 
 @works("layers", "`mask_zero`")
@@ -236,10 +263,12 @@ def low_rank_adapters(rank: Any) -> None:
     tsps.Embedding(ROWS, DIM, lora_rank=2)
 
 
-@refused("layers", "`quantization_config`, `quantize`", "float32")
+@refused("layers", "`quantization_config`, `quantize`", "TableConfig")
 def quantized_rows(rank: Any) -> None:
+    built = tsps.Embedding(ROWS, DIM)
+    built.build(None)
     with contextlib.suppress(AttributeError):
-        _assert_refused(lambda: tsps.Embedding(ROWS, DIM).quantize("int8"), "float32")
+        _assert_refused(lambda: built.quantize("int8"), "TableConfig")
     tsps.Embedding(ROWS, DIM, quantization_config={})
 
 

@@ -31,11 +31,12 @@ OPTIMIZERS = {
 statistics: dict[str, float] = {}  # of all runs so far
 
 
-def layers() -> list[Any]:
+def layers(dtype: str) -> list[Any]:
     """The tables."""
     made = []
     for dim, keys, bounded in zip(batches.DIMS, batches.KEYS, batches.BOUNDED, strict=True):
-        made.append(tsps.Embedding(keys if bounded else None, dim))
+        config = tsps.TableConfig("table", dim, key_limit=keys if bounded else None, dtype=dtype)
+        made.append(tsps.Embedding(config.key_limit, dim, table=config))
         made[-1].build(None)
     return made
 
@@ -52,14 +53,15 @@ def train(
     *,
     topology: str = "hierarchical",
     wire: str = "float32",
+    dtype: str = "float32",
     clipvalue: float | None = None,
     tape: str = "plain",
     control: bool = False,
 ) -> dict[str, Any]:
     """Trains tables and dense weights; returns first and last values."""
-    what = f"{kind} {reduction} {topology} {wire}, {steps} steps"
+    what = f"{kind} {reduction} {topology} {wire}, rows of {dtype}, {steps} steps"
     print(f"rank {hvd.rank()}: {what}", flush=True)  # shown when the test times out
-    tables = layers()
+    tables = layers(dtype)
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
         OPTIMIZERS[kind](batches.RATES[kind], clipvalue=clipvalue),
@@ -186,6 +188,8 @@ def even() -> dict[str, dict[str, Any]]:
         "adagrad-sum-bfloat16": train("adagrad", "sum", 20, wire="bfloat16"),
         "adagrad-frequency-flat-bfloat16": train("adagrad", "frequency", 20, topology="flat", wire="bfloat16"),
         "sgd-average-flat-bfloat16": train("sgd", "average", 20, topology="flat", wire="bfloat16"),
+        "adagrad-frequency-rows": train("adagrad", "frequency", 40, dtype="bfloat16"),
+        "adam-average-flat-rows": train("adam", "average", 40, topology="flat", dtype="float16"),
         "control": train("sgd", "frequency", 30, topology="flat", control=True),
         "example": {"rows": published_example()},
         "fit": fit_example(),
