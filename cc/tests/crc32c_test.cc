@@ -2,13 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <vector>
-
-#include "core/base/stream_copy.h"
 
 namespace tsps {
 namespace {
@@ -51,41 +47,6 @@ TEST(Crc32c, ContinuesFromAnyCut) {
     EXPECT_EQ(Crc32c(Crc32c(0, text, cut), text + cut, n - cut), Crc32c(0, text, n));
     EXPECT_EQ(internal::Crc32cPortable(Crc32c(0, text, cut), text + cut, n - cut),
               Crc32c(0, text, n));
-  }
-}
-
-// By its definition: words of 8 bytes in four streams, then the length and the streams' checksums.
-uint32_t StripedReference(const unsigned char* data, size_t n) {
-  std::vector<unsigned char> streams[4];
-  for (size_t i = 0; i < (n + 7) / 8 * 8; ++i) streams[i / 8 % 4].push_back(i < n ? data[i] : 0);
-  const uint64_t length = n;
-  uint32_t crc = Reference(reinterpret_cast<const unsigned char*>(&length), sizeof(length));
-  uint32_t crcs[4];
-  for (size_t k = 0; k < 4; ++k) crcs[k] = Reference(streams[k].data(), streams[k].size());
-  return Crc32c(crc, crcs, sizeof(crcs));
-}
-
-TEST(StripedCrc32c, IsThatOfTheWholeWhateverThePiecesAndCopiesThem) {
-  std::mt19937 random(2);
-  alignas(64) unsigned char bytes[1024];
-  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
-  for (size_t n : {0, 1, 7, 8, 9, 31, 32, 33, 64, 250, 256, 600, 1000}) {
-    const uint32_t expected = StripedReference(bytes, n);
-    for (size_t piece : {1, 4, 8, 24, 32, 64, 100, 256}) {
-      for (size_t offset : {0, 3}) {
-        StripedCrc32c added, copied;
-        alignas(64) unsigned char copy[1024 + 8] = {};
-        for (size_t at = 0; at < n; at += piece) {
-          const size_t m = std::min(piece, n - at);
-          added.Add(bytes + at, m);
-          copied.AddCopy(bytes + at, m, copy + offset + at);
-        }
-        StreamFence();
-        ASSERT_EQ(added.Value(), expected) << n << " bytes, " << piece << " at a time";
-        ASSERT_EQ(copied.Value(), expected) << n << " bytes, " << piece << " at a time";
-        ASSERT_EQ(std::memcmp(copy + offset, bytes, n), 0);
-      }
-    }
   }
 }
 

@@ -48,6 +48,47 @@ TEST_F(StorageReserverTest, TheHelperReservesMoreThanIsUsed) {
   EXPECT_TRUE(Becomes([&] { return file->size() >= kBytes + kBytes / 4; })) << file->size();
 }
 
+// Bytes of a mapping that are in huge pages.
+size_t HugeBytes(const std::string& path) {
+  std::ifstream maps("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(path) != std::string::npos) inside = true;
+    if (inside && line.rfind("ShmemPmdMapped:", 0) == 0) return std::stoul(line.substr(15)) << 10;
+  }
+  return 0;
+}
+
+bool CanCollapse() {
+  TempDir dir;
+  const auto file = MappedFile::Create(dir / "file", 64 * kBytes, 64 * kBytes);
+  return file.ok() && (*file)->CollapseNext() && HugeBytes(dir / "file") > 0;
+}
+
+TEST_F(StorageReserverTest, TheHelperPutsLargeFilesIntoHugePages) {
+  if (!CanCollapse()) GTEST_SKIP() << "no huge pages of shared memory here";
+  StorageReserver reserver;
+  const auto small = Make("small"), large = Make("large");
+  ASSERT_TRUE(small->Reserve(16 * kBytes).ok());
+  ASSERT_TRUE(large->Reserve(45 * kBytes).ok());
+  for (size_t i = 0; i < 45 * kBytes; i += 8) {
+    *reinterpret_cast<uint64_t*>(large->data() + i) = i * 0x9E3779B97F4A7C15u;
+  }
+  ASSERT_TRUE(reserver.Ensure(*small, 16 * kBytes).ok());
+  ASSERT_TRUE(reserver.Ensure(*large, 45 * kBytes).ok());
+  EXPECT_TRUE(Becomes([&] { return HugeBytes(large->path()) >= 44 * kBytes; }))
+      << HugeBytes(large->path());
+  for (size_t i = 0; i < 45 * kBytes; i += 8) {
+    ASSERT_EQ(*reinterpret_cast<uint64_t*>(large->data() + i), i * 0x9E3779B97F4A7C15u);
+  }
+  EXPECT_EQ(HugeBytes(small->path()), 0u);
+  // What another process maps is in the same pages.
+  auto other = MappedFile::Open(large->path(), 0, 64 * kBytes);
+  ASSERT_TRUE(other.ok());
+  EXPECT_EQ((*other)->data()[1000], large->data()[1000]);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>((*other)->data()) % (2u << 20), 0u);
+}
+
 TEST_F(StorageReserverTest, ADiscardedFileIsUnmappedAndStaysWhereItIs) {
   StorageReserver reserver;
   auto file = Make("file");

@@ -3,10 +3,6 @@
 #include <array>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace tsps {
 namespace {
 
@@ -78,14 +74,6 @@ __attribute__((target("sse4.2"))) void FourSse42(const unsigned char* p, size_t 
 }
 #endif
 
-bool HasInstruction() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  return __builtin_cpu_supports("sse4.2") != 0;
-#else
-  return false;
-#endif
-}
-
 void Four(const unsigned char* p, size_t part, uint32_t crcs[4]) {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("sse4.2")) return FourSse42(p, part, crcs);
@@ -102,77 +90,6 @@ uint32_t Crc32cOfParts(uint32_t crc, const void* data, size_t n) {
   Four(p, part, crcs);
   crcs[3] = Crc32c(crcs[3], p + 4 * part, n - 4 * part);
   return Crc32c(crc, crcs, sizeof(crcs));
-}
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#define TSPS_SSE42 __attribute__((target("sse4.2")))
-#else
-#define TSPS_SSE42
-#endif
-
-template <bool copy>
-TSPS_SSE42 void StripedCrc32c::AddFast(const unsigned char* from, size_t n, unsigned char* to) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  uint64_t a = crcs_[0], b = crcs_[1], c = crcs_[2], d = crcs_[3];
-  for (size_t i = 0; i < n; i += 32) {
-    a = __builtin_ia32_crc32di(a, Load64(from + i));
-    b = __builtin_ia32_crc32di(b, Load64(from + i + 8));
-    c = __builtin_ia32_crc32di(c, Load64(from + i + 16));
-    d = __builtin_ia32_crc32di(d, Load64(from + i + 24));
-    if (!copy) continue;
-    for (size_t k = i; k < i + 32; k += 8) {
-      _mm_stream_si64(reinterpret_cast<long long*>(to + k),
-                      static_cast<long long>(Load64(from + k)));
-    }
-  }
-  crcs_[0] = a, crcs_[1] = b, crcs_[2] = c, crcs_[3] = d;
-#else
-  for (size_t i = 0; i < n; i += 8) {
-    crcs_[i / 8 % 4] = ExtendPortable(static_cast<uint32_t>(crcs_[i / 8 % 4]), from + i, 8);
-  }
-  if (copy) std::memcpy(to, from, n);
-#endif
-  bytes_ += n;
-}
-
-void StripedCrc32c::AddWord(uint64_t word) {
-  unsigned char bytes[8];
-  std::memcpy(bytes, &word, sizeof(word));
-  uint64_t& crc = crcs_[(bytes_ - 1) / 8 % 4];
-  crc = ~Crc32c(~static_cast<uint32_t>(crc), bytes, sizeof(bytes));
-}
-
-void StripedCrc32c::Add(const void* data, size_t n) {
-  const auto* from = static_cast<const unsigned char*>(data);
-  if (bytes_ % 32 == 0 && HasInstruction()) {
-    const size_t fast = n / 32 * 32;
-    AddFast<false>(from, fast, nullptr);
-    from += fast;
-    n -= fast;
-  }
-  for (; n > 0; --n) {
-    rest_[bytes_++ % 8] = *from++;
-    if (bytes_ % 8 == 0) AddWord(Load64(rest_));
-  }
-}
-
-void StripedCrc32c::AddCopy(const void* data, size_t n, void* to) {
-  const bool aligned =
-      (reinterpret_cast<uintptr_t>(data) | reinterpret_cast<uintptr_t>(to)) % 8 == 0;
-  if (aligned && bytes_ % 32 == 0 && n % 32 == 0 && HasInstruction()) {
-    AddFast<true>(static_cast<const unsigned char*>(data), n, static_cast<unsigned char*>(to));
-    return;
-  }
-  std::memcpy(to, data, n);
-  Add(to, n);
-}
-
-uint32_t StripedCrc32c::Value() const {
-  StripedCrc32c whole = *this;
-  while (whole.bytes_ % 8 != 0) whole.Add("", 1);
-  uint32_t crcs[4];
-  for (size_t k = 0; k < 4; ++k) crcs[k] = ~static_cast<uint32_t>(whole.crcs_[k]);
-  return Crc32c(Crc32c(0, &bytes_, sizeof(bytes_)), crcs, sizeof(crcs));
 }
 
 uint32_t Crc32c(uint32_t crc, const void* data, size_t n) {

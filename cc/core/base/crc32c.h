@@ -15,26 +15,6 @@ uint32_t Crc32c(uint32_t crc, const void* data, size_t n);
 // has the rest, too.
 uint32_t Crc32cOfParts(uint32_t crc, const void* data, size_t n);
 
-// A checksum of what comes in pieces, four streams of it side by side: word w of 8 bytes belongs to
-// stream w mod 4, and zeros fill the last one. Pieces of a multiple of 32 bytes are fast.
-class StripedCrc32c {
- public:
-  void Add(const void* data, size_t n);
-  // The same, and copies the piece past the caches, if both lie at multiples of 8: whoever gives
-  // the copy to other threads calls StreamFence() before.
-  void AddCopy(const void* data, size_t n, void* to);
-  uint32_t Value() const;
-
- private:
-  void AddWord(uint64_t word);
-  template <bool copy>
-  void AddFast(const unsigned char* from, size_t n, unsigned char* to);
-
-  uint64_t crcs_[4] = {~0u, ~0u, ~0u, ~0u};
-  uint64_t bytes_ = 0;
-  unsigned char rest_[8] = {};  // of a word that is not whole
-};
-
 // Of the fields of a file's header before its `crc`.
 template <typename Header>
 uint32_t HeaderCrc(const Header& header) {

@@ -4,6 +4,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
+#include "core/base/lane_sum.h"
 #include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
 #include "core/base/stream_copy.h"
@@ -72,16 +73,16 @@ uint64_t SealOf(const UndoRecordHeader& record, const char* payload, size_t bloc
 }
 
 // Never 0.
-uint64_t MakeSeal(uint32_t crc) { return uint64_t{~crc} << 32 | crc; }
+uint64_t MakeSeal(uint32_t sum) { return uint64_t{~sum} << 32 | sum; }
 
 // Whether a block is not there yet, or as it was when it was sealed.
 bool IsSame(const UndoRecordHeader& record, const char* payload, size_t block) {
   const uint64_t seal = SealOf(record, payload, block);
   if (seal == 0) return true;
-  StripedCrc32c crc;
-  crc.Add(payload + UndoBlockOffset(record.n, record.row_bytes, block),
+  LaneSum sum;
+  sum.Add(payload + UndoBlockOffset(record.n, record.row_bytes, block),
           UndoBlockRows(record.n, block) * record.row_bytes);
-  return seal == MakeSeal(crc.Value());
+  return seal == MakeSeal(sum.Value());
 }
 
 // What a record's header says, and its payload; of rows' images only which ones.
@@ -120,24 +121,24 @@ void SaveUndoBlock(UndoRecordHeader* record, size_t block, const PlaneList& list
   const size_t n = UndoBlockRows(record->n, block);
   const uint32_t* const rows = reinterpret_cast<const uint32_t*>(payload) + block * kUndoBlock;
   char* to = payload + UndoBlockOffset(record->n, record->row_bytes, block);
-  StripedCrc32c crc;
+  LaneSum sum;
   for (size_t p = 0; p < record->planes; ++p) {
     const Plane& plane = list.planes[p];
     const size_t bytes = plane.row_bytes;
     for (size_t i = 0; i < n; ++i) {
       if (i + kAhead < n) Prefetch(plane.row(rows[i + kAhead]), bytes);
       if (bytes % 32 == 0) {
-        crc.AddCopy(plane.row(rows[i]), bytes, to + i * bytes);
+        sum.AddCopy(plane.row(rows[i]), bytes, to + i * bytes);
       } else {
         std::memcpy(to + i * bytes, plane.row(rows[i]), bytes);
       }
     }
-    if (bytes % 32 != 0) crc.Add(to, n * bytes);
+    if (bytes % 32 != 0) sum.Add(to, n * bytes);
     to += n * bytes;
   }
   StreamFence();  // the images before the seal, and that before the rows
   auto* const seals = reinterpret_cast<uint64_t*>(payload + SealsOffset(record->n));
-  __atomic_store_n(&seals[block], MakeSeal(crc.Value()), __ATOMIC_RELEASE);
+  __atomic_store_n(&seals[block], MakeSeal(sum.Value()), __ATOMIC_RELEASE);
   TSPS_FAULT_POINT("undo.block");
 }
 

@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 #include "core/base/fault_point.h"
 #include "core/os/address_range.h"
@@ -17,7 +20,10 @@ namespace tsps {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = 2u << 20;
 constexpr size_t kReserveChunk = 64u << 20;
+constexpr size_t kSmallestCollapsed = 32u << 20;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which older headers lack
 
 class FileDescriptor {
  public:
@@ -45,6 +51,20 @@ Status Replaced(const std::string& path) {
 Status OutOfReach(const char* what, const std::string& path) {
   if (errno != ENOENT && errno != ENOTDIR) return ErrnoError(what, path);
   return Error(Code::kDataLoss, path, " was removed while it was in use");
+}
+
+// Addresses that nobody else has, from a multiple of kHugePage on where that is worth it.
+Result<void*> TakeRange(size_t range, const std::string& path) {
+  const size_t more = range >= kHugePage ? kHugePage - kPage : 0;
+  void* const taken =
+      mmap(nullptr, range + more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (taken == MAP_FAILED) return ErrnoError("cannot map", path);
+  char* const begin = static_cast<char*>(taken);
+  const size_t before =
+      more == 0 ? 0 : (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (before > 0) munmap(begin, before);
+  if (more > before) munmap(begin + before + range, more - before);
+  return static_cast<void*>(begin + before);
 }
 
 Result<struct stat> RegularFile(int fd, const std::string& path) {
@@ -119,9 +139,16 @@ Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, si
 Status MappedFile::Map(int fd, int protection, bool replace) {
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path_);
-  void* address = mmap(data_, range_, protection,
-                       MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : 0), fd, 0);
-  if (address == MAP_FAILED) return ErrnoError("cannot map", path_);
+  void* place = data_;
+  if (!replace) {
+    TSPS_ASSIGN_OR_RETURN(place, TakeRange(range_, path_));
+  }
+  void* address = mmap(place, range_, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+  if (address == MAP_FAILED) {
+    const Status status = ErrnoError("cannot map", path_);
+    if (!replace) munmap(place, range_);
+    return status;
+  }
   if (!replace) {  // otherwise they are what they were, and others may read them
     data_ = static_cast<char*>(address);
     device_ = info.st_dev;
@@ -182,6 +209,22 @@ Status MappedFile::CheckRange(size_t bytes) const {
                " bytes, this process has mapped it over an address range of ", range_,
                ": close all tables of the group in this process and open them again, or start the "
                "process again, and the range is twice what the file has by then");
+}
+
+bool MappedFile::CollapseNext() {
+  static const bool wanted = [] {
+    const char* const choice = std::getenv("TFSPS_HUGE_PAGES");
+    return choice == nullptr || std::strcmp(choice, "0") != 0;
+  }();
+  if (!wanted || size() < kSmallestCollapsed || collapsed_ + kHugePage > size()) return false;
+  // A page in place of those that are there: for a moment there are both.
+  if (!CheckRoom(path_, kHugePage).ok()) return false;
+  if (madvise(data_ + collapsed_, kHugePage, kCollapse) != 0 && errno == EINVAL) {
+    collapsed_ = range_;  // this kernel, or file system, has none
+    return false;
+  }
+  collapsed_ += kHugePage;  // also of what the kernel could not do now: it would ask for ever
+  return collapsed_ + kHugePage <= size();
 }
 
 Status MappedFile::Reserve(size_t bytes) {

@@ -5,6 +5,10 @@
 // valid stay valid. A file may outgrow the range of one process (address_range.h): that is an error
 // there, of Reserve or CheckRange, until the process opens the file again.
 //
+// Ranges begin at a multiple of 2 MiB, as huge pages must. The writer collapses files' pages into
+// such (CollapseNext): rows are read at random, and of each one that lies in a small page the
+// processor must first look the page up, in memory again.
+//
 // No descriptor is kept: a process may map thousands of files. What is opened again by its path, to
 // be written or to grow, must be the file that is mapped; another one under its name is left alone.
 #ifndef TFSPS_CORE_OS_MAPPED_FILE_H_
@@ -52,6 +56,12 @@ class MappedFile {
   Status CheckInPlace() const;
   const std::string& path() const { return path_; }
 
+  // Puts the next 2 MiB of the file into one huge page, if they are not yet, and the machine can.
+  // Files of less than 32 MiB are left alone: the addresses of their pages nearly fit the
+  // processor's buffers. False if nothing is left to do until the file has grown. One thread at a
+  // time.
+  bool CollapseNext();
+
   // Makes size() >= bytes: checks room, then allocates blocks, at most 64 MiB at a time.
   // Thread-safe. An error leaves the file as long as it could be made.
   Status Reserve(size_t bytes);
@@ -72,6 +82,7 @@ class MappedFile {
   dev_t device_ = 0;
   ino_t inode_ = 0;
   std::atomic<size_t> size_{0};
+  size_t collapsed_ = 0;  // bytes that CollapseNext has been through
   std::mutex grow_mutex_;
 };
 

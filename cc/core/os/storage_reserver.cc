@@ -40,6 +40,7 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   if (file.size() - used >= ahead / 2) return Status();
   std::lock_guard<std::mutex> lock(requests_->mutex);
   requests_->wanted[&file] = {&file, std::min(used + ahead, file.range())};
+  requests_->collapsing.insert(&file);
   Notify();
   return Status();
 }
@@ -53,15 +54,19 @@ void StorageReserver::Discard(std::unique_ptr<MappedFile> file) {
   if (file == nullptr) return;
   std::lock_guard<std::mutex> lock(requests_->mutex);
   requests_->wanted.erase(file.get());
+  requests_->collapsing.erase(file.get());
   requests_->discarded.push_back(std::move(file));
   Notify();
 }
 
 void StorageReserver::Cancel(const std::vector<const MappedFile*>& files) {
   std::unique_lock<std::mutex> lock(requests_->mutex);
-  for (const MappedFile* file : files) requests_->wanted.erase(file);
+  for (const MappedFile* file : files) {
+    requests_->wanted.erase(file);
+    requests_->collapsing.erase(const_cast<MappedFile*>(file));
+  }
   requests_->changed.wait(lock, [&] {
-    return std::find(files.begin(), files.end(), requests_->growing) == files.end();
+    return std::find(files.begin(), files.end(), requests_->at_work) == files.end();
   });
 }
 
@@ -70,7 +75,8 @@ void StorageReserver::Run() {
   std::unique_lock<std::mutex> lock(requests.mutex);
   while (true) {
     requests.changed.wait(lock, [&] {
-      return requests.stop || !requests.wanted.empty() || !requests.discarded.empty();
+      return requests.stop || !requests.wanted.empty() || !requests.discarded.empty() ||
+             !requests.collapsing.empty();
     });
     if (requests.stop) return;
     if (!requests.discarded.empty()) {
@@ -81,15 +87,26 @@ void StorageReserver::Run() {
       lock.lock();
       continue;
     }
+    if (requests.wanted.empty()) {
+      MappedFile* const file = *requests.collapsing.begin();
+      requests.at_work = file;
+      lock.unlock();
+      const bool more = file->CollapseNext();
+      lock.lock();
+      requests.at_work = nullptr;
+      if (!more) requests.collapsing.erase(file);
+      requests.changed.notify_all();
+      continue;
+    }
     const auto next = requests.wanted.begin();
     const auto [file, bytes] = next->second;
-    requests.growing = file;
+    requests.at_work = file;
     requests.wanted.erase(next);
     lock.unlock();
     const size_t more = bytes - std::min(bytes, file->size());
     if (CheckRoom(file->path(), kFreeFactor * more).ok()) static_cast<void>(file->Reserve(bytes));
     lock.lock();
-    requests.growing = nullptr;
+    requests.at_work = nullptr;
     requests.changed.notify_all();
   }
 }
