@@ -6,9 +6,11 @@ fixed seeds. This tree has one side. The other has two: what their ratio is off 
 works at a time. Before each block it hands over and waits, and they go in another order each time; so whatever else the
 machine does hits all of them, and a machine that is slow today is slow for all.
 
-What is reported is the ratio of the medians, above 1 where this tree is slower: of times and sizes this tree's divided
-by the other's, of samples/s the other's by this tree's; with it the lowest and the highest ratio within a turn; and the
-control, the ratio of the other tree's second side to its first. Variants that do not use tf_sparse_ps are left out.
+What is reported is the ratio of the lower quartiles of the blocks, above 1 where this tree is slower: of times and sizes
+this tree's divided by the other's, of samples/s (whose better quartile is the upper one) the other's by this tree's;
+with it the lowest and the highest ratio within a turn; and the control, the ratio of the other tree's second side to
+its first. Quartiles, because what disturbs a machine only ever makes a block slower. Where the control is off 1 by more
+than 15 %, the comparison is not valid, and the table says so. Variants that do not use tf_sparse_ps are left out.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from benchmarks.turns import Baton
 
 SUITES = ("kernels", "layers", "step", "cluster", "ranks")  # those that ask for turns
 _ROOT = Path(__file__).absolute().parents[1]
+VALID = 0.15  # how far the control may be off 1
 _CLOSE_S = 60.0
 _RATES = ("/s",)  # units of which more is better
 
@@ -87,9 +90,9 @@ class Ratio:
     """A variant of a case with both trees.
 
     Attributes:
-        other: median of the other tree's blocks.
-        this: median of this tree's.
-        ratio: of the medians; above 1: this tree is slower, or takes more.
+        other: the better quartile of the other tree's blocks.
+        this: of this tree's.
+        ratio: of the quartiles; above 1: this tree is slower, or takes more.
         low, high: of the ratios of blocks of one turn.
         control: the ratio of the other tree to itself.
     """
@@ -120,11 +123,18 @@ def ratios(
     found = []
     for a, b, c in zip(other, this, again, strict=True):
         of_turns = [_slower(x, y, b.unit) for x, y in zip(b.blocks, a.blocks, strict=True)]
-        median, peer, control = (statistics.median(one.blocks) for one in (b, a, c))
-        ratio, of_control = _slower(median, peer, b.unit), _slower(control, peer, b.unit)
+        mine, peer, control = (_quartile(one.blocks, b.unit) for one in (b, a, c))
+        ratio, of_control = _slower(mine, peer, b.unit), _slower(control, peer, b.unit)
         case = (b.suite, b.case, b.variant, b.unit)
-        found.append(Ratio(*case, peer, median, ratio, min(of_turns), max(of_turns), of_control))
+        found.append(Ratio(*case, peer, mine, ratio, min(of_turns), max(of_turns), of_control))
     return found
+
+
+def _quartile(blocks: Sequence[float], unit: str) -> float:
+    """The lower quartile of times and sizes, the upper one of rates."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return statistics.quantiles(blocks, n=4, method="inclusive")[2 if unit in _RATES else 0]
 
 
 def _slower(figure: float, peer: float, unit: str) -> float:
@@ -139,7 +149,8 @@ def table(found: Sequence[Ratio]) -> str:
     for one in found:
         other, this = (f"{harness.number(value)} {one.unit}" for value in (one.other, one.this))
         words = f"| {one.suite} | {one.case} | {one.variant} | {other} | {this} "
-        lines.append(f"{words}| **{one.ratio:.3f}** | {one.low:.2f} - {one.high:.2f} | {one.control:.3f} |")
+        verdict = "" if abs(one.control - 1) <= VALID else ", not valid"
+        lines.append(f"{words}| **{one.ratio:.3f}** | {one.low:.2f} - {one.high:.2f} | {one.control:.3f}{verdict} |")
     return "\n".join(lines)
 
 
@@ -162,8 +173,8 @@ def report(other: Tree, this: Tree, suites: Sequence[str], options: harness.Opti
     machine |= installed
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(
-        f"The benchmarks of {this.path} with the tf_sparse_ps of either tree, by turns. Ratio of the medians: above 1 "
-        "this tree is slower, or takes more; lowest and highest ratio of a turn; control: the other tree to itself."
+        f"The benchmarks of {this.path} with the tf_sparse_ps of either tree, by turns. Ratio of the quartiles: above "
+        "1 this tree is slower, or takes more; lowest and highest ratio of a turn; control: the other tree to itself."
     )
     print(table(found), end="\n\n")
     path = path or Path("build/benchmarks") / f"{'-'.join(suites)}-against.json"

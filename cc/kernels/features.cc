@@ -118,9 +118,19 @@ Status UniqueKeys::WithPosition(const Status& error, const Features& features, i
 std::vector<RowGather> UniqueKeys::Gathers(const std::vector<TableHandle>& tables) const {
   std::vector<RowGather> gathers;
   for (size_t t = 0; t < tables.size(); ++t) {
-    gathers.emplace_back(tables[t].known, tables[t].table, keys_[t].data(), keys_[t].size());
+    gathers.emplace_back(tables[t].known, tables[t].table, keys_[t].data(), keys_[t].size(),
+                         tables[t].group().row_numbers().enabled());
   }
   return gathers;
+}
+
+void UniqueKeys::Remember(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers) {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    RowNumberCache::Found found = gathers[t].TakeFound();
+    if (found.rows.empty()) continue;
+    found.keys = std::move(keys_[t]);
+    tables[t].group().row_numbers().Put(tables[t].table, std::move(found));
+  }
 }
 
 Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,

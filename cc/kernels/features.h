@@ -56,6 +56,9 @@ class UniqueKeys {
   }
   // One for each table; they point to the keys held here.
   std::vector<RowGather> Gathers(const std::vector<TableHandle>& tables) const;
+  // Hands the keys, with the row numbers that `gathers` have found, to the groups' writer, if it is
+  // in this process. Nobody uses the keys after that.
+  void Remember(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers);
 
  private:
   Status WithPosition(const Status& error, const Features& features, int table,

@@ -31,11 +31,13 @@ class LookupKernel {
       rows.push_back(std::move(output));
     }
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
+    TSPS_RETURN_IF_ERROR(ReadRows(features_, *tables, gathers, *executor, [&](int f) {
       features_.In(gathers, f)
           .CopyRows(unique.inverse(f), unique.ids(f).size(),
                     rows[static_cast<size_t>(f)].data<float>(), *executor);
-    });
+    }));
+    unique.Remember(*tables, gathers);
+    return Status();
   }
 
  private:

@@ -41,12 +41,14 @@ class PooledLookupKernel {
       pooled.push_back(std::move(output));
     }
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
+    TSPS_RETURN_IF_ERROR(ReadRows(features_, *tables, gathers, *executor, [&](int f) {
       const size_t i = static_cast<size_t>(f);
       PoolBags(bags[i].span, features_.In(gathers, f).Floats(*executor),
                static_cast<size_t>(features_.In(*tables, f).config().dim), pooled[i].data<float>(),
                *executor);
-    });
+    }));
+    unique.Remember(*tables, gathers);
+    return Status();
   }
 
  private:

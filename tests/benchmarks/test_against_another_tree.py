@@ -24,17 +24,17 @@ def figures(unit: str, *blocks: float) -> list[harness.Result]:
 
 def test_times_of_this_tree_are_divided_by_the_others() -> None:
     (one,) = against.ratios(figures("ms", 10, 20, 40), figures("ms", 30, 10, 44), figures("ms", 10, 22, 50))
-    assert (one.other, one.this) == (20, 30)
-    assert one.ratio == 1.5
+    assert (one.other, one.this) == (15, 20)  # lower quartiles
+    assert one.ratio == pytest.approx(4 / 3)
     assert (one.low, one.high) == (0.5, 3)
-    assert one.control == pytest.approx(1.1)
+    assert one.control == pytest.approx(16 / 15)
 
 
 def test_samples_per_second_are_inverted_so_that_above_one_is_slower() -> None:
-    (one,) = against.ratios(figures("/s", 100, 200, 300), figures("/s", 50, 100, 600), figures("/s", 160, 160, 160))
-    assert (one.other, one.this) == (200, 100)
-    assert one.ratio == 2
-    assert (one.low, one.high) == (0.5, 2)
+    (one,) = against.ratios(figures("/s", 100, 200, 300), figures("/s", 50, 100, 200), figures("/s", 200, 200, 200))
+    assert (one.other, one.this) == (250, 150)  # upper quartiles
+    assert one.ratio == pytest.approx(5 / 3)
+    assert (one.low, one.high) == (1.5, 2)
     assert one.control == 1.25
 
 
@@ -46,7 +46,12 @@ def test_a_tree_that_measured_something_else_is_no_ratio() -> None:
 
 def test_the_report_has_both_trees_the_ratio_its_spread_and_the_control() -> None:
     found = against.ratios(figures("ms", 10, 20), figures("ms", 12, 27), figures("ms", 10, 20))
-    assert "| s | c | ours | 15 ms | 19.5 ms | **1.300** | 1.20 - 1.35 | 1.000 |" in against.table(found)
+    assert "| s | c | ours | 12.5 ms | 15.8 ms | **1.260** | 1.20 - 1.35 | 1.000 |" in against.table(found)
+
+
+def test_a_run_in_which_a_tree_differs_from_itself_is_not_valid() -> None:
+    found = against.ratios(figures("ms", 10, 20), figures("ms", 12, 27), figures("ms", 12, 23))
+    assert against.table(found).endswith("| 1.180, not valid |")
 
 
 class Player:

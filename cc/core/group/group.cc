@@ -77,6 +77,8 @@ Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
   return group;
 }
 
+RowNumberCache& Group::row_numbers() const { return impl_->row_numbers; }
+
 Status Group::Read(const std::function<Status(const ReadView&)>& read, double timeout_s) {
   return TryRead(read, timeout_s, INT_MAX).status();
 }

@@ -29,6 +29,7 @@
 #include "core/base/status.h"
 #include "core/group/control_file.h"
 #include "core/group/read_view.h"
+#include "core/group/row_number_cache.h"
 #include "core/table/initializer.h"
 #include "core/table/row_optimizer.h"
 #include "core/table/table_config.h"
@@ -110,6 +111,8 @@ class Group {
   // can still be read.
   Status CheckInPlace() const;
   GroupCounters& counters() const { return counters_; }
+  // What lookups of this process have found, for its writer.
+  RowNumberCache& row_numbers() const;
 
   // --- Tables. A number is one table's for the life of the group (table_number.h). Tables that
   // another process has made, or removed, since the last look are seen. NotFound for tables that

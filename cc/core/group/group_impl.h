@@ -32,6 +32,8 @@ struct Group::Impl {
   uint64_t overlay_sequence = 0;
   std::shared_ptr<const Overlay> overlay;
 
+  RowNumberCache row_numbers;
+
   std::atomic<uint64_t> checked_version{UINT64_MAX};  // of the state that CheckRead saw last
 
   // CheckRecord (damage.h) of a state that was read; of the tables only when there may be others.

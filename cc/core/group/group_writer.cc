@@ -78,7 +78,10 @@ Status GroupWriter::Impl::CheckWriter(const Group& group) const {
 
 GroupWriter::GroupWriter(Group& group)
     : group_(group), impl_(std::make_unique<Impl>(group, *group.impl_->control)) {}
-GroupWriter::~GroupWriter() { group_.impl_->tables.Disown(); }
+GroupWriter::~GroupWriter() {
+  group_.impl_->row_numbers.Enable(false);
+  group_.impl_->tables.Disown();
+}
 
 Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
   const size_t place = tsps::PlaceOf(table);
@@ -119,6 +122,7 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
     TSPS_RETURN_IF_ERROR(files.MakeWritable(state.tables[place]));
   }
   impl_->control->live().writer_pid.store(getpid());
+  impl_->row_numbers.Enable(true);
   impl_->control->live().writer_start.store(StartOfThisProcess());
   TSPS_RETURN_IF_ERROR(Recover(*impl_, outcome, &state));
   for (const size_t place : places) {

@@ -32,6 +32,7 @@ int64_t ProbeRowsBehind(const IndexView& index, const TableFiles& files, const T
 }  // namespace
 
 uint64_t ReadView::step() const { return state_.step; }
+uint64_t ReadView::epoch() const { return state_.epoch; }
 
 std::vector<int> ReadView::tables() const {
   std::vector<int> tables;
@@ -104,17 +105,19 @@ void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, b
   if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
 }
 
-void ReadView::Find(int table, const int64_t* keys, size_t n, const char** rows) const {
+void ReadView::Find(int table, const int64_t* keys, size_t n, const char** rows,
+                    uint32_t* numbers) const {
   constexpr size_t kChunk = 256;
   // Else the first ones would be gone from the caches before they are read.
   constexpr size_t kFetchedBytes = 128u << 10;
-  uint32_t numbers[kChunk];
+  uint32_t here[kChunk];
   const bool fetch = Listed(table) && n * Files(table).row_bytes() <= kFetchedBytes;
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t m = std::min(kChunk, n - begin);
-    Probe(table, keys + begin, m, numbers, fetch);
+    uint32_t* const found = numbers == nullptr ? here : numbers + begin;
+    Probe(table, keys + begin, m, found, fetch);
     for (size_t i = 0; i < m; ++i) {
-      rows[begin + i] = numbers[i] == kAbsentRow ? nullptr : Row(table, numbers[i]);
+      rows[begin + i] = found[i] == kAbsentRow ? nullptr : Row(table, found[i]);
     }
   }
 }

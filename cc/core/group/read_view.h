@@ -38,12 +38,16 @@ struct TableStats {
 class ReadView {
  public:
   uint64_t step() const;
+  // Tells states apart: another one after each mutation.
+  uint64_t epoch() const;
   // Their numbers, ascending by place.
   std::vector<int> tables() const;
   // rows[i] = address of the row of keys[i], as it is stored (table/row_type.h), or nullptr when
-  // the key is absent. Prefetches in batches. While a mutation runs a key that is there may look
-  // absent: Read() then throws away what its callback made, and calls it again.
-  void Find(int table, const int64_t* keys, size_t n, const char** rows) const;
+  // the key is absent; numbers[i] its row number, or kAbsentRow. Prefetches in batches. While a
+  // mutation runs a key that is there may look absent: Read() then throws away what its callback
+  // made, and calls it again.
+  void Find(int table, const int64_t* keys, size_t n, const char** rows,
+            uint32_t* numbers = nullptr) const;
   // The same for row numbers (kAbsentRow when absent), to read slots by.
   void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;
   const char* Row(int table, uint32_t row) const;

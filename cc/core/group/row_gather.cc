@@ -24,17 +24,21 @@ constexpr size_t kAhead = 32;
 }  // namespace
 
 RowGather::RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys,
-                     size_t n)
+                     size_t n, bool numbers)
     : config_(std::move(config)),
       table_(table),
       keys_(keys),
       n_(n),
       row_bytes_(static_cast<size_t>(config_->dim) * ElementBytes(config_->row_type)),
+      keep_numbers_(numbers),
       rows_(new const char*[n]) {}
 
 void RowGather::Find(const ReadView& view, Executor& executor) {
+  found_.epoch = view.epoch();
+  found_.rows.resize(keep_numbers_ ? n_ : 0);
   executor.ParallelFor(n_, kProbeGrain, [&](size_t begin, size_t end) {
-    view.Find(table_, keys_ + begin, end - begin, &rows_[begin]);
+    uint32_t* const numbers = keep_numbers_ ? &found_.rows[begin] : nullptr;
+    view.Find(table_, keys_ + begin, end - begin, &rows_[begin], numbers);
   });
   std::vector<uint32_t> absent;
   for (size_t i = 0; i < n_; ++i) {
@@ -57,6 +61,8 @@ void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
   }
   for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = &initial_[i * row_bytes_];
 }
+
+RowNumberCache::Found RowGather::TakeFound() { return std::move(found_); }
 
 Status RowGather::CheckPresent() const {
   if (!elsewhere_ || absent_.empty()) return Status();
@@ -109,6 +115,7 @@ void RowGather::CopyAll(float* out, Executor& executor) const {
 }
 
 Status RowGather::Find(Scan& scan, Executor& executor) {
+  found_.rows.clear();  // nobody says that they still are those of the newest state
   std::vector<uint32_t> numbers(n_);
   TSPS_RETURN_IF_ERROR(scan.Find(table_, keys_, n_, numbers.data(), executor));
   copies_.reset(new char[n_ * row_bytes_]);

@@ -19,7 +19,9 @@ namespace tsps {
 class RowGather {
  public:
   // `keys` is int64[n] and must outlive this.
-  RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys, size_t n);
+  // `numbers`: keep the row numbers for TakeFound().
+  RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys, size_t n,
+            bool numbers = false);
 
   // Probes in parallel. Every attempt of a Read() calls this first; initial rows are computed by
   // the first attempt only, as long as the same keys are absent.
@@ -29,6 +31,9 @@ class RowGather {
 
   size_t n() const { return n_; }
   size_t n_absent() const { return absent_.size(); }
+  // After the last attempt: its state, and the row numbers that it found; none, if they were not
+  // kept. Once.
+  RowNumberCache::Found TakeFound();
   // After the last attempt. FailedPrecondition, naming a key, if absent keys may be rows of another
   // tier: then rows() are not theirs.
   Status CheckPresent() const;
@@ -53,6 +58,8 @@ class RowGather {
   const int64_t* const keys_;
   const size_t n_;
   const size_t row_bytes_;
+  const bool keep_numbers_;
+  RowNumberCache::Found found_;             // without the keys
   std::unique_ptr<const char*[]> rows_;     // as they are stored (table/row_type.h)
   std::unique_ptr<char[]> copies_;          // row_bytes_ for each key, of a scan
   std::unique_ptr<const float*[]> floats_;  // once they are asked for

@@ -8,6 +8,7 @@
 #include "core/base/fault_point.h"
 #include "core/gradients/dedupe.h"
 #include "core/group/probe.h"
+#include "core/group/table_number.h"
 #include "core/table/index.h"
 #include "core/table/table_checks.h"
 
@@ -101,19 +102,26 @@ Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
   return FirstError(statuses);
 }
 
-Status RowMutation::PlanTable(RowPlan& plan) {
+Status RowMutation::FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan) {
+  const int table = TableNumber(static_cast<size_t>(plan.table), state.removed);
+  plan.rows = group_.row_numbers.Take(table, writer_.state.epoch, plan.keys, plan.n);
+  if (plan.rows.size() == plan.n) return Status();
   plan.rows.resize(plan.n);
-  const TableFiles& files = *group_.files(plan.table);
-  const TableState& state = StateOf(plan);
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, group_.files(plan.table)->BoundPlanes(state));
-  plan.planes = std::max(plan.planes, list->trained());
   std::atomic<int64_t> astray{-1};
   executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
     const int64_t one =
         ProbeRows(files, state, plan.keys + begin, end - begin, plan.rows.data() + begin);
     if (one >= 0) astray.store(static_cast<int64_t>(begin) + one, std::memory_order_relaxed);
   });
-  if (astray.load() >= 0) return Astray(files, plan.keys[astray.load()]);
+  return astray.load() < 0 ? Status() : Astray(files, plan.keys[astray.load()]);
+}
+
+Status RowMutation::PlanTable(RowPlan& plan) {
+  const TableFiles& files = *group_.files(plan.table);
+  const TableState& state = StateOf(plan);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, group_.files(plan.table)->BoundPlanes(state));
+  plan.planes = std::max(plan.planes, list->trained());
+  TSPS_RETURN_IF_ERROR(FindPlanned(files, state, plan));
   plan.existing.reserve(plan.n);
   for (size_t i = 0; i < plan.n; ++i) {
     auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;

@@ -118,6 +118,8 @@ class RowMutation {
  private:
   RowPlan& PlanOf(int place);
   Status PlanTable(RowPlan& plan);
+  // The row numbers of its keys.
+  Status FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan);
   // Where the entries of the keys to erase are: growth of the index moves them.
   Status FindErased(RowPlan& plan);
   Status CheckErased(const RowPlan& plan) const;

@@ -1,0 +1,35 @@
+#include "core/group/row_number_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tsps {
+
+void RowNumberCache::Enable(bool enabled) {
+  std::map<int, Found> dropped;
+  std::lock_guard<std::mutex> lock(mutex_);
+  enabled_.store(enabled, std::memory_order_relaxed);
+  dropped.swap(found_);
+}
+
+void RowNumberCache::Put(int table, Found found) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (enabled()) found_[table] = std::move(found);
+}
+
+std::vector<uint32_t> RowNumberCache::Take(int table, uint64_t epoch, const int64_t* keys,
+                                           size_t n) {
+  Found found;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto at = found_.find(table);
+    if (at == found_.end()) return {};
+    found = std::move(at->second);
+    found_.erase(at);
+  }
+  if (found.epoch != epoch || found.keys.size() != n) return {};
+  if (!std::equal(keys, keys + n, found.keys.data())) return {};
+  return std::move(found.rows);
+}
+
+}  // namespace tsps
