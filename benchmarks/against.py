@@ -9,8 +9,9 @@ machine does hits all of them, and a machine that is slow today is slow for all.
 What is reported is the ratio of the lower quartiles of the blocks, above 1 where this tree is slower: of times and
 sizes this tree's divided by the other's, of samples/s (whose better quartile is the upper one) the other's by this
 tree's; with it the lowest and the highest ratio within a turn; and the control, the ratio of the other tree's second
-side to its first. Quartiles, because what disturbs a machine only ever makes a block slower. Where the control is off 1 by more
-than 15 %, the comparison is not valid, and the table says so. Variants that do not use tf_sparse_ps are left out.
+side to its first. Quartiles, because what disturbs a machine only ever makes a block slower. Where the control is off 1
+by more than 15 %, the comparison is not valid, and the table says so. Variants that do not use tf_sparse_ps are left
+out.
 """
 
 from __future__ import annotations
