@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly matrix \
-        matrix-tf215 cc-test asan tsan crash crash-build mutate bench cc-bench wheel wheel-smoke bazel lint format clean
+        matrix-tf215 cc-test asan tsan crash crash-build mutate bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -108,6 +108,9 @@ cc-bench: $(VENV)/.requirements  ## times of core's kernels alone
 
 bench: build  ## benchmarks, each beside a peer;  make bench BENCH_ARGS=kernels
 	@$(PY) -m benchmarks $(BENCH_ARGS)
+
+bench-peers: build venv-tf215  ## environments of the libraries that `python -m benchmarks step --peers` compares with
+	@PYTHON=$(PYTHON) tools/bench_peers.sh
 
 bazel: $(VENV)/.requirements  ## BUILD with Debian's Bazel
 	@tools/bazel/check.sh $(VENV)

@@ -10,7 +10,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from benchmarks import against, harness, hosts
+from benchmarks import against, harness, hosts, peers
 from benchmarks.cluster import Variant
 
 SUITES = {
@@ -44,6 +44,11 @@ def main(argv: list[str] | None = None) -> int:
         metavar="TREE",
         help="another checkout, built: its tf_sparse_ps and this one's by turns, in the same benchmarks; "
         f"for {', '.join(against.SUITES)}",
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="the step suite beside Keras 2, FBGEMM and TFRA, by turns, each in its own environment (make bench-peers)",
     )
     defaults = harness.Cluster()
     cluster = parser.add_argument_group("cluster", "the suite of that name; as root")
@@ -90,6 +95,11 @@ def main(argv: list[str] | None = None) -> int:
         ),
     )
 
+    if arguments.peers:
+        if chosen != ["step"] or arguments.against:
+            parser.error("--peers goes with the suite step alone")
+        peers.report(options, arguments.json)
+        return 0
     if arguments.against:
         names = ", ".join(against.SUITES)
         if not chosen or set(chosen) - set(against.SUITES):

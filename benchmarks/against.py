@@ -26,9 +26,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -190,8 +190,12 @@ def run(other: Tree, this: Tree, suites: Sequence[str], options: harness.Options
     Raises:
         SideFailed: say because the other tree lacks what a suite of this one uses.
     """
+    command = [sys.executable, "-m", "benchmarks.against", *suites]
     with contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(Side(tree, suites, options)) for tree in (other, this, other)]
+        sides = [
+            stack.enter_context(Side(f"the tf_sparse_ps of {tree}", tree.path, command, options))
+            for tree in (other, this, other)
+        ]
         play(sides)
         figures = [side.figures() for side in sides]
     return ratios(*(results for results, _ in figures)), figures[0][1]
@@ -223,25 +227,26 @@ def play(players: Sequence[Player]) -> None:
 
 
 class Side:
-    """The process of a tree; a context, which ends it.
+    """A process that measures when it is its turn; a context, which ends it.
 
     Args:
-        tree: whose tf_sparse_ps it imports.
-        suites: of this checkout.
-        options: for them.
+        whose: what is measured, for messages.
+        tree: the checkout whose tf_sparse_ps it imports; its benchmarks are this checkout's.
+        command: what it runs, which begins as `_side` does.
+        options: for it.
     """
 
-    def __init__(self, tree: Tree, suites: Sequence[str], options: harness.Options) -> None:
-        self._tree = tree
+    def __init__(self, whose: str, tree: Path, command: Sequence[str], options: harness.Options) -> None:
+        self._whose = whose
         self._folder = tempfile.TemporaryDirectory(prefix="tfsps-bench-")
         # What it imports: this checkout's benchmarks and the tree's package, side by side.
         view = Path(self._folder.name)
         (view / "benchmarks").symlink_to(_ROOT / "benchmarks")
-        (view / "tf_sparse_ps").symlink_to(tree.path / "tf_sparse_ps")
+        (view / "tf_sparse_ps").symlink_to(tree / "tf_sparse_ps")
         self._log = (view / "log").open("w+")
         environment = {key: value for key, value in os.environ.items() if key != "TFSPS_JOB"}  # nobody else's tables
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.against", *suites],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -297,7 +302,7 @@ class Side:
     def _fail(self) -> None:
         self._log.seek(0)
         raise SideFailed(
-            f"this checkout's benchmarks failed with the tf_sparse_ps of {self._tree} "
+            f"this checkout's benchmarks failed with {self._whose} "
             f"(status {self._process.wait()}):\n{self._log.read()[-4000:]}"
         )
 
@@ -312,15 +317,20 @@ def _commit(path: Path) -> str:
     return f"{commit} + changes" if commit and changed else commit
 
 
-def _side(suites: Sequence[str], out: IO[str], back: IO[str]) -> None:
-    """What a side does, in the folder from which it imports."""
-    given = json.loads(back.readline())
-    turns = Baton(out, back)
+def work(measure: Callable[[harness.Options], tuple[list[harness.Result], dict[str, str]]]) -> None:
+    """What a `Side`'s process does, in the folder from which it imports.
+
+    Args:
+        measure: returns results, and what is installed. Its first turn has begun when it is called.
+    """
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what suites print is for the log
+    given = json.loads(sys.stdin.readline())
+    turns = Baton(out, sys.stdin)
     given["cluster"] = harness.Cluster(**given["cluster"])
     options = harness.Options(**{**given, "turns": turns})
     turns.next()  # even to import takes all processors
-    installed = harness.prepare(options.threads)
-    results = [result for name in suites for result in importlib.import_module(f"benchmarks.{name}").run(options)]
+    results, installed = measure(options)
     document: Mapping[str, Any] = {
         "results": [dataclasses.asdict(result) for result in results],
         "installed": installed,
@@ -328,8 +338,11 @@ def _side(suites: Sequence[str], out: IO[str], back: IO[str]) -> None:
     Path("figures.json").write_text(json.dumps(document))
 
 
+def _suites(options: harness.Options) -> tuple[list[harness.Result], dict[str, str]]:
+    installed = harness.prepare(options.threads)
+    named = [importlib.import_module(f"benchmarks.{name}") for name in sys.argv[1:]]
+    return [result for suite in named for result in suite.run(options)], installed
+
+
 if __name__ == "__main__":
-    # What suites print is for the log.
-    reports = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    _side(sys.argv[1:], reports, sys.stdin)
+    work(_suites)

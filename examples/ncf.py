@@ -34,6 +34,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--learning-rate", type=arguments.positive_float, default=0.002, help="of Adam (default: 0.002)")
     add("--dropout", type=arguments.fraction, default=0.2, help="the paper has none (default: 0.2)")
     add("--negatives", type=count, default=4, help="per positive (default: 4)")
+    add("--dtype", choices=arguments.DTYPES, default="float32", help="of the tables' rows (default: float32)")
     schedules.add_arguments(parser)
     add("--seed", type=int, default=0, help="default: 0")
     add("--out", type=Path, default=Path("build/ncf"), help="folder of the results (default: build/ncf)")

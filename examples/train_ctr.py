@@ -35,6 +35,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--optimizer", choices=("adam", "adagrad"), default="adam", help="default: adam")
     add("--learning-rate", type=arguments.positive_float, help="default: adam 0.004, adagrad 0.1")
     add("--evaluations", type=count, default=5, help="points of the AUC curve (default: 5)")
+    add("--dtype", choices=arguments.DTYPES, default="float32", help="of the tables' rows (default: float32)")
     schedules.add_arguments(parser)
     add("--seed", type=int, default=0, help="of the generator and the initial weights (default: 0)")
     add("--out", type=Path, default=Path("build/train_ctr"), help="folder of the results (default: build/train_ctr)")

@@ -35,4 +35,15 @@ requirements=()
 for file in "$@"; do requirements+=(-r "$file"); done
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-warn-script-location "${requirements[@]}"
 printf '%s\n' "$wanted" > "$stamp"
-echo "venv: $venv has TensorFlow $("$venv/bin/python" -c 'from importlib.metadata import version as v; print(v("tensorflow-cpu"), "and Keras", v("keras"))')"
+echo "venv: $venv has $("$venv/bin/python" - <<'PY'
+from importlib.metadata import PackageNotFoundError, version
+
+found = []
+for name in ("tensorflow-cpu", "keras", "torch"):
+    try:
+        found.append(f"{name} {version(name)}")
+    except PackageNotFoundError:
+        pass
+print(", ".join(found))
+PY
+)"

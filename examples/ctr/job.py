@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"train_ctr: {error}", file=sys.stderr)
         return 2
 
-    model = MODELS[options.model](data.features, options.dim)
+    model = MODELS[options.model](data.features, options.dim, options.dtype)
     # Built now, so that the broadcast finds its weights before the first step.
     model({"dense": tf.zeros([1, data.dense_width]), "ids": tf.zeros([1, len(data.features)], tf.int64)})
     model.compile(

@@ -28,6 +28,7 @@ class Dlrm(keras.Model):
     Args:
         features: names of the columns of `ids`; each has a table of its own.
         dim: width of an embedding.
+        dtype: of the tables' rows.
         bottom: widths of the hidden layers below the interaction.
         top: widths of the hidden layers above it.
 
@@ -36,13 +37,18 @@ class Dlrm(keras.Model):
     """
 
     def __init__(
-        self, features: Sequence[str], dim: int, bottom: Sequence[int] = (64,), top: Sequence[int] = (128, 64)
+        self,
+        features: Sequence[str],
+        dim: int,
+        dtype: str = "float32",
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (128, 64),
     ) -> None:
         super().__init__(name="dlrm")
         self.widths = (dim,)
         self._features = tuple(features)
         self.embeddings = tsps.EmbeddingCollection(
-            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim)) for name in features}
+            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, dtype=dtype)) for name in features}
         )
         self._bottom = _mlp((*bottom, dim), "bottom")
         self._top = _mlp(top, "top", linear_end=True)
@@ -64,20 +70,26 @@ class WideAndDeep(keras.Model):
     Args:
         features: names of the columns of `ids`; each has a wide table of width 1 and a deep one of width `dim`.
         dim: width of a deep embedding.
+        dtype: of the tables' rows.
         hidden: widths of the hidden layers.
 
     Attributes:
         widths: of the rows that each id is looked up for.
     """
 
-    def __init__(self, features: Sequence[str], dim: int, hidden: Sequence[int] = (128, 64)) -> None:
+    def __init__(
+        self, features: Sequence[str], dim: int, dtype: str = "float32", hidden: Sequence[int] = (128, 64)
+    ) -> None:
         super().__init__(name="wide_deep")
         self.widths = (1, dim)
         self._wide = tuple(f"wide_{name}" for name in features)
         self._deep = tuple(f"deep_{name}" for name in features)
         self.embeddings = tsps.EmbeddingCollection(
-            {name: tsps.FeatureConfig(tsps.TableConfig(name, 1, initializer="zeros")) for name in self._wide}
-            | {name: tsps.FeatureConfig(tsps.TableConfig(name, dim)) for name in self._deep}
+            {
+                name: tsps.FeatureConfig(tsps.TableConfig(name, 1, initializer="zeros", dtype=dtype))
+                for name in self._wide
+            }
+            | {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, dtype=dtype)) for name in self._deep}
         )
         self._mlp = _mlp(hidden, "deep", linear_end=True)
 

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"ncf: {error}", file=sys.stderr)
         return 2
 
-    model = NeuMF(data.user_count, data.item_count, options.factors, options.dropout)
+    model = NeuMF(data.user_count, data.item_count, options.factors, options.dropout, options.dtype)
     # Built now, so that the broadcast finds its weights before the first step.
     model({"user": tf.zeros([1], tf.int64), "item": tf.zeros([1], tf.int64)})
     model.compile(

@@ -22,15 +22,18 @@ class NeuMF(keras.Model):
         item_count: items are 0 to item_count - 1.
         factors: predictive factors.
         dropout: of the tower's and the last layer's inputs; the paper has none.
+        dtype: of the tables' rows.
     """
 
-    def __init__(self, user_count: int, item_count: int, factors: int = 32, dropout: float = 0.0) -> None:
+    def __init__(
+        self, user_count: int, item_count: int, factors: int = 32, dropout: float = 0.0, dtype: str = "float32"
+    ) -> None:
         super().__init__(name="neumf")
         self._dropout = keras.layers.Dropout(dropout)
 
         def feature(name: str, count: int, dim: int) -> tsps.FeatureConfig:
             normal = keras.initializers.RandomNormal(stddev=0.01)
-            return tsps.FeatureConfig(tsps.TableConfig(name, dim, key_limit=count, initializer=normal))
+            return tsps.FeatureConfig(tsps.TableConfig(name, dim, key_limit=count, initializer=normal, dtype=dtype))
 
         self.embeddings = tsps.EmbeddingCollection(
             {

@@ -13,6 +13,9 @@ def parser(doc: str) -> argparse.ArgumentParser:
     )
 
 
+DTYPES = ("float32", "bfloat16", "float16")  # of the tables' rows
+
+
 def positive(text: str) -> int:
     """An integer of at least 1."""
     value = int(text)

@@ -1,0 +1,53 @@
+"""The step suite beside other libraries: the report, and once ours beside the Keras of this environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness, peers  # noqa: E402
+
+
+def figures(name: str, lookup: list[float], step: list[float]) -> list[harness.Result]:
+    return [
+        one
+        for case, blocks in ((peers.LOOKUP, lookup), (peers.STEP, step))
+        for one in harness.summarize("step", case, {name: blocks}, peer=None, unit="ms")
+    ]
+
+
+def test_each_peer_is_compared_with_the_one_of_ours_that_does_the_same_work() -> None:
+    found = figures("ours, Adagrad", [1, 3], [10, 14]) + figures("ours, row-wise Adagrad", [2, 2], [5, 5])
+    found += figures("Keras 2, Adagrad", [3, 3], [22, 22]) + figures("FBGEMM, row-wise Adagrad", [1, 1], [20, 20])
+    assert peers.table(found).splitlines()[2:] == [
+        "| ours, Adagrad | 1.5 ms | 11 ms | 10 - 14 |  |  |",
+        "| ours, row-wise Adagrad | 2 ms | 5 ms | 5 - 5 | 0.75 | 2.20 |",
+        "| Keras 2, Adagrad | 3 ms | 22 ms | 22 - 22 | 0.50 | 0.50 |",
+        "| FBGEMM, row-wise Adagrad | 1 ms | 20 ms | 20 - 20 | 2.00 | 0.25 |",
+    ]
+
+
+def test_every_peer_has_one_of_ours_beside_it() -> None:
+    names = [peer.name for peer in peers.PEERS]
+    assert len(set(names)) == len(names)
+    assert all(peer.beside in names and peer.beside.startswith("ours") for peer in peers.PEERS)
+
+
+def test_what_is_here_is_measured_by_turns() -> None:
+    here = [peer for peer in peers.PEERS if peer.name in ("ours, Adagrad", "Keras 3, Adagrad")]
+    found = peers.run(here, harness.Options(blocks=2, quick=True))
+    assert [(one.variant, one.case, len(one.blocks)) for one in found] == [
+        (peer.name, case, 2) for peer in here for case in (peers.LOOKUP, peers.STEP)
+    ]
+    assert all(one.low > 0 for one in found)
+
+
+def test_other_suites_have_no_peers() -> None:
+    command = [sys.executable, "-m", "benchmarks", "layers", "--peers"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 2
+    assert "--peers goes with the suite step alone" in done.stderr

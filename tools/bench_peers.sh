@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Sets up the environments of the peers that `python -m benchmarks step --peers` measures:  tools/bench_peers.sh
+# Keras 2's is .venv-tf215, which the Makefile makes.
+set -euo pipefail
+
+tools/venv.sh .venv-fbgemm benchmarks/peers/requirements-fbgemm.txt
+MAX_PYTHON=3.11 tools/venv.sh .venv-tfra benchmarks/peers/requirements-tfra.txt
+if [ -x .venv-tfra/bin/python ]; then
+  .venv-tfra/bin/python -m pip install -qq --disable-pip-version-check --no-deps tensorflow-recommenders-addons==0.8.1
+fi
