@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly matrix \
-        matrix-tf215 cc-test asan tsan crash crash-build mutate bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean
+        matrix-tf215 cc-test simd asan tsan crash crash-build mutate bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -91,6 +91,17 @@ asan: $(VENV)/.requirements  ## the C++ tests under AddressSanitizer and Undefin
 
 tsan: $(VENV)/.requirements  ## the C++ tests under ThreadSanitizer
 	@$(NATIVE) --variant=tsan test $(GTEST_ARGS)
+
+# Of what a processor has: each set of instructions must give the same bits. C++ tests compare with loops that are not
+# vectorized, Python's with NumPy.
+SIMD = baseline $(shell grep -qw avx2 /proc/cpuinfo && echo avx2) $(shell grep -qw avx512f /proc/cpuinfo && echo avx512)
+simd: build  ## row optimizers, roundings and sums with each set of instructions
+	@set -e; for variant in $(SIMD); do \
+	  $(NATIVE) --variant=$$variant test --gtest_brief=1 --gtest_filter='*Row*:*Sum*:*Wire*:*Initializer*:*Merge*:*Bag*'; \
+	  $(NATIVE) --variant=$$variant package; \
+	  (cd build/native/$$variant && PYTHONPATH=$$PWD $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider \
+	    $(CURDIR)/tests/core/test_narrow_rows.py $(CURDIR)/tests/core/test_slot_widths.py); \
+	done
 
 crash-build: build
 	@$(NATIVE) --variant=crash

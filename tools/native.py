@@ -54,6 +54,10 @@ class Variant:
 VARIANTS = {
     "release": Variant("-O3 -DNDEBUG", "-s"),
     "crash": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS"),
+    # Loops for one set of instructions alone (cc/core/base/simd.h).
+    "baseline": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_BASELINE"),
+    "avx2": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_AVX2"),
+    "avx512": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_AVX512"),
     "debug": Variant("-O1 -g -DTFSPS_FAULT_POINTS"),
     "asan": Variant(
         "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined "

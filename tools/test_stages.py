@@ -54,6 +54,7 @@ NIGHTLY = (
     Stage("bazel"),
     Stage("crash"),
     Stage("mutate"),
+    Stage("simd"),
     Stage("asan"),
     Stage("tsan"),
 )

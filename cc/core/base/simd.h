@@ -11,8 +11,15 @@
 
 #include <cstddef>  // defines __GLIBC__ where there is one
 
+// A build for tests has one of the clones alone, whatever the processor: make simd.
+#if defined(TFSPS_SIMD_BASELINE)
+#define TSPS_SIMD_CLONES
+#elif defined(TFSPS_SIMD_AVX2)
+#define TSPS_SIMD_CLONES __attribute__((target("avx2")))
+#elif defined(TFSPS_SIMD_AVX512)
+#define TSPS_SIMD_CLONES __attribute__((target("avx512f")))
 // The ifunc resolvers behind the clones run before the sanitizers' runtimes are ready, and crash.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && \
+#elif defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TSPS_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
