@@ -67,8 +67,8 @@ bool CanCollapse() {
 
 TEST_F(StorageReserverTest, TheHelperPutsLargeFilesIntoHugePages) {
   if (!CanCollapse()) GTEST_SKIP() << "no huge pages of shared memory here";
-  StorageReserver reserver;
   const auto small = Make("small"), large = Make("large");
+  StorageReserver reserver;
   ASSERT_TRUE(small->Reserve(16 * kBytes).ok());
   ASSERT_TRUE(large->Reserve(45 * kBytes).ok());
   for (size_t i = 0; i < 45 * kBytes; i += 8) {
