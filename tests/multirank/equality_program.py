@@ -31,7 +31,7 @@ OPTIMIZERS = {
 statistics: dict[str, float] = {}  # of all runs so far
 
 
-def layers(dtype: str) -> list[Any]:
+def layers(dtype: str = "float32") -> list[Any]:
     """The tables."""
     made = []
     for dim, keys, bounded in zip(batches.DIMS, batches.KEYS, batches.BOUNDED, strict=True):
