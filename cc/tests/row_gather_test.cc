@@ -51,6 +51,35 @@ TEST_F(RowGatherTest, CopiesTrainedAndInitialRowsOnAnyNumberOfThreads) {
   }
 }
 
+// Of outputs so large that they go past the caches, in pieces of rows wider than one.
+TEST_F(RowGatherTest, WidensRowsOf16Bits) {
+  constexpr size_t kWide = 516, kCopies = 9000;  // 18 MB
+  TableConfig config = MakeConfig("narrow", kWide, 0);
+  config.row_type = PlaneType::kBfloat16;
+  const auto table = writer_->CreateTable(config);
+  ASSERT_TRUE(table.ok()) << table.status().message();
+  const std::vector<int64_t> keys = {4, -7, 9};
+  std::vector<float> rows(2 * kWide);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i % 200) - 100;  // exact
+  SerialExecutor serial;
+  ASSERT_TSPS_OK(writer_->Assign(*table, keys.data(), rows.data(), nullptr, 2, serial));
+  std::vector<int32_t> inverse(kCopies);
+  for (size_t i = 0; i < kCopies; ++i) inverse[i] = static_cast<int32_t>(i * 7 % 3);
+  RowGather gather(*group_->Config(*table), *table, keys.data(), keys.size());
+  std::vector<float> out(kCopies * kWide);
+  ASSERT_TSPS_OK(group_->Read([&](const ReadView& view) {
+    gather.Find(view, serial);
+    gather.CopyRows(inverse.data(), inverse.size(), out.data(), serial);
+    return Status();
+  }));
+  for (size_t i = 0; i < kCopies; ++i) {
+    const std::vector<float> expected =
+        LookupRow(*group_, *table, keys[static_cast<size_t>(inverse[i])]);
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), &out[i * kWide])) << i;
+    if (i > 30) i += 997;
+  }
+}
+
 TEST_F(RowGatherTest, FindsAgainWhenOtherKeysAreAbsent) {
   const int t = AddTable("t", 4);
   const std::vector<int64_t> keys = {1, 2, 3};

@@ -99,7 +99,13 @@ void RowGather::CopyRow(size_t i, float* out, bool stream) const {
   for (size_t begin = 0; begin < dim; begin += kChunk) {
     const size_t m = std::min(kChunk, dim - begin);
     RacyRead(stored, rows_[i] + begin * sizeof(uint16_t), m * sizeof(uint16_t));
-    WidenRow(config_->row_type, stored, m, out + begin);
+    if (!stream) {
+      WidenRow(config_->row_type, stored, m, out + begin);
+      continue;
+    }
+    alignas(16) float wide[kChunk];
+    WidenRow(config_->row_type, stored, m, wide);
+    StreamCopy(out + begin, wide, m * sizeof(float));
   }
 }
 
