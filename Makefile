@@ -94,7 +94,7 @@ tsan: $(VENV)/.requirements  ## the C++ tests under ThreadSanitizer
 
 # Of what a processor has: each set of instructions must give the same bits. C++ tests compare with loops that are not
 # vectorized, Python's with NumPy.
-SIMD = baseline $(shell grep -qw avx2 /proc/cpuinfo && echo avx2) $(shell grep -qw avx512f /proc/cpuinfo && echo avx512)
+SIMD = baseline $(shell grep -qw avx2 /proc/cpuinfo && echo avx2) $(shell grep -qw avx512bw /proc/cpuinfo && echo avx512)
 simd: build  ## row optimizers, roundings and sums with each set of instructions
 	@set -e; for variant in $(SIMD); do \
 	  $(NATIVE) --variant=$$variant test --gtest_brief=1 --gtest_filter='*Row*:*Sum*:*Wire*:*Initializer*:*Merge*:*Bag*'; \

@@ -51,11 +51,17 @@ TEST_F(RowGatherTest, CopiesTrainedAndInitialRowsOnAnyNumberOfThreads) {
   }
 }
 
+class NarrowRowGatherTest : public RowGatherTest,
+                            public ::testing::WithParamInterface<PlaneType> {};
+
+INSTANTIATE_TEST_SUITE_P(Types, NarrowRowGatherTest,
+                         ::testing::Values(PlaneType::kBfloat16, PlaneType::kFloat16));
+
 // Of outputs so large that they go past the caches, in pieces of rows wider than one.
-TEST_F(RowGatherTest, WidensRowsOf16Bits) {
+TEST_P(NarrowRowGatherTest, WidensRows) {
   constexpr size_t kWide = 516, kCopies = 9000;  // 18 MB
   TableConfig config = MakeConfig("narrow", kWide, 0);
-  config.row_type = PlaneType::kBfloat16;
+  config.row_type = GetParam();
   const auto table = writer_->CreateTable(config);
   ASSERT_TRUE(table.ok()) << table.status().message();
   const std::vector<int64_t> keys = {4, -7, 9};

@@ -1,6 +1,6 @@
 // RacyRead: copies memory that the writer may be changing. The caller validates by the sequence
 // word and throws the copy away if it lost the race. A plain memcpy, except that ThreadSanitizer
-// must not look.
+// must not look. RacyView is for what computes a copy, in a way that any bits are fit for.
 #ifndef TFSPS_CORE_BASE_RACY_COPY_H_
 #define TFSPS_CORE_BASE_RACY_COPY_H_
 
@@ -17,10 +17,18 @@ __attribute__((no_sanitize("thread"), noinline)) inline void RacyRead(void* to, 
   volatile unsigned char* target = static_cast<volatile unsigned char*>(to);
   for (size_t i = 0; i < bytes; ++i) target[i] = source[i];
 }
+
+inline const void* RacyView(const void* from, size_t bytes, void* scratch) {
+  RacyRead(scratch, from, bytes);
+  return scratch;
+}
 #else
 inline void RacyRead(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);  // of an empty vector even the pointers are null
 }
+
+// `from`, or where ThreadSanitizer looks a copy of it in `scratch`, which has `bytes`.
+inline const void* RacyView(const void* from, size_t /*bytes*/, void* /*scratch*/) { return from; }
 #endif
 
 }  // namespace tsps

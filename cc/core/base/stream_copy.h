@@ -11,6 +11,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "core/base/float16.h"
 #include "core/base/racy_copy.h"
 
 namespace tsps {
@@ -40,6 +41,20 @@ inline void StreamCopy(void* to, const void* from, size_t bytes) {
   }
 #else
   RacyRead(to, from, bytes);
+#endif
+}
+
+// The floats of n bfloat16 numbers, if CanStream(to, n * sizeof(float)).
+inline void StreamBfloat16(float* to, const void* from, size_t n) {
+#if defined(__SSE2__)
+  const auto* const source = static_cast<const uint16_t*>(from);
+  const __m128i zeros = _mm_setzero_si128();  // the lower halves
+  for (size_t i = 0; i < n; i += 4) {
+    const __m128i four = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + i));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_unpacklo_epi16(zeros, four));
+  }
+#else
+  Bfloat16ToFloats(static_cast<const uint8_t*>(from), n, to);
 #endif
 }
 

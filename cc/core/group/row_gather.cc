@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/base/prefetch.h"
-#include "core/base/racy_copy.h"
 #include "core/base/stream_copy.h"
 #include "core/table/initializer.h"
 #include "core/table/planes.h"
@@ -83,41 +82,15 @@ const float* const* RowGather::Floats(Executor& executor) {
   return floats_.get();
 }
 
-void RowGather::CopyRow(size_t i, float* out, bool stream) const {
-  if (!IsNarrow(config_->row_type)) {
-    if (stream) {
-      StreamCopy(out, rows_[i], row_bytes_);
-    } else {
-      RacyRead(out, rows_[i], row_bytes_);
-    }
-    return;
-  }
-  // A row that a writer is changing is read once, and not by what computes with it.
-  constexpr size_t kChunk = 256;
-  const auto dim = static_cast<size_t>(config_->dim);
-  uint16_t stored[kChunk];
-  for (size_t begin = 0; begin < dim; begin += kChunk) {
-    const size_t m = std::min(kChunk, dim - begin);
-    RacyRead(stored, rows_[i] + begin * sizeof(uint16_t), m * sizeof(uint16_t));
-    if (!stream) {
-      WidenRow(config_->row_type, stored, m, out + begin);
-      continue;
-    }
-    alignas(16) float wide[kChunk];
-    WidenRow(config_->row_type, stored, m, wide);
-    StreamCopy(out + begin, wide, m * sizeof(float));
-  }
-}
-
 void RowGather::CopyAll(float* out, Executor& executor) const {
   const auto dim = static_cast<size_t>(config_->dim);
-  executor.ParallelFor(n_, std::max<size_t>(1, kCopyBytes / (dim * sizeof(float))),
-                       [&](size_t begin, size_t end) {
-                         for (size_t i = begin; i < end; ++i) {
-                           if (i + kAhead < end) Prefetch(rows_[i + kAhead], row_bytes_);
-                           CopyRow(i, out + i * dim, /*stream=*/false);
-                         }
-                       });
+  executor.ParallelFor(
+      n_, std::max<size_t>(1, kCopyBytes / (dim * sizeof(float))), [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; ++i) {
+          if (i + kAhead < end) Prefetch(rows_[i + kAhead], row_bytes_);
+          ReadRow(config_->row_type, rows_[i], dim, /*stream=*/false, out + i * dim);
+        }
+      });
 }
 
 Status RowGather::Find(Scan& scan, Executor& executor) {
@@ -147,7 +120,7 @@ void RowGather::CopyRows(const int32_t* inverse, size_t n, float* out, Executor&
     }
     for (size_t i = begin; i < end; ++i) {
       if (i + kAhead < end) Prefetch(rows_[inverse[i + kAhead]], row_bytes_);
-      CopyRow(static_cast<size_t>(inverse[i]), out + i * dim, stream);
+      ReadRow(config_->row_type, rows_[inverse[i]], dim, stream, out + i * dim);
     }
     if (stream) StreamFence();
   });

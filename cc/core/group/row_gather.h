@@ -26,7 +26,7 @@ class RowGather {
   // Probes in parallel. Every attempt of a Read() calls this first; initial rows are computed by
   // the first attempt only, as long as the same keys are absent.
   void Find(const ReadView& view, Executor& executor);
-  // The same by a scan, which needs no further attempt: rows() are copies then.
+  // The same by a scan, which needs no further attempt: it copies the rows.
   Status Find(Scan& scan, Executor& executor);
 
   size_t n() const { return n_; }
@@ -35,12 +35,13 @@ class RowGather {
   // kept. Once.
   RowNumberCache::Found TakeFound();
   // After the last attempt. FailedPrecondition, naming a key, if absent keys may be rows of another
-  // tier: then rows() are not theirs.
+  // tier: then what follows would give initial rows for theirs.
   Status CheckPresent() const;
 
   // --- The rows of the last Find(), in its attempt: they may be where a writer is changing them.
-  // --- Address of each key's row, in the table or here. Of rows that are not stored as floats,
-  // copies are made.
+
+  // Address of each key's row, in the table or here. Of rows that are not stored as floats, copies
+  // are made.
   const float* const* Floats(Executor& executor);
   // out[i] = the row of keys[inverse[i]]: float[n, dim].
   void CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const;
@@ -48,8 +49,6 @@ class RowGather {
   void CopyAll(float* out, Executor& executor) const;
 
  private:
-  // `out` is past the caches if `stream`.
-  void CopyRow(size_t i, float* out, bool stream) const;
   // Gives absent keys their initial rows.
   void Initialize(std::vector<uint32_t> absent, Executor& executor);
 

@@ -1,5 +1,6 @@
 #include "core/table/row_type.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -116,6 +117,20 @@ void WidenRow(PlaneType type, const void* row, size_t n, float* values) {
     Float16ToFloats(narrow, n, values);
   } else {
     std::memcpy(values, row, n * sizeof(float));
+  }
+}
+
+void ReadNarrowRow(PlaneType type, const void* row, size_t n, bool stream, float* values) {
+  if (stream && type == PlaneType::kBfloat16) return StreamBfloat16(values, row, n);
+  constexpr size_t kChunk = 256;
+  uint16_t scratch[kChunk];
+  alignas(64) float wide[kChunk];
+  for (size_t begin = 0; begin < n; begin += kChunk) {
+    const size_t m = std::min(kChunk, n - begin);
+    const void* const stored =
+        RacyView(static_cast<const uint16_t*>(row) + begin, m * sizeof(uint16_t), scratch);
+    WidenRow(type, stored, m, stream ? wide : values + begin);
+    if (stream) StreamCopy(values + begin, wide, m * sizeof(float));
   }
 }
 

@@ -17,7 +17,9 @@
 #include <cstdint>
 #include <string>
 
+#include "core/base/racy_copy.h"
 #include "core/base/status.h"
+#include "core/base/stream_copy.h"
 #include "core/table/initializer.h"
 #include "core/table/layout.h"
 
@@ -36,6 +38,9 @@ inline bool IsNarrow(PlaneType type) { return type != PlaneType::kFloat32; }
 
 // The floats that a row of n elements stands for. Exact.
 void WidenRow(PlaneType type, const void* row, size_t n, float* values);
+// The same of a row that a writer may be changing (base/racy_copy.h); past the caches if `stream`,
+// for CanStream(values, n * sizeof(float)).
+inline void ReadRow(PlaneType type, const void* row, size_t n, bool stream, float* values);
 // Rounds values to the nearest, ties to even.
 void NarrowRow(PlaneType type, const float* values, size_t n, void* row);
 // Rounds them up or down; `draw` is RowDraw()'s.
@@ -44,8 +49,17 @@ void NarrowRowStochastically(PlaneType type, const float* values, size_t n, uint
 // What the rounding of a row in a step depends on: seed and salt of the table's initializer.
 uint64_t RowDraw(const InitializerConfig& table, int64_t key, uint64_t step);
 
+// What ReadRow does if IsNarrow(type).
+void ReadNarrowRow(PlaneType type, const void* row, size_t n, bool stream, float* values);
+
 // Position of the first finite value for which the type has no number but infinity; -1: none.
 int64_t FirstBeyondRange(PlaneType type, const float* values, size_t n);
+
+inline void ReadRow(PlaneType type, const void* row, size_t n, bool stream, float* values) {
+  if (IsNarrow(type)) return ReadNarrowRow(type, row, n, stream, values);
+  if (stream) return StreamCopy(values, row, n * sizeof(float));
+  RacyRead(values, row, n * sizeof(float));
+}
 
 }  // namespace tsps
 
