@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="the step suite beside Keras 2, FBGEMM and TFRA, by turns, each in its own environment (make bench-peers)",
+        help="the suite step beside Keras, FBGEMM and TFRA, or layers beside Keras, by turns, each in an environment "
+        "of its own (make bench-peers)",
     )
     defaults = harness.Cluster()
     cluster = parser.add_argument_group("cluster", "the suite of that name; as root")
@@ -96,9 +97,9 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     if arguments.peers:
-        if chosen != ["step"] or arguments.against:
-            parser.error("--peers goes with the suite step alone")
-        peers.report(options, arguments.json)
+        if len(chosen) != 1 or chosen[0] not in peers.PEERS or arguments.against:
+            parser.error(f"--peers goes with one of the suites {', '.join(peers.PEERS)}, and without --against")
+        peers.report(chosen[0], options, arguments.json)
         return 0
     if arguments.against:
         names = ", ".join(against.SUITES)

@@ -22,7 +22,6 @@ import importlib
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,6 @@ SUITES = ("kernels", "layers", "step", "cluster", "ranks")  # those that ask for
 _ROOT = Path(__file__).absolute().parents[1]
 VALID = 0.15  # how far the control may be off 1
 _CLOSE_S = 60.0
-_RATES = ("/s",)  # units of which more is better
 
 
 class SideFailed(RuntimeError):
@@ -124,23 +122,16 @@ def ratios(
     found = []
     for a, b, c in zip(other, this, again, strict=True):
         of_turns = [_slower(x, y, b.unit) for x, y in zip(b.blocks, a.blocks, strict=True)]
-        mine, peer, control = (_quartile(one.blocks, b.unit) for one in (b, a, c))
+        mine, peer, control = (harness.quartile(one.blocks, b.unit) for one in (b, a, c))
         ratio, of_control = _slower(mine, peer, b.unit), _slower(control, peer, b.unit)
         case = (b.suite, b.case, b.variant, b.unit)
         found.append(Ratio(*case, peer, mine, ratio, min(of_turns), max(of_turns), of_control))
     return found
 
 
-def _quartile(blocks: Sequence[float], unit: str) -> float:
-    """The lower quartile of times and sizes, the upper one of rates."""
-    if len(blocks) == 1:
-        return blocks[0]
-    return statistics.quantiles(blocks, n=4, method="inclusive")[2 if unit in _RATES else 0]
-
-
 def _slower(figure: float, peer: float, unit: str) -> float:
     """By how much worse a figure is than its peer's."""
-    return peer / figure if unit in _RATES else figure / peer
+    return peer / figure if harness.is_rate(unit) else figure / peer
 
 
 def table(found: Sequence[Ratio]) -> str:
@@ -232,7 +223,7 @@ class Side:
     Args:
         whose: what is measured, for messages.
         tree: the checkout whose tf_sparse_ps it imports; its benchmarks are this checkout's.
-        command: what it runs, which begins as `_side` does.
+        command: what it runs, which calls `work`.
         options: for it.
     """
 

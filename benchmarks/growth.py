@@ -16,7 +16,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 import tf_sparse_ps as tsps
-from benchmarks import harness, steps
+from benchmarks import harness, rules, steps
 from tf_sparse_ps import _ops, job
 
 _DIM = 16
@@ -41,7 +41,7 @@ def run(options: harness.Options) -> list[harness.Result]:
     layer = tsps.Embedding(None, _DIM)
     layer(tf.constant([0]))
     table = layer.bindings[0].reader()
-    step = steps.train_step(layer, steps.ours())
+    step = steps.train_step(layer, rules.ours())
     rng = np.random.default_rng(0)
     gradients = tf.random.normal([batch, _DIM], seed=1)
     reader = subprocess.Popen(

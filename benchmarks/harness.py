@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.turns import Turns
 
 T = TypeVar("T")
+LEARNING_RATE = 0.01  # of every library's optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +186,30 @@ def zipf_ids(rows: int, count: int, batches: int, *, exponent: float = 1.05, see
         scatter[np.minimum(np.searchsorted(cumulative, draw.random(count) * cumulative[-1]), rows - 1)]
         for _ in range(batches)
     ]
+
+
+def feature_ids(features: int, count: int, rows: int, batches: int) -> list[NDArray[np.int64]]:
+    """Batches of int64[features, count], each feature with ids of its own, as `zipf_ids` draws them."""
+    columns = [zipf_ids(rows, count, batches, seed=number) for number in range(features)]
+    return [np.stack([column[k] for column in columns]) for k in range(batches)]
+
+
+def normal_gradients(*shape: int) -> list[NDArray[np.float32]]:
+    """Three different gradients of an output of a shape, of the size that training has."""
+    draw = np.random.default_rng(1)
+    return [draw.normal(0, 1e-3, shape).astype(np.float32) for _ in range(3)]
+
+
+def quartile(blocks: Sequence[float], unit: str) -> float:
+    """The better one: the lower quartile of times and sizes, the upper one of rates (units that end with /s)."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return statistics.quantiles(blocks, n=4, method="inclusive")[2 if is_rate(unit) else 0]
+
+
+def is_rate(unit: str) -> bool:
+    """Whether more is better."""
+    return unit.endswith("/s")
 
 
 def prepare(threads: int) -> dict[str, str]:

@@ -72,8 +72,7 @@ def _room() -> str | None:
 def _compare(options: harness.Options, store: _Store, rows: int, dim: int, count: int) -> list[harness.Result]:
     sizes = f"{rows:,} x {dim}, {count:,} ids"
     batches = [tf.constant(ids) for ids in harness.zipf_ids(rows, count, batches=6)]
-    draw = np.random.default_rng(1)
-    gradients = [tf.constant(draw.normal(0, 1e-3, (count, dim)).astype(np.float32)) for _ in range(3)]
+    gradients = [tf.constant(one) for one in harness.normal_gradients(count, dim)]
     found = [store.lookup(ids) for ids in batches]
     sums = [_ops.segment_sum([gradients[k % 3]], one.inverses, one.keys, [0])[0] for k, one in enumerate(found)]
     results: list[harness.Result] = []

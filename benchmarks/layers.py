@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from benchmarks import harness, steps
+from benchmarks import features, harness, rules, steps
 
 
 def run(options: harness.Options) -> list[harness.Result]:
@@ -27,7 +29,7 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
         layer(next_ids())
     lookups = {name: steps.lookup(layer) for name, layer in layers.items()}
     trains = {
-        name: steps.train_step(layer, steps.adagrad() if name == "keras" else steps.ours())
+        name: steps.train_step(layer, rules.adagrad() if name == "keras" else rules.ours())
         for name, layer in layers.items()
     }
     for name in ("ours, bounded", "ours, unbounded"):
@@ -52,56 +54,43 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
     )
 
 
-class Features(keras.layers.Layer):
-    """A matrix of ids to rows, feature by feature: by a collection, or by a layer for each.
+class Collection(keras.layers.Layer):
+    """As `SeparateLayers`, with one collection for all features."""
 
-    Features are the first dimension on both sides, so that taking them apart and together copies nothing: what is timed
-    is layers, not their surroundings.
-    """
-
-    def __init__(self, count: int, dim: int, *, together: bool) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
-        names = [f"f{number}" for number in range(count)]
-        if together:
-            tables = {name: tsps.FeatureConfig(tsps.TableConfig(name, dim)) for name in names}
-            self.collection = tsps.EmbeddingCollection(tables)
-        self.separate = None if together else [tsps.Embedding(None, dim, name=name) for name in names]
+        tables = {name: tsps.FeatureConfig(tsps.TableConfig(name, features.DIM)) for name in names}
+        self.collection = tsps.EmbeddingCollection(tables)
         self._names = names
 
     def build(self, shape: tuple[int, ...]) -> None:
         """Makes the tables."""
-        for layer in self.separate or ():
-            layer.build(shape[1:])
-        if self.separate is None:
-            self.collection.build(dict.fromkeys(self._names, shape[1:]))
+        self.collection.build(dict.fromkeys(self._names, shape[1:]))
 
     def call(self, ids: tf.Tensor) -> list[tf.Tensor]:
-        """int64[features, batch] to one float32[batch, dim] for each feature."""
-        of_each = tf.unstack(ids)
-        if self.separate is None:
-            found = self.collection(dict(zip(self._names, of_each, strict=True)))
-            return [found[name] for name in self._names]
-        return [layer(one) for layer, one in zip(self.separate, of_each, strict=True)]
+        """All features at once."""
+        found = self.collection(dict(zip(self._names, tf.unstack(ids), strict=True)))
+        return [found[name] for name in self._names]
+
+
+def separate_layers() -> features.SeparateLayers:
+    """A table of ours for each feature, in a layer of its own."""
+    return features.SeparateLayers(lambda name: tsps.Embedding(None, features.DIM, name=name), features.names())
 
 
 def _collection(options: harness.Options) -> list[harness.Result]:
-    features, count, dim, rows = 26, 512, 16, 100_000
-    columns = [harness.zipf_ids(rows, count, batches=8, seed=number) for number in range(features)]
-    batches = [tf.constant(np.stack([column[k] for column in columns])) for k in range(8)]
-    draw = np.random.default_rng(1)
-    gradients = [tf.constant(draw.random((features, count, dim), np.float32) * 1e-3) for _ in range(3)]
+    many, count, dim = features.FEATURES, features.IDS, features.DIM
+    batches = [tf.constant(batch) for batch in harness.feature_ids(many, count, features.ROWS, batches=8)]
+    gradients = [tf.constant(one) for one in harness.normal_gradients(many, count, dim)]
     next_batch, next_gradients = harness.Cycle(batches), harness.Cycle(gradients)
 
-    peer = f"{features} separate layers of ours"
-    layers = {
-        peer: Features(features, dim, together=False),
-        "collection": Features(features, dim, together=True),
-    }
+    peer = f"{many} separate layers of ours"
+    layers = {peer: separate_layers(), "collection": Collection(features.names())}
     for layer in layers.values():
-        layer.build((features, count))
+        layer.build((many, count))
     lookups = {name: steps.lookup(layer) for name, layer in layers.items()}
-    trains = {name: steps.train_step(layer, steps.ours()) for name, layer in layers.items()}
-    sizes = f"{features} features x {count} ids x {dim}"
+    trains = {name: steps.train_step(layer, rules.ours()) for name, layer in layers.items()}
+    sizes = f"{many} features x {count} ids x {dim}"
     calls = 3 if options.quick else 50
     for train in trains.values():  # all batches' keys are there before the clock runs
         for batch in batches:

@@ -7,22 +7,21 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from benchmarks import harness, steps
+from benchmarks import harness, rules, steps
 
 
 def run(options: harness.Options) -> list[harness.Result]:
     """Hashed against dense: our table takes any int64 key, Keras's only 0 .. 1M - 1."""
     rows, dim, count = (10_000, 64, 2_130) if options.quick else (1_000_000, 64, 213_000)
     ids = [tf.constant(batch) for batch in harness.zipf_ids(rows, count, batches=8)]
-    draw = np.random.default_rng(1)
-    gradients = [tf.constant(draw.normal(0, 1e-3, (count, dim)).astype(np.float32)) for _ in range(3)]
+    gradients = [tf.constant(one) for one in harness.normal_gradients(count, dim)]
     next_ids, next_gradients = harness.Cycle(ids), harness.Cycle(gradients)
 
     table = tsps.Embedding(None, dim)
     dense = keras.layers.Embedding(rows, dim)
     table(ids[0]), dense(ids[0])
     our_lookup, keras_lookup = steps.lookup(table), steps.lookup(dense)
-    our_step, keras_step = steps.train_step(table, steps.ours()), steps.train_step(dense, steps.adagrad())
+    our_step, keras_step = steps.train_step(table, rules.ours()), steps.train_step(dense, rules.adagrad())
     steps.fill(our_step, rows, dim)
 
     sizes = f"{rows:,} x {dim}, {count:,} ids ({np.unique(ids[0]).size:,} unique)"

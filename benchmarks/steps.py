@@ -1,17 +1,13 @@
-"""Lookups and training steps of a layer, as the suites time them: ours and Keras's with the same surroundings."""
+"""Lookups and training steps of a layer, as the suites time them: any library's with the same surroundings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-import tf_sparse_ps as tsps
-
-LEARNING_RATE = 0.01
 _FILL = 1 << 18
 
 
@@ -25,7 +21,7 @@ def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
 
     Args:
         layer: any layer of ids; built. Of a layer with a list of outputs, the step's gradients are stacked.
-        optimizer: ours or Keras's.
+        optimizer: with `apply_gradients`.
     """
 
     def step(ids: Any, gradients: Any) -> None:
@@ -34,20 +30,11 @@ def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
         variables = layer.trainable_variables
         if isinstance(rows, list):
             gradients = tf.unstack(gradients)
+        gradients = tf.nest.map_structure(lambda gradient, row: tf.cast(gradient, row.dtype), gradients, rows)
         found = tape.gradient(rows, variables, output_gradients=gradients)
         optimizer.apply_gradients(list(zip(found, variables, strict=True)))
 
     return tf.function(step, reduce_retracing=True)
-
-
-def adagrad() -> keras.optimizers.Optimizer:
-    """Keras's Adagrad at the benchmarks' learning rate."""
-    return keras.optimizers.Adagrad(LEARNING_RATE)
-
-
-def ours() -> Any:
-    """The same rule for tables."""
-    return tsps.DistributedOptimizer(adagrad())
 
 
 def fill(step: Callable[[Any, Any], Any], rows: int, dim: int) -> None:

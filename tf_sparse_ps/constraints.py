@@ -14,9 +14,10 @@ import math
 import sys
 from typing import Any
 
+from tf_sparse_ps import keras_objects
 from tf_sparse_ps.errors import UnsupportedError
 
-_NAMES = {"non_neg": "nonneg", "max_norm": "maxnorm", "unit_norm": "unitnorm", "min_max_norm": "minmaxnorm"}
+_ALIASES = {"non_neg": "nonneg", "max_norm": "maxnorm", "unit_norm": "unitnorm", "min_max_norm": "minmaxnorm"}
 _KINDS = {"nonneg": 1, "maxnorm": 2, "unitnorm": 3, "minmaxnorm": 4}  # ConstraintKind in row_optimizer.h
 _EPSILON = 1e-7
 
@@ -55,7 +56,7 @@ def resolve(constraint: Any) -> Resolved | None:
     """
     if constraint is None:
         return None
-    name, config = _name_and_config(constraint)
+    name, config = keras_objects.name_and_config(constraint, "a constraint", _ALIASES)
     kind = _KINDS.get(name)
     if kind is None:
         raise UnsupportedError(
@@ -80,36 +81,12 @@ def resolve(constraint: Any) -> Resolved | None:
 
 
 def serialize(constraint: Any) -> Any:
-    """A JSON-serialisable form of a constraint: names and dicts stay, objects go through Keras."""
-    if constraint is None or isinstance(constraint, str | dict):
-        return constraint
-    from tf_sparse_ps._keras import keras
-
-    return keras.constraints.serialize(constraint)
+    """A JSON-serialisable form of a constraint."""
+    return keras_objects.serialize(constraint, "constraints")
 
 
 def _sequence(axis: Any) -> Any:
     return axis if isinstance(axis, list | tuple) else ()
-
-
-def _name_and_config(constraint: Any) -> tuple[str, dict[str, Any]]:
-    """Class name in lower case and arguments; name "" for what is not Keras's."""
-    if isinstance(constraint, str):
-        return _NAMES.get(constraint.lower(), constraint.lower().replace("_", "")), {}
-    if isinstance(constraint, dict):
-        if "class_name" not in constraint:
-            raise ValueError(f"a constraint's dict must have a `class_name`. Received: {constraint}")
-        if constraint.get("registered_name") not in (None, constraint["class_name"]):
-            return "", {}
-        return _name_and_config(constraint["class_name"])[0], dict(constraint.get("config") or {})
-    if isinstance(constraint, type):
-        return _name_and_config(constraint())
-    if not callable(constraint):
-        raise ValueError(f"a constraint must be a name, a dict or callable. Received: {constraint!r}")
-    cls = type(constraint)
-    if cls.__module__.split(".")[0] in ("keras", "tf_keras") and hasattr(constraint, "get_config"):
-        return cls.__name__.lower(), constraint.get_config()
-    return "", {}
 
 
 def _keras_epsilon() -> float:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_sparse_ps import keras_objects
 from tf_sparse_ps.errors import UnsupportedError
 
 # A normal distribution cut at two standard deviations has this standard deviation (keras divides by it).
@@ -81,7 +82,8 @@ def resolve(initializer: Any, *, dim: int, key_limit: int | None) -> Resolved:
       UnsupportedError: The initializer needs a bounded table and the table is not.
       ValueError: It is no initializer, or its parameters are not finite.
     """
-    name, config = _name_and_config(initializer)
+    initializer = "zeros" if initializer is None else initializer
+    name, config = keras_objects.name_and_config(initializer, "an initializer", _ALIASES)
     seed = config.get("seed")
     seed = seed if isinstance(seed, int) and seed >= 0 else None
 
@@ -113,34 +115,8 @@ def resolve(initializer: Any, *, dim: int, key_limit: int | None) -> Resolved:
 
 
 def serialize(initializer: Any) -> Any:
-    """A JSON-serialisable form of an initializer: names and dicts stay, objects go through Keras."""
-    if initializer is None or isinstance(initializer, str | dict):
-        return initializer
-    from tf_sparse_ps._keras import keras
-
-    return keras.initializers.serialize(initializer)
-
-
-def _name_and_config(initializer: Any) -> tuple[str, dict[str, Any]]:
-    """Class name in lower case and arguments; name "" for what only a call can tell."""
-    if initializer is None:
-        return "zeros", {}
-    if isinstance(initializer, str):
-        return _ALIASES.get(initializer.lower(), initializer.lower().replace("_", "")), {}
-    if isinstance(initializer, dict):
-        if "class_name" not in initializer:
-            raise ValueError(f"an initializer's dict must have a `class_name`. Received: {initializer}")
-        if initializer.get("registered_name") not in (None, initializer["class_name"]):
-            return "", {}
-        return _name_and_config(initializer["class_name"])[0], dict(initializer.get("config") or {})
-    if isinstance(initializer, type):
-        return _name_and_config(initializer())
-    if not callable(initializer):
-        raise ValueError(f"an initializer must be a name, a dict or callable. Received: {initializer!r}")
-    cls = type(initializer)
-    if cls.__module__.split(".")[0] in ("keras", "tf_keras") and hasattr(initializer, "get_config"):
-        return cls.__name__.lower(), initializer.get_config()
-    return "", {}
+    """A JSON-serialisable form of an initializer."""
+    return keras_objects.serialize(initializer, "initializers")
 
 
 def _variance_scaling(config: dict[str, Any], rows: int, dim: int) -> tuple[str, float, float]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -15,37 +11,26 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from benchmarks import harness
+from benchmarks.peers import Calls, Work
 
-LEARNING_RATE = 0.01
 
-
-def make(
-    rule: str,
-    *,
-    rows: int,
-    dim: int,
-    ids: Sequence[np.ndarray],
-    gradients: Sequence[np.ndarray],
-    threads: int,
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def one_table(work: Work, rule: str) -> Calls:
     """Lookup and step; a bag for each id.
 
     Args:
+        work: what to do.
         rule: name of an EmbOptimType.
-        rows, dim: of the table.
-        ids, gradients: batches.
-        threads: for torch.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(work.threads)
     table = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        [(work.rows, work.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=EmbOptimType[rule],
-        learning_rate=LEARNING_RATE,
+        learning_rate=harness.LEARNING_RATE,
         pooling_mode=PoolingMode.SUM,
     )
-    offsets = torch.arange(len(ids[0]) + 1)
-    next_ids = harness.Cycle([torch.from_numpy(one) for one in ids])
-    next_gradients = harness.Cycle([torch.from_numpy(one) for one in gradients])
+    offsets = torch.arange(len(work.ids[0]) + 1)
+    next_ids = harness.Cycle([torch.from_numpy(one) for one in work.ids])
+    next_gradients = harness.Cycle([torch.from_numpy(one) for one in work.gradients])
 
     def look() -> None:
         with torch.no_grad():

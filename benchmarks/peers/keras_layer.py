@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import keras
-import numpy as np
 
-from benchmarks.peers import tensorflow_work
+from benchmarks import features, harness
+from benchmarks.peers import Calls, Work, tensorflow_work
 
 
-def make(
-    *, rows: int, dim: int, ids: Sequence[np.ndarray], gradients: Sequence[np.ndarray], threads: int
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def one_table(work: Work) -> Calls:
     """Lookup and step."""
-    tensorflow_work.set_threads(threads)
-    layer = keras.layers.Embedding(rows, dim)
+    tensorflow_work.set_threads(work.threads)
+    layer = keras.layers.Embedding(work.rows, work.dim)
     layer.build(None)
-    optimizer = keras.optimizers.Adagrad(tensorflow_work.LEARNING_RATE)
-    return tensorflow_work.cases(layer, optimizer, ids, gradients)
+    return tensorflow_work.calls(layer, _adagrad(), work, tensorflow_work.no_rows)
+
+
+def many_tables(work: Work) -> Calls:
+    """The same of a layer for each feature."""
+    tensorflow_work.set_threads(work.threads)
+    layer = features.SeparateLayers(lambda _: keras.layers.Embedding(work.rows, work.dim), features.names())
+    layer.build(work.ids[0].shape)
+    return tensorflow_work.calls(layer, _adagrad(), work, tensorflow_work.no_rows)
+
+
+def _adagrad() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adagrad(harness.LEARNING_RATE)

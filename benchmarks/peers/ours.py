@@ -1,42 +1,33 @@
-"""tf_sparse_ps.Embedding."""
+"""tf_sparse_ps.Embedding and EmbeddingCollection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import keras
-import numpy as np
-
 import tf_sparse_ps as tsps
-from benchmarks.peers import tensorflow_work
+from benchmarks import features, layers, rules
+from benchmarks.peers import Calls, Work, tensorflow_work
 
 
-def make(
-    rule: str,
-    dtype: str = "float32",
-    policy: str = "float32",
-    *,
-    rows: int,
-    dim: int,
-    ids: Sequence[np.ndarray],
-    gradients: Sequence[np.ndarray],
-    threads: int,
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def one_table(work: Work, rule: str, dtype: str = "float32", policy: str = "float32") -> Calls:
     """Lookup and step of an unbounded table that has all rows.
 
     Args:
+        work: what to do.
         rule: "adagrad" or "rowwise_adagrad".
         dtype: of the rows.
         policy: of the layer.
-        rows, dim: of the table.
-        ids, gradients: batches.
-        threads: for TensorFlow.
     """
-    tensorflow_work.set_threads(threads)
-    layer = tsps.Embedding(None, dim, table=tsps.TableConfig("peer", dim, dtype=dtype), dtype=policy)
+    tensorflow_work.set_threads(work.threads)
+    table = tsps.TableConfig("peer", work.dim, dtype=dtype)
+    layer = tsps.Embedding(None, work.dim, table=table, dtype=policy)
     layer.build(None)
-    rate = tensorflow_work.LEARNING_RATE
     sparse = tsps.optimizers.RowwiseAdagrad() if rule == "rowwise_adagrad" else None
-    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(rate), sparse_optimizer=sparse)
-    return tensorflow_work.cases(layer, optimizer, ids, gradients, fill=rows)
+    optimizer = tsps.DistributedOptimizer(rules.adagrad(), sparse_optimizer=sparse)
+    return tensorflow_work.calls(layer, optimizer, work, tensorflow_work.all_rows(work))
+
+
+def many_tables(work: Work, kind: str) -> Calls:
+    """The same of many unbounded tables: "collection", or "separate" layers."""
+    tensorflow_work.set_threads(work.threads)
+    layer = layers.Collection(features.names()) if kind == "collection" else layers.separate_layers()
+    layer.build(work.ids[0].shape)
+    return tensorflow_work.calls(layer, rules.ours(), work, tensorflow_work.all_batches(work))

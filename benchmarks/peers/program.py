@@ -1,4 +1,4 @@
-"""What a peer's process runs: `python -m benchmarks.peers.program NAME MODULE ARGUMENT...`, started by `PeerSide`."""
+"""What a peer's process runs: `python -m benchmarks.peers.program SUITE NAME MODULE ARGUMENT...`, by `PeerSide`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from benchmarks import against, features, harness, peers
 
-from benchmarks import against, harness, peers
 
-CALLS = 9
+def one_table(options: harness.Options) -> peers.Work:
+    """The work of the suite `step`."""
+    rows, dim, count = (10_000, 64, 2_130) if options.quick else (1_000_000, 64, 213_000)
+    ids = harness.zipf_ids(rows, count, batches=8)
+    return peers.Work(rows, dim, ids, harness.normal_gradients(count, dim), options.threads)
+
+
+def many_tables(options: harness.Options) -> peers.Work:
+    """The work of the suite `layers`."""
+    rows, dim, shape = features.ROWS, features.DIM, (features.FEATURES, features.IDS)
+    ids = harness.feature_ids(*shape, rows, batches=8)
+    return peers.Work(rows, dim, ids, harness.normal_gradients(*shape, dim), options.threads)
+
+
+# By suite: the work, the function of a peer's module that does it, and its calls in a block.
+SUITES: dict[str, tuple[Any, str, int]] = {
+    "step": (one_table, "one_table", 9),
+    "layers": (many_tables, "many_tables", 50),
+}
 
 
 def measure(options: harness.Options) -> tuple[list[harness.Result], dict[str, str]]:
     """Both cases in each turn, lookups first."""
-    name, module, *arguments = sys.argv[1:]
-    rows, dim, count = (10_000, 64, 2_130) if options.quick else (1_000_000, 64, 213_000)
-    draw = np.random.default_rng(1)
-    work = importlib.import_module(f"benchmarks.peers.{module}").make(
-        *arguments,
-        rows=rows,
-        dim=dim,
-        ids=harness.zipf_ids(rows, count, batches=8),
-        gradients=[draw.normal(0, 1e-3, (count, dim)).astype(np.float32) for _ in range(3)],
-        threads=options.threads,
-    )
-    cases: dict[str, Callable[[], Any]] = dict(zip((peers.LOOKUP, peers.STEP), work, strict=True))
+    suite, name, module, *arguments = sys.argv[1:]
+    make_work, function, calls = SUITES[suite]
+    does = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)
+    cases = dict(zip((peers.LOOKUP, peers.STEP), does(make_work(options), *arguments), strict=True))
     for call in cases.values():
         for _ in range(3):
             call()
@@ -39,7 +47,7 @@ def measure(options: harness.Options) -> tuple[list[harness.Result], dict[str, s
         options.turns.next()
         for case, call in cases.items():
             times = []
-            for _ in range(CALLS):
+            for _ in range(calls):
                 began = time.perf_counter()
                 call()
                 times.append((time.perf_counter() - began) * 1e3)
@@ -47,7 +55,7 @@ def measure(options: harness.Options) -> tuple[list[harness.Result], dict[str, s
     results = [
         result
         for case, figures in blocks.items()
-        for result in harness.summarize("step", case, {name: figures}, peer=None, unit="ms")
+        for result in harness.summarize(suite, case, {name: figures}, peer=None, unit="ms")
     ]
     return results, {}
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from benchmarks import harness
-
-LEARNING_RATE = 0.01
-FILL = 1 << 18
+from benchmarks import harness, steps
+from benchmarks.peers import Calls, Work
 
 
 def set_threads(threads: int) -> None:
@@ -20,31 +17,36 @@ def set_threads(threads: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
-def cases(
-    layer: Any, optimizer: Any, ids: Sequence[np.ndarray], gradients: Sequence[np.ndarray], *, fill: int = 0
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def calls(layer: Any, optimizer: Any, work: Work, prepare: Callable[[Callable[[Any, Any], Any]], None]) -> Calls:
     """A traced lookup, and a traced step: lookup, backward with given output gradients, update.
 
     Args:
         layer: of ids, built.
         optimizer: with `apply_gradients`.
-        ids, gradients: batches, which take turns.
-        fill: bring the keys 0 .. fill - 1 in first, by steps with gradients of 0.
+        work: batches, which take turns.
+        prepare: called with the step, to bring rows in before anything is measured.
     """
-    look = tf.function(lambda one: layer(one), reduce_retracing=True)
+    look, step = steps.lookup(layer), steps.train_step(layer, optimizer)
+    prepare(step)
+    next_ids = harness.Cycle([tf.constant(one) for one in work.ids])
+    next_gradients = harness.Cycle([tf.constant(one) for one in work.gradients])
+    return lambda: look(next_ids()), lambda: step(next_ids(), next_gradients())
 
-    def step(one: Any, gradient: Any) -> None:
-        with tf.GradientTape() as tape:
-            found = layer(one)
-        variables = layer.trainable_variables
-        grads = tape.gradient(found, variables, output_gradients=tf.cast(gradient, found.dtype))
-        optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
 
-    train = tf.function(step, reduce_retracing=True)
-    dim = gradients[0].shape[1]
-    for start in range(0, fill, FILL):
-        keys = np.arange(start, min(start + FILL, fill))
-        train(tf.constant(keys), tf.zeros([keys.size, dim]))
-    next_ids = harness.Cycle([tf.constant(one) for one in ids])
-    next_gradients = harness.Cycle([tf.constant(one) for one in gradients])
-    return lambda: look(next_ids()), lambda: train(next_ids(), next_gradients())
+def all_rows(work: Work) -> Callable[[Callable[[Any, Any], Any]], None]:
+    """Brings in all rows of a table."""
+    return lambda step: steps.fill(step, work.rows, work.gradients[0].shape[-1])
+
+
+def all_batches(work: Work) -> Callable[[Callable[[Any, Any], Any]], None]:
+    """Brings in the rows of the batches, of any number of tables."""
+
+    def prepare(step: Callable[[Any, Any], Any]) -> None:
+        for ids in work.ids:
+            step(tf.constant(ids), tf.constant(work.gradients[0]))
+
+    return prepare
+
+
+def no_rows(_: Callable[[Any, Any], Any]) -> None:
+    """They are there from the beginning."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # before TensorFlow is imported
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders_addons.dynamic_embedding as de
 
-from benchmarks.peers import tensorflow_work
+from benchmarks import harness
+from benchmarks.peers import Calls, Work, tensorflow_work
 
 
-def make(
-    *, rows: int, dim: int, ids: Sequence[np.ndarray], gradients: Sequence[np.ndarray], threads: int
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def one_table(work: Work) -> Calls:
     """Lookup and step of a table that has all rows."""
-    tensorflow_work.set_threads(threads)
+    tensorflow_work.set_threads(work.threads)
     layer = de.keras.layers.Embedding(
-        dim, key_dtype=tf.int64, value_dtype=tf.float32, devices=["/CPU:0"], init_capacity=2 * rows, name="peer"
+        work.dim,
+        key_dtype=tf.int64,
+        value_dtype=tf.float32,
+        devices=["/CPU:0"],
+        init_capacity=2 * work.rows,
+        name="peer",
     )
     layer.build(None)
-    optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adagrad(tensorflow_work.LEARNING_RATE))
-    return tensorflow_work.cases(layer, optimizer, ids, gradients, fill=rows)
+    optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adagrad(harness.LEARNING_RATE))
+    return tensorflow_work.calls(layer, optimizer, work, tensorflow_work.all_rows(work))

@@ -1,10 +1,12 @@
-"""The step suite beside other libraries: the report, and once ours beside the Keras of this environment."""
+"""Suites beside other libraries: the report, and once ours beside the Keras of this environment."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -23,7 +25,7 @@ def figures(name: str, lookup: list[float], step: list[float]) -> list[harness.R
 def test_each_peer_is_compared_with_the_one_of_ours_that_does_the_same_work() -> None:
     found = figures("ours, Adagrad", [1, 3], [10, 14]) + figures("ours, row-wise Adagrad", [2, 2], [5, 5])
     found += figures("Keras 2, Adagrad", [3, 3], [22, 22]) + figures("FBGEMM, row-wise Adagrad", [1, 1], [20, 20])
-    assert peers.table(found).splitlines()[2:] == [
+    assert peers.table("step", found).splitlines()[2:] == [
         "| ours, Adagrad | 1.5 ms | 11 ms | 10 - 14 |  |  |",
         "| ours, row-wise Adagrad | 2 ms | 5 ms | 5 - 5 | 0.75 | 2.20 |",
         "| Keras 2, Adagrad | 3 ms | 22 ms | 22 - 22 | 0.50 | 0.50 |",
@@ -31,15 +33,19 @@ def test_each_peer_is_compared_with_the_one_of_ours_that_does_the_same_work() ->
     ]
 
 
-def test_every_peer_has_one_of_ours_beside_it() -> None:
-    names = [peer.name for peer in peers.PEERS]
+@pytest.mark.parametrize("suite", peers.PEERS)
+def test_every_peer_has_one_of_ours_beside_it(suite: str) -> None:
+    names = [peer.name for peer in peers.PEERS[suite]]
     assert len(set(names)) == len(names)
-    assert all(peer.beside in names and peer.beside.startswith("ours") for peer in peers.PEERS)
+    assert all(peer.beside in names and peer.beside.startswith("ours") for peer in peers.PEERS[suite])
 
 
-def test_what_is_here_is_measured_by_turns() -> None:
-    here = [peer for peer in peers.PEERS if peer.name in ("ours, Adagrad", "Keras 3, Adagrad")]
-    found = peers.run(here, harness.Options(blocks=2, quick=True))
+@pytest.mark.parametrize("suite", peers.PEERS)
+def test_what_is_here_is_measured_by_turns(suite: str) -> None:
+    of_this_environment = [peer for peer in peers.PEERS[suite] if peer.venv is None]
+    here = [of_this_environment[0], of_this_environment[-1]]
+    assert here[-1].module == "keras_layer"
+    found = peers.run(suite, here, harness.Options(blocks=2, quick=True))
     assert [(one.variant, one.case, len(one.blocks)) for one in found] == [
         (peer.name, case, 2) for peer in here for case in (peers.LOOKUP, peers.STEP)
     ]
@@ -47,7 +53,7 @@ def test_what_is_here_is_measured_by_turns() -> None:
 
 
 def test_other_suites_have_no_peers() -> None:
-    command = [sys.executable, "-m", "benchmarks", "layers", "--peers"]
+    command = [sys.executable, "-m", "benchmarks", "ranks", "--peers"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 2
-    assert "--peers goes with the suite step alone" in done.stderr
+    assert "--peers goes with one of the suites step, layers" in done.stderr
