@@ -17,6 +17,7 @@ SUITES = {
     "kernels": "the ops alone: lookup, dedupe, segment-sum, apply, against TensorFlow's",
     "layers": "small layers against keras.layers.Embedding; a collection against separate layers",
     "step": "lookup and full step on 1M x 64 rows with 213k Zipf ids, against keras.layers.Embedding",
+    "sizes": "how a step grows with rows, width and ids, beside copies of random rows",
     "growth": "an unbounded table takes in 5 million keys by training; what that costs readers",
     "cluster": "time and bytes per step on emulated hosts with slow cables, against Horovod with replicated tables",
     "exchange": "the memory it takes to reduce gradients of 2 million keys per rank on two nodes",

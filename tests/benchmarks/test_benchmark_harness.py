@@ -76,6 +76,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "kernels",
         "layers",
         "step",
+        "sizes",
         "growth",
         "cluster",
         "exchange",
@@ -89,11 +90,11 @@ def test_without_arguments_the_suites_are_listed() -> None:
 def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
-    names = "all, kernels, layers, step, growth, cluster, exchange, buckets, delayed, scans, ranks"
+    names = "all, kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, ranks"
     assert f"no such suite. Expected: {names}. Received: speed" in done.stderr
 
 
-@pytest.mark.parametrize("suite", ["kernels", "layers", "step"])
+@pytest.mark.parametrize("suite", ["kernels", "layers", "step", "sizes"])
 def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:
     done = benchmarks(suite, "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,105 @@
+"""The sizes suite: how a step grows with rows, with their width and with ids, beside copies of random rows.
+
+The copies are TensorFlow's gather of as many random rows of a dense matrix, in the same process and on the same
+threads. A step moves many more bytes: a lookup reads and writes each id's row; the backward pass reads each id's
+gradient and writes the sum for each key; the update reads that, the row and its slot, writes both, and saves both for
+the undo log. How many of them it moves in a second, beside what the copies do, says how near it is to memory's speed.
+
+`TFSPS_HUGE_PAGES=0 python -m benchmarks sizes` is without huge pages.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from benchmarks import harness, rules, steps
+
+_ROWS, _DIM, _IDS = 1_000_000, 64, 213_000
+_CALLS = 5
+# Of rows, dim, ids: what differs from case to case; the others are _ROWS, 16 for the growth of rows, else _DIM, _IDS.
+_CASES = (
+    *((rows, 16, _IDS) for rows in (1_000_000, 5_000_000, 20_000_000, 50_000_000)),
+    *((_ROWS, dim, _IDS) for dim in (32, 64, 128, 256)),
+    *((_ROWS, _DIM, ids) for ids in (100_000, 500_000, 1_000_000, 2_000_000)),
+)
+
+
+def run(options: harness.Options) -> list[harness.Result]:
+    """All cases, one after another."""
+    cases = [(10_000, 16, 2_000), (10_000, 32, 4_000)] if options.quick else _CASES
+    results = []
+    for case in cases:
+        results += _case(options, *case)
+        gc.collect()  # its table is removed with its layer
+    return results
+
+
+def _case(options: harness.Options, rows: int, dim: int, count: int) -> list[harness.Result]:
+    ids = harness.zipf_ids(rows, count, batches=4)
+    distinct = float(np.mean([np.unique(one).size for one in ids]))
+    next_ids = harness.Cycle([tf.constant(one) for one in ids])
+    next_gradients = harness.Cycle([tf.constant(one) for one in harness.normal_gradients(count, dim)])
+    layer = tsps.Embedding(None, dim)
+    layer.build(None)
+    look, step = steps.lookup(layer), steps.train_step(layer, rules.ours())
+    steps.fill(step, rows, dim)
+    huge = _settled_huge_bytes(layer.bindings[0].path)
+
+    dense = tf.Variable(tf.zeros([min(rows, _ROWS), dim]))
+    draw = np.random.default_rng(2)
+    next_rows = harness.Cycle([tf.constant(draw.integers(0, dense.shape[0], count)) for _ in range(4)])
+    copy = tf.function(lambda numbers: tf.gather(dense, numbers))
+    sizes = f"{rows:,} x {dim}, {count:,} ids ({distinct:,.0f} distinct), {huge / 2**20:,.0f} MiB in huge pages"
+    found = harness.compare(
+        "sizes",
+        sizes,
+        {
+            "copies": lambda: copy(next_rows()),
+            "lookup": lambda: look(next_ids()),
+            "step": lambda: step(next_ids(), next_gradients()),
+        },
+        peer="copies",
+        options=options,
+        calls=_CALLS,
+    )
+    quartiles = {one.variant: harness.quartile(one.blocks, one.unit) for one in found}
+    row = 4 * dim
+    moved = {"copies": 2 * count * row, "step": (3 * count + 8 * distinct) * row}
+    rates = {name: size / quartiles[name] / 1e6 for name, size in moved.items()}  # GB/s
+    parameters = {"rows": rows, "dim": dim, "ids": count, "distinct": distinct, "huge_bytes": huge}
+
+    def result(variant: str, value: float, unit: str, ratio: float | None = None) -> harness.Result:
+        return harness.Result("sizes", sizes, variant, value, value, value, unit, ratio, parameters)
+
+    return [
+        *found,
+        *(result(f"{name}, per million ids", quartiles[name] * 1e6 / count, "ms") for name in ("lookup", "step")),
+        result("copies, bytes moved", rates["copies"], "GB/s"),
+        result("step, bytes moved", rates["step"], "GB/s", rates["step"] / rates["copies"]),
+    ]
+
+
+def _settled_huge_bytes(path: str) -> int:
+    """What of a table's files is mapped in huge pages, once the writer's helper has stopped to make them."""
+    before = -1
+    while (now := _huge_bytes(path)) != before:
+        before = now
+        time.sleep(0.5)
+    return now
+
+
+def _huge_bytes(path: str) -> int:
+    size, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            inside = path in line
+        elif inside and words[0] == "ShmemPmdMapped:":
+            size += int(words[1]) * 1024
+    return size
