@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/float_bits.h"
 #include "core/base/simd.h"
 
 namespace tsps {
@@ -11,25 +12,11 @@ namespace {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "numbers are stored as they are in memory");
 
-inline uint32_t BitsOf(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-inline float FloatOf(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
 // float32: 8 bits of exponent with bias 127, 23 of fraction. float16: 5 with bias 15, 10.
-constexpr uint32_t kMagnitude = 0x7FFFFFFF;
-constexpr uint32_t kInfinity = 0x7F800000;
-constexpr uint32_t kExponentOne = 1 << 23;
-constexpr uint32_t kBiasChange = (127 - 15) << 23;
-constexpr uint32_t kHalfOverflow = (127 + 16) << 23;   // 2^16, which becomes infinity
-constexpr uint32_t kHalfMinNormal = (127 - 14) << 23;  // 2^-14
+constexpr uint32_t kExponentOne = 1 << kFloatFractionBits;
+constexpr uint32_t kBiasChange = (kFloatBias - 15) << kFloatFractionBits;
+constexpr uint32_t kHalfOverflow = BitsOfPower(16);  // which becomes infinity
+constexpr uint32_t kHalfMinNormal = BitsOfPower(-14);
 
 // Adds just below half of what is cut off, and one more if the last bit that stays is odd. A carry
 // may go into the exponent, up to infinity's.
@@ -40,7 +27,8 @@ inline uint32_t RoundedShift(uint32_t bits, int shift) {
 inline uint16_t Bfloat16Of(float value) {
   const uint32_t bits = BitsOf(value);
   const uint32_t nan = bits >> 16 | 0x40;
-  return static_cast<uint16_t>((bits & kMagnitude) > kInfinity ? nan : RoundedShift(bits, 16));
+  return static_cast<uint16_t>((bits & kFloatMagnitude) > kFloatInfinity ? nan
+                                                                         : RoundedShift(bits, 16));
 }
 
 // As `condition ? yes : no`, for which GCC moves the float operations of `yes` into a branch, and
@@ -54,11 +42,11 @@ inline uint32_t Select(bool condition, uint32_t yes, uint32_t no) {
 // addition of 0.5, whose last bit is worth 2^-24. TensorFlow's threads flush numbers that are
 // subnormal in float32, operands and results, to zero: here and below no other result comes of it.
 inline uint16_t Float16Of(float value) {
-  const uint32_t bits = BitsOf(value), magnitude = bits & kMagnitude;
+  const uint32_t bits = BitsOf(value), magnitude = bits & kFloatMagnitude;
   const uint32_t nan = 0x7E00 | (magnitude >> 13 & 0x3FF);
   const uint32_t normal = RoundedShift(std::min(magnitude, kHalfOverflow) - kBiasChange, 13);
   const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
-  uint32_t half = Select(magnitude > kInfinity, nan, normal);
+  uint32_t half = Select(magnitude > kFloatInfinity, nan, normal);
   half = Select(magnitude < kHalfMinNormal, subnormal, half);
   return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
 }

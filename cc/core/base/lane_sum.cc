@@ -50,11 +50,6 @@ bool CanStream() {
 
 }  // namespace
 
-void LaneSum::AddPieces(const unsigned char* from, size_t n) {
-  Sum(from, n, a_, b_);
-  bytes_ += n;
-}
-
 void LaneSum::Add(const void* data, size_t n) {
   const auto* from = static_cast<const unsigned char*>(data);
   const size_t held = bytes_ % kPiece;
@@ -68,9 +63,9 @@ void LaneSum::Add(const void* data, size_t n) {
   }
   if (n == 0) return;
   const size_t whole = n / kPiece * kPiece;
-  AddPieces(from, whole);
+  Sum(from, whole, a_, b_);
   std::memcpy(rest_, from + whole, n - whole);
-  bytes_ += n - whole;
+  bytes_ += n;
 }
 
 void LaneSum::AddCopy(const void* data, size_t n, void* to) {

@@ -26,8 +26,6 @@ class LaneSum {
   static constexpr size_t kLanes = 4;
   static constexpr size_t kPiece = kLanes * sizeof(uint64_t);
 
-  void AddPieces(const unsigned char* from, size_t n);
-
   uint64_t a_[kLanes] = {};
   uint64_t b_[kLanes] = {};
   uint64_t bytes_ = 0;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/base/crc32c.h"
+#include "core/base/float_bits.h"
 
 namespace tsps {
 namespace {
@@ -53,7 +54,7 @@ Status DecodePlanes(const std::vector<ParameterFilePlane>& planes, const std::st
                     ParameterFileInfo* info) {
   const auto slots = static_cast<size_t>(SlotCount(info->optimizer.kind));
   for (size_t k = 0; k < slots; ++k) {
-    info->optimizer.slot_init[k] = FloatOfBits(planes[1 + k].initial);
+    info->optimizer.slot_init[k] = FloatOf(static_cast<uint32_t>(planes[1 + k].initial));
     if (std::isfinite(info->optimizer.slot_init[k])) continue;
     return DamagedFile(path, "non-finite initial slot value");
   }
@@ -205,7 +206,7 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
   }
   if (header.version == 1) {
     for (int slot = 0; slot < kMaxSlots; ++slot) {
-      info.optimizer.slot_init[slot] = FloatOfBits(header.slot_init[slot]);
+      info.optimizer.slot_init[slot] = FloatOf(static_cast<uint32_t>(header.slot_init[slot]));
       if (!std::isfinite(info.optimizer.slot_init[slot]))
         return DamagedFile(path, "non-finite initial slot value");
     }

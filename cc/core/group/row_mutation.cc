@@ -117,9 +117,9 @@ Status RowMutation::FindPlanned(const TableFiles& files, const TableState& state
 }
 
 Status RowMutation::PlanTable(RowPlan& plan) {
-  const TableFiles& files = *group_.files(plan.table);
+  TableFiles& files = *group_.files(plan.table);
   const TableState& state = StateOf(plan);
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, group_.files(plan.table)->BoundPlanes(state));
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(state));
   plan.planes = std::max(plan.planes, list->trained());
   TSPS_RETURN_IF_ERROR(FindPlanned(files, state, plan));
   plan.existing.reserve(plan.n);
@@ -160,9 +160,8 @@ Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
 
 Status RowMutation::FindErased(RowPlan& plan) {
   if (plan.erase_keys.empty()) return Status();
-  const TableFiles& files = *group_.files(plan.table);
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
-                        group_.files(plan.table)->BoundPlanes(StateOf(plan)));
+  TableFiles& files = *group_.files(plan.table);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   const uint32_t depth = StateOf(plan).depth;
   plan.erased.clear();
   plan.erased_rows.clear();

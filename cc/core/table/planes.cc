@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/base/crc32c.h"
+#include "core/base/float_bits.h"
 
 namespace tsps {
 namespace {
@@ -27,19 +28,6 @@ constexpr TypeName kTypeNames[] = {{PlaneType::kFloat32, "float32"},
                                    {PlaneType::kInt64, "int64"}};
 
 }  // namespace
-
-uint64_t FloatBits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-float FloatOfBits(uint64_t bits) {
-  const auto low = static_cast<uint32_t>(bits);
-  float value;
-  std::memcpy(&value, &low, sizeof(value));
-  return value;
-}
 
 const char* PlaneTypeName(PlaneType type) {
   for (const TypeName& one : kTypeNames) {
@@ -108,7 +96,7 @@ PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, 
   for (int k = 0; k < SlotCount(optimizer.kind); ++k) {
     list.planes.push_back({SlotName(optimizer.kind, k), PlaneRole::kSlot, PlaneType::kFloat32,
                            SlotWidth(optimizer.kind, k, dim) * sizeof(float), generation,
-                           FloatBits(optimizer.slot_init[k])});
+                           BitsOf(optimizer.slot_init[k])});
   }
   list.planes.push_back({"key", PlaneRole::kKey, PlaneType::kInt64, sizeof(int64_t), made, 0});
   list.planes.push_back(
@@ -212,7 +200,7 @@ Result<PlaneList> PlaneListFromFile(const PlaneListFile& file, const TableConfig
   optimizer.kind = static_cast<OptimizerKind>(file.optimizer);
   const auto slots = static_cast<uint32_t>(SlotCount(optimizer.kind));
   for (uint32_t k = 0; k < slots && 1 + k < kMaxPlanes; ++k) {
-    optimizer.slot_init[k] = FloatOfBits(file.planes[1 + k].initial);
+    optimizer.slot_init[k] = FloatOf(static_cast<uint32_t>(file.planes[1 + k].initial));
     if (std::isfinite(optimizer.slot_init[k])) continue;
     return Damaged(path, "initial slot value ", optimizer.slot_init[k]);
   }

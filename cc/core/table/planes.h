@@ -35,9 +35,6 @@ size_t ElementBytes(PlaneType type);
 // "float32" | "bfloat16" | "float16" | "uint32" | "int64"; for messages, too.
 const char* PlaneTypeName(PlaneType type);
 Result<PlaneType> PlaneTypeFromName(const std::string& name);
-// A float32 as the bits of an element, and back.
-uint64_t FloatBits(float value);
-float FloatOfBits(uint64_t bits);
 
 // Of one optimizer binding. The embedding is the first, the optimizer's slots come next.
 struct PlaneList {

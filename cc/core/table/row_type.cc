@@ -5,31 +5,18 @@
 #include <cstring>
 
 #include "core/base/float16.h"
+#include "core/base/float_bits.h"
 #include "core/base/hash.h"
 #include "core/base/simd.h"
 
 namespace tsps {
 namespace {
 
-constexpr uint32_t kMagnitude = 0x7FFFFFFF;  // all but the sign
-constexpr uint32_t kInfinity = 0x7F800000;   // of a float32
 constexpr uint32_t kInfiniteBfloat16 = 0x7F80;
 constexpr uint32_t kInfiniteFloat16 = 0x7C00;
 // The smallest float16 that is not subnormal is 2^-14; smaller ones are multiples of 2^-24.
-constexpr uint32_t kMinNormal = (127 - 14) << 23;
-constexpr uint32_t kBiasChange = (127 - 15) << 23;
-
-uint32_t BitsOf(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-float FloatOf(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
+constexpr uint32_t kMinNormal = BitsOfPower(-14);
+constexpr uint32_t kBiasChange = (kFloatBias - 15) << kFloatFractionBits;
 
 // The largest number that is finite, in place of an infinity that rounding has made.
 TSPS_SIMD_CLONES
@@ -37,7 +24,7 @@ void KeepFinite(const float* __restrict__ values, size_t n, uint32_t infinite,
                 uint16_t* __restrict__ row) {
   for (size_t i = 0; i < n; ++i) {
     const bool made =
-        (row[i] & 0x7FFFu) == infinite && (BitsOf(values[i]) & kMagnitude) < kInfinity;
+        (row[i] & 0x7FFFu) == infinite && (BitsOf(values[i]) & kFloatMagnitude) < kFloatInfinity;
     row[i] = static_cast<uint16_t>(row[i] - static_cast<uint16_t>(made));
   }
 }
@@ -56,10 +43,10 @@ inline uint32_t ElementDraw(uint32_t low, uint32_t high, uint32_t i) {
 
 // A rounded magnitude with the sign of `bits`; finite numbers stay finite, NaNs become quiet ones.
 inline uint16_t Finish(uint32_t bits, uint32_t rounded, uint32_t infinite) {
-  const uint32_t magnitude = bits & kMagnitude;
+  const uint32_t magnitude = bits & kFloatMagnitude;
   const uint32_t finite = rounded < infinite ? rounded : infinite - 1;
-  const uint32_t special = magnitude > kInfinity ? infinite | infinite >> 1 : infinite;
-  const uint32_t narrow = magnitude < kInfinity ? finite : special;
+  const uint32_t special = magnitude > kFloatInfinity ? infinite | infinite >> 1 : infinite;
+  const uint32_t narrow = magnitude < kFloatInfinity ? finite : special;
   return static_cast<uint16_t>(narrow | (bits >> 16 & 0x8000));
 }
 
@@ -69,7 +56,7 @@ void StochasticBfloat16(const float* __restrict__ values, size_t n, uint32_t low
   const auto count = static_cast<uint32_t>(n);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t bits = BitsOf(values[i]);
-    const uint32_t rounded = ((bits & kMagnitude) + (ElementDraw(low, high, i) >> 16)) >> 16;
+    const uint32_t rounded = ((bits & kFloatMagnitude) + (ElementDraw(low, high, i) >> 16)) >> 16;
     row[i] = Finish(bits, rounded, kInfiniteBfloat16);
   }
 }
@@ -81,7 +68,7 @@ void StochasticFloat16(const float* __restrict__ values, size_t n, uint32_t low,
   const auto count = static_cast<uint32_t>(n);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t bits = BitsOf(values[i]);
-    const uint32_t magnitude = bits & kMagnitude;
+    const uint32_t magnitude = bits & kFloatMagnitude;
     const bool subnormal = magnitude < kMinNormal;
     const float units = FloatOf(subnormal ? magnitude : 0) * 0x1p37f;
     const uint32_t fixed =
