@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-# The case of the suite `layers` with many features: how many, ids of each, width, vocabulary.
-FEATURES, IDS, DIM, ROWS = 26, 512, 16, 100_000
+from benchmarks import feature_sizes
 
 
 class SeparateLayers(keras.layers.Layer):
@@ -20,12 +19,11 @@ class SeparateLayers(keras.layers.Layer):
 
     Args:
         make: called with a feature's name; returns its layer.
-        names: of the features.
     """
 
-    def __init__(self, make: Callable[[str], Any], names: Sequence[str]) -> None:
+    def __init__(self, make: Callable[[str], Any]) -> None:
         super().__init__()
-        self.separate = [make(name) for name in names]
+        self.separate = [make(name) for name in feature_sizes.NAMES]
 
     def build(self, shape: tuple[int, ...]) -> None:
         """Makes the tables."""
@@ -36,8 +34,3 @@ class SeparateLayers(keras.layers.Layer):
     def call(self, ids: tf.Tensor) -> list[tf.Tensor]:
         """Feature by feature."""
         return [layer(one) for layer, one in zip(self.separate, tf.unstack(ids), strict=True)]
-
-
-def names() -> list[str]:
-    """Of the features."""
-    return [f"f{number}" for number in range(FEATURES)]

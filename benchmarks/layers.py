@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from benchmarks import features, harness, rules, steps
+from benchmarks import feature_sizes, features, harness, rules, steps
 
 
 def run(options: harness.Options) -> list[harness.Result]:
@@ -57,35 +55,34 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
 class Collection(keras.layers.Layer):
     """As `SeparateLayers`, with one collection for all features."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        tables = {name: tsps.FeatureConfig(tsps.TableConfig(name, features.DIM)) for name in names}
+        tables = {name: tsps.FeatureConfig(tsps.TableConfig(name, feature_sizes.DIM)) for name in feature_sizes.NAMES}
         self.collection = tsps.EmbeddingCollection(tables)
-        self._names = names
 
     def build(self, shape: tuple[int, ...]) -> None:
         """Makes the tables."""
-        self.collection.build(dict.fromkeys(self._names, shape[1:]))
+        self.collection.build(dict.fromkeys(feature_sizes.NAMES, shape[1:]))
 
     def call(self, ids: tf.Tensor) -> list[tf.Tensor]:
         """All features at once."""
-        found = self.collection(dict(zip(self._names, tf.unstack(ids), strict=True)))
-        return [found[name] for name in self._names]
+        found = self.collection(dict(zip(feature_sizes.NAMES, tf.unstack(ids), strict=True)))
+        return [found[name] for name in feature_sizes.NAMES]
 
 
 def separate_layers() -> features.SeparateLayers:
     """A table of ours for each feature, in a layer of its own."""
-    return features.SeparateLayers(lambda name: tsps.Embedding(None, features.DIM, name=name), features.names())
+    return features.SeparateLayers(lambda name: tsps.Embedding(None, feature_sizes.DIM, name=name))
 
 
 def _collection(options: harness.Options) -> list[harness.Result]:
-    many, count, dim = features.FEATURES, features.IDS, features.DIM
-    batches = [tf.constant(batch) for batch in harness.feature_ids(many, count, features.ROWS, batches=8)]
+    many, count, dim = feature_sizes.FEATURES, feature_sizes.IDS, feature_sizes.DIM
+    batches = [tf.constant(batch) for batch in harness.feature_ids(many, count, feature_sizes.ROWS, batches=8)]
     gradients = [tf.constant(one) for one in harness.normal_gradients(many, count, dim)]
     next_batch, next_gradients = harness.Cycle(batches), harness.Cycle(gradients)
 
     peer = f"{many} separate layers of ours"
-    layers = {peer: separate_layers(), "collection": Collection(features.names())}
+    layers = {peer: separate_layers(), "collection": Collection()}
     for layer in layers.values():
         layer.build((many, count))
     lookups = {name: steps.lookup(layer) for name, layer in layers.items()}

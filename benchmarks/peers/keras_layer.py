@@ -19,7 +19,7 @@ def one_table(work: Work) -> Calls:
 def many_tables(work: Work) -> Calls:
     """The same of a layer for each feature."""
     tensorflow_work.set_threads(work.threads)
-    layer = features.SeparateLayers(lambda _: keras.layers.Embedding(work.rows, work.dim), features.names())
+    layer = features.SeparateLayers(lambda _: keras.layers.Embedding(work.rows, work.dim))
     layer.build(work.ids[0].shape)
     return tensorflow_work.calls(layer, _adagrad(), work, tensorflow_work.no_rows)
 

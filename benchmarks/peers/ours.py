@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tf_sparse_ps as tsps
-from benchmarks import features, layers, rules
+from benchmarks import layers, rules
 from benchmarks.peers import Calls, Work, tensorflow_work
 
 
@@ -28,6 +28,6 @@ def one_table(work: Work, rule: str, dtype: str = "float32", policy: str = "floa
 def many_tables(work: Work, kind: str) -> Calls:
     """The same of many unbounded tables: "collection", or "separate" layers."""
     tensorflow_work.set_threads(work.threads)
-    layer = layers.Collection(features.names()) if kind == "collection" else layers.separate_layers()
+    layer = layers.Collection() if kind == "collection" else layers.separate_layers()
     layer.build(work.ids[0].shape)
     return tensorflow_work.calls(layer, rules.ours(), work, tensorflow_work.all_batches(work))

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import against, features, harness, peers
+from benchmarks import against, feature_sizes, harness, peers
 
 
 def one_table(options: harness.Options) -> peers.Work:
@@ -20,7 +20,7 @@ def one_table(options: harness.Options) -> peers.Work:
 
 def many_tables(options: harness.Options) -> peers.Work:
     """The work of the suite `layers`."""
-    rows, dim, shape = features.ROWS, features.DIM, (features.FEATURES, features.IDS)
+    rows, dim, shape = feature_sizes.ROWS, feature_sizes.DIM, (feature_sizes.FEATURES, feature_sizes.IDS)
     ids = harness.feature_ids(*shape, rows, batches=8)
     return peers.Work(rows, dim, ids, harness.normal_gradients(*shape, dim), options.threads)
 

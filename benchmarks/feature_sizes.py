@@ -1,0 +1,7 @@
+"""The case of many features, each with a table of its own, of the suite `layers`, in numbers."""
+
+FEATURES = 26
+NAMES = tuple(f"f{number}" for number in range(FEATURES))
+IDS = 512  # of each feature
+DIM = 16  # floats per row
+ROWS = 100_000  # from which the ids are drawn
