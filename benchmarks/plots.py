@@ -1,0 +1,84 @@
+"""Plots of results that the suites have written: `python -m benchmarks.plots OUT.png RESULTS.json...`.
+
+Of `step --peers` and `layers --peers`, a bar for each library; of `sizes`, a step's time over rows, over the width of
+rows and over ids, a line for each file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from benchmarks import harness, peers, sizes
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+
+def bars(documents: Sequence[Any], path: Path) -> None:
+    """Lookup and step of each peer, the lower quartiles of its blocks."""
+    (document,) = documents
+    by_case: dict[str, dict[str, float]] = {peers.LOOKUP: {}, peers.STEP: {}}
+    for result in document["results"]:
+        by_case[result["case"]][result["variant"]] = harness.quartile(result["blocks"], result["unit"])
+    names = list(by_case[peers.STEP])
+    figure, axes = pyplot.subplots(figsize=(9, 0.55 * len(names) + 1), layout="constrained")
+    for shift, (case, found) in zip((-0.2, 0.2), by_case.items(), strict=True):
+        drawn = axes.barh([place + shift for place in range(len(names))], [found[name] for name in names], 0.4)
+        drawn.set_label(case)
+        axes.bar_label(drawn, [f" {harness.number(found[name])}" for name in names], fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.set_xlabel("ms; less is better")
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+def curves(documents: Sequence[Any], path: Path) -> None:
+    """A step's milliseconds per million ids."""
+    figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
+    shown: list[tuple[str, str, Callable[[Any], bool]]] = [
+        ("rows", f"rows, of {sizes.NARROW}", lambda case: case["dim"] == sizes.NARROW),
+        ("dim", f"floats per row, {sizes.ROWS:,} rows", lambda case: _all_but(case, "dim")),
+        ("ids", f"ids, {sizes.ROWS:,} rows of {sizes.DIM}", lambda case: _all_but(case, "ids")),
+    ]
+    for document in documents:
+        steps = [one for one in document["results"] if one["variant"] == sizes.STEP_PER_MILLION]
+        pages = "huge pages" if any(one["parameters"]["huge_bytes"] for one in steps) else "small pages"
+        for axes, (by, label, belongs) in zip(panels, shown, strict=True):
+            points = sorted((one["parameters"][by], one["median"]) for one in steps if belongs(one["parameters"]))
+            axes.plot(*zip(*points, strict=True), "o-", label=pages)
+            axes.set_xscale("linear" if by == "dim" else "log")
+            axes.set_xlabel(label)
+            axes.set_ylim(bottom=0)
+    panels[0].set_ylabel("a step, ms per million ids")
+    panels[0].legend()
+    figure.savefig(path, dpi=110)
+
+
+def _all_but(case: Any, varied: str) -> bool:
+    usual = {"rows": sizes.ROWS, "dim": sizes.DIM, "ids": sizes.IDS}
+    return all(case[name] == value for name, value in usual.items() if name != varied)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    arguments = parser.parse_args(argv)
+    documents = [json.loads(one.read_text()) for one in arguments.results]
+    draw = curves if documents[0]["results"][0]["suite"] == "sizes" else bars
+    draw(documents, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

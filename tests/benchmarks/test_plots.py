@@ -1,0 +1,59 @@
+"""Plots of results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+plots = pytest.importorskip("benchmarks.plots", reason="needs matplotlib")
+from benchmarks import harness, peers, sizes  # noqa: E402
+
+
+def document(path: Path, results: list[harness.Result]) -> str:
+    path.write_text(json.dumps({"results": [dataclasses.asdict(one) for one in results]}))
+    return str(path)
+
+
+def test_peers_are_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[float]] = []
+    barh = plots.pyplot.Axes.barh
+    monkeypatch.setattr(
+        plots.pyplot.Axes, "barh", lambda *given, **more: drawn.append(given[2]) or barh(*given, **more)
+    )
+    results = [
+        one
+        for name, blocks in (("ours", [4.0, 2.0, 3.0]), ("theirs", [9.0, 9.0, 9.0]))
+        for case in (peers.LOOKUP, peers.STEP)
+        for one in harness.summarize("step", case, {name: blocks}, peer=None, unit="ms")
+    ]
+    assert plots.main([str(tmp_path / "p.png"), document(tmp_path / "r.json", results)]) == 0
+    assert drawn == [[2.5, 9.0], [2.5, 9.0]]  # lower quartiles
+    assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_sizes_are_curves_with_a_line_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[tuple[int, ...], str]] = []
+    plot = plots.pyplot.Axes.plot
+    monkeypatch.setattr(
+        plots.pyplot.Axes,
+        "plot",
+        lambda *given, **more: drawn.append((given[1], more["label"])) or plot(*given, **more),
+    )
+    cases = [(sizes.ROWS, sizes.NARROW, sizes.IDS), (10, sizes.NARROW, sizes.IDS), (sizes.ROWS, sizes.DIM, 7)]
+    files = []
+    for huge in (0, 1 << 21):
+        results = [
+            harness.Result("sizes", "c", sizes.STEP_PER_MILLION, 3.0, 2.0, 4.0, "ms", None, parameters)
+            for parameters in ({"rows": r, "dim": d, "ids": i, "huge_bytes": huge} for r, d, i in cases)
+        ]
+        files.append(document(tmp_path / f"{huge}.json", results))
+    assert plots.main([str(tmp_path / "p.png"), *files]) == 0
+    of_each = [(10, sizes.ROWS), (sizes.NARROW,), (7,)]
+    assert drawn == [(one, pages) for pages in ("small pages", "huge pages") for one in of_each]
