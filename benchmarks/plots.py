@@ -57,7 +57,8 @@ def curves(documents: Sequence[Any], path: Path) -> None:
             axes.plot(*zip(*points, strict=True), "o-", label=pages)
             axes.set_xscale("linear" if by == "dim" else "log")
             axes.set_xlabel(label)
-            axes.set_ylim(bottom=0)
+    for axes in panels:
+        axes.set_ylim(bottom=0)
     panels[0].set_ylabel("a step, ms per million ids")
     panels[0].legend()
     figure.savefig(path, dpi=110)
