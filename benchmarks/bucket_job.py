@@ -26,9 +26,9 @@ import tf_sparse_ps as tsps
 from benchmarks.harness import Cycle
 from benchmarks.rank_job import interface_counters
 from tf_sparse_ps import _keras
-from tf_sparse_ps.schedules import Course, Plan, Schedule, Synchronous, TimedBuckets
+from tf_sparse_ps.rings import rank_weight
+from tf_sparse_ps.schedules import Plan, Schedule, ScheduleState, Synchronous, TimedBuckets
 from tf_sparse_ps.schedules.bucket_plan import Gradient
-from tf_sparse_ps.training import rank_weight
 
 _RATE = 1e-3
 _BATCHES = 4  # different ones, in turn
@@ -42,20 +42,20 @@ class PerTensor(Schedule):
     def refuse(self, optimizer: Any, collectives: Any) -> None:
         """Nothing."""
 
-    def start(self, owner: Any, collectives: Any, name: str) -> Course:
+    def start(self, owner: Any, collectives: Any, name: str) -> ScheduleState:
         """See `Schedule.start`."""
-        return _PerTensorCourse(owner, collectives, name)
+        return _PerTensorState(owner, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """No options."""
         return {}
 
 
-class _PerTensorCourse(Course):
+class _PerTensorState(ScheduleState):
     def average(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """See `Course.average`."""
+        """See `ScheduleState.average`."""
         (weights,) = self._collectives.allreduce([weight], f"{self._name}.weight", average=False)
         sums = [
             self._collectives.allreduce(

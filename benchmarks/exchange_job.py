@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.protocol import FUSION_BYTES
-from tf_sparse_ps.training import binding, sparse_ring, topologies
+from tf_sparse_ps.rings import binding, sparse_ring, topologies
 
 DIM = 64
 _RESULT_ROW_BYTES = 8 + 4 + 4 * DIM  # key, count, gradient

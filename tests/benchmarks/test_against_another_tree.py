@@ -57,8 +57,8 @@ def test_a_run_in_which_a_tree_differs_from_itself_is_not_valid() -> None:
 class Player:
     """Writes its name down at each of its turns."""
 
-    def __init__(self, name: str, turns: int, course: list[str]) -> None:
-        self._name, self._left, self._course = name, turns, course
+    def __init__(self, name: str, turns: int, order: list[str]) -> None:
+        self._name, self._left, self._order = name, turns, order
 
     @property
     def done(self) -> bool:
@@ -66,34 +66,34 @@ class Player:
 
     def work(self) -> None:
         self._left -= 1
-        self._course.append(self._name)
+        self._order.append(self._name)
 
 
 def test_sides_go_in_every_order_until_all_are_done() -> None:
-    course: list[str] = []
-    against.play([Player("a", 7, course), Player("b", 7, course), Player("c", 6, course)])
-    orders = ["".join(course[i : i + 3]) for i in range(0, 18, 3)]
+    order: list[str] = []
+    against.play([Player("a", 7, order), Player("b", 7, order), Player("c", 6, order)])
+    orders = ["".join(order[i : i + 3]) for i in range(0, 18, 3)]
     assert sorted(orders) == ["abc", "acb", "bac", "bca", "cab", "cba"]
-    assert "".join(course[18:]) == "ab"
+    assert "".join(order[18:]) == "ab"
 
 
 def test_a_suite_waits_for_its_turn_before_each_block_and_leaves_its_peer_out() -> None:
-    course: list[str] = []
+    order: list[str] = []
 
     class Turns:
         def next(self) -> None:
-            course.append("|")
+            order.append("|")
 
     found = harness.compare(
         "s",
         "c",
-        {"keras": lambda: course.append("k"), "ours": lambda: course.append("o")},
+        {"keras": lambda: order.append("k"), "ours": lambda: order.append("o")},
         peer="keras",
         options=harness.Options(blocks=3, turns=Turns()),
         calls=2,
         warmup=1,
     )
-    assert "".join(course) == "o" + "|oo" * 3
+    assert "".join(order) == "o" + "|oo" * 3
     assert [(one.variant, len(one.blocks), one.ratio) for one in found] == [("ours", 3, None)]
 
 

@@ -11,7 +11,7 @@ from store_support import ones
 
 from tf_sparse_ps import _table, errors, optimizers
 from tf_sparse_ps.config import TableConfig
-from tf_sparse_ps.metadata import MetadataPlane
+from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.table import Table
 
 COUNT = MetadataPlane("count", initial=7)

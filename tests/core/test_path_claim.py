@@ -11,7 +11,7 @@ import pytest
 from store_support import PACKAGE_PARENT
 
 from tf_sparse_ps.errors import WriterLockedError
-from tf_sparse_ps.path_claim import claimed
+from tf_sparse_ps.table.path_claim import claimed
 
 HOLD = """
 import sys

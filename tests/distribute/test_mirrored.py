@@ -20,8 +20,9 @@ from simulation import TOLERANCE, Results, largest_error, results_in, simulate
 from workers import HERE, environment
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import job, places
+from tf_sparse_ps import job
 from tf_sparse_ps.collectives import protocol, tf_distribute
+from tf_sparse_ps.node import node_discovery
 
 KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
 
@@ -155,5 +156,5 @@ def test_sizes_are_padded_by_an_eighth_at_most() -> None:
 def test_a_folder_is_the_same_only_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").symlink_to(tmp_path / "a")
-    assert places.same_folder(str(tmp_path / "a")) == places.same_folder(str(tmp_path / "b"))
-    assert places.same_folder(str(tmp_path / "a")) != places.same_folder(str(tmp_path))
+    assert node_discovery.same_folder(str(tmp_path / "a")) == node_discovery.same_folder(str(tmp_path / "b"))
+    assert node_discovery.same_folder(str(tmp_path / "a")) != node_discovery.same_folder(str(tmp_path))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
-from tf_sparse_ps.training import rank_weight
+from tf_sparse_ps.rings import rank_weight
 
 SHAPES = [(3, 4), (), (0, 5), (70_000,), (1,), (2, 3, 4)]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from layer_support import PACKAGE_PARENT, run_child
 
-from tf_sparse_ps import errors, job_folder
+from tf_sparse_ps import errors
+from tf_sparse_ps.node import job_folder
 
 # A job of ranks that only need to agree on who they are.
 RANK = """

@@ -249,7 +249,7 @@ gc.disable()
 for rate in range(6):
     layer = tsps.Embedding(None, 256)
     layer.build(None)
-    layer._ties.layer = layer  # as models are: only the collector finds that it is garbage
+    layer._bound.layer = layer  # as models are: only the collector finds that it is garbage
     layer.bindings[0].assign(np.arange(16 << 10), np.full((16 << 10, 256), rate, np.float32))
 print(len(layer.bindings[0].reader()))
 """

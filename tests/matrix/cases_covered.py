@@ -75,13 +75,13 @@ covered(
 _REFUSED = f"{_MIRRORED}::test_what_cannot_work_is_refused_with_the_reason"
 covered(
     "strategies",
-    "loops of one's own, `MultiWorkerMirroredStrategy`, one device per worker",
+    "custom training loops, `MultiWorkerMirroredStrategy`, one device per worker",
     f"{_WORKERS}::test_two_workers_equal_the_reference",
     f"{_WORKERS}::test_workers_of_two_nodes_equal_the_reference",
 )
 covered(
     "strategies",
-    "loops of one's own, `MirroredStrategy`",
+    "custom training loops, `MirroredStrategy`",
     f"{_MIRRORED}::test_two_replicas_equal_two_ranks_of_the_reference",
 )
 covered("strategies", "`fit`, `MirroredStrategy`", f"{_MIRRORED}::test_fit_equals_keras_under_the_same_strategy")

@@ -31,7 +31,7 @@ from twins import (
 
 import tf_sparse_ps as tsps
 
-WAYS = "`fit`, loops of one's own, eager, `tf.function`, loops inside a graph"
+WAYS = "`fit`, custom training loops, eager, `tf.function`, loops inside a graph"
 VERSIONS = "Keras 3; Keras 2; Keras 2's legacy optimizers"
 RATES = "learning-rate schedules, `ReduceLROnPlateau`, `LearningRateScheduler`, warm-up"
 OTHERS = "Nadam, Adamax, Adadelta, ..."

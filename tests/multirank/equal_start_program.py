@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _keras
-from tf_sparse_ps.table_seeds import TableSeeds
+from tf_sparse_ps.job.table_seeds import TableSeeds
 
 keras = tf.keras
 ROWS, DIM, BATCH, STEPS = 12, 4, 5, 6
@@ -84,7 +84,7 @@ def fits(rank: int) -> dict[str, Any]:
 
 
 def loops(rank: int) -> dict[str, Any]:
-    """Values of a weight and of two rows after each step of loops of one's own, eager and in a graph."""
+    """Values of a weight and of two rows after each step of custom training loops, eager and in a graph."""
 
     def values(graph: bool, taped: bool) -> list[Any]:
         table, weight = tsps.Embedding(2, 1, "zeros"), tf.Variable(1.0 + rank)

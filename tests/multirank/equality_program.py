@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.local import LocalCollectives
-from tf_sparse_ps.training import topologies
+from tf_sparse_ps.rings import topologies
 
 keras = tf.keras
 OPTIMIZERS = {

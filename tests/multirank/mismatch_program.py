@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.training import callbacks
+from tf_sparse_ps import callbacks
 
 keras = tf.keras
 

@@ -20,7 +20,8 @@ import weighted_batches as weighted
 from equality_program import OPTIMIZERS, layers, numbers
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.training import dense_ring, gradients, rank_weight, sparse_ring
+from tf_sparse_ps.rings import dense_ring, rank_weight, sparse_ring
+from tf_sparse_ps.training import gradients
 
 keras = tf.keras
 

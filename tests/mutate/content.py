@@ -20,8 +20,8 @@ from tests.mutate import layout
 from tf_sparse_ps import optimizers
 from tf_sparse_ps import table as store
 from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import TableError
-from tf_sparse_ps.metadata import MetadataPlane
 from tf_sparse_ps.table import Table
 
 Ints = npt.NDArray[np.int64]

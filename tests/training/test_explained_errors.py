@@ -7,11 +7,11 @@ import types
 import pytest
 import tensorflow as tf
 
-from tf_sparse_ps.collectives.board import Board
-from tf_sparse_ps.training import failures
+from tf_sparse_ps import failures
+from tf_sparse_ps.collectives.key_values import KeyValueStore
 
 
-class Told(Board):
+class Told(KeyValueStore):
     """On which another rank has written."""
 
     def reason(self) -> str:
@@ -32,8 +32,8 @@ class Told(Board):
 def test_a_step_that_fails_with_communication_beside_it_fails_for_that_reason(
     beside: Exception, anothers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "_board", Told())
-    monkeypatch.setattr(failures, "_roll", types.SimpleNamespace(found=None, stopped=lambda: None))
+    monkeypatch.setattr(failures, "_key_values", Told())
+    monkeypatch.setattr(failures, "_liveness", types.SimpleNamespace(found=None, stopped=lambda: None))
     monkeypatch.setattr(failures, "_beside", None)
     failures.failed_beside(beside)
     error = tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{failures.BESIDE}] [-100]")

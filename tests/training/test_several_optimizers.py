@@ -12,7 +12,7 @@ import tensorflow as tf
 from models import DIM, IDS, ROWS, TARGETS, model, optimizer
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.training import sparse_step
+from tf_sparse_ps.rings import sparse_step
 
 
 def trained(layer: Any, name: str, **options: Any) -> Any:

@@ -33,13 +33,7 @@ from tf_sparse_ps._ops.groups import (
     wait_step,
 )
 from tf_sparse_ps._ops.library import TENSORFLOW_RANGE, check_tensorflow_version, lib
-from tf_sparse_ps._ops.lookups import (
-    Lookup,
-    PooledLookup,
-    lookup,
-    pooled_lookup,
-    segment_sum,
-)
+from tf_sparse_ps._ops.lookups import Lookup, PooledLookup, lookup, pooled_lookup, segment_sum
 from tf_sparse_ps._ops.rings import (
     RING_COUNTERS,
     Merged,

@@ -33,8 +33,8 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
 from tf_sparse_ps import _keras, _ops
-from tf_sparse_ps.collectives import last_words
-from tf_sparse_ps.collectives.board import LAST_WORDS, Board
+from tf_sparse_ps.collectives import exit_report
+from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.collectives.protocol import PROCESS_SETS, CollectivesError
 
@@ -58,7 +58,7 @@ class HorovodCollectives(ProcessCollectives):
         self.rank, self.size = int(self._process_set.rank()), int(self._process_set.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         self.cross_rank, self.cross_size = int(hvd.cross_rank()), int(hvd.cross_size())
-        self.board = Board.of_launcher()
+        self.key_values = KeyValueStore.of_launcher()
         self._lock = threading.RLock()
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._counters: dict[str, tf.Variable] = {}
@@ -242,15 +242,15 @@ class HorovodCollectives(ProcessCollectives):
 
     def _refuse_join(self, *_: Any, **__: Any) -> None:
         self.failed = True
-        text = last_words.joined(self.rank)
-        self.board.write(LAST_WORDS, text)
+        text = exit_report.joined(self.rank)
+        self.key_values.write(EXIT_REPORT, text)
         raise RuntimeError(text)
 
     def _connected(self) -> bool:
         return bool(hvd.is_initialized())
 
     def _missed_others(self, waited_s: float) -> None:
-        self.board.write(LAST_WORDS, last_words.no_more_steps(self.rank, waited_s))
+        self.key_values.write(EXIT_REPORT, exit_report.no_more_steps(self.rank, waited_s))
 
 
 def _one(tensor: tf.Tensor) -> tf.Tensor:

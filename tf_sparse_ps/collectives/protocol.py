@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps.collectives import launchers
-from tf_sparse_ps.collectives.board import Board
+from tf_sparse_ps.collectives.key_values import KeyValueStore
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -43,13 +43,13 @@ class Collectives(abc.ABC):
       local_rank, local_size: among the processes of this node. Local rank 0 is the node's leader.
       cross_rank, cross_size: this process among those with its local rank, one of each node that has so many. Where
         nodes have different numbers of ranks that is not the number of nodes: see `Job.leaders`.
-      board: where ranks can tell each other something outside of operations.
+      key_values: where ranks can tell each other something outside of operations.
       host: what tells this process's node from the job's others; None: its hostname, or what horovodrun calls it.
       in_cluster: A configuration says how many ranks there are, whatever a launcher has started.
     """
 
     kind: str
-    board: Board = Board()
+    key_values: KeyValueStore = KeyValueStore()
     host: str | None = None
     in_cluster = False
     rank: int

@@ -4,7 +4,7 @@
 that runtime's own ops, in groups of ours. A rank is a worker; replicas within a worker are merged before anything is
 sent (`training/replicas.py`). Under `MirroredStrategy` there is one rank, and nothing to send.
 
-How an operation finds its counterparts, and what keeps it from meeting another:
+How an operation finds its cross_node_group, and what keeps it from meeting another:
 
 - An op is told a group key and an instance key. Ours lie far above TensorFlow's, which count from 1 and 100. The
   instance key is a digest of the operation's name, so it is the same on all ranks whatever the order of tracing; two
@@ -33,9 +33,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, job_folder, places
+from tf_sparse_ps import _keras
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.collectives.protocol import CollectivesError, timeout_s
+from tf_sparse_ps.node import job_folder, node_discovery
 
 _GROUP = 0x54530000  # of all ranks; those of subsets follow from their ranks
 # Instance keys. Of operations whose sizes never change: 30 bits of their names' digests above this.
@@ -76,7 +77,7 @@ class TfDistributeCollectives(ProcessCollectives):
         if size > 1:
             numbers = self._eager("tsps.members", lambda: self._gather(tf.constant([rank]), "tsps.members", 0))
             self._members = [int(number) for number in numbers.numpy()]
-        self._places = [self._members.index(one) for one in range(size)]
+        self._positions = [self._members.index(one) for one in range(size)]
 
     def check_strategy(self, strategy: Any) -> None:
         """Raises ValueError if a strategy has other workers than these, or several replicas in each of several."""
@@ -146,7 +147,7 @@ class TfDistributeCollectives(ProcessCollectives):
             )
             rows = tf.bitcast(received, tf.uint8)
             rows = tf.reshape(rows, [self.size, -1])
-            pieces = [rows[self._places[r]][: sizes[r, self.rank]] for r in range(self.size)]
+            pieces = [rows[self._positions[r]][: sizes[r, self.rank]] for r in range(self.size)]
             return [_from_bytes(tf.concat(pieces, 0), tensor.dtype, _rows_of(tensor)), counts[:, self.rank]]
 
         received, counts = self._eager(name, exchange)
@@ -213,7 +214,7 @@ class TfDistributeCollectives(ProcessCollectives):
     def _gathered(self, numbers: tf.Tensor, label: str) -> tf.Tensor:
         """Integers of a fixed shape of all ranks, stacked in rank order."""
         stacked = self._gather(numbers[None], f"{label}.{numbers.dtype.name}{numbers.shape}", None)
-        return stacked if self._in_order else tf.gather(stacked, self._places)
+        return stacked if self._in_order else tf.gather(stacked, self._positions)
 
     def _exchange(self, flat: tf.Tensor, sizes: tf.Tensor, label: str) -> list[tf.Tensor]:
         """The bytes of all ranks, in rank order, each with padding behind; `sizes` int64[size] of them."""
@@ -221,7 +222,7 @@ class TfDistributeCollectives(ProcessCollectives):
         padded = tf.pad(flat, [[0, 4 * words - tf.size(flat, tf.int64)]])
         gathered = self._gather(_to_words(padded, [1, -1]), label, which)
         rows = tf.reshape(tf.bitcast(gathered, tf.uint8), [self.size, -1])
-        return [rows[place] for place in self._places]
+        return [rows[position] for position in self._positions]
 
     def _gather(self, rows: tf.Tensor, label: str, which: tf.Tensor | int | None) -> tf.Tensor:
         return self._op(tf.raw_ops.CollectiveGatherV2, rows, label, which)
@@ -286,7 +287,7 @@ def make(strategy: Any) -> TfDistributeCollectives:
     made.cluster = _cluster(strategy)
     made.in_cluster = bool(made.cluster)
     if size > 1:
-        made.host = places.same_folder(job_folder.prepare())
+        made.host = node_discovery.same_folder(job_folder.prepare())
         hosts = made.allgather_object(made.host, "tsps.hosts")
         mine = [one for one in range(size) if hosts[one] == made.host]
         made.local_rank, made.local_size = mine.index(rank), len(mine)

@@ -28,7 +28,7 @@ from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_asset import TableAsset
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.table_binding import TableBinding
+    from tf_sparse_ps.job.table_binding import TableBinding
 
 # What optimizers call on a tf.Variable.
 _ASSIGNMENTS = (
@@ -104,7 +104,7 @@ def refuse(binding: TableBinding) -> NoReturn:
     raise ValueError(
         f"the table of layer {binding.config.name!r} can only be trained by tsps.DistributedOptimizer. Wrap the "
         "optimizer: model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), ...), or "
-        "tsps.DistributedOptimizer(optimizer).apply_gradients(...) in a loop of your own; it takes the place of "
+        "tsps.DistributedOptimizer(optimizer).apply_gradients(...) in a custom training loop; it takes the place of "
         "Horovod's wrapper too, and must itself be wrapped by nothing"
     )
 

@@ -9,17 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops, constraints
-from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps.config import constraints
+from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import rows
-from tf_sparse_ps.layers.table_layer import (
-    TableLayer,
-    dense_ids,
-    map_flat,
-    refuse_other_than_integers,
-    table_name,
-)
+from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, refuse_other_than_integers, table_name
 
 keras = _keras.keras
 
@@ -147,7 +142,7 @@ class Embedding(TableLayer):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the table."""
-        if self._ties.bindings:
+        if self._bound.bindings:
             return
         values = self._first_values()
         self._make_table(self._config, "embeddings", values)
@@ -178,10 +173,10 @@ class Embedding(TableLayer):
           AttributeError: The layer is not built.
           UnsupportedError: The vocabulary is unbounded.
         """
-        if not self._ties.bindings:
+        if not self._bound.bindings:
             raise AttributeError("You must build the layer before accessing `embeddings`.")
         if self.input_dim is None:
-            rows.matrix(self._ties.bindings[0], "embeddings")
+            rows.matrix(self._bound.bindings[0], "embeddings")
         return Embeddings(self)
 
     # --- the call ---

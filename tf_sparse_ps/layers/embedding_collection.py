@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps import _keras, _ops
-from tf_sparse_ps.config import FeatureConfig, TableConfig
+from tf_sparse_ps.config.table_config import FeatureConfig, TableConfig
 from tf_sparse_ps.layers import bags
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, refuse_other_than_integers
 
@@ -57,7 +57,7 @@ class EmbeddingCollection(TableLayer):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the tables."""
-        if self._ties.bindings:
+        if self._bound.bindings:
             return
         for name, config in self._tables.items():
             self._make_table(config, f"{name}_embeddings")

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps import _keras, _ops
-from tf_sparse_ps.config import COMBINERS
+from tf_sparse_ps.config.table_config import COMBINERS
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags
 from tf_sparse_ps.layers.embedding import Embedding

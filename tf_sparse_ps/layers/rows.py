@@ -22,7 +22,7 @@ from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 from tf_sparse_ps.layers import saving
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.table_binding import TableBinding
+    from tf_sparse_ps.job.table_binding import TableBinding
 
 _VERSION = 1
 _CHUNK_ROWS = 1 << 18

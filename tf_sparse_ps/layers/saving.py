@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_sparse_ps import _keras, _keras_hooks, job
-from tf_sparse_ps.path_claim import claimed
+from tf_sparse_ps.table.path_claim import claimed
 
 
 class _Save:

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_sparse_ps.layers import saving
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.table_binding import TableBinding
+    from tf_sparse_ps.job.table_binding import TableBinding
 
 
 class TableAsset(tf.saved_model.Asset):

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import _keras, job
-from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers import anchor, rows
-from tf_sparse_ps.table_binding import TableBinding
 
 
-class _Ties:
+class _Bound:
     """A layer's tables and their anchors; its own class, so that Keras does not track what is in it."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.supports_jit = False  # the ops have no XLA kernels
-        self._ties = _Ties()
+        self._bound = _Bound()
         self._identities: list[dict[str, int]] = []
         variable_dtype, _ = _keras.policy_dtypes(self)
         if variable_dtype != "float32":
@@ -48,7 +48,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     @property
     def bindings(self) -> list[TableBinding]:
         """The layer's tables in this process."""
-        return list(self._ties.bindings)
+        return list(self._bound.bindings)
 
     def table_configs(self) -> list[TableConfig]:
         """What the layer's tables are, or will be once it is built."""
@@ -56,7 +56,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
 
     def _make_table(self, config: TableConfig, weight_name: str, values: npt.NDArray[np.float32] | None = None) -> None:
         """Makes the next table of the layer and its anchor; called by build()."""
-        index = len(self._ties.bindings)
+        index = len(self._bound.bindings)
         salt = None
         if index < len(self._identities):  # a saved layer's initial values
             salt = self._identities[index]["salt"]
@@ -64,8 +64,8 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
             binding = job.current().create_table(config, salt=salt, values=values)
         weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
-        self._ties.bindings.append(binding)
-        self._ties.anchors.append(weight)
+        self._bound.bindings.append(binding)
+        self._bound.anchors.append(weight)
         setattr(self, f"_anchor_{index}", weight)  # Keras tracks it
 
     # --- what the ops are called with ---
@@ -73,13 +73,13 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def _paths(self) -> list[tf.Tensor]:
         if _keras.traced_with_jit_compile():
             raise ValueError(f"layer {self.name!r} has no XLA kernel. Use jit_compile=False, in compile() too")
-        return [anchor.path_of(weight) for weight in self._ties.anchors]
+        return [anchor.path_of(weight) for weight in self._bound.anchors]
 
     def _uuids(self) -> list[str]:
-        return [binding.uuid for binding in self._ties.bindings]
+        return [binding.uuid for binding in self._bound.bindings]
 
     def _carriers(self) -> list[tf.Tensor]:
-        return [anchor.carrier_of(weight) for weight in self._ties.anchors]
+        return [anchor.carrier_of(weight) for weight in self._bound.anchors]
 
     def _cast_outputs(self, outputs: Any) -> Any:
         _, compute_dtype = _keras.policy_dtypes(self)
@@ -95,7 +95,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         Raises:
           UnsupportedError: A table is unbounded.
         """
-        return [rows.matrix(binding, "get_weights()") for binding in self._ties.bindings]
+        return [rows.matrix(binding, "get_weights()") for binding in self._bound.bindings]
 
     def set_weights(self, weights: Sequence[npt.ArrayLike]) -> None:
         """Sets the matrix of every table.
@@ -104,24 +104,24 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
           ValueError: A wrong number of matrices, or a wrong shape.
           UnsupportedError: A table is unbounded.
         """
-        if len(weights) != len(self._ties.bindings):
+        if len(weights) != len(self._bound.bindings):
             raise ValueError(
                 f"You called `set_weights(weights)` on layer '{self.name}' with a weight list of length "
-                f"{len(weights)}, but the layer was expecting {len(self._ties.bindings)} weights."
+                f"{len(weights)}, but the layer was expecting {len(self._bound.bindings)} weights."
             )
-        matrices = [rows.check_matrix(b, w) for b, w in zip(self._ties.bindings, weights, strict=True)]
-        for binding, matrix in zip(self._ties.bindings, matrices, strict=True):
+        matrices = [rows.check_matrix(b, w) for b, w in zip(self._bound.bindings, weights, strict=True)]
+        for binding, matrix in zip(self._bound.bindings, matrices, strict=True):
             rows.assign_matrix(binding, matrix)
 
     def count_params(self) -> int:
         """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there."""
         if not self.built:
             raise ValueError(f"You tried to call `count_params` on layer '{self.name}', but the layer isn't built.")
-        return sum((b.config.key_limit or len(b.reader())) * b.config.dim for b in self._ties.bindings)
+        return sum((b.config.key_limit or len(b.reader())) * b.config.dim for b in self._bound.bindings)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes keys, rows and slots of every table into Keras's store."""
-        for index, binding in enumerate(self._ties.bindings):
+        for index, binding in enumerate(self._bound.bindings):
             for name, value in rows.read(binding).items():
                 store[f"{self._prefix(index)}{name}"] = value
 
@@ -135,7 +135,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         if names and all(name.isdigit() for name in names):
             self.set_weights([np.asarray(store[str(index)]) for index in range(len(names))])
             return
-        for index, binding in enumerate(self._ties.bindings):
+        for index, binding in enumerate(self._bound.bindings):
             prefix = self._prefix(index)
             state = {name[len(prefix) :]: store[name] for name in names if name.startswith(prefix)}
             if not {"keys", "rows", "meta"} <= state.keys():
@@ -146,15 +146,15 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             rows.write(binding, {name: np.asarray(value) for name, value in state.items()})
 
     def _prefix(self, index: int) -> str:
-        return "" if len(self._ties.bindings) == 1 else f"table_{index}_"
+        return "" if len(self._bound.bindings) == 1 else f"table_{index}_"
 
     # --- serialization ---
 
     def get_build_config(self) -> dict[str, Any] | None:
         """What a saved model needs to make the same tables: where their initial values come from."""
-        if not self._ties.bindings:
+        if not self._bound.bindings:
             return None
-        identities = [{"seed": b.config.seed, "salt": b.salt} for b in self._ties.bindings]
+        identities = [{"seed": b.config.seed, "salt": b.salt} for b in self._bound.bindings]
         return {"input_shape": None, "tables": identities}
 
     def build_from_config(self, config: dict[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 from tf_sparse_ps.schedules.bucket_plan import Plan
 from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
-from tf_sparse_ps.schedules.protocol import Course, Schedule
+from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
 from tf_sparse_ps.schedules.synchronous import Synchronous
 from tf_sparse_ps.schedules.timed_buckets import TimedBuckets
 
-__all__ = ["Course", "DelayedGlobal", "Plan", "Schedule", "Synchronous", "TimedBuckets"]
+__all__ = ["DelayedGlobal", "Plan", "Schedule", "ScheduleState", "Synchronous", "TimedBuckets"]

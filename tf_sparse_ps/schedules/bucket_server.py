@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.rings import dense_ring, rank_weight
 from tf_sparse_ps.schedules.bucket_plan import Plan
-from tf_sparse_ps.training import dense_ring, rank_weight
 
 # An all-to-all, and a broadcast, take one tensor, so large gradients are concatenated too.
 _ALL = dense_ring.CONCATENATE_ALL

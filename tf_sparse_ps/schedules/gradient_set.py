@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.rings import binding, dense_ring
 from tf_sparse_ps.schedules import bucket_cost, bucket_profile
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
-from tf_sparse_ps.training import binding, dense_ring
 
 if TYPE_CHECKING:
     from tf_sparse_ps.schedules.timed_buckets import TimedBuckets

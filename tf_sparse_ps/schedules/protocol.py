@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.training import dense_ring
+from tf_sparse_ps.rings import dense_ring
 
 if TYPE_CHECKING:
+    from tf_sparse_ps.rings.sparse_step import SparseStep
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
-    from tf_sparse_ps.training.sparse_step import SparseStep
 
 
 class Schedule(abc.ABC):
@@ -25,7 +25,7 @@ class Schedule(abc.ABC):
         """Raises ValueError, with the reason, if a wrapped Keras optimizer or the job cannot have this schedule."""
 
     @abc.abstractmethod
-    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> Course:
+    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> ScheduleState:
         """Begins to work for an optimizer, while its first step is traced. Eager, on all ranks.
 
         Args:
@@ -39,7 +39,7 @@ class Schedule(abc.ABC):
         """Its options, serializable."""
 
 
-class Course:
+class ScheduleState:
     """A schedule at work for one optimizer. This one is the synchronous schedule's; others change what they must.
 
     Attributes:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.schedules.protocol import Course, Schedule
+from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -19,9 +19,9 @@ class Synchronous(Schedule):
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """Nothing: it goes with everything."""
 
-    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> Course:
+    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> ScheduleState:
         """See `Schedule.start`."""
-        return Course(owner, collectives, name)
+        return ScheduleState(owner, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """No options."""

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.rings import clipping
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
 from tf_sparse_ps.schedules.gradient_set import GradientSet, average_in_buckets
-from tf_sparse_ps.schedules.protocol import Course, Schedule
-from tf_sparse_ps.training import clipping
+from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -97,9 +97,9 @@ class TimedBuckets(Schedule):
                 "one is made in the first steps."
             )
 
-    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> Course:
+    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> ScheduleState:
         """See `Schedule.start`."""
-        return _Course(self, owner, collectives, name)
+        return _TimedState(self, owner, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """Its options; a plan is a part of them."""
@@ -107,7 +107,7 @@ class TimedBuckets(Schedule):
         return found | {"plan": None if self.plan is None else self.plan.to_dict()}
 
 
-class _Course(Course):
+class _TimedState(ScheduleState):
     """Keeps the sets of gradients that its optimizer is given: nearly always one."""
 
     def __init__(
@@ -121,7 +121,7 @@ class _Course(Course):
     def average(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """See `Course.average`."""
+        """See `ScheduleState.average`."""
         self._servers = []
         if not gradients:
             return [], []
@@ -149,11 +149,11 @@ class _Course(Course):
         return found.server.reduce(gradients, weight), []
 
     def in_flight(self) -> list[tf.Tensor]:
-        """See `Course.in_flight`: with a server, most ranks get nothing of a bucket."""
+        """See `ScheduleState.in_flight`: with a server, most ranks get nothing of a bucket."""
         return [one for server in self._servers for one in server.exchanged]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """See `Course.apply`."""
+        """See `ScheduleState.apply`."""
         for server in self._servers:
             variables, gradients = server.own(variables, gradients)
         super().apply(variables, gradients)
@@ -161,13 +161,13 @@ class _Course(Course):
             server.send_back()
 
     def drain(self) -> None:
-        """See `Course.drain`: with a server, slots are where their bucket is updated."""
+        """See `ScheduleState.drain`: with a server, slots are where their bucket is updated."""
         for one in self._sets.values():
             if one.server is not None:
                 one.server.send_slots(self._owner.inner_optimizer)
 
     def report(self) -> dict[str, Any]:
-        """See `Course.report`.
+        """See `ScheduleState.report`.
 
         Returns:
           - plan: of the first set of gradients that was trained; None until it is made.

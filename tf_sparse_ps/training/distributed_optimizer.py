@@ -19,7 +19,8 @@ import tensorflow as tf
 from tf_sparse_ps import _keras, _keras_hooks, optimizers, schedules
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import refusals, replicas, sparse_ring, step, topologies
+from tf_sparse_ps.rings import sparse_ring, topologies
+from tf_sparse_ps.training import refusals, replicas, step
 
 
 @_keras.register("DistributedOptimizer")
@@ -30,8 +31,8 @@ class DistributedOptimizer(_keras.Optimizer):
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss=...)
     ```
 
-    Works under Keras 3 and Keras 2 (its legacy optimizers included), in `fit` and in loops of one's own. Models without
-    tables train too: their gradients are averaged over the ranks.
+    Works under Keras 3 and Keras 2 (its legacy optimizers included), in `fit` and in custom training loops. Models
+    without tables train too: their gradients are averaged over the ranks.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.layers import anchor
 
 if TYPE_CHECKING:
+    from tf_sparse_ps.rings.rank_weight import RankWeight
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
-    from tf_sparse_ps.training.rank_weight import RankWeight
 
 _SHOWN = 5
 

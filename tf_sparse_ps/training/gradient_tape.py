@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.rings import rank_weight
 from tf_sparse_ps.training import gradients as gradients_lib
-from tf_sparse_ps.training import rank_weight, replicas
+from tf_sparse_ps.training import replicas
 
 
 class DistributedGradientTape:

@@ -54,7 +54,7 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
     if steps := getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
             f"{kind}(gradient_accumulation_steps={steps}) is not supported: tables would move at every batch, the "
-            "dense weights at every few. Use a larger batch, or add up the losses of several in a loop of your own."
+            "dense weights at every few. Use a larger batch, or add up the losses of several in a custom training loop."
         )
     if getattr(optimizer, "use_ema", False):
         raise ValueError(

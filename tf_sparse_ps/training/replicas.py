@@ -20,9 +20,10 @@ import tensorflow as tf
 
 from tf_sparse_ps import _keras, _ops
 from tf_sparse_ps.collectives import Collectives, active_strategy
-from tf_sparse_ps.training import clipping, dense_ring, rank_weight, refusals
+from tf_sparse_ps.rings import clipping, dense_ring, rank_weight
+from tf_sparse_ps.rings.sparse_ring import SparseGradient
+from tf_sparse_ps.training import refusals
 from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_of
-from tf_sparse_ps.training.sparse_ring import SparseGradient
 
 Pairs = list[tuple[Any, Any]]
 Split = tuple[list[TableGradient], list[DenseGradient]]

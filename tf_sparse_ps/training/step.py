@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops, _table, optimizers, schedules
+from tf_sparse_ps import _keras, _ops, _table, failures, optimizers, schedules
 from tf_sparse_ps import job as job_lib
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.layers import anchor
-from tf_sparse_ps.training import (
-    binding,
-    clipping,
-    equal_weights,
-    failures,
-    rank_weight,
-    refusals,
-    replicas,
-    sparse_ring,
-    sparse_step,
-    topologies,
-)
+from tf_sparse_ps.rings import binding, clipping, rank_weight, sparse_ring, sparse_step, topologies
+from tf_sparse_ps.training import equal_weights, refusals, replicas
 from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_of, split, take_back, unscale
 
 if TYPE_CHECKING:
@@ -68,7 +58,7 @@ class Step:
         self._owner, self._collectives, self._rule = owner, collectives, rule
         self._ordinal: int | None = None  # names this optimizer's operations
         self._ring: sparse_ring.SparseRing | None = None  # made when the first table is bound
-        self._started: schedules.Course | None = None  # with the first step
+        self._started: schedules.ScheduleState | None = None  # with the first step
         self._bound: set[str] = set()
         self._also: Callable[[], Sequence[Any]] = tuple
         self._dense_bytes = 0
@@ -92,7 +82,7 @@ class Step:
         self._variables = [one if anchor.binding_of(one) is None else weakref.ref(one) for one in value]
 
     @property
-    def _course(self) -> schedules.Course:
+    def _schedule_state(self) -> schedules.ScheduleState:
         assert self._started is not None  # when the step was bound
         return self._started
 
@@ -123,12 +113,12 @@ class Step:
         return self._started is not None
 
     def drain(self) -> None:
-        """See `Course.drain`."""
+        """See `ScheduleState.drain`."""
         if self._started is not None:
             self._started.drain()
 
     def outstanding(self) -> bool:
-        """See `Course.outstanding`."""
+        """See `ScheduleState.outstanding`."""
         return self._started is not None and self._started.outstanding()
 
     def outstanding_tables(self) -> bool:
@@ -162,7 +152,7 @@ class Step:
         job, tables, dense = self._prepare([pairs], 1)
         if self._begun is not None:
             self._begun.assign_add(1)
-        if self._course.delays:
+        if self._schedule_state.delays:
             return self._make_delayed(job, tables, dense)
         made, wait = self._reduce(job, tables, dense)
         with tf.control_dependencies(made):
@@ -186,7 +176,7 @@ class Step:
 
     def _apply(self, variables: list[Any], gradients: list[Any]) -> None:
         """Lets the wrapped optimizer apply reduced gradients, in every replica."""
-        self._course.apply(variables, gradients)
+        self._schedule_state.apply(variables, gradients)
 
     def _prepare(
         self, per_replica: list[replicas.Pairs], n_replicas: int
@@ -231,7 +221,7 @@ class Step:
         )
         self._dense_bytes = sum(one.bytes for one in dense if one.to_average) if world.size > 1 else 0
         to_average = [one for one in dense if one.to_average]
-        averaged, sums = self._course.average(
+        averaged, sums = self._schedule_state.average(
             [one.value for one in to_average], [one.variable for one in to_average], weight
         )
         means = list(filter(None, (mean_of(one.value) for one in dense)))
@@ -254,7 +244,7 @@ class Step:
         self, job: job_lib.Job | None, tables: list[TableGradient], dense: list[DenseGradient]
     ) -> list[tf.Tensor]:
         """A step of a schedule that delays gradients. Returns as `_reduce`."""
-        owner, course = self._owner, self._course
+        owner, state = self._owner, self._schedule_state
         refusals.refuse_not_own(owner.schedule, dense)
         weight = self.weight.now(owner.iterations)
         rate, made = _keras.current_learning_rate(owner.inner_optimizer), tf.convert_to_tensor(owner.iterations)
@@ -262,13 +252,13 @@ class Step:
         self._dense_bytes = sum(one.bytes for one in own)
         of_tables = None if job is None else self._sparse_step(job, tables, rate, made, weight)
         gradients, variables = [one.value for one in own], [one.variable for one in own]
-        if of_tables is None or course.delays_tables:
-            course.step(gradients, variables, rate, weight, of_tables)
+        if of_tables is None or state.delays_tables:
+            state.step(gradients, variables, rate, weight, of_tables)
             return []
         refusals.warn_of_synchronous_tables(owner.schedule)
         certain = self._update_tables(of_tables, dense)
         with tf.control_dependencies([certain]):
-            course.step(gradients, variables, rate, weight, None)
+            state.step(gradients, variables, rate, weight, None)
         of_tables.wait(certain)
         return [certain]
 
@@ -345,7 +335,7 @@ class Step:
         verdict = self._verdict(step, number, dense)
         results = [one.result for one in dense if one.result is not None]
         taken_part = [one.values if isinstance(one, tf.IndexedSlices) else one for one in results]
-        return step.check(number, verdict, [*taken_part, *self._course.in_flight()])
+        return step.check(number, verdict, [*taken_part, *self._schedule_state.in_flight()])
 
     def _verdict(self, step: sparse_step.SparseStep, number: tf.Tensor, dense: list[DenseGradient]) -> tf.Tensor:
         factor, clip = self._owner.loss_scale_factor, clipping.Clipping.of(self._owner.inner_optimizer)

@@ -1,0 +1,156 @@
+"""DelayedGlobal at work in one process: rank 0 of two, of which the other contributes nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import types
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import collectives, errors, failures
+from tf_sparse_ps.collectives.local import LocalCollectives
+from tf_sparse_ps.rings.sparse_ring import SparseGradient, Update
+from tf_sparse_ps.rings.sparse_step import SparseStep
+from tf_sparse_ps.rings.topologies import FlatRing
+from tf_sparse_ps.schedules.communication_threads import CommunicationThreads
+
+keras = tf.keras
+Delayed = tsps.schedules.DelayedGlobal
+
+
+class OneOfTwo(LocalCollectives):
+    """What this rank puts in comes out: the other has weight 0, and no rows."""
+
+    size = 2
+
+
+@pytest.fixture(autouse=True)
+def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers of this process are rank 0 of two; its tables are its own."""
+    monkeypatch.setattr(collectives, "resolve", lambda kind: OneOfTwo())
+    monkeypatch.setattr(failures, "report", lambda *_: None)
+
+
+def trained(*layers: Any) -> Any:
+    """A model that was trained for some cycles and a half."""
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=Delayed(cycle=2)), "mse")
+    x = np.arange(40).reshape(-1, 2) % 7
+    model.fit(x, x.sum(1), batch_size=4, verbose=0, callbacks=[tsps.callbacks.Drain()])
+    return model
+
+
+def test_the_anchor_of_a_frozen_table_is_no_statistic_to_average() -> None:
+    table = tsps.Embedding(7, 3, trainable=False)
+    model = trained(table, keras.layers.GlobalAveragePooling1D(), keras.layers.BatchNormalization())
+    assert any(one is table.non_trainable_variables[0] for one in model.non_trainable_variables)
+    assert model.optimizer.schedule_report()["global_gradients"] == 5
+    assert not model.optimizer._step.outstanding()
+
+
+def test_a_constraint_is_refused() -> None:
+    constrained = keras.layers.Dense(3, kernel_constraint=keras.constraints.NonNeg())
+    with pytest.raises(ValueError, match=r"cannot keep constraints.*kernel.*NonNeg"):
+        trained(constrained)
+
+
+class Way:
+    """An optimizer, and a dense weight of its own; it trains a table's row 3."""
+
+    def __init__(self, table: Any, schedule: Any) -> None:
+        """Makes no step."""
+        self.optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=schedule)
+        self._table, self._dense = table, tf.Variable(1.0)
+
+    def step(self) -> None:
+        """Makes one, eagerly."""
+        with tf.GradientTape() as tape:
+            loss = self._dense + tf.reduce_sum(self._table(tf.constant([3])))
+        variables = [*self._table.trainable_variables, self._dense]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+@pytest.fixture
+def table() -> Any:
+    """Of zeros."""
+    layer = tsps.Embedding(7, 2, embeddings_initializer="zeros")
+    layer.build(None)
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.*step of the tables is synchronous")
+def test_dense_gradients_outstanding_keep_no_other_optimizer_from_tables(table: Any) -> None:
+    delayed, other = Way(table, Delayed(sparse=False)), Way(table, None)
+    delayed.step()
+    other.step()
+    assert delayed.optimizer._step.outstanding()
+    np.testing.assert_allclose(np.asarray(table(tf.constant([3]))), [[-0.2, -0.2]], rtol=1e-6)
+
+
+def test_steps_of_tables_outstanding_keep_others_from_their_first_step_and_from_later_ones(table: Any) -> None:
+    delayed, before, after = (Way(table, schedule) for schedule in (Delayed(), None, None))
+    before.step()
+    delayed.step()
+    for other in (before, after):
+        with pytest.raises(errors.StateError, match=r"drain\(\)"):
+            other.step()
+    delayed.optimizer.drain()
+    for other in (before, after):
+        other.step()
+    np.testing.assert_allclose(np.asarray(table(tf.constant([3]))), [[-0.4, -0.4]], rtol=1e-6)
+
+
+def test_a_key_counts_once_in_a_rank_whatever_the_first_trace_was() -> None:
+    job: Any = types.SimpleNamespace(size=2, collectives=OneOfTwo(), is_leader=True)
+    once = SparseGradient(tf.constant([5], tf.int64), tf.ones([1, 2]), unique=True)
+    first = SparseStep(job, FlatRing(job, "frequency", "float32"), "test", [once], Update([], [tf.zeros([1])]))
+    twice = [tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([7], tf.int64)) for value in (2.0, 4.0)]
+    second = first.with_gradients([SparseGradient.of(twice, 2)])
+    (reduced,) = first.of(second.tensors()).reduce(tf.constant(1, tf.int64))
+    np.testing.assert_array_equal(reduced.keys, [7])
+    np.testing.assert_array_equal(reduced.rows, [[6.0, 6.0]])
+
+
+def test_a_dropped_optimizer_ends_its_threads_and_frees_its_table() -> None:
+    def train() -> tuple[str, Any]:
+        table = tsps.Embedding(None, 3)
+        model = trained(table, keras.layers.GlobalAveragePooling1D())
+        return table.bindings[0].path, weakref.ref(model.optimizer)
+
+    def couriers() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if "threads" in one.name}
+
+    of_others = couriers()  # which may end any time
+    path, optimizer = train()
+    assert couriers() - of_others
+    deadline = time.monotonic() + 60
+    while optimizer() is not None or couriers() - of_others or os.path.exists(path):
+        assert time.monotonic() < deadline, (optimizer(), couriers() - of_others, os.path.exists(path))
+        keras.backend.clear_session()
+        gc.collect()
+
+
+def test_what_was_put_is_carried_when_a_courier_is_dropped() -> None:
+    carried, spec = tf.queue.FIFOQueue(10, [tf.float32]), [tf.TensorSpec([], tf.float32)]
+
+    def carry(message: list[tf.Tensor], slot: int) -> list[tf.Tensor]:
+        with tf.control_dependencies([carried.enqueue(message)]):
+            return [tf.identity(message[0])]
+
+    threads = CommunicationThreads(spec, spec, 2, lambda message: message, carry)
+    for i in range(3):
+        threads.put([tf.constant(float(i))])
+    threads.start()
+    gone = weakref.ref(threads)
+    del threads
+    gc.collect()
+    assert gone() is None
+    assert sorted(float(carried.dequeue()) for _ in range(3)) == [0.0, 1.0, 2.0]

@@ -1,0 +1,6 @@
+"""What a table is: its options, checked, and what each row keeps beside its embedding."""
+
+from tf_sparse_ps.config.metadata import MetadataPlane
+from tf_sparse_ps.config.table_config import COMBINERS, FeatureConfig, TableConfig
+
+__all__ = ["COMBINERS", "FeatureConfig", "MetadataPlane", "TableConfig"]

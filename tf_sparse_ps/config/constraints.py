@@ -1,0 +1,94 @@
+"""From a Keras constraint, in any of its forms, to what the store does with a row after its update.
+
+Keras applies a constraint to the whole matrix after every step. The store applies it to the rows that the step has
+touched; the others are as their last update left them, and rows that were never trained have their initial values.
+Norms are those of rows: `axis=1`. Keras's default, `axis=0`, is the norm of a column over the whole vocabulary.
+
+Checked against keras 2.15 and 3.15 (src/constraints/constraints.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from tf_sparse_ps.config import keras_objects
+from tf_sparse_ps.errors import UnsupportedError
+
+_ALIASES = {"non_neg": "nonneg", "max_norm": "maxnorm", "unit_norm": "unitnorm", "min_max_norm": "minmaxnorm"}
+_KINDS = {"nonneg": 1, "maxnorm": 2, "unitnorm": 3, "minmaxnorm": 4}  # ConstraintKind in row_optimizer.h
+_EPSILON = 1e-7
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A constraint as the store knows it: what follows the hyperparameters of a row optimizer.
+
+    Attributes:
+      kind: 1: no element below 0; 2: norm at most max_value; 3: norm 1; 4: norm from min_value to max_value.
+      min_value, max_value, rate: Of the norm; `rate`, of kind 4: how much of the way a norm outside goes at once.
+      epsilon: Added to a norm before something is divided by it: `keras.config.epsilon()` when the constraint was read.
+    """
+
+    kind: int
+    min_value: float = 0.0
+    max_value: float = 1.0
+    rate: float = 1.0
+    epsilon: float = _EPSILON
+
+    @property
+    def parameters(self) -> list[float]:
+        """As the store takes them."""
+        return [float(self.kind), self.min_value, self.max_value, self.rate, self.epsilon]
+
+
+def resolve(constraint: Any) -> Resolved | None:
+    """Translates a constraint.
+
+    Args:
+      constraint: A Keras constraint: NonNeg, MaxNorm, UnitNorm or MinMaxNorm as name, dict, object or class; or None.
+
+    Raises:
+      UnsupportedError: It is another one, or its norm is not that of a row.
+      ValueError: It is no constraint, or its parameters cannot be.
+    """
+    if constraint is None:
+        return None
+    name, config = keras_objects.name_and_config(constraint, "a constraint", _ALIASES)
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise UnsupportedError(
+            "a constraint of a table must be NonNeg, MaxNorm, UnitNorm or MinMaxNorm: it is applied to single rows, "
+            f"where they are stored. Received: {constraint!r}"
+        )
+    if name != "nonneg":
+        axis = config.get("axis", 0)
+        if axis not in (1, -1) and list(_sequence(axis)) not in ([1], [-1]):
+            raise UnsupportedError(
+                f"{constraint!r} has axis={axis!r}: a norm of columns, over the whole vocabulary. A table's constraint "
+                "sees one row at a time: use axis=1, the norm of a row"
+            )
+    low, high = float(config.get("min_value", 0.0)), float(config.get("max_value", 2.0 if kind == 2 else 1.0))
+    rate = float(config.get("rate", 1.0))
+    if not (0 <= low <= high < math.inf and 0 <= rate <= 1):
+        raise ValueError(
+            f"a constraint must have 0 <= min_value <= max_value and a rate of 0 to 1. Received: {constraint!r} with "
+            f"{config}"
+        )
+    return Resolved(kind, low, high, rate, _keras_epsilon())
+
+
+def serialize(constraint: Any) -> Any:
+    """A JSON-serialisable form of a constraint."""
+    return keras_objects.serialize(constraint, "constraints")
+
+
+def _sequence(axis: Any) -> Any:
+    return axis if isinstance(axis, list | tuple) else ()
+
+
+def _keras_epsilon() -> float:
+    keras = sys.modules.get("keras")
+    return float(keras.backend.epsilon()) if keras is not None else _EPSILON

@@ -1,0 +1,1 @@
+"""Where ranks run: which share a machine, and where its tables lie."""

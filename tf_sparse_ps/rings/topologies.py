@@ -1,0 +1,188 @@
+"""Which way sparse gradients go from rank to rank: the topologies of the sparse ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps.job.job import Job
+from tf_sparse_ps.rings.sparse_ring import (
+    SparseGradient,
+    SparseRing,
+    Update,
+    as_gradients,
+    of_one_rank,
+    reduce_over,
+    unique,
+)
+
+TOPOLOGIES = ("hierarchical", "flat")
+
+
+class FlatRing(SparseRing):
+    """Every rank's gradients travel to every rank."""
+
+    def __init__(self, job: Job, reduction: str, wire: str) -> None:
+        """`reduction`: one of `REDUCTIONS`; `wire`: one of `WIRES`."""
+        super().__init__(job)
+        self._reduction, self._wire = reduction, wire
+
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
+        """See `SparseRing.reduce`."""
+        return reduce_over(
+            self._job.collectives,
+            of_one_rank(unique(gradients)),
+            name,
+            reduction=self._reduction,
+            wire=self._wire,
+            world_size=self._job.size,
+            wanted=self._job.is_leader,
+        )
+
+    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
+        """See `SparseRing.apply`."""
+        return self.apply_reduced(self.reduce(gradients, name, step), name, step, update)
+
+
+class NodeRing(SparseRing):
+    """On the only node of a job: its ranks merge their gradients in shared memory. Nothing is sent."""
+
+    def __init__(self, job: Job, reduction: str) -> None:
+        """`job`: of this process, which joins the exchange of its node; `reduction`: one of `REDUCTIONS`."""
+        super().__init__(job)
+        self._reduction = reduction
+
+    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
+        """See `SparseRing.apply`. The leader applies the merged gradients from where they lie."""
+        own = unique(gradients)
+        return _ops.node_apply(
+            [one.keys for one in own],
+            [one.rows for one in own],
+            self._job.size,
+            self._job.group_path,
+            step,
+            self._job.timeout_s,
+            update.paths,
+            update.uuids,
+            update.hyper,
+            reduction=self._reduction,
+            operation=name,
+        )
+
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
+        """See `SparseRing.reduce`."""
+        own = unique(gradients)
+        merged = _ops.node_merge(
+            [one.keys for one in own],
+            [one.rows for one in own],
+            self._job.size,
+            self._job.group_path,
+            step,
+            self._job.timeout_s,
+            reduction=self._reduction,
+            operation=name,
+        )
+        for rows, one in zip(merged.grads, own, strict=True):
+            rows.set_shape([None, one.rows.shape[1]])
+        return as_gradients(merged)
+
+
+class HierarchicalRing(SparseRing):
+    """The ranks of a node merge their gradients in shared memory, each a range of keys, and send what comes of it.
+
+    A rank exchanges its range with the ranks of its number on the other nodes, and leaves the result to the leader. All
+    go through it in rounds, so that what lies in buffers is bounded; how many is agreed on once per step, while the
+    model computes. In one round are sent the gradients of the second, merged and packed those of the third, and
+    unpacked and reduced those of the first.
+    """
+
+    def __init__(self, job: Job, reduction: str, wire: str) -> None:
+        """Every rank of the job calls it: sets up the collectives between the nodes.
+
+        Args:
+          job: Of this process, which joins the exchange of its node.
+          reduction: One of `REDUCTIONS`.
+          wire: One of `WIRES`.
+        """
+        super().__init__(job)
+        self._reduction, self._wire = reduction, wire
+        self._cross_node_group = job.cross_node_group()
+
+    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
+        """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
+        with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
+            prepared = _ops.ring_prepare(self._job.group_path, step, update.paths, update.uuids, update.hyper)
+        return self._decide(prepared, name)
+
+    def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
+        """See `SparseRing.reduce`."""
+        with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
+            reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
+        return as_gradients(reduced)
+
+    def run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
+        """`reduce`, up to where the leader has everything. Returns the number of rounds, int64."""
+        job, own = self._job, unique(gradients)
+        keys, rows = [one.keys for one in own], [one.rows for one in own]
+        dims = [int(one.shape[1]) for one in rows]
+        wanted = _ops.ring_rounds(keys, dims, job.exchange_window, job.collectives.local_size)
+        rounds = tf.reduce_max(job.collectives.allgather([wanted], f"{name}.rounds")[0])
+
+        def take(round_: tf.Tensor) -> tf.Tensor:
+            return _ops.ring_take(
+                keys,
+                rows,
+                job.size,
+                job.group_path,
+                step,
+                job.timeout_s,
+                round_,
+                rounds,
+                reduction=self._reduction,
+                operation=name,
+                wire=self._wire,
+            )
+
+        def make(round_: tf.Tensor, packed: tf.Tensor, received: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            """Sends a round, and beside that packs the next and reduces the one before."""
+            sent = packed
+            if self._cross_node_group is not None:
+                (sent,) = self._cross_node_group.allgather([packed], f"{name}.nodes")
+            # TensorFlow does not order a loop, which has resources, with ops that have none, as these.
+            with tf.control_dependencies([packed]):
+                following = take(round_ + 1)
+            if self._cross_node_group is not None:
+                with tf.control_dependencies([following]):
+                    _ops.ring_put(job.group_path, received, round_ - 1, len(keys))
+            return round_ + 1, following, sent
+
+        one_buffer = tf.TensorShape([None])
+        made, _, last = tf.while_loop(
+            lambda round_, *_: round_ < rounds,
+            make,
+            (tf.constant(0, tf.int64), take(tf.constant(0, tf.int64)), tf.zeros([0], tf.uint8)),
+            shape_invariants=(tf.TensorShape([]), one_buffer, one_buffer),
+        )
+        if self._cross_node_group is None:
+            return made
+        put = _ops.ring_put(job.group_path, last, rounds - 1, len(keys))
+        with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
+            return tf.identity(made)
+
+
+def make(topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
+    """The ring of a job. Every rank calls it, with the same arguments.
+
+    Args:
+      topology: One of `TOPOLOGIES`.
+      job: Of this process.
+      reduction: One of `REDUCTIONS`.
+      wire: One of `WIRES`.
+    """
+    if topology == "flat" or job.size == 1:
+        return FlatRing(job, reduction, wire)
+    if len(job.leaders) == 1:
+        return NodeRing(job, reduction)
+    return HierarchicalRing(job, reduction, wire)

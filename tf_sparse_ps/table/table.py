@@ -1,0 +1,653 @@
+"""`Table`: the store without TensorFlow.
+
+A table lies in a group's directory: `Table.create("/dev/shm/me/items/user", config)` makes the table `user` in the
+group `/dev/shm/me/items`. All tables of a group share one writer and one step. Within a process the groups are shared:
+two `Table` objects of one group use one mapping and one writer lock.
+
+While a TensorFlow job trains a group, the job's leader is its writer; open its tables with mode "r".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_sparse_ps import optimizers
+from tf_sparse_ps.config.metadata import MetadataPlane, as_planes
+from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, StateError, TableExistsError
+from tf_sparse_ps.table import groups, parameter_files
+from tf_sparse_ps.table.arrays import Keys, Rows, as_counts, as_keys, as_rows, block_rows, chunks
+
+# keys and gradients, or keys, gradients and counts
+Update = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `Table.verify` found.
+
+    Attributes:
+      ok: Nothing is wrong.
+      problems: What is wrong, in words.
+      rows: Live keys of the table.
+      step: The group's committed step.
+    """
+
+    ok: bool
+    problems: tuple[str, ...]
+    rows: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What `Table.changes_since` tells.
+
+    Attributes:
+      everything: What changed is not known: `written` has all keys, and any other key may have been erased.
+      written: Keys that are there and were written, int64[n], each once.
+      erased: Keys that were erased, int64[m], each once. A key that is in `written`, too, was written afterwards.
+    """
+
+    everything: bool
+    written: Keys
+    erased: Keys
+
+
+_UNKNOWN = 2**32 - 1  # a change generation that there is not
+
+
+class Block(NamedTuple):
+    """Rows of a `Scan`."""
+
+    keys: Keys
+    """int64[n]."""
+    rows: Rows
+    """float32[n, dim]."""
+    slots: tuple[Rows, ...]
+    """float32[n, width] each; none if they were not asked for."""
+    metadata: dict[str, npt.NDArray[Any]]
+    """As `Table.metadata`; empty if slots were not asked for."""
+
+
+class Scan:
+    """A table as of one committed state; see `Table.scan`. Ends with its `with` block, or when it is dropped."""
+
+    def __init__(self, core: Any, dim: int) -> None:
+        self._core = core
+        self._block = block_rows(dim)
+        self.step = int(core.step())
+        self.optimizer: dict[str, Any] = core.optimizer()
+        self._rows = int(core.rows())
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[Block]:
+        while len((block := self._next()).keys):
+            yield block
+
+    def _next(self) -> Block:
+        keys, rows, slots, metadata = self._core.next(self._block)
+        return Block(keys, rows, tuple(slots), metadata)
+
+    def read(self) -> Block:
+        """All blocks as one, or what is left of them."""
+        blocks = [self._next()]
+        while len(blocks[-1].keys):
+            blocks.append(self._next())
+        return Block(
+            np.concatenate([block.keys for block in blocks]),
+            np.concatenate([block.rows for block in blocks]),
+            tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
+            {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
+        )
+
+    def __enter__(self) -> Scan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the scan: the writer keeps no images for it any more."""
+        self._core.close()
+
+
+class Table:
+    """One table of a group. Reads are thread-safe; writes are serialised per group.
+
+    Use `create` or `open`. A context manager: leaving it closes the table.
+
+    Attributes:
+      path: `<group directory>/<table>`.
+      mode: "r" or "r+".
+      config: What the table is. Of a table that was opened, `config.initializer` is the resolved one, and
+        `config.optimizer` is the one given to `open`.
+      uuid: 32 hexadecimal digits.
+    """
+
+    def __init__(self, group: Any, index: int, config: TableConfig, mode: str) -> None:
+        info = group.table_info(index)
+        self.path = os.path.join(group.info()["path"], info["name"])
+        self.mode = mode
+        self.config = config
+        self.uuid: str = info["uuid"]
+        self._open_group: Any = group
+        self._index = index
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: TableConfig) -> Table:
+        """Makes a table, and its group when there is none, and opens it with mode "r+".
+
+        Args:
+          path: `<group directory>/<table>`; the last part must be `config.name`, and the group's parent must exist.
+          config: What to make. `config.optimizer` is bound; without one the table can be read and assigned, not
+            trained.
+
+        Raises:
+          TableExistsError: The table is there already.
+          WriterLockedError: Another process is the group's writer.
+          NoSpaceError, AccessError: From the file system.
+        """
+        folder, name = os.path.split(os.path.abspath(path))
+        if name != config.name:
+            raise InvalidArgumentError(f"the path must end with the table's name, {config.name!r}. Received: {path}")
+        resolved = config.resolved_initializer()
+        group = groups.open_group(folder, create=True)
+        group.open_writer()
+        seeds = (config.seed, resolved.seed, secrets.randbits(63))
+        index = group.create_table(
+            name=name,
+            uuid=secrets.token_hex(16),
+            dim=config.dim,
+            key_limit=config.key_limit or 0,
+            max_rows=config.max_rows or 0,
+            initializer={
+                "kind": resolved.kind,
+                "a": resolved.a,
+                "b": resolved.b,
+                "seed": next(seed for seed in seeds if seed is not None),
+                "salt": len(group.tables()),
+            },
+            metadata=[plane.for_core() for plane in config.metadata],
+            dtype=config.dtype,
+            rounding=config.rounding,
+        )
+        if config.optimizer is not None:
+            group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
+        table = cls(group, index, config, "r+")
+        if resolved.values is not None:
+            table._assign_chunked(np.arange(config.key_limit or 0, dtype=np.int64), resolved.values())
+        return table
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], mode: Literal["r", "r+"] = "r", config: TableConfig | None = None
+    ) -> Table:
+        """Opens a table.
+
+        Args:
+          path: `<group directory>/<table>`.
+          mode: "r" to read, beside any writer; "r+" to write, as the group's only writer.
+          config: What the table is expected to be: another width, key limit, type, optimizer or other metadata is an
+            error. Its optimizer's hyperparameters and its constraint are used by `apply_gradients`; without it the
+            table cannot be trained.
+
+        Raises:
+          NotFoundError: No such group or table.
+          WriterLockedError: mode is "r+" and another process, or this process's TensorFlow ops, is the writer.
+          StateError: The table is not what `config` says.
+          DamagedFileError, AccessError: A file is not what it should be.
+        """
+        if mode not in ("r", "r+"):
+            raise InvalidArgumentError(f'mode must be "r" or "r+". Received: {mode!r}')
+        folder, name = os.path.split(os.path.abspath(path))
+        group = groups.open_group(folder)
+        index = group.find_table(name)
+        if mode == "r+":
+            group.open_writer()
+        info = group.table_info(index)
+        stored = group.stats(index)["optimizer"]
+        if config is not None:
+            groups.check_same(str(path), info, stored, config)
+        seen = TableConfig(
+            name,
+            info["dim"],
+            max_rows=info["max_rows"] or None,
+            key_limit=info["key_limit"] or None,
+            seed=info["initializer"]["seed"] & (2**63 - 1),
+            initializer=groups.keras_form(info["initializer"]),
+            optimizer=None if config is None else config.optimizer,
+            constraint=None if config is None else config.constraint,
+            dtype=info["dtype"],
+            rounding=info["rounding"],
+            metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
+        )
+        return cls(group, index, seen, mode)
+
+    def close(self) -> None:
+        """Gives up the mapping and, with the group's last table of this process, the writer lock."""
+        self._open_group = None
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Number of live keys."""
+        return int(self._group.stats(self._index)["rows"])
+
+    def __repr__(self) -> str:
+        return f"<tf_sparse_ps.Table {self.path} dim={self.config.dim} mode={self.mode!r}>"
+
+    @property
+    def step(self) -> int:
+        """The group's committed step."""
+        return int(self._group.step())
+
+    def version(self) -> tuple[int, int]:
+        """The group's step and its count of other changes: equal before and after, nothing was written in between."""
+        info = self._group.info()
+        return info["step"], info["version"]
+
+    @property
+    def _group(self) -> Any:
+        if self._open_group is None:
+            raise StateError(f"table {self.path} is closed")
+        return self._open_group
+
+    # --- reading ---
+
+    def lookup(self, keys: npt.ArrayLike) -> Rows:
+        """Rows of `keys`, all of one step; absent keys give their initial value. Writes nothing.
+
+        Args:
+          keys: Integers of any shape.
+
+        Returns:
+          float32[*keys.shape, dim].
+
+        Raises:
+          InvalidArgumentError: The keys are no integers, or an unsigned one is beyond 2**63 - 1.
+          KeyRangeError: A key outside a bounded table.
+        """
+        ids = as_keys(keys)
+        rows: Rows = self._group.lookup(self._index, ids.reshape(-1))
+        return rows.reshape(*ids.shape, self.config.dim)
+
+    def keys(self) -> Keys:
+        """The live keys, int64[len(self)], of one committed state."""
+        keys: Keys = self._group.keys(self._index)
+        return keys
+
+    def entries(
+        self, keys: npt.ArrayLike, *, slots: bool = True
+    ) -> tuple[npt.NDArray[np.bool_], Rows, tuple[Rows, ...]]:
+        """What is stored under `keys`, all of one step.
+
+        Args:
+          keys: int64[n].
+          slots: Read the optimizer's slots too.
+
+        Returns:
+          found bool[n]; rows float32[n, dim]; a tuple of float32[n, dim], one per slot, or of float32[n, 1] where the
+          rule keeps one float per row. Absent keys have zeros.
+        """
+        found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
+        return found, rows, tuple(values)
+
+    def scan(self, *, slots: bool = True, max_bytes: int | None = None) -> Scan:
+        """Reads the whole table, as of one committed state, beside whoever trains it.
+
+        The writer keeps images of the rows that it writes meanwhile, and never waits for the scan.
+
+        Args:
+          slots: Read the optimizer's slots and the metadata planes too.
+          max_bytes: How much memory the images may take. None: a quarter of the table, and at least 1 GiB.
+
+        Returns:
+          A context manager, and an iterator over `Block`s of rows.
+
+        Raises:
+          UnavailableError: More than `max_bytes` were written while the scan went on; or the table was bound to another
+            optimizer; or the group lies on a read-only file system and changed. Here, or at the next block.
+
+        Example:
+          with table.scan(slots=False) as scan:
+              for block in scan:
+                  index.add(block.keys, block.rows)
+        """
+        return Scan(self._group.scan(self._index, slots, max_bytes or 0), self.config.dim)
+
+    def metadata(self, keys: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
+        """What is stored under `keys` in the table's metadata planes (`config.metadata`), all of one step.
+
+        Args:
+          keys: int64[n].
+
+        Returns:
+          For each plane, by name, an array [n, elements] of its type; of bfloat16 uint16, the values' bits. Absent keys
+          have zeros.
+        """
+        values: dict[str, npt.NDArray[Any]] = self._group.metadata(self._index, as_keys(keys))
+        return values
+
+    def changes_since(self, mark: str) -> Changes:
+        """The keys that were written or erased since `mark_changes` returned `mark`.
+
+        Args:
+          mark: Of this table. With one of another table, of another life of this one, or from before its optimizer was
+            replaced, what changed is not known, and the answer is everything; likewise when very many keys have been
+            erased since.
+
+        Returns:
+          The keys, of one committed state. After a process was killed there may be more than changed, never less.
+
+        Raises:
+          InvalidArgumentError: No mark.
+        """
+        uuid, separator, digits = mark.rpartition(":")
+        if not separator or not digits.isascii() or not digits.isdigit():
+            raise InvalidArgumentError(f"mark must be what mark_changes() returned. Received: {mark!r}")
+        generation = int(digits) if uuid == self.uuid else _UNKNOWN
+        return Changes(*self._group.changed_since(self._index, min(generation, _UNKNOWN)))
+
+    def core_initializer(self) -> dict[str, Any]:
+        """What gives absent keys their rows: kind, a, b, seed and salt, as the core knows them."""
+        initializer: dict[str, Any] = self._group.table_info(self._index)["initializer"]
+        return initializer
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters."""
+        group = self._group
+        info = group.info()
+        stats: dict[str, Any] = {
+            "path": self.path,
+            "uuid": self.uuid,
+            "dim": self.config.dim,
+            **group.stats(self._index),
+            "step": info["step"],
+            "version": info["version"],
+            "writer_pid": info["writer_pid"],
+            "writer_alive": info["writer_alive"],
+            "unfinished": info["unfinished"],
+            "group_bytes": info["bytes"],
+            "counters": group.counters(),
+        }
+        return stats
+
+    def verify(self) -> Report:
+        """Checks the table: index, row numbers and returned rows against each other, and that every key can be found.
+
+        Damage is reported, not raised. Values have no checksums: a wrong one that is finite is not noticed.
+
+        Raises:
+          UnavailableError: The table kept changing.
+        """
+        problems: list[str] = []
+        rows, step = len(self), self.step
+        try:
+            self._group.verify(self._index)
+            with self.scan(slots=False) as scan:
+                rows, step = len(scan), scan.step
+                problems += self._problems_of_rows(scan)
+        except DamagedFileError as error:
+            problems.append(str(error))
+        return Report(not problems, tuple(problems), rows, step)
+
+    def _problems_of_rows(self, scan: Scan) -> list[str]:
+        problems: list[str] = []
+        limit = self.config.key_limit
+        for keys, values, *_ in scan:
+            if limit is not None and (keys.min() < 0 or keys.max() >= limit):
+                problems.append(f"a key is outside 0 .. {limit - 1}")
+            if not np.isfinite(values).all():
+                problems.append("a row is not finite")
+        return sorted(set(problems))
+
+    # --- writing ---
+
+    def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike, counts: npt.ArrayLike | None = None) -> int:
+        """Makes one optimizer step of the group, on this table. See `step` for several tables.
+
+        Args:
+          keys: Integers [n]; they may repeat.
+          grads: float [n, dim]. Gradients of equal keys are added up.
+          counts: int [n]: of how many ranks each row is the sum; the sums are then divided by the key's total.
+            None: the rows come from one rank, nothing is divided.
+
+        Returns:
+          The group's step after this one.
+
+        Raises:
+          InvalidArgumentError: Wrong types or shapes, or a gradient that is not finite; nothing is applied.
+          StateError: Mode is "r", or no optimizer is bound.
+          NoSpaceError: No room for the new rows; nothing is applied.
+        """
+        return step({self: (keys, grads, counts)})
+
+    def assign(
+        self,
+        keys: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        slots: Sequence[npt.ArrayLike] = (),
+        metadata: Mapping[str, npt.ArrayLike] | None = None,
+    ) -> None:
+        """Sets rows, adding absent keys. Of equal keys the last wins. The step stays, the group's version grows.
+
+        Args:
+          keys: Integers [n].
+          rows: float [n, dim]; of a table of 16 bits rounded to the nearest.
+          slots: One float array per slot, with the shapes that `entries` returns; empty: present keys keep theirs, new
+            keys get initial ones.
+          metadata: Values of metadata planes by name, as `metadata()` returns them; likewise for planes that are left
+            out.
+
+        Raises:
+          InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed. A finite value that is beyond the range
+            of the table's type is an invalid argument, too.
+          StateError: Mode is "r".
+        """
+        self._writable().assign(
+            self._index,
+            as_keys(keys),
+            as_rows(rows, "rows"),
+            [as_rows(values, "slots") for values in slots],
+            as_planes(metadata),
+        )
+
+    def erase(self, keys: npt.ArrayLike) -> int:
+        """Removes keys, integers [n], and returns how many of them were there."""
+        return int(self._writable().erase(self._index, as_keys(keys)))
+
+    def mark_changes(self) -> str:
+        """Returns a mark of now for `changes_since`. Any number of consumers may have marks; none costs anything.
+
+        Example:
+          >>> mark = table.mark_changes()
+          >>> table.save(full)
+          >>> ...                                    # training goes on
+          >>> changes = table.changes_since(mark)    # what a copy that was saved at `mark` lacks
+
+        Raises:
+          StateError: Mode is "r".
+        """
+        return f"{self.uuid}:{self._writable().mark_changes()}"
+
+    def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
+        """Gives the table an update rule and its slots.
+
+        Args:
+          optimizer: The rule; its hyperparameters are used by this object's `apply_gradients`.
+          replace: Drop the slots of another rule, instead of refusing.
+
+        Raises:
+          StateError: Another rule is bound and `replace` is False.
+        """
+        self._writable().bind_optimizer(self._index, optimizer.kind, list(optimizer.slot_init), replace)
+        self.config = dataclasses.replace(self.config, optimizer=optimizer)
+
+    # --- files (parameter_files.py) ---
+
+    def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
+        """Writes rows, slots and metadata to a sparse-parameter file (docs/format.md), whole or not at all.
+
+        Args:
+          path: The file; replaced if there.
+          slots: Write the optimizer's slots and the metadata planes too.
+          progress: Show a progress bar if it takes longer than two seconds.
+
+        Returns:
+          The number of rows written.
+
+        Raises:
+          UnavailableError: The table kept changing.
+          WriterLockedError: Another process or thread is writing this file.
+        """
+        return parameter_files.export(self, path, slots=slots, progress=progress)
+
+    def load_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
+        """Assigns every row of a sparse-parameter file, block by block.
+
+        Args:
+          path: The file.
+          slots: Also read its slots and metadata. A table without an optimizer then gets the file's; metadata planes
+            that the file does not have get their initial value. False: rows alone; present keys keep their slots and
+            metadata.
+          progress: Show a progress bar if it takes longer than two seconds.
+
+        Returns:
+          The number of rows read.
+
+        Raises:
+          NotFoundError, DamagedFileError: The file is missing, truncated, foreign, newer or damaged. Blocks before a
+            damaged one have been assigned.
+          InvalidArgumentError: The file's rows have another width.
+          StateError: The file has slots of another rule than the table, or a metadata plane that the table does not
+            have, or has with another type or width; nothing has been assigned. Mode is "r".
+        """
+        return parameter_files.load(self, path, slots=slots, progress=progress)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with all planes; returns its path.
+
+        Raises:
+          UnavailableError: The table kept changing.
+          WriterLockedError: Another process or thread is writing this file.
+        """
+        return parameter_files.save(self, folder)
+
+    def restore(self, folder: str | os.PathLike[str]) -> int:
+        """Makes the table what `save` wrote to `folder`: other keys are erased. The step stays.
+
+        A restore that is killed leaves a mixture; restore again. Returns the number of rows.
+        """
+        return parameter_files.restore(self, folder)
+
+    # --- helpers ---
+
+    def check_writable(self) -> None:
+        """Raises StateError unless the mode is "r+"."""
+        self._writable()
+
+    def bind_slots(self, kind: str, slot_init: Sequence[float], otherwise: str) -> None:
+        """Makes slots of this rule if the table has none.
+
+        Args:
+          kind: The rule's name in the core: "sgd", "adagrad", "adam" or "rowwise_adagrad".
+          slot_init: Initial value of the elements of each slot.
+          otherwise: See below.
+
+        Raises:
+          StateError: It has slots of another rule; `otherwise` starts the message.
+        """
+        group = self._writable()
+        bound = group.stats(self._index)["optimizer"]["kind"]
+        if bound == "none":
+            group.bind_optimizer(self._index, kind, list(slot_init), False)
+        elif bound != kind:
+            raise StateError(f"{otherwise}: table {self.path} is trained by {bound}")
+
+    def _writable(self) -> Any:
+        if self.mode != "r+":
+            raise StateError(f'table {self.path} is open for reading; open it with mode "r+"')
+        return self._group
+
+    def _assign_chunked(self, keys: Keys, rows: Rows) -> None:
+        for chunk in chunks(len(keys), self.config.dim):
+            self.assign(keys[chunk], rows[chunk])
+
+
+def step(updates: Mapping[Table, Update]) -> int:
+    """Makes one optimizer step of a group on several of its tables: all of it, or nothing.
+
+    Args:
+      updates: For each table its keys and gradients, and counts if wanted; see `Table.apply_gradients`. Tables of the
+        group that are left out keep their rows.
+
+    Returns:
+      The group's step after this one.
+
+    Raises:
+      InvalidArgumentError: The tables are not of one group; or as `Table.apply_gradients`.
+      StateError: A table is open for reading, or has no optimizer.
+    """
+    if not updates:
+        raise InvalidArgumentError("a step needs at least one table")
+    groups = [table._writable() for table in updates]
+    if any(group is not groups[0] for group in groups):
+        raise InvalidArgumentError(f"the tables of a step must be of one group. Received: {[t.path for t in updates]}")
+    group = groups[0]
+    number = group.step() + 1
+    parts = []
+    for table, (keys, grads, *rest) in updates.items():
+        optimizer = table.config.optimizer
+        if optimizer is None:
+            raise StateError(
+                f"table {table.path} has no optimizer: give one to TableConfig(optimizer=...) when creating it, "
+                "to Table.open(config=...), or to bind_optimizer"
+            )
+        hyper = optimizer.hyper_values(number)
+        if (constraint := table.config.resolved_constraint()) is not None:
+            hyper += constraint.parameters
+        counts = None
+        if rest and rest[0] is not None:
+            counts = as_counts(rest[0])
+        parts.append((table._index, as_keys(keys), as_rows(grads, "gradients"), counts, hyper))
+    group.apply_step(number, parts)
+    return int(number)
+
+
+def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
+    """Looks keys up in several tables of a group, all of one committed step.
+
+    Args:
+      reads: For each table its keys, integers of any shape.
+
+    Returns:
+      The step, and for each table float32[*keys.shape, dim].
+
+    Raises:
+      InvalidArgumentError: The tables are not of one group; or as `Table.lookup`.
+    """
+    groups = {id(table._group): table._group for table in reads}
+    if len(groups) != 1:
+        raise InvalidArgumentError(f"a read needs tables of one group. Received: {[t.path for t in reads]}")
+    (group,) = groups.values()
+    ids = [as_keys(keys) for keys in reads.values()]
+    step, rows = group.lookup_tables([(t._index, k.reshape(-1)) for t, k in zip(reads, ids, strict=True)])
+    return int(step), {t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)}
+
+
+__all__ = ["NotFoundError", "Report", "Table", "TableExistsError", "as_keys", "step"]
