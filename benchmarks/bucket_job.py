@@ -25,7 +25,7 @@ import tensorflow as tf
 import tf_sparse_ps as tsps
 from benchmarks.harness import Cycle
 from benchmarks.rank_job import interface_counters
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.rings import rank_weight
 from tf_sparse_ps.schedules import Plan, Schedule, ScheduleState, Synchronous, TimedBuckets
 from tf_sparse_ps.schedules.bucket_plan import Gradient
@@ -42,9 +42,9 @@ class PerTensor(Schedule):
     def refuse(self, optimizer: Any, collectives: Any) -> None:
         """Nothing."""
 
-    def start(self, owner: Any, collectives: Any, name: str) -> ScheduleState:
+    def start(self, optimizer: Any, collectives: Any, name: str) -> ScheduleState:
         """See `Schedule.start`."""
-        return _PerTensorState(owner, collectives, name)
+        return _PerTensorState(optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """No options."""

@@ -1,18 +1,50 @@
 """tf_sparse_ps: shared-memory embedding tables for TensorFlow.
 
 Names are imported when first used, so that `import tf_sparse_ps.table`, the store, needs no TensorFlow. Keras knows the
-layers and the optimizer nevertheless (`_registration.py`), to load models that were saved with them.
+layers and the optimizer nevertheless (`_compat/_registration.py`), to load models that were saved with them.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tf_sparse_ps import _registration
+from tf_sparse_ps._compat import _registration
 from tf_sparse_ps.collectives import protocol as _protocol
 
+if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr__` imports the same names
+    from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
+    from tf_sparse_ps.collectives import init
+    from tf_sparse_ps.config import FeatureConfig, MetadataPlane, TableConfig
+    from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
+    from tf_sparse_ps.table import Table
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+    from tf_sparse_ps.training.gradient_tape import DistributedGradientTape
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Embedding",
+    "EmbeddingCollection",
+    "EmbeddingReduce",
+    "FeatureConfig",
+    "MetadataPlane",
+    "Table",
+    "TableConfig",
+    "__version__",
+    "callbacks",
+    "collectives",
+    "config",
+    "errors",
+    "init",
+    "job",
+    "layers",
+    "optimizers",
+    "schedules",
+    "table",
+]
 
 _protocol.prepare()
 
@@ -23,21 +55,17 @@ _HOME = {
     "EmbeddingCollection": "layers.embedding_collection",
     "TableConfig": "config",
     "FeatureConfig": "config",
-    "MetadataPlane": "metadata",
+    "MetadataPlane": "config",
     "Table": "table",
     "DistributedOptimizer": "training.distributed_optimizer",
     "DistributedGradientTape": "training.gradient_tape",
 }
 _MODULES = ("callbacks", "collectives", "config", "errors", "job", "layers", "optimizers", "schedules", "table")
 
-__all__ = sorted([*_HOME, *_MODULES, "__version__"])
-
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    elif name == "callbacks":
-        value = importlib.import_module(f"{__name__}.training.callbacks")
     elif name in _MODULES:
         value = importlib.import_module(f"{__name__}.{name}")
     else:

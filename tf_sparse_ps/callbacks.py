@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
 from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.training import distributed_optimizer
 from tf_sparse_ps.training.equal_weights import broadcast_variables
 

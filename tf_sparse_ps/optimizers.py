@@ -41,7 +41,7 @@ class RowOptimizer:
         if isinstance(self.learning_rate, int) and not isinstance(self.learning_rate, bool):
             object.__setattr__(self, "learning_rate", float(self.learning_rate))
         if isinstance(self.learning_rate, dict):  # from a configuration
-            from tf_sparse_ps import _keras
+            from tf_sparse_ps._compat import _keras
 
             object.__setattr__(self, "learning_rate", _keras.deserialize(self.learning_rate))
         rate = self.learning_rate
@@ -121,7 +121,7 @@ class RowOptimizer:
         """The fields, serializable by Keras."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(config["learning_rate"]):
-            from tf_sparse_ps import _keras
+            from tf_sparse_ps._compat import _keras
 
             config["learning_rate"] = _keras.serialize(config["learning_rate"])
         return config

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras, callbacks
+from tf_sparse_ps import callbacks
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import CollectivesError
 
 keras = tf.keras

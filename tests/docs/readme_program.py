@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 SAMPLES, FIELDS, IDS = 16_001, 26, 500  # an odd number, which two ranks cannot share

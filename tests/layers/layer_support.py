@@ -18,7 +18,7 @@ import pytest  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import tf_sparse_ps as tsps  # noqa: E402
-from tf_sparse_ps import _keras  # noqa: E402
+from tf_sparse_ps._compat import _keras  # noqa: E402
 
 keras = _keras.keras
 PACKAGE_PARENT = Path(tsps.__file__).parent.parent

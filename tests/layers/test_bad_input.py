@@ -8,7 +8,8 @@ import tensorflow as tf
 from layer_support import IDS, TARGETS, assign, compiled, functional, keras
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras, errors
+from tf_sparse_ps import errors
+from tf_sparse_ps._compat import _keras
 
 OUT_OF_RANGE = (errors.KeyRangeError, tf.errors.InvalidArgumentError)
 

@@ -10,7 +10,7 @@ import pytest
 from layer_support import IDS, TARGETS, keras, run_child
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 
 def every_layer() -> keras.Model:

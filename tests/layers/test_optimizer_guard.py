@@ -8,7 +8,7 @@ import tensorflow as tf
 from layer_support import IDS, TARGETS, functional, keras, keras2_only, keras3_only
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 MATCH = "tsps.DistributedOptimizer"
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from layer_support import keras2_only
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 
 class Model(keras.Model):

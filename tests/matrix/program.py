@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 
 @dataclasses.dataclass(frozen=True)

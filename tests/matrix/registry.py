@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tables, by the page and the beginning of their header.

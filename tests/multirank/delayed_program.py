@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 keras = tf.keras
 _STEPS_PER_CALL = 3

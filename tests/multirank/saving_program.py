@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras, errors
+from tf_sparse_ps import errors
+from tf_sparse_ps._compat import _keras
 
 keras = tf.keras
 IDS = np.arange(12, dtype=np.int64).reshape(4, 3)

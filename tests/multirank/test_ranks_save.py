@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch import launched
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 WAYS = ["model.keras", "model.weights.h5", "model.h5", "exported", "saved", "deeper/checkpoint"]
 KERAS_2 = ["folder", "weights"]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 keras = tf.keras
 Delayed = tsps.schedules.DelayedGlobal

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.schedules import delayed_rules
 
 keras = tf.keras

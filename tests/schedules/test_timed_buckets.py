@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.schedules import Plan, Synchronous, TimedBuckets
 
 keras = _keras.keras

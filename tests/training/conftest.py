@@ -12,7 +12,7 @@ os.environ.setdefault("TFSPS_DIR", FOLDER)
 
 import pytest  # noqa: E402
 
-from tf_sparse_ps import _keras  # noqa: E402
+from tf_sparse_ps._compat import _keras  # noqa: E402
 
 
 def pytest_sessionfinish() -> None:

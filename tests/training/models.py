@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 keras = _keras.keras
 KERAS_3 = _keras.IS_KERAS_3

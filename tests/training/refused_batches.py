@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 keras = _keras.keras
 STEPS, BAD, KEYS = 20, (3, 4, 12), 40

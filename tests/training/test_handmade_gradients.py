@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps._keras import keras
+from tf_sparse_ps._compat._keras import keras
 from tf_sparse_ps.rings.sparse_ring import SparseGradient
 
 

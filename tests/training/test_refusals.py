@@ -10,7 +10,7 @@ import tensorflow as tf
 from models import DIM, KERAS_3, ROWS, fit, keras, model, optimizer
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import protocol
 
 

@@ -32,7 +32,8 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import exit_report
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only

@@ -33,7 +33,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.collectives.protocol import CollectivesError, timeout_s
 from tf_sparse_ps.node import job_folder, node_discovery

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.collectives import protocol
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import (
@@ -37,7 +38,7 @@ from tf_sparse_ps.errors import (
     WaitTimeoutError,
 )
 from tf_sparse_ps.job import job_end, session
-from tf_sparse_ps.job.table_binding import TableBinding, eager_ops
+from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.job.table_seeds import TableSeeds
 from tf_sparse_ps.node import job_folder, node_discovery
 
@@ -96,7 +97,7 @@ class Job:
     """
 
     def __init__(self, collectives: Collectives) -> None:
-        from tf_sparse_ps import _keras
+        from tf_sparse_ps._compat import _keras
 
         self.collectives = collectives
         self.rank, self.size = collectives.rank, collectives.size
@@ -147,7 +148,7 @@ class Job:
     def step(self) -> Any:
         """int64 variable: the last step that this rank knows to be published."""
         if self._step is None:
-            from tf_sparse_ps import _keras
+            from tf_sparse_ps._compat import _keras
 
             self._step = _keras.local_variable(self._committed_step(), "int64", "tfsps_step")
         return self._step

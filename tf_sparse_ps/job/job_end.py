@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from tf_sparse_ps.job.table_binding import eager_ops
+from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.node import job_folder
 from tf_sparse_ps.table import groups
 

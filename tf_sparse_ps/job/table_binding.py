@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.table_config import TableConfig
-from tf_sparse_ps.errors import StateError, from_tensorflow
 
 if TYPE_CHECKING:
     from tf_sparse_ps import optimizers
@@ -117,14 +116,6 @@ class TableBinding:
                 _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), keys))
 
 
-@contextlib.contextmanager
-def eager_ops(what: str) -> Iterator[Any]:
-    """The op library, to be called eagerly even while a graph is traced; its errors become `TableError`s."""
-    import tensorflow as tf
-
-    from tf_sparse_ps import _ops
-
-    with from_tensorflow(what), tf.init_scope():
-        if not tf.executing_eagerly():
-            raise StateError(f"{what}: tf_sparse_ps needs eager execution (no tf.compat.v1 graphs)")
-        yield _ops
+def binding_of(variable: Any) -> TableBinding | None:
+    """The table behind a variable, Keras's or TensorFlow's, or None if it is no anchor (`layers/anchor.py`)."""
+    return getattr(variable, "tsps_binding", None)

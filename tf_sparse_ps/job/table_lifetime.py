@@ -26,8 +26,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.errors import NotFoundError, StateError, TableError, UnavailableError
-from tf_sparse_ps.job.table_binding import eager_ops
 from tf_sparse_ps.table import groups
 
 if TYPE_CHECKING:

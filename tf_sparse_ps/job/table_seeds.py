@@ -40,7 +40,7 @@ class TableSeeds:
 
 
 def _current() -> tuple[str | None, Any]:
-    from tf_sparse_ps import _keras
+    from tf_sparse_ps._compat import _keras
 
     return _keras.random_seed()
 

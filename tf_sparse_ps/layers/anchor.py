@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_asset import TableAsset
 
@@ -48,11 +48,6 @@ _ASSIGNMENTS = (
 )
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
 _AUTOGRAPH = "tensorflow.python.autograph"
-
-
-def binding_of(variable: Any) -> TableBinding | None:
-    """The table behind a variable, Keras's or TensorFlow's, or None if it is no anchor."""
-    return getattr(variable, "tsps_binding", None)
 
 
 def path_of(variable: Any) -> tf.Tensor:

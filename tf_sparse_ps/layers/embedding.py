@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config import constraints
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError

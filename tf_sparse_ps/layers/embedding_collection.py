@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import FeatureConfig, TableConfig
 from tf_sparse_ps.layers import bags
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, refuse_other_than_integers

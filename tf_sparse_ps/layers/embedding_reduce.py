@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import COMBINERS
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_sparse_ps import _keras, _keras_hooks, job
+from tf_sparse_ps import job
+from tf_sparse_ps._compat import _keras, _keras_hooks
 from tf_sparse_ps.table.path_claim import claimed
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, job
+from tf_sparse_ps import job
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding

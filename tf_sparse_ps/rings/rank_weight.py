@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import sparse_ring
 from tf_sparse_ps.rings.sparse_ring import SparseGradient

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import dense_ring, rank_weight
 from tf_sparse_ps.schedules.bucket_plan import Plan

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 _APPLY = ("all", "newest")
 
@@ -95,13 +92,13 @@ class DelayedGlobal(Schedule):
         if getattr(optimizer, "loss_scale_factor", None):
             raise ValueError("DelayedGlobal has no loss_scale_factor. Use the policy mixed_bfloat16")
 
-    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> ScheduleState:
+    def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
         """See `Schedule.start`. On one rank there is nothing to wait for, and nothing is delayed."""
         if collectives.size == 1:
-            return ScheduleState(owner, collectives, name)
+            return ScheduleState(optimizer, collectives, name)
         from tf_sparse_ps.schedules.delayed_state import DelayedState
 
-        return DelayedState(self, owner, collectives, name)
+        return DelayedState(self, optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """The options."""

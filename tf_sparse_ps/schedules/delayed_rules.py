@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 
 class Correction(NamedTuple):

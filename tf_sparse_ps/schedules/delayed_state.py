@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import dense_ring, rank_weight
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_rules import Correction
@@ -25,7 +26,6 @@ from tf_sparse_ps.schedules.protocol import ScheduleState
 if TYPE_CHECKING:
     from tf_sparse_ps.rings.sparse_step import SparseStep
     from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,9 @@ class DelayedState(ScheduleState):
 
     delays = True
 
-    def __init__(
-        self, options: DelayedGlobal, owner: DistributedOptimizer, collectives: Collectives, name: str
-    ) -> None:
+    def __init__(self, options: DelayedGlobal, optimizer: Any, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
-        super().__init__(owner, collectives, name)
+        super().__init__(optimizer, collectives, name)
         self._options = options
         self.delays_tables = options.sparse
         self._first: _Made | None = None
@@ -65,7 +63,7 @@ class DelayedState(ScheduleState):
         self._most_late = counter(0, "int64", "delayed_most_late")
         self._in_cycle = counter(0, "int64", "delayed_in_cycle")  # iterations
         self._with_samples = counter(0.0, "float32", "delayed_with_samples")  # of those, with a weight above 0
-        self._seen = counter(tf.cast(owner.iterations, tf.float32), "float32", "delayed_seen")  # by the rule
+        self._seen = counter(tf.cast(optimizer.iterations, tf.float32), "float32", "delayed_seen")  # by the rule
 
     def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
         """See `DistributedOptimizer.also_average`."""
@@ -106,7 +104,7 @@ class DelayedState(ScheduleState):
         self._sent.assign(sent)
         self._in_cycle.assign(in_cycle)
         self._with_samples.assign_add(tf.cast(weight > 0.0, tf.float32))
-        self._owner.iterations.assign_add(1)
+        self._optimizer.iterations.assign_add(1)
         ends = in_cycle >= self._options.cycle
         if self._options.late_after_s is None:
             self._take(tf.where(ends, sent, sent - self._options.staleness), sent, tf.constant(False))
@@ -164,7 +162,7 @@ class DelayedState(ScheduleState):
                     "DelayedGlobal cannot keep constraints: a correction that comes later would change weights that a "
                     f"constraint has moved since. Received: {constrained}"
                 )
-            inner = self._owner.inner_optimizer
+            inner = self._optimizer
             with tf.init_scope():
                 rule = delayed_rules.kind_of(inner)(inner, variables)
                 self._first = _Made(rule, InFlightGradients(self._options, rule, sparse, self._collectives, self._name))
@@ -241,7 +239,7 @@ class DelayedState(ScheduleState):
         rule = self._made.rule
         slots = [slot for slots in rule.slots for slot in slots]
         # A frozen table's anchor is no parameter either; tables are equal without it.
-        also = [_keras.tf_variable(one) for one in self._also() if anchor.binding_of(one) is None]
+        also = [_keras.tf_variable(one) for one in self._also() if binding_of(one) is None]
         variables = [*rule.variables, *slots, *(one for one in also if one.dtype.is_floating), self._seen]
         # A number of at most 1, so that where all ranks have done the same, products with it are exact.
         done = self._with_samples / tf.cast(self._in_cycle, tf.float32)

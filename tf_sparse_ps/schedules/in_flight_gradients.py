@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import rank_weight
 from tf_sparse_ps.schedules import delayed_rules

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import dense_ring
 
 if TYPE_CHECKING:
     from tf_sparse_ps.rings.sparse_step import SparseStep
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 
 class Schedule(abc.ABC):
@@ -25,11 +24,11 @@ class Schedule(abc.ABC):
         """Raises ValueError, with the reason, if a wrapped Keras optimizer or the job cannot have this schedule."""
 
     @abc.abstractmethod
-    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> ScheduleState:
+    def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
         """Begins to work for an optimizer, while its first step is traced. Eager, on all ranks.
 
         Args:
-          owner: Whose wrapped optimizer is used.
+          optimizer: The wrapped Keras optimizer, built.
           collectives: Of this process.
           name: What this optimizer's operations' names begin with, the same on all ranks.
         """
@@ -50,9 +49,9 @@ class ScheduleState:
     delays = False
     delays_tables = False
 
-    def __init__(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> None:
+    def __init__(self, optimizer: Any, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
-        self._owner, self._collectives, self._name = owner, collectives, name
+        self._optimizer, self._collectives, self._name = optimizer, collectives, name
 
     def average(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
@@ -76,9 +75,9 @@ class ScheduleState:
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Lets the wrapped optimizer apply reduced gradients (None: none), and count the step."""
         if any(gradient is not None for gradient in gradients):
-            _keras.apply_optimizer(self._owner.inner_optimizer, list(gradients), list(variables))
+            _keras.apply_optimizer(self._optimizer, list(gradients), list(variables))
         else:
-            self._owner.iterations.assign_add(1)
+            self._optimizer.iterations.assign_add(1)
 
     def step(
         self,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +16,9 @@ class Synchronous(Schedule):
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """Nothing: it goes with everything."""
 
-    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> ScheduleState:
+    def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
         """See `Schedule.start`."""
-        return ScheduleState(owner, collectives, name)
+        return ScheduleState(optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """No options."""

@@ -10,20 +10,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import clipping
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
 from tf_sparse_ps.schedules.gradient_set import GradientSet, average_in_buckets
 from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,9 +95,9 @@ class TimedBuckets(Schedule):
                 "one is made in the first steps."
             )
 
-    def start(self, owner: DistributedOptimizer, collectives: Collectives, name: str) -> ScheduleState:
+    def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
         """See `Schedule.start`."""
-        return _TimedState(self, owner, collectives, name)
+        return _TimedState(self, optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
         """Its options; a plan is a part of them."""
@@ -110,10 +108,8 @@ class TimedBuckets(Schedule):
 class _TimedState(ScheduleState):
     """Keeps the sets of gradients that its optimizer is given: nearly always one."""
 
-    def __init__(
-        self, schedule: TimedBuckets, owner: DistributedOptimizer, collectives: Collectives, name: str
-    ) -> None:
-        super().__init__(owner, collectives, name)
+    def __init__(self, schedule: TimedBuckets, optimizer: Any, collectives: Collectives, name: str) -> None:
+        super().__init__(optimizer, collectives, name)
         self._schedule = schedule
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
         self._servers: list[BucketServer] = []  # of the step that is being made
@@ -139,7 +135,7 @@ class _TimedState(ScheduleState):
         found = self._sets[key]
         plan = found.plan_of_this_step()
         if plan is None:
-            marked = [_ops.ready(one, found.recorder, i, self._owner.iterations) for i, one in enumerate(gradients)]
+            marked = [_ops.ready(one, found.recorder, i, self._optimizer.iterations) for i, one in enumerate(gradients)]
             return super().average(marked, variables, weight)
         if self._collectives.size == 1:
             return super().average(gradients, variables, weight)
@@ -164,7 +160,7 @@ class _TimedState(ScheduleState):
         """See `ScheduleState.drain`: with a server, slots are where their bucket is updated."""
         for one in self._sets.values():
             if one.server is not None:
-                one.server.send_slots(self._owner.inner_optimizer)
+                one.server.send_slots(self._optimizer)
 
     def report(self) -> dict[str, Any]:
         """See `ScheduleState.report`.

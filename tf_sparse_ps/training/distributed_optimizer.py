@@ -16,9 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _keras_hooks, optimizers, schedules
 from tf_sparse_ps import collectives as collectives_lib
-from tf_sparse_ps.layers import anchor
+from tf_sparse_ps import optimizers, schedules
+from tf_sparse_ps._compat import _keras, _keras_hooks
+from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import sparse_ring, topologies
 from tf_sparse_ps.training import refusals, replicas, step
 
@@ -113,9 +114,9 @@ class DistributedOptimizer(_keras.Optimizer):
           ValueError: There are tables, and no update rule for them.
         """
         for variable in variables:
-            if (table := anchor.binding_of(variable)) is not None:
+            if (table := binding_of(variable)) is not None:
                 self._step.rule_of(table)
-        dense = [variable for variable in variables if anchor.binding_of(variable) is None]
+        dense = [variable for variable in variables if binding_of(variable) is None]
         self._step.variables = list(variables)
         if dense:
             _keras.build_optimizer(self.inner_optimizer, dense)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.job.table_binding import binding_of
 
 if TYPE_CHECKING:
     from tf_sparse_ps.rings.rank_weight import RankWeight
@@ -105,7 +105,7 @@ class EqualWeights:
         """All that is to be equal, and its names: weights that are no tables, and the wrapped optimizer's variables."""
         model = _keras.model_in_training(self._owner)
         weights = [*variables, *([] if model is None else model.weights)]
-        named = [(one, _keras.variable_name(one)) for one in weights if anchor.binding_of(one) is None]
+        named = [(one, _keras.variable_name(one)) for one in weights if binding_of(one) is None]
         named += [(one, one.name) for one in _keras.optimizer_variables(self._owner.inner_optimizer)]
         found: dict[Any, str] = {}
         for variable, name in named:
@@ -147,7 +147,7 @@ def broadcast_variables(variables: Sequence[Any], root: int, collectives: Collec
     """
     if collectives.size == 1:
         return
-    dense = [_keras.tf_variable(one) for one in variables if anchor.binding_of(one) is None]
+    dense = [_keras.tf_variable(one) for one in variables if binding_of(one) is None]
     # Seed generators and the like are each rank's own business; numbers of all types travel.
     dense = [one for one in dense if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool]
     signature = [(one.dtype.name, tuple(one.shape)) for one in dense]

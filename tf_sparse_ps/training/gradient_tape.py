@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
-from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import rank_weight
 from tf_sparse_ps.training import gradients as gradients_lib
 from tf_sparse_ps.training import replicas
@@ -71,7 +71,7 @@ class DistributedGradientTape:
         places = [
             i
             for i, (source, gradient) in enumerate(zip(flat_sources, flat, strict=True))
-            if gradient is not None and anchor.binding_of(source) is None
+            if gradient is not None and binding_of(source) is None
         ]
         dense = [tf.convert_to_tensor(flat[i]) for i in places]
         weight = rank_weight.allowed(self._weight)

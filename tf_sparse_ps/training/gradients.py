@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras
-from tf_sparse_ps.layers import anchor
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import clipping
 from tf_sparse_ps.rings.sparse_ring import SparseGradient
 
@@ -100,7 +100,7 @@ def split(pairs: list[tuple[Any, Any]]) -> tuple[list[TableGradient], list[Dense
     tables: dict[str, TableGradient] = {}
     dense: list[DenseGradient] = []
     for gradient, variable in pairs:
-        table = anchor.binding_of(variable)
+        table = binding_of(variable)
         if table is None:
             dense.append(DenseGradient(variable, _dense_or_big(gradient, variable)))
             continue

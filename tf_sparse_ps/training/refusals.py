@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from tf_sparse_ps import _keras
 from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.training.gradients import DenseGradient, mean_of

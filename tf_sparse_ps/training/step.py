@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _keras, _ops, _table, failures, optimizers, schedules
+from tf_sparse_ps import _ops, _table, failures, optimizers, schedules
 from tf_sparse_ps import job as job_lib
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import binding, clipping, rank_weight, sparse_ring, sparse_step, topologies
 from tf_sparse_ps.training import equal_weights, refusals, replicas
 from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_of, split, take_back, unscale
@@ -79,7 +80,7 @@ class Step:
     @variables.setter
     def variables(self, value: Sequence[Any]) -> None:
         # A table is not kept by an optimizer that could train it.
-        self._variables = [one if anchor.binding_of(one) is None else weakref.ref(one) for one in value]
+        self._variables = [one if binding_of(one) is None else weakref.ref(one) for one in value]
 
     @property
     def _schedule_state(self) -> schedules.ScheduleState:
@@ -171,7 +172,7 @@ class Step:
 
         results, made = replicas.as_one(strategy, pairs, together)
         with tf.control_dependencies(made):
-            self._apply([variable for _, variable in pairs if anchor.binding_of(variable) is None], results)
+            self._apply([variable for _, variable in pairs if binding_of(variable) is None], results)
         return made
 
     def _apply(self, variables: list[Any], gradients: list[Any]) -> None:
@@ -279,7 +280,9 @@ class Step:
             also = [one for one in self._also() if tf.as_dtype(one.dtype).is_floating]
             self.equal.make([*self.variables, *(one.variable for one in dense), *also], computed=computed)
         if self._started is None:
-            self._started = self._owner.schedule.start(self._owner, self._collectives, f"tsps.{self._ordinal}")
+            self._started = self._owner.schedule.start(
+                self._owner.inner_optimizer, self._collectives, f"tsps.{self._ordinal}"
+            )
             self._started.also_average(self._also)
 
     def _agree(self, job: Any, tables: list[TableGradient], dense: list[DenseGradient], new: list[Any]) -> None:

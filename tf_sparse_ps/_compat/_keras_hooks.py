@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tf_sparse_ps import _keras
+from tf_sparse_ps._compat import _keras
 
 # All take the object, and the path or prefix that it is saved to, before other arguments.
 _SAVERS = (

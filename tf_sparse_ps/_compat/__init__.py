@@ -1,0 +1,1 @@
+"""What differs between versions of Keras and TensorFlow, and every private name of theirs and of Horovod's."""
