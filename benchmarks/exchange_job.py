@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.protocol import FUSION_BYTES
-from tf_sparse_ps.rings import binding, sparse_ring, topologies
+from tf_sparse_ps.rings import binding, node_exchange, sparse_ring, topologies
 
 DIM = 64
 _RESULT_ROW_BYTES = 8 + 4 + 4 * DIM  # key, count, gradient
@@ -52,7 +52,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     ranks = tsps.init()
     job = tsps.job.current()
-    binding.on_all(ranks, job.join_exchange, "bench.join")
+    binding.on_all(ranks, node_exchange.of(job).join, "bench.join")
     ring = topologies.HierarchicalRing(job, "frequency", options.wire)
 
     @tf.function(
@@ -73,7 +73,7 @@ def main() -> None:
             seconds = time.perf_counter() - began
         reduced = tsps._ops.ring_collect(job.group_path, [DIM])
         shared = sum(
-            path.stat().st_blocks * 512 for path in Path(job.exchange_path).glob(f"rank-{ranks.local_rank:04d}*")
+            path.stat().st_blocks * 512 for path in Path(job.group.exchange_path).glob(f"rank-{ranks.local_rank:04d}*")
         )
         private = memory.peak - memory.before - int(reduced.keys[0].shape[0]) * _RESULT_ROW_BYTES
         figures = {

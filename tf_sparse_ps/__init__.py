@@ -14,7 +14,7 @@ from tf_sparse_ps.collectives import protocol as _protocol
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr__` imports the same names
     from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
-    from tf_sparse_ps.collectives import init
+    from tf_sparse_ps.collectives.protocol import init
     from tf_sparse_ps.config import FeatureConfig, MetadataPlane, TableConfig
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.table import Table

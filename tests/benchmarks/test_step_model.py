@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness, scaling_model, step_model  # noqa: E402
 from benchmarks.step_model import Cluster, Costs, Job  # noqa: E402
-from tf_sparse_ps.job.job import exchange_window  # noqa: E402
+from tf_sparse_ps.rings.node_exchange import exchange_window  # noqa: E402
 
 # 4 equally frequent ids, 3 per rank: U(3) = 4 (1 - 0.75^3) = 2.3125, U(6) = 4 (1 - 0.75^6) = 3.288...
 TINY = Job(rows=4, dim=2, ids=3, dense=10, exponent=0.0)

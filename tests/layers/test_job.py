@@ -192,8 +192,8 @@ path = binding.path
 
 def test_a_table_goes_when_the_slowest_rank_has_released_it(root, tmp_path):
     leader = SAY + (
-        "del binding; gc.collect(); me.lifetimes.tidy(); say('dropped'); hear('looked')\n"
-        "me.lifetimes.tidy(); assert os.path.exists(path)\n"
+        "del binding; gc.collect(); me.tables.lifetimes.tidy(); say('dropped'); hear('looked')\n"
+        "me.tables.lifetimes.tidy(); assert os.path.exists(path)\n"
         "say('waiting'); until(lambda: not os.path.exists(path)); say('gone')\n"
         "second = me.create_table(TableConfig('user', 4)); print(second.ordinal); hear('end')"
     )

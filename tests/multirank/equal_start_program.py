@@ -164,7 +164,7 @@ def launchers(rank: int) -> dict[str, str]:
 
 def seeds(rank: int) -> dict[str, Any]:
     """Of the job's tables; each rank has set another."""
-    return {"job": tsps.job.current().seeds.seed, "of rank 0": TableSeeds("", "10", follow=False).seed}
+    return {"job": tsps.job.current().tables.seeds.seed, "of rank 0": TableSeeds("", "10", follow=False).seed}
 
 
 WAYS: list[Callable[[int], dict[str, Any]]] = [fits, loops, loaded_on_rank_0, refused, launchers, seeds]

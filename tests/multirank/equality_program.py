@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.local import LocalCollectives
-from tf_sparse_ps.rings import topologies
+from tf_sparse_ps.rings import node_exchange, topologies
 
 keras = tf.keras
 OPTIMIZERS = {
@@ -164,7 +164,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     which, _, window = sys.argv[1].partition("-")
     if window:
-        tsps.job.exchange_window = lambda *_: int(window)
+        node_exchange.exchange_window = lambda *_: int(window)
     runs = {"even": even, "uneven": uneven, "single": single, "several": several}[which]
     for name, arrays in runs().items():
         np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)

@@ -20,8 +20,7 @@ import weighted_batches as weighted
 from equality_program import OPTIMIZERS, layers, numbers
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.rings import dense_ring, rank_weight, sparse_ring
-from tf_sparse_ps.training import gradients
+from tf_sparse_ps.rings import dense_ring, gradients, rank_weight, sparse_ring
 
 keras = tf.keras
 

@@ -210,7 +210,7 @@ class TestHorovodsWrappers:
     def test_a_table_whose_gradient_was_gathered_in_a_graph(self, hvd: Any, nested: bool) -> None:
         import horovod.tensorflow as base
 
-        from tf_sparse_ps.training import gradients
+        from tf_sparse_ps.rings import gradients
 
         layer = tsps.Embedding(ROWS, DIM)
         layer.build(None)

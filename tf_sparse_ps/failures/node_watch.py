@@ -30,7 +30,7 @@ class NodeWatch(Watcher):
         """Watches the ranks that have joined the exchange of `job`'s node."""
         super().__init__("tsps-rank-watch", job.rank, key_values)
         self._group, self._node, self._leader = job.group_path, job.node, job.leaders[job.node]
-        self._ranks = _table.NodeRanks.open(job.exchange_path, job.collectives.local_size)
+        self._ranks = _table.NodeRanks.open(job.group.exchange_path, job.collectives.local_size)
         self._thread.start()
 
     def leave(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tf_sparse_ps.config.table_config import TableConfig
 
 if TYPE_CHECKING:
     from tf_sparse_ps import optimizers
-    from tf_sparse_ps.job.job import Job
+    from tf_sparse_ps.job.node_group import NodeGroup
 
 _CHUNK_BYTES = 16 << 20
 
@@ -24,7 +25,7 @@ class TableBinding:
     """A layer's table in this process.
 
     Attributes:
-      job: The job it belongs to.
+      group: The job's group on this node, where the table is.
       path: `<group>/<table folder>`.
       path_tensor: `path` as a string scalar, by which graphs name the table: it is in use as long as anyone holds
         this, or a graph has captured it (`table_lifetime`).
@@ -35,10 +36,11 @@ class TableBinding:
       optimizer: The update rule bound to it, or None.
       explicit: The leader wrote values, so that a node whose leader did not must be given them.
       config_hash: Equal on all ranks, or their layers are not the same.
-      writes: Calls of `write` so far, the same on all ranks of a node.
+      placement: Where its rows are: "node", all of them on every node.
+      writes: Writes outside of steps so far, the same on all ranks of a node.
     """
 
-    job: Job
+    group: NodeGroup
     path: str
     path_tensor: Any
     uuid: str
@@ -48,6 +50,7 @@ class TableBinding:
     config_hash: str
     optimizer: optimizers.RowOptimizer | None = None
     explicit: bool = False
+    placement: str = "node"
     writes: int = 0
     _reader: Any = None
 
@@ -65,26 +68,27 @@ class TableBinding:
         Raises:
           StateError: Another rule is bound and `replace` is False.
         """
-        if self.job.is_leader:
+        if self.group.is_leader:
             with eager_ops(f"binding {optimizer.kind} to table {self.path}") as _ops:
                 _ops.bind_optimizer(self.path, self.uuid, optimizer.kind, optimizer.slot_init, replace=replace)
         self.optimizer = optimizer
 
-    def write(self, action: Callable[[], None]) -> None:
-        """Runs `action` on the leader; the node's other ranks return when the leader has done so.
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[bool]:
+        """Surrounds a write outside of steps: the leader writes, the node's other ranks leave when it has done so.
 
-        All ranks of a node call this the same number of times. A call on the leader alone does not wait for anyone, so
-        that rank 0 may load weights by itself.
+        All ranks of a node come here the same number of times. The leader alone does not wait for anyone, so that
+        rank 0 may load weights by itself.
+
+        Yields:
+          Whether this rank is to write.
 
         Raises:
           UnavailableError, WaitTimeoutError: The leader did not get there.
         """
         self.writes += 1
-        if self.job.is_leader:
-            action()
-            self.job.publish_write(self)
-        else:
-            self.job.wait_for_write(self)
+        with self.group.one_writes(self.ordinal, self.writes, self.path) as writes:
+            yield writes
 
     def assign(
         self,
@@ -103,17 +107,21 @@ class TableBinding:
           erase_others: Also remove every other key.
         """
         self.explicit = True
-        self.write(lambda: self.assign_here(keys, rows, slots, erase_others))
+        with self.writing() as writes:
+            if not writes:
+                return
+            self.write_rows(keys, rows, slots)
+            if erase_others:
+                with eager_ops(f"erasing rows of table {self.path}") as _ops:
+                    _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), keys))
 
-    def assign_here(self, keys: Any, rows: Any, slots: Any = (), erase_others: bool = False) -> None:
-        """The leader's part of `assign`."""
+    def write_rows(self, keys: Any, rows: Any, slots: Any = ()) -> None:
+        """Sets rows on this node, in chunks: the leader's part of `assign`, with its arguments."""
         with eager_ops(f"writing table {self.path}") as _ops:
             size = max(1, _CHUNK_BYTES // (4 * self.config.dim))
             for start in range(0, len(keys), size):
                 part = slice(start, start + size)
                 _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
-            if erase_others:
-                _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), keys))
 
 
 def binding_of(variable: Any) -> TableBinding | None:

@@ -60,7 +60,7 @@ def bind(
         return ordinal
 
     def make_slots() -> None:
-        job.lifetimes.tidy()
+        job.tables.lifetimes.tidy()
         for table, rule in zip(tables, rules, strict=True):
             _bind_one(table, rule)
 

@@ -42,6 +42,9 @@ class Clipping:
         return self.norm is not None or self.global_norm is not None
 
 
+NONE = Clipping()
+
+
 def table_factors(
     clipping: Clipping,
     rows: Sequence[tf.Tensor],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.job.job import Job
+from tf_sparse_ps.rings import clipping as clipping_lib
+from tf_sparse_ps.rings.gradients import DenseGradient, unscale
 from tf_sparse_ps.rings.sparse_ring import SparseGradient, SparseRing, Update, unique
 
 
@@ -18,17 +20,21 @@ class SparseStep:
 
     Attributes:
       job: Of this process.
-      ring: That reduces.
+      rings: What reduces, by the tables' placement.
       name: Of the operations.
       gradients: This rank's, in the order of the tables' ordinals.
       update: What is made of reduced ones.
+      clipping: Of reduced ones, with those of dense weights.
+      loss_scale: What the loss was multiplied by.
     """
 
     job: Job
-    ring: SparseRing
+    rings: Mapping[str, SparseRing]
     name: str
     gradients: list[SparseGradient]
     update: Update
+    clipping: clipping_lib.Clipping = clipping_lib.NONE
+    loss_scale: float = 1.0
 
     def number(self) -> tf.Tensor:
         """The number of the step that is made next, int64."""
@@ -36,15 +42,60 @@ class SparseStep:
 
     def reduce(self, number: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
-        return self.ring.reduce(self.gradients, self.name, number)
+        members = self._members()
+        if len(members) == 1:
+            return self._ring.reduce(self.gradients, self.name, number)
+        reduced = list(self.gradients)
+        for placement, indices in members.items():
+            own = [self.gradients[i] for i in indices]
+            found = self.rings[placement].reduce(own, f"{self.name}.{placement}", number)
+            for i, one in zip(indices, found, strict=True):
+                reduced[i] = one
+        return reduced
 
     def apply(self, number: tf.Tensor) -> tf.Tensor:
-        """See `SparseRing.apply`: the verdict on the step."""
-        return self.ring.apply(self.gradients, self.name, number, self.update)
+        """Reduces, and the leaders make the step: the verdict on it (see `SparseRing.apply`)."""
+        if len(self._members()) == 1:
+            return self._ring.apply(self.gradients, self.name, number, self.update)
+        return self.apply_reduced(number, self.reduce(number))
 
     def apply_reduced(self, number: tf.Tensor, reduced: Sequence[SparseGradient]) -> tf.Tensor:
-        """`apply`, of what `reduce` returned."""
-        return self.ring.apply_reduced(reduced, self.name, number, self.update)
+        """`apply`, of what `reduce` returned: one step of all tables, whatever their placement."""
+        return self._ring.apply_reduced(reduced, self.name, number, self.update)
+
+    def prepare(self, dense: Sequence[DenseGradient], in_flight: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Reduces, and the leaders prepare the step.
+
+        Args:
+          dense: The step's dense gradients, reduced; with `clipping.global_norm` they are clipped here, too.
+          in_flight: What comes out of the step's other collectives beside those.
+
+        Returns:
+          The number of the step, int64, once it is certain that it is made.
+        """
+        number = self.number()
+        plain = self.clipping == clipping_lib.NONE and self.loss_scale == 1.0
+        verdict = self.apply(number) if plain else self.apply_reduced(number, self._clipped(number, dense))
+        results = [one.result for one in dense if one.result is not None]
+        taken_part = [one.values if isinstance(one, tf.IndexedSlices) else one for one in results]
+        return self.check(number, verdict, [*taken_part, *in_flight])
+
+    def _clipped(self, number: tf.Tensor, dense: Sequence[DenseGradient]) -> list[SparseGradient]:
+        clipping, reduced = self.clipping, self.reduce(number)
+        rows = [unscale(one.rows, self.loss_scale) for one in reduced]
+        if clipping.value is not None:
+            rows = [tf.clip_by_value(one, -clipping.value, clipping.value) for one in rows]
+        if clipping.needs_norms:
+            others = [unscale(one.result, self.loss_scale) for one in dense if one.result is not None]
+            factors = clipping_lib.table_factors(
+                clipping, rows, others, len(self.gradients), self.job.collectives, f"{self.name}.clip"
+            )
+            rows = [one * factors[t] for t, one in enumerate(rows)]
+            if clipping.global_norm is not None:
+                # The wrapped optimizer clips what it gets once more, which finds nothing left to clip.
+                for one in dense:
+                    one.result = None if one.result is None else clipping_lib.scale(one.result, factors[0])
+        return [dataclasses.replace(one, rows=rows[t]) for t, one in enumerate(reduced)]
 
     def check(self, number: tf.Tensor, verdict: tf.Tensor, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
         """Returns `number` if the step is made; raises the verdict if it is not, on every rank.
@@ -70,6 +121,18 @@ class SparseStep:
             published = _ops.wait_step(self.job.group_path, done, self.job.timeout_s)
         noted = self.job.step.assign(published, read_value=False)
         return [] if noted is None else [noted]
+
+    @property
+    def _ring(self) -> SparseRing:
+        """The one ring of the tables; of several the first, which makes steps of what each has reduced."""
+        return self.rings[next(iter(self._members()))]
+
+    def _members(self) -> dict[str, list[int]]:
+        """Which tables each placement has."""
+        found: dict[str, list[int]] = {}
+        for i, table in enumerate(self.update.tables):
+            found.setdefault(table.placement, []).append(i)
+        return found
 
     # --- put aside ---
 

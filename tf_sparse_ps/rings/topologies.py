@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.job.job import Job
+from tf_sparse_ps.rings import node_exchange
 from tf_sparse_ps.rings.sparse_ring import (
     SparseGradient,
     SparseRing,
@@ -108,7 +109,8 @@ class HierarchicalRing(SparseRing):
         """
         super().__init__(job)
         self._reduction, self._wire = reduction, wire
-        self._cross_node_group = job.cross_node_group()
+        self._exchange = node_exchange.of(job)
+        self._cross_node_group = self._exchange.cross_node_group()
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
@@ -127,7 +129,7 @@ class HierarchicalRing(SparseRing):
         job, own = self._job, unique(gradients)
         keys, rows = [one.keys for one in own], [one.rows for one in own]
         dims = [int(one.shape[1]) for one in rows]
-        wanted = _ops.ring_rounds(keys, dims, job.exchange_window, job.collectives.local_size)
+        wanted = _ops.ring_rounds(keys, dims, self._exchange.window, job.collectives.local_size)
         rounds = tf.reduce_max(job.collectives.allgather([wanted], f"{name}.rounds")[0])
 
         def take(round_: tf.Tensor) -> tf.Tensor:

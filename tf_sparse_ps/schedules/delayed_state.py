@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,11 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import dense_ring, rank_weight
+from tf_sparse_ps.rings.gradients import DenseGradient, mean_of
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_rules import Correction
 from tf_sparse_ps.schedules.in_flight_gradients import InFlightGradients, ReducedStep
-from tf_sparse_ps.schedules.protocol import ScheduleState
+from tf_sparse_ps.schedules.protocol import LocalStep, ScheduleState
 
 if TYPE_CHECKING:
     from tf_sparse_ps.rings.sparse_step import SparseStep
@@ -43,8 +45,6 @@ class _Made:
 
 class DelayedState(ScheduleState):
     """See `DelayedGlobal`. For jobs of several ranks."""
-
-    delays = True
 
     def __init__(self, options: DelayedGlobal, optimizer: Any, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
@@ -71,7 +71,22 @@ class DelayedState(ScheduleState):
 
     # --- a step ---
 
-    def step(
+    def reduce(self, step: LocalStep) -> list[tf.Tensor]:
+        """See `ScheduleState.reduce`: of dense gradients nothing yet."""
+        _refuse_reduced(self._options, step.dense)
+        self.dense_bytes = sum(one.bytes for one in step.dense if one.value is not None)
+        if step.tables is None or self.delays_tables:
+            return []
+        _warn_of_synchronous_tables(self._options)
+        return [step.tables.prepare(step.dense, [])]
+
+    def update(self, step: LocalStep) -> None:
+        """Moves the dense weights by this rank's own gradients, sends those, and takes global ones that have come."""
+        own = [one for one in step.dense if one.value is not None]
+        tables = step.tables if self.delays_tables else None
+        self._step([one.value for one in own], [one.variable for one in own], step.rate, step.weight, tables)
+
+    def _step(
         self,
         gradients: Sequence[tf.Tensor],
         variables: Sequence[Any],
@@ -79,15 +94,6 @@ class DelayedState(ScheduleState):
         weight: tf.Tensor,
         sparse: SparseStep | None,
     ) -> None:
-        """Makes one. In a graph, or eagerly.
-
-        Args:
-          gradients: Dense tensors, this rank's own.
-          variables: Whose they are.
-          rate: Learning rate.
-          weight: Of this rank, from `rank_weight.allowed`.
-          sparse: The step of the tables that is to be delayed, if there is one.
-        """
         made = self._begin(variables, sparse)
         rule, in_flight = made.rule, made.in_flight
         rate = tf.cast(rate, tf.float32)
@@ -255,3 +261,24 @@ class DelayedState(ScheduleState):
 
 def _tables_of(sparse: SparseStep | None) -> list[str]:
     return [] if sparse is None else [table.path for table in sparse.update.tables]
+
+
+def _refuse_reduced(options: DelayedGlobal, dense: Sequence[DenseGradient]) -> None:
+    """Raises ValueError, with the reason, for gradients that are not this rank's own."""
+    for one in dense:
+        if one.big:
+            wrong = "IndexedSlices of a large variable. Use tsps.Embedding for it"
+        elif one.value is not None and mean_of(one.value) is not None:
+            wrong = "the mean that a DistributedGradientTape has made. Use tf.GradientTape"
+        else:
+            continue
+        raise ValueError(f"{options} steps with a rank's own gradients. Received for {one.variable.name}: {wrong}")
+
+
+def _warn_of_synchronous_tables(options: DelayedGlobal) -> None:
+    """Says that little is gained where dense gradients are delayed and those of tables are not."""
+    warnings.warn(
+        f"{options}: the step of the tables is synchronous, so that ranks wait for each other in every step. "
+        "sparse=True delays it, too.",
+        stacklevel=2,
+    )

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import dense_ring
+from tf_sparse_ps.rings import dense_ring, rank_weight
+from tf_sparse_ps.rings.gradients import DenseGradient, mean_of, take_back
+from tf_sparse_ps.rings.sparse_step import SparseStep
 
-if TYPE_CHECKING:
-    from tf_sparse_ps.rings.sparse_step import SparseStep
+
+@dataclasses.dataclass(frozen=True)
+class LocalStep:
+    """What this rank has for a step.
+
+    Attributes:
+      dense: Gradients of dense weights; a schedule writes what it has reduced into them.
+      tables: The step of the tables; None where there are none.
+      rate: Learning rate of the wrapped optimizer.
+      weight: Of this rank, from `rank_weight.allowed`.
+    """
+
+    dense: list[DenseGradient]
+    tables: SparseStep | None
+    rate: tf.Tensor
+    weight: tf.Tensor
+
+    def publish(self, certain: Sequence[tf.Tensor]) -> None:
+        """Waits until the node's tables have the step that `ScheduleState.reduce` has found certain."""
+        if self.tables is not None:
+            for number in certain:
+                self.tables.wait(number)
 
 
 class Schedule(abc.ABC):
@@ -41,17 +64,45 @@ class Schedule(abc.ABC):
 class ScheduleState:
     """A schedule at work for one optimizer. This one is the synchronous schedule's; others change what they must.
 
+    A step is `reduce`, `update`, and `LocalStep.publish`.
+
     Attributes:
-      delays: Steps are made by `step`; otherwise by `average` and `apply`.
-      delays_tables: With `delays`: `step` makes that of the tables, too.
+      delays_tables: Steps of tables are made later than the steps that they belong to, by `update`.
+      dense_bytes: Of dense gradients that a step hands to the all-reduce.
     """
 
-    delays = False
     delays_tables = False
 
     def __init__(self, optimizer: Any, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
+        self.dense_bytes = 0
         self._optimizer, self._collectives, self._name = optimizer, collectives, name
+
+    def reduce(self, step: LocalStep) -> list[tf.Tensor]:
+        """Reduces a step's gradients over the ranks, and prepares that of its tables. In a graph, or eagerly.
+
+        Neither ring waits for the other: both get gradients that are ready, and neither gets what the other made.
+
+        Returns:
+          The number of the tables' step, once it is certain that it is made: nothing may change before. Nothing where
+          no tables are updated in this step. Eagerly a step that is not made has raised its error.
+        """
+        dense, weight = step.dense, step.weight
+        big = [one.gradient for one in dense if one.big]
+        reduced, weights = rank_weight.average_sparse(big, self._collectives, f"{self._name}.big", weight)
+        to_average = [one for one in dense if one.to_average]
+        self.dense_bytes = sum(one.bytes for one in to_average) if self._collectives.size > 1 else 0
+        averaged, sums = self.average([one.value for one in to_average], [one.variable for one in to_average], weight)
+        take_back(dense, averaged, reduced)
+        certain = [] if step.tables is None else [step.tables.prepare(dense, self.in_flight())]
+        of_tape = next((mean for mean in (mean_of(one.value) for one in dense) if mean is not None), None)
+        weights = [*weights, *sums, *(of_tape.sums if of_tape else [])]
+        rank_weight.check(weights, weight, of_tape.weight if of_tape else None)
+        return certain
+
+    def update(self, step: LocalStep) -> None:
+        """Updates the dense weights by what `reduce` has made of their gradients."""
+        self.apply([one.variable for one in step.dense], [one.result for one in step.dense])
 
     def average(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
@@ -78,25 +129,6 @@ class ScheduleState:
             _keras.apply_optimizer(self._optimizer, list(gradients), list(variables))
         else:
             self._optimizer.iterations.assign_add(1)
-
-    def step(
-        self,
-        gradients: Sequence[tf.Tensor],
-        variables: Sequence[Any],
-        rate: tf.Tensor,
-        weight: tf.Tensor,
-        sparse: SparseStep | None,
-    ) -> None:
-        """Makes a step, where `delays` is set. In a graph, or eagerly.
-
-        Args:
-          gradients: Floating tensors of known shapes, this rank's own.
-          variables: Whose they are.
-          rate: Learning rate.
-          weight: Of this rank, from `rank_weight.allowed`.
-          sparse: The step of the tables that is to be delayed, if there is one.
-        """
-        raise NotImplementedError
 
     def drain(self) -> None:
         """Makes every rank's weights and the wrapped optimizer's variables equal and complete. Eager, on all ranks."""

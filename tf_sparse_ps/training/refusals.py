@@ -1,11 +1,7 @@
-"""What DistributedOptimizer cannot wrap or work in, what cannot be beside it in `fit`, and why.
-
-And what it can, to little use.
-"""
+"""What DistributedOptimizer cannot wrap or work in, what cannot be beside it in `fit`, and why."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +9,6 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers.table_layer import TableLayer
-from tf_sparse_ps.training.gradients import DenseGradient, mean_of
 
 LOSS_SCALING = (
     "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "
@@ -61,18 +56,6 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
             f"{kind}(use_ema=True) is not supported: it would average the dense weights and not the tables, and put "
             "the averages in place at the end of fit."
         )
-
-
-def refuse_not_own(schedule: Any, dense: Sequence[DenseGradient]) -> None:
-    """Raises ValueError, with the reason, for gradients that a schedule cannot delay: it steps with a rank's own."""
-    for one in dense:
-        if one.big:
-            wrong = "IndexedSlices of a large variable. Use tsps.Embedding for it"
-        elif one.value is not None and mean_of(one.value) is not None:
-            wrong = "the mean that a DistributedGradientTape has made. Use tf.GradientTape"
-        else:
-            continue
-        raise ValueError(f"{schedule} steps with a rank's own gradients. Received for {one.variable.name}: {wrong}")
 
 
 def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:
@@ -123,12 +106,3 @@ def refuse_other_rules(tables: Sequence[tuple[Any, Any]]) -> None:
                 f"{rule!r}, has trained it. Optimizers that train one table, as where models share a layer, must have "
                 "one rule for it (sparse_optimizer=, or the table's own)"
             )
-
-
-def warn_of_synchronous_tables(schedule: Any) -> None:
-    """Says that little is gained where a schedule delays dense gradients and not those of tables."""
-    warnings.warn(
-        f"{schedule}: the step of the tables is synchronous, so that ranks wait for each other in every step. "
-        "sparse=True delays it, too.",
-        stacklevel=2,
-    )

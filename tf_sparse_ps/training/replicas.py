@@ -22,9 +22,9 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives, active_strategy
 from tf_sparse_ps.rings import clipping, dense_ring, rank_weight
+from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient, mean_of
 from tf_sparse_ps.rings.sparse_ring import SparseGradient
 from tf_sparse_ps.training import refusals
-from tf_sparse_ps.training.gradients import DenseGradient, TableGradient, mean_of
 
 Pairs = list[tuple[Any, Any]]
 Split = tuple[list[TableGradient], list[DenseGradient]]

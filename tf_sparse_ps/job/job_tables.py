@@ -1,0 +1,156 @@
+"""`JobTables`: the tables that a job's layers use, numbered in the order in which the layers are built.
+
+That order must be the same on all ranks: a table's identity is (job, node, ordinal), never the layer's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_sparse_ps import _table
+from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.errors import StateError, UnsupportedError
+from tf_sparse_ps.job.identity import Identity, digest
+from tf_sparse_ps.job.node_group import NodeGroup
+from tf_sparse_ps.job.table_binding import TableBinding
+from tf_sparse_ps.job.table_lifetime import TableLifetimes
+from tf_sparse_ps.job.table_seeds import TableSeeds
+
+
+class JobTables:
+    """Makes a job's tables.
+
+    Attributes:
+      seeds: Of tables that are given none, and salts.
+      lifetimes: When the tables are freed.
+    """
+
+    def __init__(self, identity: Identity, group: NodeGroup) -> None:
+        """Makes none yet.
+
+        Args:
+          identity: Of this rank.
+          group: Where the tables are made.
+        """
+        self._identity, self._group = identity, group
+        # Of several ranks the others would have to be told of later seeds.
+        follow = identity.name is None and identity.size == 1
+        self.seeds = TableSeeds(identity.uuid, identity.keras_seed, follow=follow)
+        self.lifetimes = TableLifetimes(
+            group.session, group.wait, is_leader=identity.is_leader, removes=identity.name is None
+        )
+        self._lock = threading.Lock()
+        self._ordinal = 0
+
+    def create(
+        self, config: TableConfig, *, salt: int | None = None, values: npt.NDArray[np.float32] | None = None
+    ) -> TableBinding:
+        """See `Job.create_table`."""
+        if config.metadata:
+            raise UnsupportedError(
+                f"table {config.name!r}: tables of layers have no metadata planes yet; tsps.Table has. "
+                f"Received: metadata={config.metadata}"
+            )
+        binding, initializer = self._bind_next(config, salt, values is not None)
+        self.lifetimes.add(binding)
+        with binding.writing() as writes:
+            if writes:
+                self._make_or_attach(binding, initializer, values)
+        if not os.path.exists(binding.path):
+            raise StateError(
+                f"table {binding.ordinal} of this job is {self._group.table_folders(binding.ordinal)} on the leader "
+                f"and {os.path.basename(binding.path)!r} on rank {self._identity.rank}: all ranks must build the same "
+                "layers in the same order"
+            )
+        if config.optimizer is not None:
+            binding.bind_optimizer(config.optimizer)
+        return binding
+
+    def _bind_next(self, config: TableConfig, salt: int | None, has_values: bool) -> tuple[TableBinding, Any]:
+        """The next table's binding, and the initializer that its configuration names."""
+        with self._lock:
+            ordinal = self._ordinal
+            self._ordinal += 1
+            seed_of_job, next_salt = self.seeds.of(ordinal)
+        initializer = config.resolved_initializer()
+        seed = next(seed for seed in (config.seed, initializer.seed, seed_of_job) if seed is not None)
+        config = dataclasses.replace(config, seed=seed)
+        path = os.path.join(self._group.path, f"t{ordinal:04d}-{config.name}"[:128])
+        binding = TableBinding(
+            group=self._group,
+            path=path,
+            path_tensor=_tensor_of(path),
+            uuid=digest("table", self._identity.uuid, str(ordinal)),
+            config=config,
+            ordinal=ordinal,
+            salt=next_salt if salt is None else salt,
+            config_hash=config.hash(),
+            explicit=has_values or initializer.values is not None,
+        )
+        return binding, initializer
+
+    # --- on the leader ---
+
+    def _make_or_attach(self, binding: TableBinding, initializer: Any, values: npt.NDArray[np.float32] | None) -> None:
+        others = set(self._group.table_folders(binding.ordinal)) - {os.path.basename(binding.path)}
+        if others:
+            raise StateError(
+                f"table {binding.ordinal} of job {self._identity.name!r} is {others.pop()!r} in {self._group.path}; "
+                f"this program makes it as {os.path.basename(binding.path)!r}. Use another TFSPS_JOB, or remove the "
+                "job's directory"
+            )
+        if os.path.lexists(binding.path):
+            self._attach(binding, initializer)
+            return
+        config = binding.config
+        with eager_ops(f"making table {binding.path}") as _ops:
+            _ops.create_table(
+                binding.path,
+                binding.uuid,
+                dim=config.dim,
+                key_limit=config.key_limit or 0,
+                max_rows=config.max_rows or 0,
+                initializer=initializer.kind,
+                initializer_args=(initializer.a, initializer.b),
+                seed=config.seed or 0,
+                salt=binding.salt,
+                dtype=config.dtype,
+                rounding=config.rounding,
+            )
+        if values is None and initializer.values is not None:
+            values = initializer.values()
+        if values is not None:
+            binding.write_rows(np.arange(len(values), dtype=np.int64), values)
+
+    def _attach(self, binding: TableBinding, initializer: Any) -> None:
+        """The table of an earlier run of this named job must be the one that this run would make."""
+        name, config = self._identity.name, binding.config
+        group = _table.Group.open(self._group.path)
+        info = group.table_info(group.find_table(os.path.basename(binding.path)))
+        expected = {"dim": config.dim, "key_limit": config.key_limit or 0, "uuid": binding.uuid}
+        expected |= {"dtype": config.dtype, "rounding": config.rounding}
+        found = {fact: info[fact] for fact in expected}
+        if found != expected:
+            raise StateError(
+                f"job {name!r} has a table {binding.path} with {found}; this program makes it with {expected}. "
+                "Use another TFSPS_JOB, or remove the job's directory"
+            )
+        if initializer.values is None and info["initializer"]["kind"] != initializer.kind:
+            raise StateError(
+                f"job {name!r} has a table {binding.path} with initializer {info['initializer']}; this program makes "
+                f"it with {initializer.kind}"
+            )
+        binding.salt = info["initializer"]["salt"]
+
+
+def _tensor_of(path: str) -> tf.Tensor:
+    with tf.init_scope(), tf.device("/CPU:0"):
+        return tf.constant(path)

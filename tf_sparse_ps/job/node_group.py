@@ -1,0 +1,149 @@
+"""`NodeGroup`: the group that holds a job's tables on one node, as this rank sees it.
+
+The node's leader (local rank 0) makes the group and is its writer until the process ends; the node's other ranks wait
+until it is there. An unnamed job's group is removed when its leader ends; if the leader was killed, or the job ran out
+of room, when the next job starts. A named job's group stays, and the next job of that name goes on with its tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+from tf_sparse_ps import _table
+from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, WaitTimeoutError
+from tf_sparse_ps.job import job_end
+from tf_sparse_ps.job.identity import Identity
+from tf_sparse_ps.job.session import Session
+from tf_sparse_ps.node import job_folder
+
+WAIT_S = 300.0
+_POLL_S = 0.002
+
+
+class NodeGroup:
+    """A job's group on this node.
+
+    Attributes:
+      path: The group's directory, `<TFSPS_DIR>/<TFSPS_JOB or uuid>-n<node>`.
+      exchange_path: Where the ranks of the node see each other, a folder of this run alone.
+      session: What the ranks of the node tell each other outside of steps.
+    """
+
+    def __init__(self, identity: Identity, collectives: Collectives) -> None:
+        """Makes the group on the leader; on other ranks waits until it is there.
+
+        Raises:
+          AccessError, NoSpaceError: From the folder of tables.
+          WriterLockedError: A job of this name is running.
+          UnavailableError, WaitTimeoutError: The leader did not get there.
+        """
+        self._identity, self._folder = identity, job_folder.prepare()
+        self.path = os.path.join(self._folder, f"{identity.name or identity.uuid}-n{identity.node}")
+        self.exchange_path = f"{self.path}/.exchange-{identity.run}"
+        self.session = Session(self.path, identity.run, collectives.local_rank, collectives.local_size)
+        if identity.is_leader:
+            self._make(collectives)
+        else:
+            self.wait(self.session.begun, f"the leader to make the group {self.path}")
+            self.session.join()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process is the group's writer."""
+        return self._identity.is_leader
+
+    def committed_step(self) -> int:
+        """The number of the last step that the group has."""
+        with eager_ops(f"reading the group {self.path}") as _ops:
+            return int(_ops.group_info(self.path).step)
+
+    def table_folders(self, ordinal: int) -> list[str]:
+        """The names of the folders of the job's table with this ordinal: one, unless ranks or runs differ."""
+        return sorted(name for name in os.listdir(self.path) if name.startswith(f"t{ordinal:04d}-"))
+
+    @contextlib.contextmanager
+    def one_writes(self, ordinal: int, writes: int, path: str) -> Iterator[bool]:
+        """Surrounds a write of a table outside of steps: the leader does it, the node's other ranks wait for its end.
+
+        Every rank of the node comes here the same number of times. A leader that writes alone waits for nobody.
+
+        Args:
+          ordinal: Of the table.
+          writes: The number of this write, from 1 on, the same on all ranks.
+          path: Of the table, for messages.
+
+        Yields:
+          Whether this rank is to write.
+
+        Raises:
+          UnavailableError, WaitTimeoutError: The leader did not get there.
+        """
+        yield self.is_leader
+        if self.is_leader:
+            self.session.publish(ordinal, writes)
+        else:
+            self.wait(
+                lambda: self.session.published(ordinal) >= writes,
+                f"the leader to write table {path} (its write {writes})",
+            )
+
+    def wait(self, done: Callable[[], bool], what: str) -> None:
+        """Waits for other ranks of the node.
+
+        Args:
+          done: Whether to go on.
+          what: What is waited for, for messages.
+
+        Raises:
+          UnavailableError: The leader has died, or the group is gone.
+          WaitTimeoutError: It took too long.
+        """
+        deadline = time.monotonic() + WAIT_S
+        look = time.monotonic() + 1.0
+        while not done():
+            now = time.monotonic()
+            if now > deadline:
+                raise WaitTimeoutError(f"rank {self._identity.rank} waited {WAIT_S:.0f} s for {what}")
+            if now > look and self.session.begun():
+                look = now + 1.0
+                self._check_leader(what)
+            time.sleep(_POLL_S)
+
+    def _make(self, collectives: Collectives) -> None:
+        with job_folder.locked(self._folder), eager_ops(f"making the group {self.path}") as _ops:
+            job_folder.remove_leftovers(self._folder, keep=self.path)
+            if os.path.lexists(self.path):
+                _ops.open_writer(self.path)
+                self._remove_earlier_runs()
+            else:
+                _ops.create_group(self.path, self._identity.uuid)
+            os.mkdir(self.exchange_path, 0o700)
+        path, exchange, pid, keep = self.path, self.exchange_path, os.getpid(), self._identity.name is not None
+        collectives.at_exit(lambda: job_end.end_group(path, exchange, pid, keep=keep))
+        self.session.begin()
+
+    def _remove_earlier_runs(self) -> None:
+        for entry in os.scandir(self.path):
+            if entry.name.startswith(".session-"):
+                os.unlink(entry.path)
+            elif entry.name.startswith(".exchange-"):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+    def _check_leader(self, what: str) -> None:
+        rank, node = self._identity.rank, self._identity.node
+        try:
+            info = _table.Group.open(self.path).info()
+        except NotFoundError:
+            raise UnavailableError(f"the group {self.path} is gone while rank {rank} waited for {what}") from None
+        except TableError:
+            return
+        if not info["writer_alive"]:
+            raise UnavailableError(
+                f"the leader of node {node} (process {info['writer_pid']}) has died; rank {rank} was waiting for {what}"
+            )

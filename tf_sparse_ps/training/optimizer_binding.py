@@ -1,0 +1,145 @@
+"""`OptimizerBinding`: what an optimizer agrees on with the other ranks, before its first step and for new tables."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _table, failures, optimizers
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.job.job import Job
+from tf_sparse_ps.job.table_binding import TableBinding
+from tf_sparse_ps.rings import binding, clipping, node_exchange, topologies
+from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient
+from tf_sparse_ps.rings.sparse_ring import SparseRing
+from tf_sparse_ps.training import refusals
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+
+
+class OptimizerBinding:
+    """Binds an optimizer to its ranks and tables, as they come.
+
+    Attributes:
+      rings: What reduces the gradients of tables, by the tables' placement; made when the first of them is bound.
+    """
+
+    def __init__(
+        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | ValueError
+    ) -> None:
+        """Binds nothing yet.
+
+        Args:
+          owner: Whose options are agreed on, as they are then.
+          collectives: Of this process.
+          rule: Of tables without their own; or why there is none, which matters when there is a table.
+        """
+        self.rings: dict[str, SparseRing] = {}
+        self._owner, self._collectives, self._rule = owner, collectives, rule
+        self._number: int | None = None
+        self._job: Job | None = None  # once there is a table
+        self._bound: set[str] = set()  # paths
+        self._begun: tf.Variable | None = None  # steps without tables, counted when others may ask: see `failures`
+
+    @property
+    def name(self) -> str:
+        """What this optimizer's operations' names begin with, the same on all ranks."""
+        assert self._number is not None  # it is bound
+        return f"tsps.{self._number}"
+
+    def rule_of(self, table: TableBinding) -> optimizers.RowOptimizer:
+        """The update rule of a table.
+
+        Raises:
+          ValueError: There is none, with the reason.
+        """
+        rule = table.config.optimizer or self._rule
+        if isinstance(rule, ValueError):
+            raise ValueError(f"table '{table.config.name}' has no update rule: {rule}")
+        return rule
+
+    def bind(
+        self, job: Job | None, tables: Sequence[TableGradient], dense: Sequence[DenseGradient], *, begins_equal: bool
+    ) -> None:
+        """Agrees with the other ranks, if it is the first step or there is a new table. Eager, on all ranks.
+
+        Args:
+          job: This process's, if there are tables.
+          tables: Gradients of tables, in the order of their ordinals.
+          dense: Gradients of dense weights.
+          begins_equal: The ranks' weights and numbers of updates have been made equal.
+
+        Raises:
+          ValueError: Ranks differ; or a table is bound to another rule by now.
+        """
+        new = [one.table for one in tables if one.table.path not in self._bound]
+        refusals.refuse_other_rules([(one.table, self.rule_of(one.table)) for one in tables if one.table not in new])
+        if self._number is not None and not new:
+            return
+        settings = self._settings(tables, dense, begins_equal)
+        rules = [self.rule_of(table) for table in new]
+        self._number = binding.bind(self._collectives, job, new, rules, settings)
+        self._bound.update(table.path for table in new)
+        self._job = self._job or job
+        if self._collectives.size > 1:
+            self._watch(job)
+        if job is not None and new:
+            self._join(job, new)
+
+    def count_step(self) -> None:
+        """A step begins. In a graph, or eagerly."""
+        if self._begun is not None:
+            self._begun.assign_add(1)
+
+    def step_in_making(self) -> int:
+        """Which step this process is making: of the tables, or, where there are none, the one that it has begun."""
+        if self._job is not None:
+            return int(_table.Group.open(self._job.group_path).info()["step"]) + 1
+        return int(self._begun) if self._begun is not None else 0
+
+    def _settings(
+        self, tables: Sequence[TableGradient], dense: Sequence[DenseGradient], begins_equal: bool
+    ) -> dict[str, Any]:
+        owner = self._owner
+        return {
+            "sparse_reduction": owner.sparse_reduction,
+            "topology": owner.topology,
+            "wire": owner.wire,
+            "schedule": owner.schedule,
+            "broadcast": owner.broadcast,
+            "wrapped optimizer": type(owner.inner_optimizer).__name__,
+            # Until ranks are made equal, one alone may have loaded them.
+            "updates made before": int(tf.convert_to_tensor(owner.iterations)) if begins_equal else "any",
+            "clipping": clipping.Clipping.of(owner.inner_optimizer),
+            "dense gradients": [one.signature for one in dense],
+            "tables with gradients": [one.table.config.name for one in tables],
+        }
+
+    def _watch(self, job: Job | None) -> None:
+        if self._begun is None and job is None:
+            self._begun = _keras.local_variable(0, "int64", f"{self.name}.begun")
+        global _newest
+        _newest = weakref.ref(self)
+        failures.report(self._collectives, _step_in_making)
+
+    def _join(self, job: Job, new: Sequence[TableBinding]) -> None:
+        if self._collectives.size > 1:
+            binding.on_all(self._collectives, node_exchange.of(job).join, "tsps.exchange")
+            failures.watch(job)
+        owner = self._owner
+        for placement in sorted({table.placement for table in new} - self.rings.keys()):
+            self.rings[placement] = topologies.make(owner.topology, job, owner.sparse_reduction, owner.wire)
+
+
+# The one that was bound last: that is asked for the step of this process, if it is still there.
+_newest: weakref.ref[OptimizerBinding] | None = None
+
+
+def _step_in_making() -> int:
+    found = None if _newest is None else _newest()
+    return 0 if found is None else found.step_in_making()
