@@ -41,7 +41,7 @@ class RowOptimizer:
         if isinstance(self.learning_rate, int) and not isinstance(self.learning_rate, bool):
             object.__setattr__(self, "learning_rate", float(self.learning_rate))
         if isinstance(self.learning_rate, dict):  # from a configuration
-            from tf_sparse_ps._compat import _keras
+            from tf_sparse_ps._compat import _keras  # imports TensorFlow, which the store does not need
 
             object.__setattr__(self, "learning_rate", _keras.deserialize(self.learning_rate))
         rate = self.learning_rate
@@ -113,7 +113,7 @@ class RowOptimizer:
           learning_rate: Scalar, any floating type.
           step: int64 scalar, counted from 1.
         """
-        import tensorflow as tf
+        import tensorflow as tf  # the store does not need it
 
         return tf.stack([tf.cast(value, tf.float32) for value in self.hyper(learning_rate, step)])
 
@@ -121,7 +121,7 @@ class RowOptimizer:
         """The fields, serializable by Keras."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(config["learning_rate"]):
-            from tf_sparse_ps._compat import _keras
+            from tf_sparse_ps._compat import _keras  # imports TensorFlow, which the store does not need
 
             config["learning_rate"] = _keras.serialize(config["learning_rate"])
         return config

@@ -1,22 +1,25 @@
-"""The packages of cc/core include each other as docs/architecture.md says, one way."""
+"""The packages of cc/core, and those of the library, use each other as docs/architecture.md says, one way."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "cc" / "core"
+LIBRARY = ROOT / "tf_sparse_ps"
 ROW = re.compile(r"^\| `(\w+)` \| [^|]+ \| ([\w, ]*) ?\|$")
 LINES = 400
 
 
-def packages() -> dict[str, set[str]]:
-    """Of each package in the document's table, those it may include."""
+def packages(of: str = "core") -> dict[str, set[str]]:
+    """Of each package in the document's table, those that it may use."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    section = text.split("## Packages of the core", 1)[1].split("\n## ", 1)[0]
+    section = text.split(f"## Packages of the {of}", 1)[1].split("\n## ", 1)[0]
     rows = [row for row in map(ROW.match, section.splitlines()) if row]
     return {row[1]: set(row[2].replace(",", " ").split()) for row in rows}
 
@@ -26,8 +29,9 @@ def test_every_folder_is_in_the_table() -> None:
     assert not [one.name for one in CORE.iterdir() if one.is_file()]
 
 
-def test_the_table_has_no_circle() -> None:
-    below = packages()
+@pytest.mark.parametrize("of", ["core", "library"])
+def test_the_table_has_no_circle(of: str) -> None:
+    below = packages(of)
     while below:
         lowest = [name for name, includes in below.items() if not includes & set(below)]
         assert lowest, f"a circle among {sorted(below)}"
@@ -46,3 +50,48 @@ def test_a_package_includes_only_what_the_table_says(package: str) -> None:
 def test_no_file_is_longer_than_a_reader_likes() -> None:
     lengths = {str(one.relative_to(ROOT)): len(one.read_text().splitlines()) for one in CORE.rglob("*.*")}
     assert {name: lines for name, lines in lengths.items() if lines > LINES} == {}
+
+
+def imports(file: Path) -> Iterator[tuple[str, int, bool]]:
+    """What a module imports of the library: package, line, and whether it is inside a function."""
+    tree = ast.parse(file.read_text())
+    inside = {
+        id(one)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for one in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "tf_sparse_ps":
+            yield from ((alias.name, node.lineno, id(node) in inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tf_sparse_ps."):
+            yield str(node.module).split(".")[1], node.lineno, id(node) in inside
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield "", node.lineno, id(node) in inside
+
+
+def home(file: Path) -> str:
+    """The package that a module is in."""
+    return file.relative_to(LIBRARY).parts[0].removesuffix(".py")
+
+
+def modules() -> list[Path]:
+    return sorted(one for one in LIBRARY.rglob("*.py") if one != LIBRARY / "__init__.py")
+
+
+def test_every_module_of_the_library_is_in_a_package_of_the_table() -> None:
+    assert {home(one) for one in modules()} | {"_table"} == set(packages("library"))
+
+
+def test_packages_of_the_library_import_what_the_table_says_and_nothing_else() -> None:
+    found: dict[str, set[str]] = {name: set() for name in packages("library")}
+    for module in modules():
+        found[home(module)] |= {package for package, _, _ in imports(module)} - {home(module), ""}
+    assert found == packages("library")
+
+
+def test_functions_import_only_where_a_comment_says_why() -> None:
+    for module in modules():
+        lines = module.read_text().splitlines()
+        for _, line, in_function in imports(module):
+            assert not in_function or "  # " in lines[line - 1], f"{module.relative_to(ROOT)}:{line} has no comment"

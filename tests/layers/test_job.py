@@ -112,7 +112,7 @@ def test_a_named_job_goes_on_with_its_tables(root):
 
 def test_metadata_of_a_layers_table_is_refused(root):
     table = "TableConfig('user', 4, metadata=(MetadataPlane('count'),))"
-    code = "from tf_sparse_ps.metadata import MetadataPlane\n" + ONE + f"me.create_table({table})"
+    code = "from tf_sparse_ps.config import MetadataPlane\n" + ONE + f"me.create_table({table})"
     _, error = start(code, TFSPS_DIR=os.fspath(root)).communicate(timeout=120)
     assert "UnsupportedError: table 'user': tables of layers have no metadata planes yet" in error
 
@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_written(root):
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
     root.chmod(0o755)
-    code = "import os\nfrom tf_sparse_ps import job_folder\nos.setuid(12345)\njob_folder.prepare()"
+    code = "import os\nfrom tf_sparse_ps.node import job_folder\nos.setuid(12345)\njob_folder.prepare()"
     failed = start(code, TFSPS_DIR=os.fspath(root / "new"))
     _, error = failed.communicate(timeout=120)
     assert "AccessError" in error, error

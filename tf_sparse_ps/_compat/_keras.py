@@ -366,7 +366,7 @@ def keras_tensor(like: Any, shape: tuple[int | None, ...], dtype: str, *, ragged
 
 def traced_with_jit_compile() -> bool:
     """Whether a tf.function(jit_compile=True) is being traced."""
-    from tensorflow.python.ops import control_flow_util
+    from tensorflow.python.ops import control_flow_util  # private: only where it is needed
 
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))

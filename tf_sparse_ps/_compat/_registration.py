@@ -44,7 +44,7 @@ def _import_modules() -> None:
 
 
 def _backend() -> str:
-    import tensorflow as tf
+    import tensorflow as tf  # it is imported already
 
     return str(tf.keras.backend.backend())
 

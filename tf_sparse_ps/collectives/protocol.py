@@ -193,7 +193,7 @@ def init(collectives: str = "auto") -> Collectives:
 
 
 def _init_horovod() -> None:
-    import horovod.tensorflow as hvd
+    import horovod.tensorflow as hvd  # optional
 
     hvd.init()
 
@@ -329,16 +329,15 @@ def _choose(kind: str, horovod: bool, strategy: Any) -> str:
 
 
 def _make(kind: str, strategy: Any) -> Collectives:
-    # Imported here: all need TensorFlow, and Horovod may not be installed.
     if kind == "horovod":
-        from tf_sparse_ps.collectives.horovod import HorovodCollectives
+        from tf_sparse_ps.collectives.horovod import HorovodCollectives  # Horovod is optional
 
         return HorovodCollectives()
     if kind == "tf.distribute":
-        from tf_sparse_ps.collectives import tf_distribute
+        from tf_sparse_ps.collectives import tf_distribute  # needs TensorFlow
 
         return tf_distribute.make(strategy)
-    from tf_sparse_ps.collectives.local import LocalCollectives
+    from tf_sparse_ps.collectives.local import LocalCollectives  # needs TensorFlow
 
     return LocalCollectives()
 

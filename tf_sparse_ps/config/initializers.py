@@ -134,7 +134,7 @@ def _variance_scaling(config: dict[str, Any], rows: int, dim: int) -> tuple[str,
 
 def _explicit_values(initializer: Any, rows: int, dim: int) -> npt.NDArray[np.float32]:
     if isinstance(initializer, str | dict) or not callable(initializer):
-        from tf_sparse_ps._compat._keras import keras
+        from tf_sparse_ps._compat._keras import keras  # TensorFlow, too, which the store does not need
 
         initializer = keras.initializers.get(initializer)
     tensorflow = sys.modules.get("tensorflow")

@@ -42,6 +42,6 @@ def serialize(given: Any, group: str) -> Any:
     """A JSON-serialisable form: names and dicts stay, objects go through `keras.GROUP.serialize`."""
     if given is None or isinstance(given, str | dict):
         return given
-    from tf_sparse_ps._compat._keras import keras
+    from tf_sparse_ps._compat._keras import keras  # TensorFlow, too, which the store does not need
 
     return getattr(keras, group).serialize(given)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.table.table import Table
 
 if TYPE_CHECKING:
     from tf_sparse_ps import optimizers
@@ -56,8 +57,6 @@ class TableBinding:
 
     def reader(self) -> Any:
         """The table as a `tsps.Table`, open for reading."""
-        from tf_sparse_ps.table.table import Table
-
         if self._reader is None:
             self._reader = Table.open(self.path, "r")
         return self._reader

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from tf_sparse_ps._compat import _keras
+
 
 class TableSeeds:
     """Seeds and salts of a job's tables, in the order of their ordinals.
@@ -40,8 +42,6 @@ class TableSeeds:
 
 
 def _current() -> tuple[str | None, Any]:
-    from tf_sparse_ps._compat import _keras
-
     return _keras.random_seed()
 
 

@@ -14,6 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator
 
+from tf_sparse_ps import _table
 from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
 
 _UNNAMED = re.compile(r"[0-9a-f]{32}-n\d+")
@@ -76,8 +77,6 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
 
     Returns their paths. A leader that was killed while making its group is dead, too: who makes one holds the lock.
     """
-    import tf_sparse_ps._table as _table
-
     removed = []
     for entry in os.scandir(folder):
         if not _UNNAMED.fullmatch(entry.name) or entry.path == keep or not entry.is_dir(follow_symlinks=False):

@@ -171,7 +171,7 @@ class Plan:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws gradients, points, buckets and communication over time, as a PNG. Needs matplotlib."""
-        from tf_sparse_ps.schedules import bucket_plot
+        from tf_sparse_ps.schedules import bucket_plot  # imports this module
 
         bucket_plot.draw(self, path)
 

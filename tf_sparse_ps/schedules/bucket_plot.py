@@ -19,11 +19,11 @@ def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
     if not plan.ready_s:
         raise ValueError("this plan was not made from a profile: it has no times to draw")
     try:
-        import matplotlib
+        import matplotlib  # optional
     except ImportError as error:
         raise ImportError("Plan.plot needs matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot  # after the choice of what draws
 
     figure, (gradients, wire) = pyplot.subplots(
         2, 1, sharex=True, figsize=(11, 5), height_ratios=[4, 1], layout="constrained"

@@ -96,7 +96,7 @@ class DelayedGlobal(Schedule):
         """See `Schedule.start`. On one rank there is nothing to wait for, and nothing is delayed."""
         if collectives.size == 1:
             return ScheduleState(optimizer, collectives, name)
-        from tf_sparse_ps.schedules.delayed_state import DelayedState
+        from tf_sparse_ps.schedules.delayed_state import DelayedState  # imports this module for its type
 
         return DelayedState(self, optimizer, collectives, name)
 
