@@ -128,20 +128,20 @@ def test_a_dropped_optimizer_ends_its_threads_and_frees_its_table() -> None:
         model = trained(table, keras.layers.GlobalAveragePooling1D())
         return table.bindings[0].path, weakref.ref(model.optimizer)
 
-    def couriers() -> set[threading.Thread]:
+    def communicating() -> set[threading.Thread]:
         return {one for one in threading.enumerate() if "threads" in one.name}
 
-    of_others = couriers()  # which may end any time
+    of_others = communicating()  # which may end any time
     path, optimizer = train()
-    assert couriers() - of_others
+    assert communicating() - of_others
     deadline = time.monotonic() + 60
-    while optimizer() is not None or couriers() - of_others or os.path.exists(path):
-        assert time.monotonic() < deadline, (optimizer(), couriers() - of_others, os.path.exists(path))
+    while optimizer() is not None or communicating() - of_others or os.path.exists(path):
+        assert time.monotonic() < deadline, (optimizer(), communicating() - of_others, os.path.exists(path))
         keras.backend.clear_session()
         gc.collect()
 
 
-def test_what_was_put_is_carried_when_a_courier_is_dropped() -> None:
+def test_what_was_put_is_carried_when_its_threads_are_dropped() -> None:
     carried, spec = tf.queue.FIFOQueue(10, [tf.float32]), [tf.TensorSpec([], tf.float32)]
 
     def carry(message: list[tf.Tensor], slot: int) -> list[tf.Tensor]:

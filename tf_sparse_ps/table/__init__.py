@@ -1,5 +1,5 @@
-"""The store for programs without TensorFlow: tables, scans of them, sparse-parameter files."""
+"""The store for programs without TensorFlow: tables, steps and reads of several, scans, sparse-parameter files."""
 
-from tf_sparse_ps.table.table import Changes, Report, Scan, Table
+from tf_sparse_ps.table.table import Block, Changes, Report, Scan, Table, Update, read, step
 
-__all__ = ["Changes", "Report", "Scan", "Table"]
+__all__ = ["Block", "Changes", "Report", "Scan", "Table", "Update", "read", "step"]

@@ -1,0 +1,43 @@
+"""Tables of one model with different placements: a ring for each, one step of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from models import DIM, IDS, ROWS, TARGETS, keras, optimizer
+
+import tf_sparse_ps as tsps
+
+
+def two_tables() -> tuple[Any, list[tsps.Embedding]]:
+    """A model with two tables, with values of their own."""
+    ids = keras.layers.Input((3,), dtype="int64")
+    values = np.random.default_rng(3).normal(size=(2, ROWS, DIM)).astype(np.float32)
+    tables = [tsps.Embedding(ROWS, DIM) for _ in values]
+    flat = [keras.layers.Flatten()(table(ids)) for table in tables]
+    model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(keras.layers.Add()(flat)))
+    for table, rows in zip(tables, values, strict=True):
+        table.set_weights([rows])
+    return model, tables
+
+
+def trained(placements: list[str], **options: Any) -> tuple[Any, list[np.ndarray]]:
+    """The optimizer and the weights after a few steps."""
+    model, tables = two_tables()
+    for table, placement in zip(tables, placements, strict=True):
+        table.bindings[0].placement = placement
+    model.compile(tsps.DistributedOptimizer(optimizer("Adagrad", 0.1, **options)), "mse")
+    model.fit(IDS, TARGETS, 4, epochs=2, verbose=0, shuffle=False)
+    return model.optimizer, model.get_weights()
+
+
+@pytest.mark.parametrize("options", [{}, {"clipvalue": 0.01}, {"global_clipnorm": 0.1}], ids=str)
+def test_a_step_of_two_placements_is_the_step_of_one(options: dict[str, float]) -> None:
+    one, expected = trained(["node", "node"], **options)
+    two, found = trained(["node", "elsewhere"], **options)
+    assert set(one._step._binding.rings) == {"node"}
+    assert set(two._step._binding.rings) == {"node", "elsewhere"}
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
