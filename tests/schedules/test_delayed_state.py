@@ -129,7 +129,7 @@ def test_a_dropped_optimizer_ends_its_threads_and_frees_its_table() -> None:
         return table.bindings[0].path, weakref.ref(model.optimizer)
 
     def communicating() -> set[threading.Thread]:
-        return {one for one in threading.enumerate() if "threads" in one.name}
+        return {one for one in threading.enumerate() if "tsps-communication" in one.name}
 
     of_others = communicating()  # which may end any time
     path, optimizer = train()
@@ -144,7 +144,7 @@ def test_a_dropped_optimizer_ends_its_threads_and_frees_its_table() -> None:
 def test_what_was_put_is_carried_when_its_threads_are_dropped() -> None:
     carried, spec = tf.queue.FIFOQueue(10, [tf.float32]), [tf.TensorSpec([], tf.float32)]
 
-    def carry(message: list[tf.Tensor], slot: int) -> list[tf.Tensor]:
+    def carry(message: list[tf.Tensor], channel: int) -> list[tf.Tensor]:
         with tf.control_dependencies([carried.enqueue(message)]):
             return [tf.identity(message[0])]
 
