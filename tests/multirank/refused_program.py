@@ -36,6 +36,7 @@ def let_no_table_grow(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[
     targets.resize((n, 1), refcheck=False)
     ids[:] = np.arange(ids.size).reshape(ids.shape) + 10_000_000
     targets[:] = 1.0
+    job.collectives.barrier("test.sizes")  # all have looked, and nothing is renamed before
     if not (job.is_leader and job.node == len(job.leaders) - 1):
         return None
     away = tables.with_name("away")
