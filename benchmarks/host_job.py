@@ -17,7 +17,7 @@ from benchmarks import hosts as hosts_lib
 ROOT = Path(__file__).absolute().parents[1]  # links are not followed: see benchmarks.against
 _POLL_S = 0.05
 # Ranks that fail because another one did come after it. So long is waited for them to say so, too.
-_LAST_WORDS_S = 3.0
+_EXIT_REPORT_S = 3.0
 
 
 class JobFailed(RuntimeError):
@@ -55,7 +55,7 @@ class HostJob:
         failed = [rank for rank, process in enumerate(self.processes) if process.poll()]
         if not failed:
             return
-        end = time.monotonic() + _LAST_WORDS_S
+        end = time.monotonic() + _EXIT_REPORT_S
         while time.monotonic() < end and any(process.poll() is None for process in self.processes):
             time.sleep(_POLL_S)
         raise JobFailed(

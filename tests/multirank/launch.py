@@ -133,11 +133,11 @@ def launched(
     environment.pop("TFSPS_JOB", None)
     if env and "TFSPS_JOB" in env:
         environment["TFSPS_JOB"] = env["TFSPS_JOB"]
-    command = [sys.executable, str(HERE / "direct_launcher.py"), hosts, str(ranks)]
+    job = [str(HERE / program), *args, str(folder)]
+    command = [sys.executable, str(HERE / "direct_launcher.py"), hosts, str(ranks), *job]
     if by_horovodrun:
-        horovodrun = Path(sys.executable).parent / "horovodrun"
-        command = [sys.executable, str(horovodrun), "--gloo", "-np", str(ranks), "-H", hosts]
-    command += [sys.executable, str(HERE / program), *args, str(folder)]
+        horovodrun = str(Path(sys.executable).parent / "horovodrun")
+        command = [sys.executable, horovodrun, "--gloo", "-np", str(ranks), "-H", hosts, sys.executable, *job]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )

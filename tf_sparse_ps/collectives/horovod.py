@@ -167,12 +167,12 @@ class HorovodCollectives(ProcessCollectives):
         """Runs one grouped operation per type of tensor; Horovod's groups are of one type."""
         results: list[tf.Tensor | None] = [None] * len(tensors)
         for dtype in sorted({tensor.dtype.name for tensor in tensors}):
-            places = [i for i, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
+            indices = [i for i, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
             label = f"{name}.{dtype}"
             outputs = self._call(
-                verb, label, [tensors[i] for i in places], lambda *group, label=label: operation(list(group), label)
+                verb, label, [tensors[i] for i in indices], lambda *group, label=label: operation(list(group), label)
             )
-            for i, output in zip(places, outputs, strict=True):
+            for i, output in zip(indices, outputs, strict=True):
                 results[i] = output
         return results
 

@@ -77,8 +77,8 @@ class Plan:
         Raises:
           ValueError: It is not, or the numbers of things do not fit.
         """
-        places = sorted(place for bucket in self.buckets for place in bucket)
-        if places != list(range(len(self.gradients))) or not all(self.buckets):
+        members = sorted(member for bucket in self.buckets for member in bucket)
+        if members != list(range(len(self.gradients))) or not all(self.buckets):
             raise ValueError(
                 f"the buckets of a plan must hold each of its {len(self.gradients)} gradients once, and none may be "
                 f"empty. Received: {self.buckets}"

@@ -68,15 +68,15 @@ class DistributedGradientTape:
         """
         gradients = self._tape.gradient(target, sources, output_gradients=output_gradients, **options)
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
-        places = [
+        indices = [
             i
             for i, (source, gradient) in enumerate(zip(flat_sources, flat, strict=True))
             if gradient is not None and binding_of(source) is None
         ]
-        dense = [tf.convert_to_tensor(flat[i]) for i in places]
+        dense = [tf.convert_to_tensor(flat[i]) for i in indices]
         weight = rank_weight.allowed(self._weight)
         means, weights = replicas.average(dense, self._collectives, "tsps.tape", weight)
-        for i, mean in zip(places, means, strict=True):
+        for i, mean in zip(indices, means, strict=True):
             flat[i] = tf.identity(mean)
             gradients_lib.mark_averaged(flat[i], gradients_lib.Mean(weight, weights))
         return tf.nest.pack_sequence_as(sources, flat)
