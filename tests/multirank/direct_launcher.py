@@ -1,4 +1,6 @@
-"""Starts the ranks of a job as `horovodrun --gloo` does, in less time: python direct_launcher.py HOSTS RANKS PROGRAM ARGS...
+"""Starts the ranks of a job as `horovodrun --gloo` does, in less time.
+
+    python direct_launcher.py HOSTS RANKS PROGRAM ARGUMENTS...
 
 TensorFlow is imported once, here, and the ranks are forked from that: nothing runs yet, not even a thread. What a rank
 prints is prefixed with its number; when a rank fails the others are terminated, and five seconds later killed; the
@@ -145,7 +147,8 @@ def main() -> int:
     port = serve(slots)
     import tensorflow as tf  # after the server was forked, which does not need it
 
-    assert tf.keras.layers.Dense and threading.active_count() == 1  # Keras is imported when it is first asked for
+    assert tf.keras.layers.Dense  # Keras is imported when it is first asked for
+    assert len(os.listdir("/proc/self/task")) == 1, "threads do not go along"
     ranks = [Rank(slot, port, program, arguments) for slot in slots]
     signal.signal(signal.SIGTERM, lambda *_: end(ranks))
     for rank in ranks:
