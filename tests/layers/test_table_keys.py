@@ -61,8 +61,8 @@ def test_functional_models_with_preprocessing(monkeypatch):
     looked = layers.StringLookup(vocabulary=["a", "b", "c"])(words)
     hashed = layers.Hashing(1000)(words)
     known = layers.IntegerLookup(vocabulary=[5, 6, 7])(numbers)
-    shifted = layers.Lambda(lambda x: tf.cast(x, tf.int64) * 3 + 1, output_shape=(2,))(numbers)
-    joined = layers.Concatenate()([shifted, numbers])
+    shifted = layers.Lambda(lambda x: tf.cast(x, tf.int64) * 3 + 1)(numbers)
+    joined = layers.Concatenate(dtype="int64")([shifted, numbers])
     first, second, third = tsps.Embedding(10, 4), tsps.Embedding(None, 4), tsps.EmbeddingReduce(None, 4)
     parts = [first(looked), first(known), second(hashed)]  # `first` is called twice
     flat = [layers.Flatten()(one) for one in parts] + [third(joined)]
@@ -167,12 +167,12 @@ def at_random(ids: Any, rows: Any) -> Any:
     return ids + tf.random.uniform(tf.shape(ids), maxval=5, dtype=tf.int64)
 
 
-def of_a_function(ids: Any, rows: Any) -> Any:
-    return tf.cond(tf.reduce_sum(ids) > 0, lambda: ids, lambda: ids + 1) if tf.reduce_sum(ids) > 0 else ids
+def of_values(ids: Any, rows: Any) -> Any:
+    return tf.constant(np.asarray(ids.numpy()))
 
 
 @pytest.mark.parametrize(
-    ("second", "reason"), [(of_rows, "rows of a table"), (at_random, "random"), (of_a_function, "cannot be run")]
+    ("second", "reason"), [(of_rows, "rows of a table"), (at_random, "random"), (of_values, "cannot be run")]
 )
 def test_a_model_that_does_not_show_its_keys_says_so(second, reason):
     find = table_keys(built(second))
@@ -180,8 +180,24 @@ def test_a_model_that_does_not_show_its_keys_says_so(second, reason):
         find(tf.constant(IDS))
 
 
+def test_ids_of_weights_that_are_trained_are_refused():
+    inputs = keras.Input((3,), dtype="int64")
+    scores = layers.Dense(3)(layers.Lambda(lambda x: tf.cast(x, tf.float32), dtype="float32")(inputs))
+    ranks = layers.Lambda(lambda x: tf.argsort(x, axis=1), dtype="int32")(scores)
+    model = keras.Model(inputs, tsps.EmbeddingReduce(None, 2)(ranks))
+    with pytest.raises(ValueError, match="depend on weights that are trained"):
+        table_keys(model)(tf.constant(IDS))
+
+
+def test_lookups_inside_a_function_are_refused():
+    model = built()
+    model.two.call = tf.function(model.two.call)
+    with pytest.raises(ValueError, match=r"inside tf.cond, a loop or a tf.function"):
+        table_keys(model)(tf.constant(IDS))
+
+
 def test_keys_given_by_a_function(monkeypatch):
-    model = built(of_a_function)
+    model = built(of_values)
     keys = check(
         model,
         tf.constant(IDS),

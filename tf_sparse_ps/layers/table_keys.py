@@ -3,8 +3,7 @@
 The model is run in a graph in which lookups note their ids and return zeros (`row_source.record`), and of that graph
 only what leads to the ids is kept: no table, no weight and no state of the model is read or written. So the keys are
 those of the lookup itself, whatever is in front of it. What cannot be known ahead of the step is refused: ids that
-depend on rows or on weights that are trained, on random numbers, or that are made inside tf.cond, loops and
-tf.functions.
+depend on rows, on weights that are trained or on random numbers, and lookups inside tf.cond, loops and tf.functions.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class TableKeys:
             raise ValueError(f"keys_of tells layers apart by their names. Received: layers {sorted(names)}")
 
     def __call__(self, *element: Any) -> dict[str, tf.Tensor]:
-        """The unique keys of each table, by the name of its folder, in the order in which the lookup has them.
+        """The unique keys of each table, by the name of its folder, in order of first occurrence.
 
         Args:
           *element: Of a dataset, as `dataset.map` passes it: x, or x, y, ... as several arguments or as one tuple.
@@ -167,7 +166,7 @@ def _refuse_unknown(recording: Recording, model: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     tensors = [ids for _, ids in recording.ids]
     if any(one.graph is not graph for one in (*tensors, *recording.stand_ins)):
-        refuse("are made inside tf.cond, a loop or a tf.function, which may not run or run several times")
+        refuse("are looked up inside tf.cond, a loop or a tf.function, which may not run or run several times")
     rows = {id(one.op) for one in recording.stand_ins}
     trained = {id(_keras.tf_variable(one).handle) for one in model.trainable_variables}
     weights = {id(inside.op) for outside, inside in graph.captures if id(outside) in trained}
