@@ -168,8 +168,8 @@ class PoolRowsKernel {
       TSPS_ASSIGN_OR_RETURN(const Tensor inverse, context.Input(f, 1, "inverses"));
       const Tensor& rows = features_.In(given.rows, f);
       TSPS_RETURN_IF_ERROR(CheckInverse(inverse, static_cast<size_t>(rows.dim(0)), f));
-      TSPS_ASSIGN_OR_RETURN(
-          Bags bags, Bags::Read(context, features_, f, n + f, 2 * n + f, inverse.size()));
+      TSPS_ASSIGN_OR_RETURN(Bags bags,
+                            Bags::Read(context, features_, f, n + f, 2 * n + f, inverse.size()));
       bags.span.inverse = inverse.data<int32_t>();
       TSPS_ASSIGN_OR_RETURN(
           const Tensor output,

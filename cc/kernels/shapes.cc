@@ -217,9 +217,9 @@ void ReadRowsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   const int tables = inference.outputs();
   for (int t = 0; t < tables; ++t) {
-    inference.SetOutput(
-        t, inference.Concatenate(inference.InputOfRank(t, 1),
-                                 inference.Width(3 * tables + t, 3 * tables + t + 1)));
+    inference.SetOutput(t,
+                        inference.Concatenate(inference.InputOfRank(t, 1),
+                                              inference.Width(3 * tables + t, 3 * tables + t + 1)));
   }
 }
 
