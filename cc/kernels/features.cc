@@ -61,31 +61,42 @@ Result<int64_t> Features::CommonWidth(int table, const std::vector<Tensor>& grad
 Status UniqueKeys::Init(const KernelContext& context, const Features& features,
                         const std::vector<TableHandle>& tables, int keys, int inverses,
                         Executor& executor) {
-  std::vector<size_t> counts(tables.size());
+  const auto path = [&](size_t t) { return tables[t].path(); };
+  TSPS_RETURN_IF_ERROR(Dedupe(context, features, keys, inverses, path, executor));
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const Status bounds = CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size());
+    if (!bounds.ok()) return WithPosition(bounds, features, static_cast<int>(t), tables[t]);
+  }
+  return Status();
+}
+
+Status UniqueKeys::Dedupe(const KernelContext& context, const Features& features, int keys,
+                          int inverses, const std::function<std::string(size_t table)>& name,
+                          Executor& executor) {
+  const auto tables = static_cast<size_t>(features.tables);
+  std::vector<size_t> counts(tables);
   for (int f = 0; f < features.n; ++f) {
     TSPS_ASSIGN_OR_RETURN(Tensor ids, context.Input(f));
     counts[static_cast<size_t>(features.table_of[static_cast<size_t>(f)])] += ids.size();
     ids_.push_back(std::move(ids));
   }
-  for (size_t t = 0; t < tables.size(); ++t) {
+  for (size_t t = 0; t < tables; ++t) {
     if (counts[t] > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
       return Error(Code::kInvalidArgument,
                    "at most 2147483647 ids per call and table. Received: ", counts[t], " for ",
-                   tables[t].path());
+                   name(t));
     }
   }
-  std::vector<std::vector<IdSpan>> spans(tables.size());
+  std::vector<std::vector<IdSpan>> spans(tables);
   for (int f = 0; f < features.n; ++f) {
     TSPS_ASSIGN_OR_RETURN(Tensor inverse, context.Output<int32_t>(inverses + f, ids(f).shape()));
     spans[static_cast<size_t>(features.table_of[static_cast<size_t>(f)])].push_back(
         {ids(f).data<int64_t>(), ids(f).size(), inverse.data<int32_t>()});
     inverses_.push_back(std::move(inverse));
   }
-  keys_.resize(tables.size());
-  ForEachItem(counts, executor, [&](size_t t) { keys_[t] = Dedupe(spans[t]); });
-  for (size_t t = 0; t < tables.size(); ++t) {
-    const Status bounds = CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size());
-    if (!bounds.ok()) return WithPosition(bounds, features, static_cast<int>(t), tables[t]);
+  keys_.resize(tables);
+  ForEachItem(counts, executor, [&](size_t t) { keys_[t] = tsps::Dedupe(spans[t]); });
+  for (size_t t = 0; t < tables; ++t) {
     TSPS_RETURN_IF_ERROR(context.OutputVector(keys + static_cast<int>(t), keys_[t]));
   }
   return Status();
@@ -131,6 +142,17 @@ void UniqueKeys::Remember(const std::vector<TableHandle>& tables, std::vector<Ro
     found.keys = std::move(keys_[t]);
     tables[t].group().row_numbers().Put(tables[t].table, std::move(found));
   }
+}
+
+Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature) {
+  const int32_t* const positions = inverse.data<int32_t>();
+  for (size_t i = 0; i < inverse.size(); ++i) {
+    if (positions[i] < 0 || static_cast<size_t>(positions[i]) >= n_keys) {
+      return Error(Code::kInvalidArgument, "inverses of feature ", feature, " must be in [0, ",
+                   n_keys, "). Received: ", positions[i], " at ", i);
+    }
+  }
+  return Status();
 }
 
 Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/base/executor.h"
@@ -49,6 +50,9 @@ class UniqueKeys {
   // limit.
   Status Init(const KernelContext& context, const Features& features,
               const std::vector<TableHandle>& tables, int keys, int inverses, Executor& executor);
+  // The same without tables: any key is one. `name` says for messages which table it is.
+  Status Dedupe(const KernelContext& context, const Features& features, int keys, int inverses,
+                const std::function<std::string(size_t table)>& name, Executor& executor);
 
   const Tensor& ids(int feature) const { return ids_[static_cast<size_t>(feature)]; }
   const int32_t* inverse(int feature) const {
@@ -67,6 +71,9 @@ class UniqueKeys {
   std::vector<Tensor> ids_, inverses_;
   std::vector<std::vector<int64_t>> keys_;
 };
+
+// Refuses positions outside [0, n_keys).
+Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature);
 
 // Refuses carriers (inputs `carriers` on) whose width is not the table's.
 Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,

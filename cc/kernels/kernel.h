@@ -62,6 +62,7 @@ void RegisterKernel(const char* op) {
 // One per file of kernels; registration.cc calls them when the library is loaded.
 void RegisterLookupKernels();
 void RegisterPooledKernels();
+void RegisterRowsKernels();
 void RegisterReduceKernels();
 void RegisterDenseKernels();
 void RegisterExchangeKernels();

@@ -5,6 +5,7 @@
 #include "core/gradients/pooled_weight_gradient.h"
 #include "kernels/features.h"
 #include "kernels/kernel.h"
+#include "kernels/pooled_gradients.h"
 #include "kernels/process.h"
 
 namespace tsps {
@@ -54,36 +55,6 @@ class PooledLookupKernel {
  private:
   Features features_;
   TableCache cache_;
-};
-
-// The inputs that both gradients begin with: grads N, splits N, weights N, inverses N, keys T.
-struct PooledGradients {
-  std::vector<Tensor> grads, inverses, keys;
-  std::vector<Bags> bags;
-
-  Status Init(const KernelContext& context, const Features& features) {
-    const int n = features.n;
-    for (int f = 0; f < n; ++f) {
-      TSPS_ASSIGN_OR_RETURN(Tensor grad, context.Input(f, 2, "grads"));
-      TSPS_ASSIGN_OR_RETURN(Tensor inverse, context.Input(3 * n + f, 1, "inverses"));
-      TSPS_ASSIGN_OR_RETURN(Bags one,
-                            Bags::Read(context, features, f, n + f, 2 * n + f, inverse.size()));
-      one.span.inverse = inverse.data<int32_t>();
-      if (grad.dim(0) != static_cast<int64_t>(one.span.n_bags)) {
-        return Error(Code::kInvalidArgument, "feature ", f, " has ", one.span.n_bags,
-                     " bags; expected a gradient for each. Received: grads of shape ",
-                     ShapeString(grad.shape()));
-      }
-      grads.push_back(std::move(grad));
-      inverses.push_back(std::move(inverse));
-      bags.push_back(std::move(one));
-    }
-    for (int t = 0; t < features.tables; ++t) {
-      TSPS_ASSIGN_OR_RETURN(Tensor key, context.Keys(4 * n + t));
-      keys.push_back(std::move(key));
-    }
-    return Status();
-  }
 };
 
 class PooledSumKernel {
@@ -149,12 +120,7 @@ class PooledWeightGradKernel {
     std::vector<Tensor> outputs;
     for (int f = 0; f < n; ++f) {
       const size_t i = static_cast<size_t>(f);
-      TSPS_RETURN_IF_ERROR(CheckInverse(call.inverses[i], features_.In(call.keys, f).size(), f));
-      if (call.grads[i].dim(1) != features_.In(*tables, f).config().dim) {
-        return Error(Code::kInvalidArgument, "grads of feature ", f, " must have shape [bags,",
-                     features_.In(*tables, f).config().dim,
-                     "]. Received: ", ShapeString(call.grads[i].shape()));
-      }
+      TSPS_RETURN_IF_ERROR(call.Check(features_, f, features_.In(*tables, f).config().dim));
       TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, call.bags[i].weights.shape()));
       outputs.push_back(std::move(output));
     }
@@ -168,17 +134,6 @@ class PooledWeightGradKernel {
   }
 
  private:
-  static Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature) {
-    const int32_t* const positions = inverse.data<int32_t>();
-    for (size_t i = 0; i < inverse.size(); ++i) {
-      if (positions[i] < 0 || static_cast<size_t>(positions[i]) >= n_keys) {
-        return Error(Code::kInvalidArgument, "inverses of feature ", feature, " must be in [0, ",
-                     n_keys, "). Received: ", positions[i], " at ", i);
-      }
-    }
-    return Status();
-  }
-
   Features features_;
   TableCache cache_;
 };

@@ -62,6 +62,38 @@ std::vector<Op> Ops() {
        {"grads: N * float", "splits: N * int64", "weights: N * float", "inverses: N * int32",
         "keys: T * int64", "paths: T * string", "uuids: T * string", "carriers: T * float"},
        {"weight_grads: N * float"}},
+      {"TspsUnique",
+       false,
+       UniqueShapes,
+       {features, tables, table_of},
+       {"ids: N * int64"},
+       {"inverses: N * int32", "keys: T * int64"}},
+      {"TspsReadRows",
+       true,
+       ReadRowsShapes,
+       {tables},
+       {"keys: T * int64", "paths: T * string", "uuids: T * string", "carriers: T * float"},
+       {"rows: T * float"}},
+      {"TspsGatherRows",
+       false,
+       GatherRowsShapes,
+       {features, tables, table_of},
+       {"inverses: N * int32", "rows: T * float", "keys: T * int64", "carriers: T * float"},
+       {"gathered: N * float"}},
+      {"TspsPoolRows",
+       false,
+       PoolRowsShapes,
+       {features, tables, table_of, combiners},
+       {"inverses: N * int32", "splits: N * int64", "weights: N * float", "rows: T * float",
+        "keys: T * int64", "carriers: T * float"},
+       {"pooled: N * float"}},
+      {"TspsPoolRowsWeightGrad",
+       false,
+       PooledWeightGradShapes,
+       {features, tables, table_of, combiners},
+       {"grads: N * float", "splits: N * int64", "weights: N * float", "inverses: N * int32",
+        "keys: T * int64", "rows: T * float"},
+       {"weight_grads: N * float"}},
       {"TspsMerge",
        false,
        MergeShapes,
@@ -281,6 +313,7 @@ bool RegisterAll() {
   for (const Op& op : Ops()) RegisterOp(op);
   RegisterLookupKernels();
   RegisterPooledKernels();
+  RegisterRowsKernels();
   RegisterReduceKernels();
   RegisterDenseKernels();
   RegisterExchangeKernels();

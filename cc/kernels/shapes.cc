@@ -204,6 +204,50 @@ void PooledWeightGradShapes(TF_ShapeInferenceContext* context, TF_Status* status
   }
 }
 
+// Inputs: ids N. Outputs: inverses N, keys T.
+void UniqueShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  for (int i = 0; i < inference.outputs(); ++i) {
+    inference.SetOutput(i, i < inference.inputs() ? inference.Input(i) : inference.Vector());
+  }
+}
+
+// Inputs: keys T, paths T, uuids T, carriers T. Outputs: rows T.
+void ReadRowsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int tables = inference.outputs();
+  for (int t = 0; t < tables; ++t) {
+    inference.SetOutput(t,
+                        inference.Concatenate(inference.InputOfRank(t, 1),
+                                              inference.Width(3 * tables + t, 3 * tables + t + 1)));
+  }
+}
+
+// Inputs: inverses N, rows T, keys T, carriers T. Outputs: gathered N.
+void GatherRowsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int features = inference.outputs();
+  const int tables = (inference.inputs() - features) / 3;
+  const Shape width = inference.Width(features + 2 * tables, features + 3 * tables);
+  for (int f = 0; f < features; ++f) {
+    inference.SetOutput(f, inference.Concatenate(inference.Input(f), width));
+  }
+}
+
+// Inputs: inverses N, splits N, weights N, rows T, keys T, carriers T. Outputs: pooled N.
+void PoolRowsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int features = inference.outputs();
+  const int tables = (inference.inputs() - 3 * features) / 3;
+  const Shape width = inference.Width(3 * features + 2 * tables, 3 * features + 3 * tables);
+  for (int f = 0; f < features; ++f) {
+    const int64_t splits = inference.Dimension(inference.InputOfRank(features + f, 1), 0);
+    const Shape bags = inference.Vector(splits > 0 ? splits - 1 : -1);
+    inference.SetOutput(f, inference.Concatenate(bags, width));
+    inference.InputOfRank(2 * features + f, 1);  // refuses weights of another rank
+  }
+}
+
 // Of TspsMerge and TspsNodeMerge. Inputs: keys T, grads T, others. Outputs: keys T, grads T, counts
 // T.
 void MergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {

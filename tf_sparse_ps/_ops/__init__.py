@@ -33,7 +33,18 @@ from tf_sparse_ps._ops.groups import (
     wait_step,
 )
 from tf_sparse_ps._ops.library import TENSORFLOW_RANGE, check_tensorflow_version, lib
-from tf_sparse_ps._ops.lookups import Lookup, PooledLookup, lookup, pooled_lookup, segment_sum
+from tf_sparse_ps._ops.lookups import (
+    Lookup,
+    PooledLookup,
+    Unique,
+    gather_rows,
+    lookup,
+    pool_rows,
+    pooled_lookup,
+    read_rows,
+    segment_sum,
+    unique,
+)
 from tf_sparse_ps._ops.rings import (
     RING_COUNTERS,
     Merged,
@@ -68,6 +79,7 @@ __all__ = [
     "Lookup",
     "Merged",
     "PooledLookup",
+    "Unique",
     "apply",
     "assign",
     "bind_optimizer",
@@ -79,6 +91,7 @@ __all__ = [
     "decide_step",
     "erase",
     "forget_table",
+    "gather_rows",
     "group_info",
     "hold_terminate",
     "in_flight",
@@ -96,8 +109,10 @@ __all__ = [
     "open_writer",
     "out_of_room",
     "pack",
+    "pool_rows",
     "pooled_lookup",
     "prepare_step",
+    "read_rows",
     "ready",
     "ready_times",
     "remove_table",
@@ -112,6 +127,7 @@ __all__ = [
     "set_threads",
     "start_timeline",
     "stop_timeline",
+    "unique",
     "unpack_merge",
     "wait_step",
     "weighted_concat",

@@ -105,6 +105,106 @@ def pooled_lookup(
     return PooledLookup(pooled, keys, inverses)
 
 
+class Unique(NamedTuple):
+    """What `unique` returns."""
+
+    inverses: list[tf.Tensor]  # N of int32[*ids.shape]: positions in keys
+    keys: list[tf.Tensor]  # T of int64[u_t]
+
+
+def unique(ids: Sequence[tf.Tensor], table_of: Sequence[int], n_tables: int) -> Unique:
+    """The unique keys of N features' ids per table, in order of first occurrence, as `lookup` makes them.
+
+    Args:
+        ids: N of int64, any shape. Any int64 is a key here.
+        table_of: N positions below n_tables.
+        n_tables: T.
+    """
+    return Unique(*lib.tsps_unique(ids, T=n_tables, table_of=list(table_of)))
+
+
+def read_rows(
+    keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Rows of unique keys from T tables of one group, as of one step: T of float32[u_t, dim].
+
+    No gradient passes through it; `gather_rows` and `pool_rows` hand theirs to their carriers.
+
+    Args:
+        keys: T of int64[u_t].
+        paths: T scalar strings.
+        uuids: T scalar strings.
+        carriers: T of float32[0, dim].
+
+    Raises:
+        InvalidArgumentError: as `lookup`.
+        NotFoundError: as `lookup`.
+        FailedPreconditionError: as `lookup`.
+    """
+    rows: list[tf.Tensor] = lib.tsps_read_rows(keys, paths, uuids, carriers)
+    return rows
+
+
+def gather_rows(
+    found: Unique, rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_of: Sequence[int]
+) -> list[tf.Tensor]:
+    """What `lookup` returns as rows, from rows of the unique keys: N of float32[*ids.shape, dim].
+
+    Args:
+        found: from `unique`.
+        rows: T of float32[u_t, dim], in the order of the keys. No gradient reaches them.
+        carriers: T of float32[0, dim]. Their gradients are those of `lookup`.
+        table_of: N positions in rows.
+
+    Raises:
+        InvalidArgumentError: rows or carriers of another shape; inverses out of range.
+    """
+    gathered: list[tf.Tensor] = lib.tsps_gather_rows(
+        found.inverses, rows, found.keys, carriers, table_of=list(table_of)
+    )
+    _set_widths(gathered, carriers, table_of)
+    return gathered
+
+
+def pool_rows(
+    found: Unique,
+    splits: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+    rows: Sequence[tf.Tensor],
+    carriers: Sequence[tf.Tensor],
+    table_of: Sequence[int],
+    combiners: Sequence[str],
+) -> list[tf.Tensor]:
+    """What `pooled_lookup` returns as pooled, from rows of the unique keys: N of float32[bags_f, dim].
+
+    Gradients reach carriers and weights.
+
+    Args:
+        found: from `unique`, of ids int64[n_f].
+        splits: as `pooled_lookup`.
+        weights: as `pooled_lookup`.
+        rows: T of float32[u_t, dim], in the order of the keys. No gradient reaches them.
+        carriers: T of float32[0, dim].
+        table_of: N positions in rows.
+        combiners: N of "sum", "mean", "sqrtn".
+
+    Raises:
+        InvalidArgumentError: as `gather_rows`, and as `pooled_lookup`.
+    """
+    pooled: list[tf.Tensor] = lib.tsps_pool_rows(
+        found.inverses,
+        splits,
+        weights,
+        rows,
+        found.keys,
+        carriers,
+        table_of=list(table_of),
+        combiners=list(combiners),
+    )
+    _set_widths(pooled, carriers, table_of)
+    return pooled
+
+
 def _set_widths(rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_of: Sequence[int]) -> None:
     """Sets the last dimension, which the shape function cannot tell when tables of several widths meet in one call."""
     if len(carriers) == 1 or tf.executing_eagerly():
@@ -156,8 +256,7 @@ def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     _refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
-    # As text in a graph, as bytes in eager mode.
-    combiners = [tf.compat.as_str(combiner) for combiner in op.get_attr("combiners")]
+    combiners = _combiners(op)
     splits, weights = op.inputs[n : 2 * n], op.inputs[2 * n : 3 * n]
     tables = op.inputs[3 * n :]
     keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
@@ -172,6 +271,44 @@ def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, table_of)
 
 
+def _combiners(op: Any) -> list[str]:
+    # As text in a graph, as bytes in eager mode.
+    return [tf.compat.as_str(combiner) for combiner in op.get_attr("combiners")]
+
+
+tf.no_gradient("TspsUnique")
+tf.no_gradient("TspsReadRows")
+
+
+@tf.RegisterGradient("TspsGatherRows")
+def _gather_rows_gradient(op: Any, *grads: Any) -> list[Any]:
+    _refuse_constructs()
+    n, t = op.get_attr("N"), op.get_attr("T")
+    table_of = list(op.get_attr("table_of"))
+    inverses, keys = op.inputs[:n], op.inputs[n + t : n + 2 * t]
+    sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads], inverses, keys, table_of)
+    return [None] * (n + 2 * t) + _slices(sums, keys, table_of)
+
+
+@tf.RegisterGradient("TspsPoolRows")
+def _pool_rows_gradient(op: Any, *grads: Any) -> list[Any]:
+    _refuse_constructs()
+    n, t = op.get_attr("N"), op.get_attr("T")
+    table_of = list(op.get_attr("table_of"))
+    inverses, splits, weights = op.inputs[:n], op.inputs[n : 2 * n], op.inputs[2 * n : 3 * n]
+    rows, keys = op.inputs[3 * n : 3 * n + t], op.inputs[3 * n + t : 3 * n + 2 * t]
+    common = ([tf.convert_to_tensor(grad) for grad in grads], splits, weights, inverses, keys)
+    attributes = {"table_of": table_of, "combiners": _combiners(op)}
+    sums = lib.tsps_pooled_sum(*common, **attributes)
+    weight_grads: list[Any] = [None] * n
+    wanted = [_may_be_differentiated(op, 2 * n + f) for f in range(n)]
+    if any(wanted):
+        every = lib.tsps_pool_rows_weight_grad(*common, rows, **attributes)
+        weight_grads = [grad if want else None for grad, want in zip(every, wanted, strict=True)]
+    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, table_of)
+
+
+@tf.RegisterGradient("TspsPoolRowsWeightGrad")
 @tf.RegisterGradient("TspsSegmentSum")
 @tf.RegisterGradient("TspsPooledSum")
 @tf.RegisterGradient("TspsPooledWeightGrad")

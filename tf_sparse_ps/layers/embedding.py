@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config import constraints
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
-from tf_sparse_ps.layers import rows
+from tf_sparse_ps.layers import row_source, rows
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, refuse_other_than_integers, table_name
 
 keras = _keras.keras
@@ -184,8 +183,7 @@ class Embedding(TableLayer):
 
     def _look_up(self, ids: tf.Tensor) -> tf.Tensor:
         """int64[...] to float32[..., output_dim]."""
-        found = _ops.lookup([ids], self._paths(), self._uuids(), self._carriers(), [0])
-        return found.rows[0]
+        return row_source.look_up(self._row_sources(), [ids], [0])[0]
 
     def call(self, inputs: Any) -> Any:
         """See the class."""

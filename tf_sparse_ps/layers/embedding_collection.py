@@ -7,10 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import FeatureConfig, TableConfig
-from tf_sparse_ps.layers import bags
+from tf_sparse_ps.layers import bags, row_source
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, refuse_other_than_integers
 
 
@@ -89,9 +88,9 @@ class EmbeddingCollection(TableLayer):
         used = sorted(set(of))
         return used, [used.index(number) for number in of]
 
-    def _named(self, used: list[int]) -> tuple[list[Any], list[Any], list[Any]]:
-        paths, uuids, carriers = self._paths(), self._uuids(), self._carriers()
-        return [paths[i] for i in used], [uuids[i] for i in used], [carriers[i] for i in used]
+    def _sources(self, used: list[int]) -> list[row_source.RowSource]:
+        sources = self._row_sources()
+        return [sources[i] for i in used]
 
     def _look_up(self, names: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
         if not names:
@@ -99,10 +98,10 @@ class EmbeddingCollection(TableLayer):
         used, table_of = self._tables_of(names)
         ids = [dense_ids(inputs[name], f"{self.name}/{name}") for name in names]
         flat = [one.flat_values if isinstance(one, tf.RaggedTensor) else one for one in ids]
-        found = _ops.lookup(flat, *self._named(used), table_of)
+        found = row_source.look_up(self._sources(used), flat, table_of)
         return {
             name: one.with_flat_values(rows) if isinstance(one, tf.RaggedTensor) else rows
-            for name, one, rows in zip(names, ids, found.rows, strict=True)
+            for name, one, rows in zip(names, ids, found, strict=True)
         }
 
     def _pool(self, names: list[str], inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,15 +113,8 @@ class EmbeddingCollection(TableLayer):
             bags.from_inputs(inputs[name], weights.get(name), f"{self.name}/{name}", combiner=combiner)
             for name, combiner in zip(names, combiners, strict=True)
         ]
-        found = _ops.pooled_lookup(
-            [bag.ids for bag in flat],
-            [bag.splits for bag in flat],
-            [bag.weights for bag in flat],
-            *self._named(used),
-            table_of,
-            combiners,
-        )
-        return {name: bag.restore(rows) for name, bag, rows in zip(names, flat, found.pooled, strict=True)}
+        found = row_source.pool(self._sources(used), flat, table_of, combiners)
+        return {name: bag.restore(rows) for name, bag, rows in zip(names, flat, found, strict=True)}
 
     def compute_output_shape(self, input_shape: Mapping[str, Any], weights_shape: Any = None) -> dict[str, Any]:
         """Each feature's shape, with dim added (combiner None) or in place of the last dimension."""

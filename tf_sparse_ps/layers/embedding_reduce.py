@@ -6,11 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import COMBINERS
 from tf_sparse_ps.errors import UnsupportedError
-from tf_sparse_ps.layers import bags
+from tf_sparse_ps.layers import bags, row_source
 from tf_sparse_ps.layers.embedding import Embedding
 from tf_sparse_ps.layers.table_layer import refuse_other_than_integers
 
@@ -50,10 +49,8 @@ class EmbeddingReduce(Embedding):
     def call(self, inputs: Any, weights: Any = None) -> Any:
         """See the class."""
         bag = bags.from_inputs(inputs, weights, self.name, combiner=self.combiner)
-        found = _ops.pooled_lookup(
-            [bag.ids], [bag.splits], [bag.weights], self._paths(), self._uuids(), self._carriers(), [0], [self.combiner]
-        )
-        return self._cast_outputs(bag.restore(found.pooled[0]))
+        (pooled,) = row_source.pool(self._row_sources(), [bag], [0], [self.combiner])
+        return self._cast_outputs(bag.restore(pooled))
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
         """Replaces the last dimension of the ids."""

@@ -17,6 +17,7 @@ from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers import anchor, rows
+from tf_sparse_ps.layers.row_source import RowSource, SharedTable
 
 
 class _Bound:
@@ -71,16 +72,14 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
 
     # --- what the ops are called with ---
 
-    def _paths(self) -> list[tf.Tensor]:
+    def _row_source(self, index: int) -> RowSource:
+        """Where the rows of a table come from."""
+        return SharedTable(self._bound.bindings[index], self._bound.anchors[index])
+
+    def _row_sources(self) -> list[RowSource]:
         if _keras.traced_with_jit_compile():
             raise ValueError(f"layer {self.name!r} has no XLA kernel. Use jit_compile=False, in compile() too")
-        return [anchor.path_of(weight) for weight in self._bound.anchors]
-
-    def _uuids(self) -> list[str]:
-        return [binding.uuid for binding in self._bound.bindings]
-
-    def _carriers(self) -> list[tf.Tensor]:
-        return [anchor.carrier_of(weight) for weight in self._bound.anchors]
+        return [self._row_source(index) for index in range(len(self._bound.bindings))]
 
     def _cast_outputs(self, outputs: Any) -> Any:
         _, compute_dtype = _keras.policy_dtypes(self)

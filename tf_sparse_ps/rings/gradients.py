@@ -18,7 +18,7 @@ _DENSIFY_UP_TO = 1 << 20
 _WIDEST_ROW = 1 << 16  # that the sparse ring takes
 _MARK = "_tsps_mean"
 # What a table's own gradient is made of: behind these there is none of it.
-_OWN_OPS = ("TspsSegmentSum", "TspsPooledSum", "TspsLookup", "TspsPooledLookup")
+_OWN_OPS = ("TspsSegmentSum", "TspsPooledSum", "TspsLookup", "TspsPooledLookup", "TspsUnique")
 _OPS_LOOKED_AT = 256
 
 

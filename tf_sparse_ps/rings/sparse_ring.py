@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("frequency", "average", "sum")
 WIRES = ("float32", "bfloat16", "float16")
 # Ops with N features and T tables whose outputs N to N + T - 1 are each a set of unique keys.
-_UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup")
+_UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup", "TspsUnique")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/base/prefetch.h"
-#include "core/base/stream_copy.h"
+#include "core/group/row_copy.h"
 #include "core/table/initializer.h"
 #include "core/table/planes.h"
 #include "core/table/row_type.h"
@@ -13,12 +13,8 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kProbeGrain = 2048;    // keys
-constexpr size_t kInitialGrain = 64;    // rows
-constexpr size_t kCopyBytes = 1 << 18;  // a range's share of the output
-
-// Rows fetched ahead of the one being copied. The row's address itself comes from a cached array.
-constexpr size_t kAhead = 32;
+constexpr size_t kProbeGrain = 2048;  // keys
+constexpr size_t kInitialGrain = 64;  // rows
 
 }  // namespace
 
@@ -111,19 +107,8 @@ Status RowGather::Find(Scan& scan, Executor& executor) {
 }
 
 void RowGather::CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const {
-  const auto dim = static_cast<size_t>(config_->dim);
-  const size_t bytes = dim * sizeof(float);
-  const bool stream = n * bytes >= kStreamedBytes && CanStream(out, bytes);
-  executor.ParallelFor(n, std::max<size_t>(1, kCopyBytes / bytes), [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < std::min(end, begin + kAhead); ++i) {
-      Prefetch(rows_[inverse[i]], row_bytes_);
-    }
-    for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) Prefetch(rows_[inverse[i + kAhead]], row_bytes_);
-      ReadRow(config_->row_type, rows_[inverse[i]], dim, stream, out + i * dim);
-    }
-    if (stream) StreamFence();
-  });
+  CopyRowsByPosition([this](int32_t position) { return rows_[position]; }, config_->row_type,
+                     static_cast<size_t>(config_->dim), inverse, n, out, executor);
 }
 
 }  // namespace tsps

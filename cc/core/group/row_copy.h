@@ -1,0 +1,44 @@
+// Copies of rows that are anywhere to where positions say.
+#ifndef TFSPS_CORE_GROUP_ROW_COPY_H_
+#define TFSPS_CORE_GROUP_ROW_COPY_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/executor.h"
+#include "core/base/prefetch.h"
+#include "core/base/stream_copy.h"
+#include "core/table/planes.h"
+#include "core/table/row_type.h"
+
+namespace tsps {
+
+constexpr size_t kCopyBytes = 1 << 18;  // a range's share of the output
+
+// Rows fetched ahead of the one being copied. The row's address itself comes from a cached array,
+// or is computed.
+constexpr size_t kAhead = 32;
+
+// out[i] = the row at row_at(inverse[i]), as floats: float[n, dim].
+template <typename RowAt>
+void CopyRowsByPosition(const RowAt& row_at, PlaneType type, size_t dim, const int32_t* inverse,
+                        size_t n, float* out, Executor& executor) {
+  const size_t bytes = dim * sizeof(float);
+  const size_t row_bytes = dim * ElementBytes(type);
+  const bool stream = n * bytes >= kStreamedBytes && CanStream(out, bytes);
+  executor.ParallelFor(n, std::max<size_t>(1, kCopyBytes / bytes), [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < std::min(end, begin + kAhead); ++i) {
+      Prefetch(row_at(inverse[i]), row_bytes);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) Prefetch(row_at(inverse[i + kAhead]), row_bytes);
+      ReadRow(type, row_at(inverse[i]), dim, stream, out + i * dim);
+    }
+    if (stream) StreamFence();
+  });
+}
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_GROUP_ROW_COPY_H_

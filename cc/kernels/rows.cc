@@ -1,0 +1,228 @@
+// A lookup in parts: TspsUnique, TspsReadRows, and TspsGatherRows or TspsPoolRows of given rows.
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/gradients/bags.h"
+#include "core/gradients/pooled_weight_gradient.h"
+#include "core/group/row_copy.h"
+#include "kernels/features.h"
+#include "kernels/kernel.h"
+#include "kernels/pooled_gradients.h"
+#include "kernels/process.h"
+#include "kernels/timeline.h"
+
+namespace tsps {
+namespace {
+
+class UniqueKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, false); }
+
+  // Inputs: ids N. Outputs: inverses N, keys T.
+  Status Compute(const KernelContext& context) {
+    const WorkSpan span("unique");
+    const auto name = [](size_t t) { return "table " + std::to_string(t) + " of the call"; };
+    UniqueKeys unique;
+    return unique.Dedupe(context, features_, features_.n, 0, name, *SharedExecutor());
+  }
+
+ private:
+  Features features_;
+};
+
+class ReadRowsKernel {
+ public:
+  // One feature per table: its unique keys.
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(features_.tables, attributes.Int("T"));
+    features_.n = features_.tables;
+    features_.table_of.resize(static_cast<size_t>(features_.n));
+    std::iota(features_.table_of.begin(), features_.table_of.end(), 0);
+    return Status();
+  }
+
+  // Inputs: keys T, paths T, uuids T, carriers T. Outputs: rows T.
+  Status Compute(const KernelContext& context) {
+    const WorkSpan span("read rows");
+    const int t = features_.tables;
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, t, 2 * t, t));
+    TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, 3 * t));
+    std::vector<Tensor> keys, rows;
+    std::vector<RowGather> gathers;
+    for (int i = 0; i < t; ++i) {
+      const TableHandle& table = (*tables)[static_cast<size_t>(i)];
+      TSPS_ASSIGN_OR_RETURN(Tensor own, context.Keys(i));
+      TSPS_RETURN_IF_ERROR(CheckKeys(table.config(), own.data<int64_t>(), own.size()));
+      TSPS_ASSIGN_OR_RETURN(
+          Tensor output,
+          context.Output<float>(i, {static_cast<int64_t>(own.size()), table.config().dim}));
+      gathers.emplace_back(table.known, table.table, own.data<int64_t>(), own.size());
+      keys.push_back(std::move(own));
+      rows.push_back(std::move(output));
+    }
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    return ReadRows(features_, *tables, gathers, *executor, [&](int i) {
+      const size_t at = static_cast<size_t>(i);
+      gathers[at].CopyAll(rows[at].data<float>(), *executor);
+    });
+  }
+
+ private:
+  Features features_;
+  TableCache cache_;
+};
+
+// Rows of the unique keys of each table, which the caller has from anywhere.
+struct GivenRows {
+  std::vector<Tensor> rows;
+
+  // Inputs `rows` on and, behind them, keys.
+  Status Init(const KernelContext& context, const Features& features, int first, int keys) {
+    for (int t = 0; t < features.tables; ++t) {
+      TSPS_ASSIGN_OR_RETURN(Tensor one, context.Input(first + t, 2, "rows"));
+      TSPS_ASSIGN_OR_RETURN(const Tensor own, context.Keys(keys + t));
+      if (one.dim(0) != static_cast<int64_t>(own.size()) || one.dim(1) < 1) {
+        return Error(Code::kInvalidArgument, "table ", t, " of the call has ", own.size(),
+                     " keys; expected a row for each, not empty. Received: rows of shape ",
+                     ShapeString(one.shape()));
+      }
+      rows.push_back(std::move(one));
+    }
+    return Status();
+  }
+  // Refuses carriers (inputs `carriers` on) of another width.
+  Status CheckWidths(const KernelContext& context, int carriers) const {
+    for (size_t t = 0; t < rows.size(); ++t) {
+      TSPS_ASSIGN_OR_RETURN(const Tensor carrier, context.Input(carriers + static_cast<int>(t)));
+      if (carrier.rank() != 2 || carrier.dim(1) != rows[t].dim(1)) {
+        return Error(Code::kInvalidArgument, "the carrier of table ", t,
+                     " of the call must have shape [0,", rows[t].dim(1),
+                     "]. Received: ", ShapeString(carrier.shape()));
+      }
+    }
+    return Status();
+  }
+  // Address of each row of each table.
+  std::vector<std::vector<const float*>> Addresses() const {
+    std::vector<std::vector<const float*>> addresses;
+    for (const Tensor& one : rows) {
+      std::vector<const float*> own(static_cast<size_t>(one.dim(0)));
+      for (size_t i = 0; i < own.size(); ++i) {
+        own[i] = one.data<float>() + i * static_cast<size_t>(one.dim(1));
+      }
+      addresses.push_back(std::move(own));
+    }
+    return addresses;
+  }
+};
+
+class GatherRowsKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, false); }
+
+  // Inputs: inverses N, rows T, keys T, carriers T. Outputs: gathered N.
+  Status Compute(const KernelContext& context) {
+    const WorkSpan span("gather rows");
+    const int n = features_.n, t = features_.tables;
+    GivenRows given;
+    TSPS_RETURN_IF_ERROR(given.Init(context, features_, n, n + t));
+    TSPS_RETURN_IF_ERROR(given.CheckWidths(context, n + 2 * t));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    for (int f = 0; f < n; ++f) {
+      TSPS_ASSIGN_OR_RETURN(const Tensor inverse, context.Input(f));
+      const Tensor& rows = features_.In(given.rows, f);
+      TSPS_RETURN_IF_ERROR(CheckInverse(inverse, static_cast<size_t>(rows.dim(0)), f));
+      std::vector<int64_t> shape = inverse.shape();
+      shape.push_back(rows.dim(1));
+      TSPS_ASSIGN_OR_RETURN(const Tensor output, context.Output<float>(f, shape));
+      const float* const from = rows.data<float>();
+      const auto dim = static_cast<size_t>(rows.dim(1));
+      CopyRowsByPosition(
+          [&](int32_t position) { return from + static_cast<size_t>(position) * dim; },
+          PlaneType::kFloat32, dim, inverse.data<int32_t>(), inverse.size(), output.data<float>(),
+          *executor);
+    }
+    return Status();
+  }
+
+ private:
+  Features features_;
+};
+
+class PoolRowsKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
+
+  // Inputs: inverses N, splits N, weights N, rows T, keys T, carriers T. Outputs: pooled N.
+  Status Compute(const KernelContext& context) {
+    const WorkSpan span("pool rows");
+    const int n = features_.n, t = features_.tables;
+    GivenRows given;
+    TSPS_RETURN_IF_ERROR(given.Init(context, features_, 3 * n, 3 * n + t));
+    TSPS_RETURN_IF_ERROR(given.CheckWidths(context, 3 * n + 2 * t));
+    const std::vector<std::vector<const float*>> addresses = given.Addresses();
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    for (int f = 0; f < n; ++f) {
+      TSPS_ASSIGN_OR_RETURN(const Tensor inverse, context.Input(f, 1, "inverses"));
+      const Tensor& rows = features_.In(given.rows, f);
+      TSPS_RETURN_IF_ERROR(CheckInverse(inverse, static_cast<size_t>(rows.dim(0)), f));
+      TSPS_ASSIGN_OR_RETURN(Bags bags,
+                            Bags::Read(context, features_, f, n + f, 2 * n + f, inverse.size()));
+      bags.span.inverse = inverse.data<int32_t>();
+      TSPS_ASSIGN_OR_RETURN(
+          const Tensor output,
+          context.Output<float>(f, {static_cast<int64_t>(bags.span.n_bags), rows.dim(1)}));
+      PoolBags(bags.span, features_.In(addresses, f).data(), static_cast<size_t>(rows.dim(1)),
+               output.data<float>(), *executor);
+    }
+    return Status();
+  }
+
+ private:
+  Features features_;
+};
+
+class PoolRowsWeightGradKernel {
+ public:
+  Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
+
+  // Inputs: as PooledGradients, then rows T. Outputs: weight_grads N.
+  Status Compute(const KernelContext& context) {
+    const int n = features_.n, t = features_.tables;
+    PooledGradients call;
+    TSPS_RETURN_IF_ERROR(call.Init(context, features_));
+    GivenRows given;
+    TSPS_RETURN_IF_ERROR(given.Init(context, features_, 4 * n + t, 4 * n));
+    const std::vector<std::vector<const float*>> addresses = given.Addresses();
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    for (int f = 0; f < n; ++f) {
+      const size_t i = static_cast<size_t>(f);
+      const int64_t dim = features_.In(given.rows, f).dim(1);
+      TSPS_RETURN_IF_ERROR(call.Check(features_, f, dim));
+      TSPS_ASSIGN_OR_RETURN(const Tensor output,
+                            context.Output<float>(f, call.bags[i].weights.shape()));
+      if (call.bags[i].span.weights == nullptr) continue;
+      PooledWeightGradient(call.bags[i].span, features_.In(addresses, f).data(),
+                           static_cast<size_t>(dim), call.grads[i].data<float>(),
+                           output.data<float>(), *executor);
+    }
+    return Status();
+  }
+
+ private:
+  Features features_;
+};
+
+}  // namespace
+
+void RegisterRowsKernels() {
+  RegisterKernel<UniqueKernel>("TspsUnique");
+  RegisterKernel<ReadRowsKernel>("TspsReadRows");
+  RegisterKernel<GatherRowsKernel>("TspsGatherRows");
+  RegisterKernel<PoolRowsKernel>("TspsPoolRows");
+  RegisterKernel<PoolRowsWeightGradKernel>("TspsPoolRowsWeightGrad");
+}
+
+}  // namespace tsps

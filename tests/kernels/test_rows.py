@@ -1,0 +1,81 @@
+"""The parts of a lookup as ops: shapes and errors. Their values are in layers/test_row_sources.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+
+i64 = tf.int64
+ERROR = tf.errors.InvalidArgumentError
+
+
+def test_parts_of_a_lookup_in_any_mode_and_rank(group, mode):
+    group.table(4, rows=20), group.table(3, rows=20)
+    ids = [tf.constant([[1, 2], [2, 9]], i64), tf.constant(5, i64), tf.constant([9, 11], i64), tf.zeros([0, 2], i64)]
+    table_of = [0, 1, 0, 1]
+
+    def parts(*ids):
+        found = _ops.unique(ids, table_of, 2)
+        carriers = [tf.convert_to_tensor(one) for one in group.anchors]
+        rows = _ops.read_rows(found.keys, group.paths, group.uuids, carriers)
+        return found, rows, _ops.gather_rows(found, rows, carriers, table_of)
+
+    found, rows, gathered = mode(parts)(*ids)
+    want = group.lookup(ids, table_of)
+    for one, other in zip(
+        [*found.keys, *found.inverses, *gathered], [*want.keys, *want.inverses, *want.rows], strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert [one.shape.as_list() for one in rows] == [[4, 4], [1, 3]]
+
+
+def test_shapes_are_inferred(group):
+    group.table(4), group.table(3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 5], i64), tf.TensorSpec([7], i64)])
+    def look(a, b):
+        found = _ops.unique([a, b], [0, 1], 2)
+        assert [one.shape.as_list() for one in (*found.inverses, *found.keys)] == [[None, 5], [7], [None], [None]]
+        carriers = [tf.convert_to_tensor(one) for one in group.anchors]
+        rows = _ops.read_rows(found.keys, group.paths, group.uuids, carriers)
+        assert [one.shape.as_list() for one in rows] == [[None, 4], [None, 3]]
+        gathered = _ops.gather_rows(found, rows, carriers, [0, 1])
+        assert [one.shape.as_list() for one in gathered] == [[None, 5, 4], [7, 3]]
+        bags = _ops.Unique([found.inverses[1]], found.keys[1:])
+        splits = tf.constant([0, 3, 7], i64)
+        (pooled,) = _ops.pool_rows(bags, [splits], [tf.zeros([0])], rows[1:], carriers[1:], [0], ["sum"])
+        assert pooled.shape.as_list() == [2, 3]
+        return pooled
+
+    look.get_concrete_function()
+
+
+@pytest.mark.parametrize(
+    ("inverse", "shape", "width", "message"),
+    [
+        ([0, 2], (2, 3), 3, r"inverses of feature 0 must be in \[0, 2\)\. Received: 2 at 1"),
+        ([0, -1], (2, 3), 3, r"Received: -1 at 1"),
+        ([0, 1], (3, 3), 3, r"has 2 keys; expected a row for each, not empty\. Received: rows of shape \[3,3\]"),
+        ([0, 1], (2, 0), 0, r"not empty\. Received: rows of shape \[2,0\]"),
+        ([0, 1], (2,), 3, r"rank|rows"),
+        ([0, 1], (2, 3), 4, r"carrier of table 0 of the call must have shape \[0,3\]\. Received: \[0,4\]"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(inverse, shape, width, message):
+    found = _ops.Unique([tf.constant(inverse)], [tf.constant([7, 8], i64)])
+    rows, carriers = [tf.zeros(shape)], [tf.zeros([0, width])]
+    with pytest.raises(ERROR, match=message):
+        _ops.gather_rows(found, rows, carriers, [0])
+    with pytest.raises(ERROR, match=message):
+        _ops.pool_rows(found, [tf.constant([0, 2], i64)], [tf.zeros([0])], rows, carriers, [0], ["mean"])
+
+
+def test_reads_refuse_keys_out_of_range_and_tables_of_another_width(group):
+    group.table(4, key_limit=10)
+    with pytest.raises(ERROR, match="10"):
+        _ops.read_rows([tf.constant([3, 10], i64)], group.paths, group.uuids, [tf.zeros([0, 4])])
+    with pytest.raises(ERROR, match=r"must have shape \[0,4\]"):
+        _ops.read_rows([tf.constant([3], i64)], group.paths, group.uuids, [tf.zeros([0, 5])])

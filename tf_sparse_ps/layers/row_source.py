@@ -1,0 +1,189 @@
+"""Where the rows of a layer's tables come from: one `RowSource` per table, and the lookups that ask it.
+
+A lookup has two parts: the unique keys of a call's ids, and the rows of those keys, gathered or pooled. Rows of plain
+tables come from shared memory, where one op does both. Rows from anywhere else are read by their source, between the
+two.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps.layers import anchor
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.job.table_binding import TableBinding
+    from tf_sparse_ps.layers.bags import Bags
+
+
+class RowSource(abc.ABC):
+    """Where the rows of one table come from."""
+
+    def __init__(self, binding: TableBinding, weight: Any) -> None:
+        """`binding`: of the table. `weight`: the table's anchor, at which its gradient arrives."""
+        self.binding = binding
+        self._weight = weight
+
+    @property
+    def path(self) -> tf.Tensor:
+        """What names the table in a graph, a string scalar."""
+        return anchor.path_of(self._weight)
+
+    @property
+    def carrier(self) -> tf.Tensor:
+        """float32[0, dim]; the table's sparse gradient arrives at it."""
+        return anchor.carrier_of(self._weight)
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Rows of unique keys, of several tables of this class at once. No gradient passes through it.
+
+        Args:
+          sources: T, of this class.
+          keys: T of int64[u_t].
+
+        Returns:
+          T of float32[u_t, dim].
+        """
+
+
+class SharedTable(RowSource):
+    """A table in this machine's shared memory, or, in a SavedModel, in a file beside it.
+
+    Lookups of such tables alone are one op, which dedupes and reads.
+    """
+
+    @classmethod
+    def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """See `RowSource.read`."""
+        return _ops.read_rows(keys, *_named(sources))
+
+
+def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[tf.Tensor]:
+    """Rows of the ids of N features: N of float32[*ids.shape, dim].
+
+    Args:
+      sources: Of T tables.
+      ids: N of int64, any shape.
+      table_of: N positions in sources.
+    """
+
+    def plain(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
+        return _ops.lookup([ids[f] for f in at], *_named(own), of).rows
+
+    def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
+        found = _ops.unique([ids[f] for f in at], of, len(own))
+        return _ops.gather_rows(found, type(own[0]).read(own, found.keys), [one.carrier for one in own], of)
+
+    if (recording := _recording.get()) is not None:
+        return recording.take(sources, ids, table_of, [tf.shape(one, tf.int64) for one in ids])
+    return _by_class(sources, table_of, plain, in_parts)
+
+
+def pool(
+    sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
+) -> list[tf.Tensor]:
+    """Combined rows of the bags of N features: N of float32[bags_f, dim].
+
+    Args:
+      sources: Of T tables.
+      bags: N.
+      table_of: N positions in sources.
+      combiners: N of "sum", "mean", "sqrtn".
+    """
+
+    def bags_at(at: Sequence[int]) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        own = [bags[f] for f in at]
+        return [one.ids for one in own], [one.splits for one in own], [one.weights for one in own]
+
+    def plain(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
+        return _ops.pooled_lookup(*bags_at(at), *_named(own), of, [combiners[f] for f in at]).pooled
+
+    def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
+        ids, splits, weights = bags_at(at)
+        found = _ops.unique(ids, of, len(own))
+        rows, carriers = type(own[0]).read(own, found.keys), [one.carrier for one in own]
+        return _ops.pool_rows(found, splits, weights, rows, carriers, of, [combiners[f] for f in at])
+
+    if (recording := _recording.get()) is not None:
+        ids = [one.ids for one in bags]
+        return recording.take(sources, ids, table_of, [tf.shape(one.splits, tf.int64) - 1 for one in bags])
+    return _by_class(sources, table_of, plain, in_parts)
+
+
+# Looks up the features at some positions, in tables of one class; the last argument is each one's table among those.
+_Part = Callable[[Sequence[RowSource], Sequence[int], Sequence[int]], list[tf.Tensor]]
+
+
+def _by_class(sources: Sequence[RowSource], table_of: Sequence[int], plain: _Part, in_parts: _Part) -> list[tf.Tensor]:
+    """One call for the tables of each class."""
+    results: dict[int, tf.Tensor] = {}
+    for cls in dict.fromkeys(type(one) for one in sources):
+        tables = [t for t, one in enumerate(sources) if type(one) is cls]
+        features = [f for f, table in enumerate(table_of) if table in tables]
+        if not features:
+            continue
+        look = plain if cls is SharedTable else in_parts
+        found = look([sources[t] for t in tables], features, [tables.index(table_of[f]) for f in features])
+        results |= dict(zip(features, found, strict=True))
+    return [results[f] for f in range(len(table_of))]
+
+
+def _named(sources: Sequence[RowSource]) -> tuple[list[tf.Tensor], list[str], list[tf.Tensor]]:
+    """Paths, uuids and carriers, as the ops take them."""
+    return [one.path for one in sources], [one.binding.uuid for one in sources], [one.carrier for one in sources]
+
+
+# --- the ids that lookups ask for, without the lookups ---
+
+
+@dataclasses.dataclass
+class Recording:
+    """What lookups asked for.
+
+    Attributes:
+      ids: The ids of each lookup, with their table, in the order of the lookups.
+      stand_ins: What the lookups returned: zeros in place of rows.
+    """
+
+    ids: list[tuple[TableBinding, tf.Tensor]] = dataclasses.field(default_factory=list)
+    stand_ins: list[tf.Tensor] = dataclasses.field(default_factory=list)
+
+    def take(
+        self,
+        sources: Sequence[RowSource],
+        ids: Sequence[tf.Tensor],
+        table_of: Sequence[int],
+        shapes: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Notes the ids of N features; returns zeros float32[*shape, dim] for each."""
+        rows = []
+        for one, table, shape in zip(ids, table_of, shapes, strict=True):
+            binding = sources[table].binding
+            self.ids.append((binding, one))
+            rows.append(tf.zeros(tf.concat([shape, [binding.config.dim]], 0)))
+        self.stand_ins += rows
+        return rows
+
+
+_recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("tf_sparse_ps_recording", default=None)
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Recording]:
+    """Within it this thread's lookups touch no table: their ids are noted, and they return zeros."""
+    recording = Recording()
+    token = _recording.set(recording)
+    try:
+        yield recording
+    finally:
+        _recording.reset(token)
