@@ -1,4 +1,4 @@
-"""Starts a rank program with horovodrun, in a private folder of tables, and cleans up whatever happens."""
+"""Starts a rank program on several ranks, in a private folder of tables, and cleans up whatever happens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Launch:
     Attributes:
       folder: For the program's results; its second argument.
       tables: TFSPS_DIR.
-      process: horovodrun.
+      process: The launcher: start_ranks.py, or horovodrun.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class Launch:
         return self.process.poll() is None or self._reader.is_alive()
 
     def wait(self, timeout_s: float = LONGEST_S) -> int:
-        """Waits for the end of the job and returns horovodrun's status.
+        """Waits for the end of the job and returns the launcher's status.
 
         Raises:
           TimeoutError: With the output.
@@ -95,7 +95,12 @@ def _family(pid: int) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def launched(
-    program: str, *args: str, hosts: str = TWO_NODES, ranks: int = 4, env: dict[str, str] | None = None
+    program: str,
+    *args: str,
+    hosts: str = TWO_NODES,
+    ranks: int = 4,
+    env: dict[str, str] | None = None,
+    by_horovodrun: bool = False,
 ) -> Iterator[Launch]:
     """Runs `program` of this folder on several ranks; ends and removes what is left of it afterwards.
 
@@ -105,6 +110,7 @@ def launched(
       hosts: As horovodrun's -H.
       ranks: As horovodrun's -np.
       env: Added to the environment.
+      by_horovodrun: Whether horovodrun starts the ranks, as a user's do, and not start_ranks.py, which is faster.
     """
     tables = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
     folder = Path(tempfile.mkdtemp(prefix="tsps-test-"))
@@ -123,8 +129,11 @@ def launched(
     environment.pop("TFSPS_JOB", None)
     if env and "TFSPS_JOB" in env:
         environment["TFSPS_JOB"] = env["TFSPS_JOB"]
-    horovodrun = Path(sys.executable).parent / "horovodrun"
-    command = [sys.executable, str(horovodrun), "--gloo", "-np", str(ranks), "-H", hosts]
+    if by_horovodrun:
+        horovodrun = Path(sys.executable).parent / "horovodrun"
+        command = [sys.executable, str(horovodrun), "--gloo", "-np", str(ranks), "-H", hosts]
+    else:
+        command = [sys.executable, str(HERE / "start_ranks.py"), hosts, str(ranks)]
     command += [sys.executable, str(HERE / program), *args, str(folder)]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
