@@ -103,18 +103,16 @@ simd: build  ## row optimizers, roundings and sums with each set of instructions
 	    $(CURDIR)/tests/core/test_narrow_rows.py $(CURDIR)/tests/core/test_slot_widths.py); \
 	done
 
-# Or debug, whose objects cc-test has made; with asserts, and slower.
-CRASH_VARIANT ?= crash
 crash-build: build
-	@$(NATIVE) --variant=$(CRASH_VARIANT)
+	@$(NATIVE) --variant=crash
 
 # From the folder of the variant with fault points, so that it is what `import tf_sparse_ps` finds.
 crash: crash-build  ## kills writers at random instants and checks every table afterwards
-	@cd build/native/$(CRASH_VARIANT) && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.crash $(CRASH_ARGS)
+	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.crash $(CRASH_ARGS)
 
 # There, too, for the control.
 mutate: crash-build  ## changes files of groups at random, and looks what readers and writers make of them
-	@cd build/native/$(CRASH_VARIANT) && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.mutate $(MUTATE_ARGS)
+	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.mutate $(MUTATE_ARGS)
 
 cc-bench: $(VENV)/.requirements  ## times of core's kernels alone
 	@$(NATIVE) bench $(BENCH_ARGS)

@@ -43,7 +43,7 @@ STAGES = (
     Stage("pytest-tf215", (_WITH_KERAS_2,)),
     Stage("wheel-smoke"),
     Stage("bazel"),
-    Stage("crash", ("CRASH_VARIANT=debug", "CRASH_ARGS=--kills 40")),  # on the objects of cc-test
+    Stage("crash", ("CRASH_ARGS=--kills 40",)),
     Stage("asan", (_SHORT,)),
 )
 
