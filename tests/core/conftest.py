@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,6 @@ import pytest
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ RANK, PID = "<rank>", "<pid>"  # stand for the number of who speaks, and the pro
 
 
 @contextlib.contextmanager
-def failing(what: str, hosts: str, timeout_s: float | None = None) -> Iterator[Launch]:
+def failing(what: str, hosts: str, timeout_s: float | None = None, *, by_horovodrun: bool = False) -> Iterator[Launch]:
     """A job in which something happens to a rank; `timeout_s`: how long ranks wait for each other, if that matters."""
     environment = {"TFSPS_TIMEOUT_S": str(timeout_s or LONGEST_S)}
-    with launched("shielded.py", "failure_program.py", what, hosts=hosts, env=environment) as job:
+    program = ("shielded.py", "failure_program.py", what)
+    with launched(*program, hosts=hosts, env=environment, by_horovodrun=by_horovodrun) as job:
         yield job
 
 
@@ -103,7 +104,7 @@ def test_a_gradient_that_is_not_finite_is_every_ranks_error() -> None:
 
 def test_the_launcher_ends_a_job_whose_rank_died_and_names_the_process() -> None:
     """Without a shield: what ranks say beside that depends on who is faster."""
-    with launched("failure_program.py", "kill", hosts=ONE_NODE) as job:
+    with launched("failure_program.py", "kill", hosts=ONE_NODE, by_horovodrun=True) as job:
         assert job.wait() != 0
         assert re.search(rf"Process name: {VICTIM}\s+Exit code: 137", job.output), job.output[-20000:]
 
@@ -135,6 +136,6 @@ def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
 def test_ranks_that_leave_the_others_alone_are_named_on_all_nodes(
     what: str, says: str, ranks: tuple[int, ...], hosts: str
 ) -> None:
-    with failing(what, hosts) as job:
+    with failing(what, hosts, by_horovodrun=what == "join") as job:
         expect_to_say(job, what, rf"^\[{RANK}\]<stderr>:[A-Za-z_.]*(RankLost: rank {RANK}|RuntimeError): {says}", ranks)
         assert job.wait() != 0

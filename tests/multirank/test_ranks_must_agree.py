@@ -44,7 +44,7 @@ def test_every_rank_says_what_differs(outcomes: Outcomes, way: str, words: list[
 
 
 def test_a_horovod_that_was_initialised_too_early_is_an_error_with_the_remedy() -> None:
-    with launched("early_horovod_program.py") as job:
+    with launched("early_horovod_program.py", by_horovodrun=True) as job:
         assert job.wait() == 0, job.output[-20000:]
         for rank in range(4):
             said = (job.folder / f"error-{rank}").read_text()
