@@ -14,7 +14,7 @@ from tf_sparse_ps.collectives import protocol as _protocol
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr__` imports the same names
     from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
-    from tf_sparse_ps.collectives import init
+    from tf_sparse_ps.collectives.protocol import init
     from tf_sparse_ps.config import FeatureConfig, MetadataPlane, TableConfig
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.table import Table
@@ -63,15 +63,17 @@ _HOME = {
 _MODULES = ("callbacks", "collectives", "config", "errors", "job", "layers", "optimizers", "schedules", "table")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"{__name__}.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or every name would be one of this module
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        elif name in _MODULES:
+            value = importlib.import_module(f"{__name__}.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
