@@ -1,7 +1,14 @@
-"""Exceptions of the table store, one class per kind of failure.
+"""The package's exceptions: one family, importable without TensorFlow.
 
-All derive from `TableError`, and from the built-in exception a caller would expect: a key out of range is an
-`IndexError` and a `ValueError`, a full file system an `OSError`. The core's status codes become these classes in
+    Error(RuntimeError)
+      TableError         a table, its files or its group
+      CollectivesError   an operation between ranks
+      RankError          another rank died, stopped or did not come
+
+A wrong argument is a `ValueError`, as everywhere in Python; those that a table refuses are an `Error` too.
+
+The classes below `TableError` derive also from the built-in exception that a caller would expect: a key out of range is
+an `IndexError` and a `ValueError`, a full file system an `OSError`. The core's status codes become these classes in
 `_table` (C++) and, for TensorFlow's errors, in `from_tensorflow`; nowhere else.
 """
 
@@ -11,8 +18,12 @@ import contextlib
 from collections.abc import Iterator
 
 
-class TableError(RuntimeError):
-    """Base class; also raised for a broken invariant, which is a bug."""
+class Error(RuntimeError):
+    """Base of this package's exceptions."""
+
+
+class TableError(Error):
+    """Base of the errors of tables; also raised for a broken invariant, which is a bug."""
 
 
 class InvalidArgumentError(TableError, ValueError):
@@ -61,6 +72,34 @@ class WriterLockedError(TableError, BlockingIOError):
 
 class UnsupportedError(TableError, ValueError):
     """Something that cannot work with shared tables, refused with the reason."""
+
+
+class CollectivesError(Error):
+    """A collective failed: a rank is gone or has shut down. Training cannot go on."""
+
+
+class RankError(Error):
+    """Base of what a training step can fail with because of another process."""
+
+
+class RankDied(RankError):
+    """A rank of this node is gone; the message names it, its process id and its step."""
+
+
+class LeaderDied(RankDied):
+    """The process that writes this node's tables is gone."""
+
+
+class RankStopped(RankError):
+    """A rank of this node has been stopped (SIGSTOP, a debugger) for longer than the others wait."""
+
+
+class ExchangeFailed(RankError):
+    """The ranks of this node could not merge their gradients; the message names the rank that did not come, or why."""
+
+
+class RankLost(RankError):
+    """A rank of any node has ended, or did not come; the message is what it or others have told all ranks."""
 
 
 BY_CODE: dict[str, type[TableError]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tf_sparse_ps as tsps
-from support import memory
+from support import memory, terminal
 from support.memory import readable
 from support.progress import Progress
 
@@ -115,7 +115,7 @@ def write(
         **dataclasses.asdict(usage),
     }
     (options.out / "report.json").write_text(json.dumps(figures, indent=1) + "\n")
-    if options.ranks == 1:  # else the launcher prints it, without the prefix of a rank
+    if not terminal.attached():  # else the process that started the ranks prints it
         print("\n".join(text))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import tf_sparse_ps as tsps
 from neumf import movielens
 from neumf.model import NeuMF
-from support import launch, metrics, schedules
+from support import launch, metrics, schedules, terminal
 from support.progress import Progress
 
 _CASES_PER_BATCH = 100
@@ -141,5 +141,5 @@ def report(
         "options": {name: str(value) for name, value in vars(options).items()},
     }
     (options.out / "report.json").write_text(json.dumps(figures, indent=1) + "\n")
-    if options.ranks == 1:  # else the launcher prints it, without the prefix of a rank
+    if not terminal.attached():  # else the process that started the ranks prints it
         print("\n".join(text))

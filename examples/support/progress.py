@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import keras
-from tqdm import tqdm
+
+from support import terminal
 
 
 class Progress(keras.callbacks.Callback):
@@ -38,15 +39,7 @@ class Progress(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the bar."""
-        # Behind a pipe (horovodrun) every refresh is a line in somebody's log: fewer of them.
-        self._bar = tqdm(
-            total=self._total * self._samples,
-            unit=" samples",
-            unit_scale=True,
-            disable=not self._show,
-            mininterval=0.5 if sys.stderr.isatty() else 5.0,
-            dynamic_ncols=sys.stderr.isatty(),
-        )
+        self._bar = terminal.bar(show=self._show, total=self._total * self._samples, unit=" samples", unit_scale=True)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the clock."""

@@ -86,4 +86,4 @@ def test_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="--ranks 2 needs Horovod: no horovodrun"):
-        launch.start_ranks(2)
+        launch.start_ranks(2, tmp_path / "ranks.log")

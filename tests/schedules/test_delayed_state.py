@@ -110,10 +110,10 @@ def test_steps_of_tables_outstanding_keep_others_from_their_first_step_and_from_
 
 def test_a_key_counts_once_in_a_rank_whatever_the_first_trace_was() -> None:
     job: Any = types.SimpleNamespace(size=2, collectives=OneOfTwo(), is_leader=True)
-    table: Any = types.SimpleNamespace(placement="node")
+    table: Any = types.SimpleNamespace(placement="replicated")
     once = SparseGradient(tf.constant([5], tf.int64), tf.ones([1, 2]), unique=True)
     first = SparseStep(
-        job, {"node": FlatRing(job, "frequency", "float32")}, "test", [once], Update([table], [tf.zeros([1])])
+        job, {"replicated": FlatRing(job, "frequency", "float32")}, "test", [once], Update([table], [tf.zeros([1])])
     )
     twice = [tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([7], tf.int64)) for value in (2.0, 4.0)]
     second = first.with_gradients([SparseGradient.of(twice, 2)])

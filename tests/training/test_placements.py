@@ -35,9 +35,9 @@ def trained(placements: list[str], **options: Any) -> tuple[Any, list[np.ndarray
 
 @pytest.mark.parametrize("options", [{}, {"clipvalue": 0.01}, {"global_clipnorm": 0.1}], ids=str)
 def test_a_step_of_two_placements_is_the_step_of_one(options: dict[str, float]) -> None:
-    one, expected = trained(["node", "node"], **options)
-    two, found = trained(["node", "elsewhere"], **options)
-    assert set(one._step._binding.rings) == {"node"}
-    assert set(two._step._binding.rings) == {"node", "elsewhere"}
+    one, expected = trained(["replicated", "replicated"], **options)
+    two, found = trained(["replicated", "elsewhere"], **options)
+    assert set(one._step._binding.rings) == {"replicated"}
+    assert set(two._step._binding.rings) == {"replicated", "elsewhere"}
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -2,11 +2,11 @@
 
 from tf_sparse_ps.collectives.protocol import (
     Collectives,
-    CollectivesError,
     active_strategy,
     current,
     foreign_wrapper,
     resolve,
 )
+from tf_sparse_ps.errors import CollectivesError
 
 __all__ = ["Collectives", "CollectivesError", "active_strategy", "current", "foreign_wrapper", "resolve"]

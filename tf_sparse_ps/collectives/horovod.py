@@ -37,7 +37,8 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import exit_report
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
-from tf_sparse_ps.collectives.protocol import PROCESS_SETS, CollectivesError
+from tf_sparse_ps.collectives.protocol import PROCESS_SETS
+from tf_sparse_ps.errors import CollectivesError
 
 # Horovod raises tf.errors of these types from a graph, and its own type from an eager call.
 _FAILURES = (tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.InternalError, tf.errors.CancelledError)

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 _KINDS = ("auto", "horovod", "tf.distribute", "local")
 
 
-class CollectivesError(RuntimeError):
-    """A collective failed: a rank is gone or has shut down. Training cannot go on."""
-
-
 class Collectives(abc.ABC):
     """A fixed set of ranks. Graph methods work eagerly and inside `tf.function`; object methods are eager only.
 

@@ -35,7 +35,8 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
-from tf_sparse_ps.collectives.protocol import CollectivesError, timeout_s
+from tf_sparse_ps.collectives.protocol import timeout_s
+from tf_sparse_ps.errors import CollectivesError
 from tf_sparse_ps.node import job_folder, node_discovery
 
 _GROUP = 0x54530000  # of all ranks; those of subsets follow from their ranks

@@ -26,7 +26,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives, CollectivesError, exit_report
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, FOUND, KeyValueStore
-from tf_sparse_ps.failures.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped
+from tf_sparse_ps.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped
 from tf_sparse_ps.failures.liveness_check import LivenessCheck
 from tf_sparse_ps.failures.node_watch import NodeWatch
 

@@ -21,7 +21,7 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.collectives.key_values import FOUND, KeyValueStore
 from tf_sparse_ps.collectives.protocol import timeout_s
-from tf_sparse_ps.failures.errors import RankDied, RankLost, RankStopped
+from tf_sparse_ps.errors import RankDied, RankLost, RankStopped
 from tf_sparse_ps.failures.members import Member, Members, name_of
 from tf_sparse_ps.failures.node_watch import NodeWatch
 from tf_sparse_ps.failures.watcher import Watcher

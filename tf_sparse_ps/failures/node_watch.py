@@ -15,8 +15,7 @@ from typing import Any
 from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
-from tf_sparse_ps.errors import TableError
-from tf_sparse_ps.failures.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped
+from tf_sparse_ps.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped, TableError
 from tf_sparse_ps.failures.watcher import Watcher
 
 _POLL_S = 0.025  # a look costs 5 us per rank

@@ -37,7 +37,7 @@ class TableBinding:
       optimizer: The update rule bound to it, or None.
       explicit: The leader wrote values, so that a node whose leader did not must be given them.
       config_hash: Equal on all ranks, or their layers are not the same.
-      placement: Where its rows are: "node", all of them on every node.
+      placement: Where its rows are: "replicated", all of them on every node.
       writes: Writes outside of steps so far, the same on all ranks of a node.
     """
 
@@ -51,7 +51,7 @@ class TableBinding:
     config_hash: str
     optimizer: optimizers.RowOptimizer | None = None
     explicit: bool = False
-    placement: str = "node"
+    placement: str = "replicated"
     writes: int = 0
     _reader: Any = None
 

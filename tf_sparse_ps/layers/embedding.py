@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import row_source, rows
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, refuse_other_than_integers, table_name
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 keras = _keras.keras
 
 _REFUSED = {
@@ -27,6 +31,24 @@ _REFUSED = {
     "quantization_config": "rows change while they are read. Give the table rows of 16 bits: TableConfig(dtype=...)",
     "use_one_hot_matmul": "a one-hot matrix has the width of the vocabulary",
 }
+
+
+class EmbeddingOptions(TypedDict, total=False):
+    """Arguments by name of `Embedding` and `EmbeddingReduce`, Keras's own, for type checkers and editors."""
+
+    embeddings_constraint: Any
+    mask_zero: bool
+    weights: Any
+    activity_regularizer: Any
+    input_length: int | Sequence[int | None] | None  # Keras 2
+    sparse: bool  # Keras 2
+    input_shape: Sequence[int | None] | None
+    batch_input_shape: Sequence[int | None] | None  # Keras 2
+    batch_size: int | None  # Keras 2
+    name: str | None
+    trainable: bool
+    dtype: Any
+    dynamic: bool  # Keras 2
 
 
 @_keras.register("Embedding")
@@ -49,7 +71,7 @@ class Embedding(TableLayer):
         agree, and its initializer and constraint are used in place of the layer's.
       placement: "replicated", one table per machine: the only one in this version.
       cache: None, the only one in this version.
-      **kwargs: Of keras.layers.Layer.
+      **options: `EmbeddingOptions`, those of keras.layers.Layer among them.
 
     Call arguments:
       inputs: Integers of any type and rank; dense, ragged or sparse. Absent entries of a sparse tensor read id 0.
@@ -64,14 +86,21 @@ class Embedding(TableLayer):
 
     def __init__(
         self,
+        input_dim: int | None,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: None = None,
         *args: Any,
         table: TableConfig | None = None,
         placement: str = "replicated",
         cache: None = None,
-        **kwargs: Any,
+        **options: Unpack[EmbeddingOptions],
     ) -> None:
         name = type(self).__name__
-        arguments = _keras.embedding_arguments(args, kwargs, name)
+        kwargs: dict[str, Any] = {**options}
+        # Of both Keras versions: from the fifth on, the arguments that may be given by position differ.
+        given = (input_dim, output_dim, embeddings_initializer, embeddings_regularizer, *args)
+        arguments = _keras.embedding_arguments(given, kwargs, name)
         for refused, reason in _REFUSED.items():
             value = arguments.get(refused, kwargs.pop(refused, None))
             if value is not None and value is not False:
@@ -80,7 +109,6 @@ class Embedding(TableLayer):
             raise UnsupportedError(f"{name}: placement must be 'replicated' in this version. Received: {placement!r}")
         if cache is not None:
             raise UnsupportedError(f"{name}: cache must be None in this version. Received: {cache!r}")
-        input_dim, output_dim = arguments["input_dim"], arguments["output_dim"]
         for field, value in (("input_dim", input_dim), ("output_dim", output_dim)):
             if field == "input_dim" and value is None:
                 continue

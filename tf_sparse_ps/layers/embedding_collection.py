@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -62,6 +62,12 @@ class EmbeddingCollection(TableLayer):
         for name, config in self._tables.items():
             self._make_table(config, f"{name}_embeddings")
         self.built = True
+
+    if TYPE_CHECKING:  # the call that editors show; at run time it is Keras's
+
+        def __call__(
+            self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None, **kwargs: Any
+        ) -> dict[str, Any]: ...
 
     def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """See the class."""

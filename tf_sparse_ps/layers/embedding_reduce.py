@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.config.table_config import COMBINERS
+from tf_sparse_ps.config.table_config import COMBINERS, TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags, row_source
-from tf_sparse_ps.layers.embedding import Embedding
+from tf_sparse_ps.layers.embedding import Embedding, EmbeddingOptions
 from tf_sparse_ps.layers.table_layer import refuse_other_than_integers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @_keras.register("EmbeddingReduce")
@@ -19,8 +22,8 @@ class EmbeddingReduce(Embedding):
     """An `Embedding` whose last dimension of ids is a bag, reduced to one vector in the lookup itself.
 
     Args:
-      *args, **kwargs: Of `Embedding`. `mask_zero` is refused: padding belongs in a ragged or sparse tensor, or gets
-        weight 0.
+      input_dim, output_dim, ...: All of `Embedding`, in its order. `mask_zero` is refused: padding belongs in a ragged
+        or sparse tensor, or gets weight 0.
       combiner: "sum": sum(w x); "mean": sum(w x) / sum(w); "sqrtn": sum(w x) / sqrt(sum(w^2)). An empty bag, or one
         whose divisor is 0, gives zeros.
 
@@ -33,10 +36,32 @@ class EmbeddingReduce(Embedding):
       [*inputs.shape[:-1], output_dim], dense (ragged only for inputs with two ragged dimensions or more).
     """
 
-    def __init__(self, *args: Any, combiner: str = "mean", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        input_dim: int | None,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: None = None,
+        *args: Any,
+        combiner: str = "mean",
+        table: TableConfig | None = None,
+        placement: str = "replicated",
+        cache: None = None,
+        **options: Unpack[EmbeddingOptions],
+    ) -> None:
         if combiner not in COMBINERS:
             raise ValueError(f"`combiner` must be one of {', '.join(COMBINERS)}. Received: combiner={combiner!r}")
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            input_dim,
+            output_dim,
+            embeddings_initializer,
+            embeddings_regularizer,
+            *args,
+            table=table,
+            placement=placement,
+            cache=cache,
+            **options,
+        )
         if self.mask_zero:
             raise UnsupportedError(
                 "EmbeddingReduce: mask_zero is not supported: a reduced bag has no mask. Use ragged or sparse ids, or "
@@ -45,6 +70,10 @@ class EmbeddingReduce(Embedding):
         if self.sparse:
             raise UnsupportedError("EmbeddingReduce: sparse=True is not supported: the output is dense")
         self.combiner = combiner
+
+    if TYPE_CHECKING:  # the call that editors show; at run time it is Keras's
+
+        def __call__(self, inputs: Any, weights: Any = None, **kwargs: Any) -> Any: ...
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
         """See the class."""

@@ -20,7 +20,7 @@ _groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _groups_lock = threading.Lock()
 
 
-def open_group(path: str, *, create: bool = False) -> Any:
+def open_group(path: str, *, create: bool = False) -> _table.Group:
     """The group in this directory, the same object for everyone in the process.
 
     Args:
