@@ -1,8 +1,8 @@
 """Row optimizers: update rules that the store applies to the rows of a table that a step touches.
 
 All are lazy: a row without a gradient keeps its value and its slots, unlike in Keras, whose optimizers move all rows
-of a variable at every step once one of their slots is not zero, or weights decay (docs/training.md). Where a row has a
-gradient the rule is Keras's, and a row that every step touches gets exactly what the Keras optimizer of the same name
+of a variable at every step once one of their slots is not zero, or weights decay (docs/training-reference.md). Where
+a row has a gradient the rule is Keras's, and a row that every step touches gets exactly what the Keras optimizer of the same name
 gives. `RowwiseAdagrad` is FBGEMM's; Keras has none.
 
 Importing this module does not import TensorFlow.

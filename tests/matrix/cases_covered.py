@@ -17,7 +17,7 @@ covered(
 )
 covered(
     "training",
-    "processes of `mpirun`, `srun` or `horovodrun` that have not met",
+    "processes of `mpirun`, `srun` or `horovodrun` that are not connected",
     f"{_LAUNCHERS}::test_ranks_of_mpirun_that_have_not_met_are_refused_until_they_say_that_they_are_alone",
     f"{_LAUNCHERS}::test_ranks_of_srun_that_have_not_met_are_refused_and_the_script_of_a_batch_job_trains",
     refused=True,

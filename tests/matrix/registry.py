@@ -13,8 +13,8 @@ from tf_sparse_ps._compat import _keras
 ROOT = Path(__file__).resolve().parents[2]
 # Tables, by the page and the beginning of their header.
 TABLES = {
-    "training": ("docs/training.md", "| feature |"),
-    "strategies": ("docs/training.md", "| under a strategy of several replicas |"),
+    "training": ("docs/training-reference.md", "| feature |"),
+    "strategies": ("docs/training-reference.md", "| under a strategy of several replicas |"),
     "layers": ("docs/keras-differences.md", "| argument or feature |"),
 }
 _KERAS = 3 if _keras.IS_KERAS_3 else 2

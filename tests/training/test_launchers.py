@@ -1,4 +1,4 @@
-"""Processes that a launcher started as ranks, and that have not met: each would train alone, and is told so."""
+"""Processes that a launcher started as ranks, and that are not connected: each would train alone, and is told so."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The optimizer that trains shared tables, and averages what is replicated.
 
-A step, on every rank (docs/training.md has the rules and a table of what works with what):
+A step, on every rank (docs/training-reference.md has the rules and a table of what works with what):
 
 1. The anchors' gradients, which are the tables', are taken out of the list.
 2. The sparse ring and the dense ring start; neither waits for the other.

@@ -40,6 +40,8 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
   rm -rf "$wheels/tools"
   echo "horovod: built in $((SECONDS - start)) s"
 fi
+# What Horovod imports; what is there already stays.
+"$python" -m pip install -qq --disable-pip-version-check cloudpickle packaging psutil pyyaml
 "$python" -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall "$wheels"/horovod-*.whl
 if ! check=$("$python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built(), "this Horovod has no Gloo"' 2>&1); then
   printf '%s\n' "$check" >&2
