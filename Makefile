@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly matrix \
-        matrix-tf215 cc-test simd asan tsan crash crash-build mutate bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean
+        matrix-tf215 cc-test simd asan tsan crash crash-build mutate bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean docs
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -133,6 +133,14 @@ wheel: $(VENV)/.requirements  ## dist/*.whl
 
 wheel-smoke: wheel venv-tf215  ## that one wheel, installed and trained under both TensorFlows
 	@tools/wheel_smoke.sh dist/*.whl $(VENV) $(VENV_215)
+
+# --- documentation ---
+
+.venv-docs/.requirements: requirements-docs.txt tools/venv.sh
+	@PYTHON=$(PYTHON) tools/venv.sh .venv-docs requirements-docs.txt
+
+docs: .venv-docs/.requirements  ## the documentation's site, in build/site; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 # --- style ---
 

@@ -2,8 +2,8 @@
 
 All are lazy: a row without a gradient keeps its value and its slots, unlike in Keras, whose optimizers move all rows
 of a variable at every step once one of their slots is not zero, or weights decay (docs/training-reference.md). Where
-a row has a gradient the rule is Keras's, and a row that every step touches gets exactly what the Keras optimizer of the same name
-gives. `RowwiseAdagrad` is FBGEMM's; Keras has none.
+a row has a gradient the rule is Keras's, and a row that every step touches gets exactly what the Keras optimizer of the
+same name gives. `RowwiseAdagrad` is FBGEMM's; Keras has none.
 
 Importing this module does not import TensorFlow.
 """

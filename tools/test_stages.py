@@ -37,6 +37,7 @@ _WITH_KERAS_2 = (
 )
 STAGES = (
     Stage("lint", stops=True),
+    Stage("docs"),
     Stage("build", stops=True),
     Stage("cc-test", stops=True),
     Stage("pytest"),
@@ -49,7 +50,7 @@ STAGES = (
 
 
 NIGHTLY = (
-    *STAGES[:4],
+    *STAGES[:5],
     Stage("pytest-tf215"),
     Stage("pytest-nightly"),
     Stage("matrix"),

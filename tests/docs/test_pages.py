@@ -81,7 +81,7 @@ def test_shell_blocks_parse_and_name_what_exists(page: Path, block: Block) -> No
     titles = {one.program for one in blocks(page, "python")} | {"train.py"}
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in block.code.splitlines():
-        words = [word for word in shlex.split(line) if not re.fullmatch(r"\w+=.*", word)]
+        words = [word for word in shlex.split(re.sub(r"^\w+=\$\(", "", line)) if not re.fullmatch(r"\w+=.*", word)]
         if not words:
             continue
         command = words[0]
