@@ -62,7 +62,7 @@ class TfDistributeCollectives(ProcessCollectives):
 
         Args:
           device: This process's CPU, in the runtime's full form.
-          rank: Of this process.
+          rank: The worker's rank.
           size: Number of ranks.
           group: The runtime's key of these ranks.
           keys: Names by instance key, of the whole process.

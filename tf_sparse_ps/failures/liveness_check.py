@@ -138,7 +138,7 @@ class LivenessCheck(Watcher):
           collectives: Of all ranks.
           key_values: Of the job.
           step: Says which step this process is making; called from a thread.
-          watches: Of this process, as of now.
+          watches: Those of the rank, as of now.
         """
         super().__init__("tsps-liveness-check", collectives.rank, key_values)
         self._size, self._step, self._watches = collectives.size, step, watches

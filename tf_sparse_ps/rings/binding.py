@@ -31,7 +31,7 @@ def bind(
     """Binds update rules to tables.
 
     Args:
-      collectives: Of this process.
+      collectives: The rank's collectives.
       job: The process's `Job`, or None when `tables` is empty.
       tables: `TableBinding`s in the order of their ordinals.
       rules: One per table.

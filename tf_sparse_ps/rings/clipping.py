@@ -60,7 +60,7 @@ def table_factors(
       rows: T of float32[u_t, dim], reduced: of rank 0, which leads its node.
       dense: Reduced dense gradients; tensors or `IndexedSlices` with unique indices.
       n_tables: T.
-      collectives: Of this process.
+      collectives: The rank's collectives.
       name: Of the operation.
 
     Returns:

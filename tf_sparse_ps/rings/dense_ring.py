@@ -102,7 +102,7 @@ def average(
 
     Args:
       gradients: Floating tensors of fully known shapes, the same list on all ranks.
-      collectives: Of this process.
+      collectives: The rank's collectives.
       name: Of the operation.
       weight: Of this rank, from `rank_weight.allowed`. Products and sums are made in each gradient's own type.
 

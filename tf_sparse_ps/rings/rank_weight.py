@@ -123,7 +123,7 @@ def average_sparse(
 
     Args:
       gradients: The same list on all ranks.
-      collectives: Of this process.
+      collectives: The rank's collectives.
       name: Of the operation.
       weight: Of this rank, from `allowed`.
 

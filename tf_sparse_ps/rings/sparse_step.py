@@ -19,7 +19,7 @@ class SparseStep:
     """One step of the tables, on this rank.
 
     Attributes:
-      job: Of this process.
+      job: The rank's job.
       rings: What reduces, by the tables' placement.
       name: Of the operations.
       gradients: This rank's, in the order of the tables' ordinals.

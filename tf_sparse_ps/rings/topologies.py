@@ -179,7 +179,7 @@ def make(topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
 
     Args:
       topology: One of `TOPOLOGIES`.
-      job: Of this process.
+      job: The rank's job.
       reduction: One of `REDUCTIONS`.
       wire: One of `WIRES`.
     """

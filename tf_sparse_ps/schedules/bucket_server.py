@@ -35,7 +35,7 @@ class BucketServer:
         Args:
           plan: With owners.
           variables: Of the plan's gradients.
-          collectives: Of this process.
+          collectives: The rank's collectives.
           name: What its operations' names begin with.
         """
         self._plan, self._variables, self._collectives, self._name = plan, variables, collectives, name

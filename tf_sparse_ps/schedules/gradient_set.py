@@ -45,7 +45,7 @@ class GradientSet:
           schedule: With the options.
           gradients: What is known of each.
           variables: Whose they are.
-          collectives: Of this process.
+          collectives: The rank's collectives.
           name: What its operations' names begin with.
 
         Raises:

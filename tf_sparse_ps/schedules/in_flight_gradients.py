@@ -71,7 +71,7 @@ class InFlightGradients:
           options: The schedule.
           rule: Of the dense variables.
           sparse: See there.
-          collectives: Of this process.
+          collectives: The rank's collectives.
           name: What the operations' names begin with.
         """
         self.sparse = sparse

@@ -52,7 +52,7 @@ class Schedule(abc.ABC):
 
         Args:
           optimizer: The wrapped Keras optimizer, built.
-          collectives: Of this process.
+          collectives: The rank's collectives.
           name: What this optimizer's operations' names begin with, the same on all ranks.
         """
 

@@ -37,7 +37,7 @@ class EqualWeights:
 
         Args:
           owner: Whose variables, and whose model's, are made equal.
-          collectives: Of this process.
+          collectives: The rank's collectives.
           weight: Of this rank.
         """
         self.root = 0

@@ -36,7 +36,7 @@ class OptimizerBinding:
 
         Args:
           owner: Whose options are agreed on, as they are then.
-          collectives: Of this process.
+          collectives: The rank's collectives.
           rule: Of tables without their own; or why there is none, which matters when there is a table.
         """
         self.rings: dict[str, SparseRing] = {}

@@ -46,7 +46,7 @@ class Step:
 
         Args:
           owner: Whose options and wrapped optimizer are used, as they are when a step is traced.
-          collectives: Of this process.
+          collectives: The rank's collectives.
           rule: Of tables without their own; or why there is none, which matters when there is a table.
         """
         self._variables: list[Any] = []
