@@ -28,7 +28,7 @@ RETIRED = {
     "custom training loops": (r"\bloops? of (?:one's|your) own\b", "loops of one's own"),
     "unresponsive ranks": (r"\branks? that (?:never arrives?|do(?:es)? not come)\b", "ranks that never arrive"),
     "processes that are not connected": (r"\b(?:ranks|processes) that have not met\b", "ranks that have not met"),
-    "a docstring's subject": (r"^\s*\w+: Of this process\.$|\"\"\"Of this process\b", '"""Of this process.'),
+    "a docstring's subject": (r"^\s*\w+: Of this process\b|\"\"\"Of this process\b", '"""Of this process.'),
 }
 
 

@@ -103,7 +103,7 @@ class HierarchicalRing(SparseRing):
         """Every rank of the job calls it: sets up the collectives between the nodes.
 
         Args:
-          job: Of this process, which joins the exchange of its node.
+          job: The rank's job, which joins the exchange of its node.
           reduction: One of `REDUCTIONS`.
           wire: One of `WIRES`.
         """

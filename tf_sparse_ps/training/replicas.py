@@ -92,7 +92,7 @@ def average(
 
     Args:
       gradients, collectives, name: As there.
-      weight: Of this process, from `rank_weight.allowed`.
+      weight: The rank's, from `rank_weight.allowed`.
 
     Returns:
       As there.
