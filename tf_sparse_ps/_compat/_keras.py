@@ -100,6 +100,12 @@ def current_learning_rate(optimizer: Any) -> tf.Tensor:
     return tf.convert_to_tensor(rate)
 
 
+def excludes_from_weight_decay(optimizer: Any) -> bool:
+    """Whether some variables are to have no weight decay (`exclude_from_weight_decay`)."""
+    names = "_exclude_from_weight_decay _exclude_from_weight_decay_names _exclude_from_weight_decay_pattern".split()
+    return any(getattr(optimizer, name, None) for name in names)
+
+
 def is_legacy_optimizer(optimizer: Any) -> bool:
     """Whether it is one of Keras 2's legacy optimizers."""
     return not IS_KERAS_3 and isinstance(optimizer, keras.optimizers.legacy.Optimizer)
