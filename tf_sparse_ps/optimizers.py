@@ -478,7 +478,9 @@ def match(keras_optimizer: Any) -> RowOptimizer:
     if name == "AdamW":
         if config["amsgrad"]:
             raise refuse("AdamW(amsgrad=True)")
-        if any(getattr(keras_optimizer, attribute, None) for attribute in _LEFT_OUT):
+        from tf_sparse_ps._compat import _keras  # imports TensorFlow, which the store does not need
+
+        if _keras.excludes_from_weight_decay(keras_optimizer):
             raise refuse("AdamW.exclude_from_weight_decay(...)")
         decay = float(config["weight_decay"] or 0.0)
         return AdamW(**numbers("beta_1", "beta_2", "epsilon"), weight_decay=decay, amsgrad=False)
@@ -490,6 +492,3 @@ def match(keras_optimizer: Any) -> RowOptimizer:
         strengths = ("l1_regularization_strength", "l2_regularization_strength", "l2_shrinkage_regularization_strength")
         return Ftrl(**numbers("initial_accumulator_value", *strengths, "beta"))
     raise refuse(kind.__name__)
-
-
-_LEFT_OUT = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")  # of Keras 2 and 3

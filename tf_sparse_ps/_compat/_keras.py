@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 keras = tf.keras
 # TensorFlow 2.15's `tf.keras` has no version.
@@ -100,6 +100,12 @@ def current_learning_rate(optimizer: Any) -> tf.Tensor:
     return tf.convert_to_tensor(rate)
 
 
+def excludes_from_weight_decay(optimizer: Any) -> bool:
+    """Whether some variables are to have no weight decay (`exclude_from_weight_decay`)."""
+    names = "_exclude_from_weight_decay _exclude_from_weight_decay_names _exclude_from_weight_decay_pattern".split()
+    return any(getattr(optimizer, name, None) for name in names)
+
+
 def is_legacy_optimizer(optimizer: Any) -> bool:
     """Whether it is one of Keras 2's legacy optimizers."""
     return not IS_KERAS_3 and isinstance(optimizer, keras.optimizers.legacy.Optimizer)
@@ -137,6 +143,11 @@ def apply_optimizer(optimizer: Any, gradients: list[Any], variables: list[Any]) 
     if IS_KERAS_3:
         # Under tf.distribute it would add them up over the replicas, in a method that no option turns off. Replicas
         # take turns, all up to the same point: the first one to end ends after the last one's call of it.
+        if not callable(getattr(optimizer, "_all_reduce_sum_gradients", None)):
+            raise RuntimeError(
+                f"Keras {keras.__version__} has no Optimizer._all_reduce_sum_gradients: under tf.distribute gradients "
+                "would be added up twice. Use Keras 3.15, or report this version"
+            )
         optimizer.__dict__["_all_reduce_sum_gradients"] = lambda grads_and_vars: grads_and_vars
         try:
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -215,6 +226,24 @@ def model_in_training(optimizer: Any) -> Any:
 def variable_name(variable: Any) -> str:
     """A variable's name within its model: Keras 3 calls it its path."""
     return str(getattr(variable, "path", variable.name))
+
+
+_Variable: Any = keras.Variable if IS_KERAS_3 else object
+
+
+class VariableMadeHere(_Variable):
+    """A Keras 3 variable whose TensorFlow variable a subclass makes."""
+
+    def make_value(self, value: Any) -> Any:
+        """The TensorFlow variable.
+
+        Args:
+          value: To begin with, or what returns it.
+        """
+        raise NotImplementedError
+
+    def _initialize(self, value: Any) -> None:
+        super()._initialize(self.make_value(value))
 
 
 def is_deferred(variable: Any) -> bool:
@@ -366,8 +395,6 @@ def keras_tensor(like: Any, shape: tuple[int | None, ...], dtype: str, *, ragged
 
 def traced_with_jit_compile() -> bool:
     """Whether a tf.function(jit_compile=True) is being traced."""
-    from tensorflow.python.ops import control_flow_util  # private: only where it is needed
-
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 

@@ -29,11 +29,10 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 
 from tf_sparse_ps import _ops
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _horovod, _keras
 from tf_sparse_ps.collectives import exit_report
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
@@ -69,8 +68,8 @@ class HorovodCollectives(ProcessCollectives):
             # After Horovod's own handler was registered, hence run before it.
             atexit.register(self.end)
             if self.size > 1:
-                # Whatever name it was imported under. Horovod itself refuses some collectives with it, not all.
-                mpi_ops.MPI_LIB.horovod_join = self._refuse_join
+                # Horovod itself refuses some collectives with it, not all.
+                _horovod.refuse_join(self._refuse_join)
 
     # --- graph operations ---
 
@@ -78,8 +77,8 @@ class HorovodCollectives(ProcessCollectives):
         """See `Collectives.allreduce`. Tensors of one type are one Horovod group."""
 
         def reduce(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
-            sums = mpi_ops._grouped_allreduce(group, name=label, ignore_name_scope=True, process_set=self._process_set)
-            return [total / tf.cast(self.size, total.dtype) for total in sums] if average else list(sums)
+            sums = _horovod.grouped_sum(group, label, self._process_set)
+            return [total / tf.cast(self.size, total.dtype) for total in sums] if average else sums
 
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if average:
@@ -196,7 +195,7 @@ class HorovodCollectives(ProcessCollectives):
             return outputs
         try:
             outputs = list(self._function(verb, label, tensors, body)(*tensors))
-        except (*_FAILURES, HorovodInternalError) as error:
+        except (*_FAILURES, _horovod.HorovodInternalError) as error:
             self.failed = True
             raise CollectivesError(f"collective '{label}' failed on rank {self.rank}: {error}") from error
         counter.assign_add(1)

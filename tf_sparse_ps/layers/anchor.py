@@ -6,24 +6,20 @@ looks like the embedding matrix where that is harmless: `numpy()` reads and `ass
 table, so that `get_weights`, `set_weights` and EarlyStopping carry them.
 
 Everything an optimizer would do with it raises: only `tsps.DistributedOptimizer`, which takes anchors out first, can
-train a table. Keras optimizers of all kinds ask a variable for its key in `build`, through `_distributed_container`,
-before they do anything else, and legacy ones for its constraint; assignments are the last line, for code that does not
-ask.
+train a table. Keras optimizers of all kinds ask a variable for its key in `build`, before they do anything else, and
+legacy ones for its constraint; assignments are the last line, for code that does not ask.
 
-Private TensorFlow used here: `_distributed_container`, `_track_trackable`, `_trackable_children`, the class of a
-variable. Checked with Keras 3.15 on TensorFlow 2.21, tf_keras 2.21 on the same, and Keras 2.15 on TensorFlow 2.15.
+Which private names of TensorFlow and Keras that takes is in `_compat`.
 """
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _tensorflow
 from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_asset import TableAsset
 
@@ -46,8 +42,6 @@ _ASSIGNMENTS = (
     "scatter_nd_update",
     "batch_scatter_update",
 )
-_ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
-_AUTOGRAPH = "tensorflow.python.autograph"
 
 
 def path_of(variable: Any) -> tf.Tensor:
@@ -106,10 +100,7 @@ def refuse(binding: TableBinding) -> NoReturn:
 
 def _refuse_horovod(binding: TableBinding) -> None:
     """Raises if Horovod asks: its tape, optimizer and broadcasts keep variables by their references."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith((__name__, _AUTOGRAPH)):
-        frame = frame.f_back
-    if frame is not None and frame.f_globals.get("__name__", "").startswith("horovod."):
+    if _tensorflow.called_by("horovod", __name__):
         raise ValueError(
             f"the table of layer {binding.config.name!r} is shared by the ranks of a machine, and its gradients are "
             "reduced where they are applied: Horovod would reduce them before, and lose how many ranks had a key. Use "
@@ -118,7 +109,7 @@ def _refuse_horovod(binding: TableBinding) -> None:
         )
 
 
-class _GuardedVariable(_keras.ResourceVariable):
+class _GuardedVariable(_tensorflow.ChoosesChildren, _keras.ResourceVariable):
     """A `tf.Variable` that has become an anchor."""
 
     def ref(self) -> Any:
@@ -126,8 +117,9 @@ class _GuardedVariable(_keras.ResourceVariable):
         _refuse_horovod(self.tsps_binding)
         return super().ref()
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        return _saved_with(super()._trackable_children(save_type, **kwargs), save_type)
+    def saved_children(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
+        """See `_saved_with`."""
+        return _saved_with(children, save_type)
 
     @property
     def constraint(self) -> NoReturn:
@@ -144,27 +136,20 @@ def _guard(variable: tf.Variable, binding: TableBinding) -> None:
     def refuse_optimizer(*_: Any, **__: Any) -> NoReturn:
         refuse(binding)
 
-    def key_of_an_optimizer() -> None:
-        # Under a strategy TensorFlow asks, too, at every read of a variable: it is one of this process, not mirrored.
-        if sys._getframe(1).f_globals.get("__name__") != _ASKED_BY_TENSORFLOW:
-            refuse(binding)
-
-    if tf.distribute.has_strategy():
-        # Keras 2 asks whether the variable belongs to the strategy that the model is compiled under.
-        variable._distribute_strategy = tf.distribute.get_strategy()
-    variable.__class__ = _GuardedVariable
+    _tensorflow.join_strategy(variable)
+    _tensorflow.become(variable, _GuardedVariable)
     variable.tsps_binding = binding
     variable.tsps_asset = TableAsset(binding)
-    variable._track_trackable(variable.tsps_asset, "tsps_asset", overwrite=True)
-    variable._track_trackable(rows.CheckpointState(binding), "tsps_rows", overwrite=True)
-    variable._distributed_container = key_of_an_optimizer
+    _tensorflow.track(variable, variable.tsps_asset, "tsps_asset")
+    _tensorflow.track(variable, rows.CheckpointState(binding), "tsps_rows")
+    _tensorflow.on_optimizer_key(variable, refuse_optimizer)
     for name in (*_ASSIGNMENTS, "assign"):
         setattr(variable, name, refuse_optimizer)
 
 
 if _keras.IS_KERAS_3:
 
-    class _KerasAnchor(_keras.keras.Variable):
+    class _KerasAnchor(_tensorflow.ChoosesChildren, _keras.VariableMadeHere):
         """See the module. `value` is the guarded `tf.Variable`."""
 
         def __init__(self, binding: TableBinding, trainable: bool, name: str) -> None:
@@ -173,20 +158,19 @@ if _keras.IS_KERAS_3:
                 "zeros", shape=(0, binding.config.dim), dtype="float32", trainable=trainable, autocast=False, name=name
             )
 
-        def _initialize(self, value: Any) -> None:
-            # Eagerly: in fit's trace Keras would lift the first assignment out of it, into the guard.
+        def make_value(self, value: Any) -> Any:
+            """The guarded variable. Eagerly: in fit's trace Keras would lift its first assignment into the guard."""
             with tf.init_scope():
                 made = value() if callable(value) else value
-                super()._initialize(
-                    _keras.ResourceVariable(initial_value=made, trainable=self.trainable, name=self.name)
-                )
-            _guard(self._value, self.tsps_binding)
-            if hasattr(self, "_track_trackable"):
-                self._track_trackable(self._value.tsps_asset, "tsps_asset", overwrite=True)
-                self._track_trackable(rows.CheckpointState(self.tsps_binding), "tsps_rows", overwrite=True)
+                variable = _keras.ResourceVariable(initial_value=made, trainable=self.trainable, name=self.name)
+            _guard(variable, self.tsps_binding)
+            _tensorflow.track(self, variable.tsps_asset, "tsps_asset")
+            _tensorflow.track(self, rows.CheckpointState(self.tsps_binding), "tsps_rows")
+            return variable
 
-        def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-            return _saved_with(super()._trackable_children(save_type, **kwargs), save_type)
+        def saved_children(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
+            """See `_saved_with`."""
+            return _saved_with(children, save_type)
 
         @property
         def shape(self) -> tf.TensorShape:

@@ -5,9 +5,7 @@ SavedModel takes captured tensors of `tf.saved_model.Asset` objects for files th
 sparse-parameter file, written when the SavedModel is, and in the loaded model the same tensor is that file's path,
 which the op library opens like a table. So no path of this machine is in the SavedModel.
 
-It is tracked by the anchor, because of a layer Keras's ExportArchive keeps the variables alone. Private TensorFlow:
-`_export_to_saved_model_graph`; and the `numpy` of one eager tensor is replaced while TensorFlow exports, because that
-is where it reads which file to copy. Checked with TensorFlow 2.15 and 2.21.
+It is tracked by the anchor, because of a layer Keras's ExportArchive keeps the variables alone.
 """
 
 from __future__ import annotations
@@ -15,31 +13,28 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import tensorflow as tf
-
+from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.layers import saving
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
 
 
-class TableAsset(tf.saved_model.Asset):
+class TableAsset(_tensorflow.ExportedAsset):
     """A table's path in a graph: `asset_path`, a scalar string."""
 
     def __init__(self, binding: TableBinding) -> None:
         super().__init__(binding.path_tensor)
         self._binding = binding
 
-    def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:
+    def export(self) -> str:
+        """Writes the table, without slots, to a file that is removed when the save is over."""
         saving.claim()
-        # TensorFlow copies the file at the end of the save.
         folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
         saving.at_end(shutil.rmtree, folder, ignore_errors=True)
         path = os.path.join(folder, f"{os.path.basename(self._binding.path)}.tfsps")
         self._binding.reader().export_parameter_file(path, slots=False)
-        self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
-        saving.at_end(delattr, self.asset_path, "numpy")
-        return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)
+        saving.at_end(self.exported)
+        return path

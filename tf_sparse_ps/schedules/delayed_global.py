@@ -15,7 +15,9 @@ _APPLY = ("all", "newest")
 
 @dataclasses.dataclass(frozen=True)
 class DelayedGlobal(Schedule):
-    """Every rank steps with its own gradient at once; global gradients take the local ones' places as they arrive.
+    """Every rank steps with its own gradient at once; global gradients replace the local ones as they arrive.
+
+    Experimental: its options may change in a minor version. What a step does is compared with a reference, and tested.
 
     While iteration i computes, the gradients of iterations before it are on their way. Weights differ between ranks
     until `drain`, which `fit` calls at its end, and `tsps.callbacks.Drain` before whatever looks at them.

@@ -28,6 +28,9 @@ from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
 class TimedBuckets(Schedule):
     """Synchronous training whose dense gradients travel in buckets, each as soon as its last gradient is ready.
 
+    Experimental: its options may change in a minor version, and it needs private names of TensorFlow
+    (docs/private-names.md). Its numbers are those of `Synchronous`, bit for bit, and tested.
+
     Attributes:
       profile_steps: Synchronous steps that make a profile.
       gap_threshold: Seconds. When two gradients that follow each other are further apart than that, and the steps of

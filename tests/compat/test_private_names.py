@@ -1,0 +1,361 @@
+"""Every private name of docs/private-names.md is there, and does what we need of it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps._compat import _keras, _keras_hooks, _tensorflow
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "tf_sparse_ps"
+KERAS_2 = pytest.mark.skipif(_keras.IS_KERAS_3, reason="a name of Keras 2")
+KERAS_3 = pytest.mark.skipif(not _keras.IS_KERAS_3, reason="a name of Keras 3")
+PRIVATE_MODULES = re.compile(r"tensorflow\.python|keras\.src|horovod\.common")
+keras = _keras.keras
+
+
+def small_model() -> Any:
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, keras.layers.Dense(1)(inputs))
+
+
+def test_a_seed_shows_in_the_context_and_is_anew_each_time() -> None:
+    keras.utils.set_random_seed(3)
+    seed, mark = _keras.random_seed()
+    assert seed == "3", "tables would not follow keras.utils.set_random_seed (context()._seed)"
+    keras.utils.set_random_seed(3)
+    again, other = _keras.random_seed()
+    assert again == "3"
+    assert other is not mark, "a model made again after the same seed would have other values (context()._rng)"
+
+
+def test_a_local_variable_is_not_mirrored() -> None:
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        variable = _keras.local_variable(1.0, "float32", "local")
+    assert not isinstance(variable, tf.distribute.DistributedValues), "weights of ranks would be mirrored"
+    assert isinstance(variable, _keras.ResourceVariable)
+
+
+def test_xla_is_seen_while_it_is_traced() -> None:
+    seen = []
+
+    @tf.function(jit_compile=True)
+    def with_xla(x: tf.Tensor) -> tf.Tensor:
+        seen.append(_keras.traced_with_jit_compile())
+        return x + 1.0
+
+    with_xla.get_concrete_function(tf.TensorSpec([], tf.float32))
+    assert seen == [True], "a lookup in a function with jit_compile=True would fail without a reason"
+    tf.function(lambda x: seen.append(_keras.traced_with_jit_compile())).get_concrete_function(tf.zeros([]))
+    assert seen == [True, False]
+
+
+def test_the_body_of_a_called_function_is_found() -> None:
+    inner = tf.function(lambda x: x * 2.0)
+    outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([], tf.float32))
+    bodies = [_keras.body_of_call(op) for op in outer.graph.get_operations()]
+    found = [body for body in bodies if body is not None]
+    assert found, "gradients reduced by Horovod inside of functions would not be refused (graph._get_function)"
+    assert len(found[0].inputs) == len(found[0].outputs) == 1
+
+
+def test_a_cast_of_keras_to_the_type_of_an_input_is_seen() -> None:
+    found: list[Any] = []
+
+    class Look(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            if not tf.executing_eagerly() and isinstance(x, tf.Tensor):
+                found.extend(_keras.cast_for_input(x))
+            return x
+
+    inputs = keras.Input((2,), dtype="int64")
+    model = keras.Model(inputs, Look()(inputs))
+    tf.function(lambda x: model(x)).get_concrete_function(tf.TensorSpec([None, 2], tf.float32))
+    assert [(one.dtype.name, dtype.name) for one, dtype in found] == [("float32", "int64")], (
+        "ids given as floats would be cut off in silence (names of Keras's functions in op.traceback)"
+    )
+
+
+def test_functions_around_a_step_are_traced_anew() -> None:
+    calls: list[str] = []
+    hook = _keras.CallHook(lambda: calls.append("called"))
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        calls.append("traced")
+        hook.attach()
+        return x + 1.0
+
+    step(tf.zeros([]))
+    assert calls[:2] == ["traced", "called"], "TimedBuckets would never look at its profile (capture_call_time_value)"
+    assert hook.retrace(), "TimedBuckets would go on without its plan (tracing_options.function_cache)"
+    calls.clear()
+    step(tf.zeros([]))
+    assert "traced" in calls
+
+
+def test_the_model_that_fit_trains_is_found_from_its_optimizer() -> None:
+    found = []
+
+    class Optimizer(keras.optimizers.SGD):
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            found.append(_keras.model_in_training(self))
+            return super().apply_gradients(*args, **kwargs)
+
+    model = small_model()
+    model.compile(Optimizer(0.1), "mse", run_eagerly=True)
+    model.fit(tf.zeros([4, 3]), tf.zeros([4, 1]), verbose=0)
+    assert found[0] is model, "frozen weights that differ between ranks would not be found"
+
+
+@KERAS_3
+def test_keras_adds_gradients_up_in_the_method_that_is_replaced() -> None:
+    asked = []
+
+    class Optimizer(keras.optimizers.SGD):
+        def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+            asked.append(True)
+            return super()._all_reduce_sum_gradients(grads_and_vars)
+
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        variable, optimizer = keras.Variable([1.0]), Optimizer(0.5)
+        optimizer.build([variable])
+    strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), variable)]))
+    assert asked, "gradients would be added up twice under tf.distribute: Keras calls another method now"
+
+
+@KERAS_3
+def test_a_keras_without_that_method_is_an_error() -> None:
+    class Optimizer(keras.optimizers.SGD):
+        _all_reduce_sum_gradients = None
+
+    variable, optimizer = keras.Variable([1.0]), Optimizer(0.5)
+    optimizer.build([variable])
+    with pytest.raises(RuntimeError, match="added up twice"):
+        _keras.apply_optimizer(optimizer, [tf.constant([1.0])], [variable])
+
+
+@KERAS_2
+def test_rates_and_slots_of_keras_2() -> None:
+    variable = tf.Variable([1.0])
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+    optimizer = keras.optimizers.SGD(schedule)
+    assert float(_keras.current_learning_rate(optimizer)) == 1.0, "Optimizer._learning_rate"
+    legacy = keras.optimizers.legacy.Adam(schedule)
+    _keras.build_optimizer(legacy, [variable])
+    assert len(legacy.weights) == 3, "Optimizer._create_all_weights makes no slots: ranks would not compare them"
+    assert float(_keras.current_learning_rate(legacy)) == 1.0, "Optimizer._decayed_lr"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "slots"), [("SGD", {"momentum": 0.9}, 1), ("Adagrad", {}, 1), ("Adam", {}, 2)]
+)
+def test_slots_of_a_variable_are_found(name: str, options: dict[str, Any], slots: int) -> None:
+    variable = keras.Variable([1.0, 2.0]) if _keras.IS_KERAS_3 else tf.Variable([1.0, 2.0])
+    optimizer = getattr(keras.optimizers, name)(0.1, **options)
+    _keras.build_optimizer(optimizer, [variable])
+    found = _keras.slots_of(optimizer, variable)
+    assert [tuple(one.shape) for one in found] == [(2,)] * slots, f"DelayedGlobal cannot correct {name}"
+
+
+@pytest.mark.parametrize("which", ["names", "variables"])
+def test_variables_without_weight_decay_are_seen(which: str) -> None:
+    optimizer = keras.optimizers.AdamW(0.1)
+    assert not _keras.excludes_from_weight_decay(optimizer)
+    variable = keras.Variable([1.0]) if _keras.IS_KERAS_3 else tf.Variable([1.0])
+    optimizer.exclude_from_weight_decay(**({"var_names": ["table"]} if which == "names" else {"var_list": [variable]}))
+    assert _keras.excludes_from_weight_decay(optimizer), "tables would decay that are not to (AdamW)"
+
+
+def test_an_optimizer_knows_the_strategy_that_it_was_made_under() -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+    assert _keras.strategy_of(optimizer) is strategy, "Optimizer._distribution_strategy"
+
+
+def test_types_and_layers_of_keras() -> None:
+    layer = keras.layers.Dense(1, dtype="mixed_bfloat16")
+    assert _keras.policy_dtypes(layer) == ("float32", "bfloat16"), "Layer._dtype_policy"
+    inner = small_model()
+    outer = keras.Sequential([inner])
+    assert len(_keras.layers_of(outer, keras.layers.Dense)) == 1, "Model._flatten_layers does not see nested layers"
+
+
+@KERAS_3
+def test_keras_takes_the_variable_that_is_made_for_it() -> None:
+    made = []
+
+    class Variable(_keras.VariableMadeHere):
+        def make_value(self, value: Any) -> Any:
+            made.append(tf.Variable(value() if callable(value) else value))
+            return made[0]
+
+    variable = Variable("zeros", shape=(2,), dtype="float32")
+    assert variable.value is made[0], "the anchor would be a variable of Keras's own (Variable._initialize)"
+    assert not _keras.is_deferred(variable)
+
+
+def test_functions_that_save_are_replaced() -> None:
+    package = _keras.Layer.__module__.split(".")[0]
+    of_this_version = 0
+    for module, name in _keras_hooks._SAVERS:
+        try:
+            owner: Any = importlib.import_module(module.format(keras=package))
+        except ImportError:
+            continue
+        for part in name.split("."):
+            owner = getattr(owner, part, None)
+        of_this_version += owner is not None
+    assert of_this_version >= 5, "ranks that save to one path at once would mix their files"
+
+
+def test_a_guarded_variable_refuses_optimizers() -> None:
+    class Refused(Exception):
+        pass
+
+    def refuse(*_: Any) -> None:
+        raise Refused
+
+    guarded = _keras.ResourceVariable(initial_value=[1.0])
+
+    class Variable(_keras.VariableMadeHere):
+        def make_value(self, value: Any) -> Any:
+            return guarded
+
+    variable = Variable("zeros", shape=(1,), dtype="float32") if _keras.IS_KERAS_3 else guarded
+    _tensorflow.on_optimizer_key(guarded, refuse)
+    with pytest.raises(Refused):  # else any Keras optimizer trains a table's weight of no rows, in silence
+        keras.optimizers.SGD(0.1).build([variable])
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        assert float(guarded[0]) == 1.0, "reading a table under a strategy would be refused (distribute_utils)"
+
+
+def test_a_variable_becomes_one_of_a_subclass_and_chooses_what_is_saved(tmp_path: Path) -> None:
+    class Chosen(_tensorflow.ChoosesChildren, _keras.ResourceVariable):
+        def saved_children(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
+            return {name: child for name, child in children.items() if name != "left_out"}
+
+    variable = _keras.ResourceVariable(initial_value=[1.0])
+    _tensorflow.become(variable, Chosen)
+    assert isinstance(variable, Chosen)
+    _tensorflow.track(variable, tf.Variable(2.0), "kept")
+    _tensorflow.track(variable, tf.Variable(3.0), "left_out")
+    path = tf.train.Checkpoint(root=variable).write(str(tmp_path / "checkpoint"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert any("kept" in name for name in names), "a checkpoint would not hold tables (_track_trackable)"
+    assert not any("left_out" in name for name in names), "_trackable_children"
+
+
+def test_a_variable_made_for_a_strategy_belongs_to_it() -> None:
+    variable = _keras.ResourceVariable(initial_value=[1.0])
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope() as strategy:
+        _tensorflow.join_strategy(variable)
+        assert strategy.extended.variable_created_in_scope(variable), "Keras 2's compile would refuse the model"
+
+
+def test_an_asset_is_made_when_a_saved_model_is_written(tmp_path: Path) -> None:
+    class Made(_tensorflow.ExportedAsset):
+        def export(self) -> str:
+            path = tmp_path / "made"
+            path.write_text("content")
+            return str(path)
+
+    module = tf.Module()
+    module.asset = Made(tf.constant("/nowhere"))
+    tf.saved_model.save(module, str(tmp_path / "model"))
+    module.asset.exported()
+    assert (tmp_path / "model" / "assets" / "made").read_text() == "content", "a SavedModel would hold no table"
+
+
+def test_who_calls_is_seen_through_modules() -> None:
+    code = "def ask():\n    return called_by('somebody', 'between')\n"
+    between: dict[str, Any] = {"__name__": "between.module", "called_by": _tensorflow.called_by}
+    exec(code, between)
+    for name, expected in (("somebody.else", True), ("other", False)):
+        caller: dict[str, Any] = {"__name__": name, "ask": between["ask"]}
+        exec("found = ask()", caller)
+        assert caller["found"] is expected
+
+
+def test_horovods_names() -> None:
+    pytest.importorskip("horovod.tensorflow")
+    from tf_sparse_ps._compat import _horovod  # imports Horovod
+
+    assert callable(_horovod.mpi_ops._grouped_allreduce), "collectives cannot add up without dividing"
+    assert hasattr(_horovod.mpi_ops.MPI_LIB, "horovod_join"), "hvd.join would end in a hang, not in its reason"
+
+
+# --- where they may be named ---
+
+
+def private_names(tree: ast.Module, own: set[str]) -> list[tuple[int, str]]:
+    """Attributes with an underscore that are none of the library's own, and modules that are private."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            private = re.match(r"_[^_]", node.attr) and node.attr not in own
+            if private or (node.attr == "__class__" and isinstance(node.ctx, ast.Store)):
+                found.append((node.lineno, node.attr))
+        elif isinstance(node, ast.ImportFrom) and PRIVATE_MODULES.match(node.module or ""):
+            found.append((node.lineno, str(node.module)))
+    return sorted(found)
+
+
+def own_names() -> set[str]:
+    """Of functions, classes, attributes and variables that the library itself defines, and of Python's own."""
+    found = {"_exit", "_current_frames", "_asdict", "_replace"}
+    for module in LIBRARY.rglob("*.py*"):
+        if module.suffix not in (".py", ".pyi"):
+            continue
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                    found.add(node.attr)
+            elif isinstance(node, ast.alias):
+                found.add((node.asname or node.name).rpartition(".")[2])
+    return found
+
+
+def test_private_names_are_in_compat_alone() -> None:
+    own = own_names() - {"_initialize", "_trackable_children", "_export_to_saved_model_graph"}
+    found = {
+        f"{module.relative_to(ROOT)}:{line} {name}"
+        for module in LIBRARY.rglob("*.py")
+        if "_compat" not in module.parts
+        for line, name in private_names(ast.parse(module.read_text()), own)
+    }
+    assert found == set()
+
+
+def test_a_private_name_elsewhere_is_found() -> None:
+    lines = ("variable._distributed_container = 1", "from tensorflow.python.eager import context", "x.__class__ = y")
+    tree = ast.parse("\n".join(lines))
+    assert [name for _, name in private_names(tree, own_names())] == [
+        "_distributed_container",
+        "tensorflow.python.eager",
+        "__class__",
+    ]
+
+
+def test_the_table_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "private-names.md").read_text()
+    sources = "\n".join(module.read_text() for module in (LIBRARY / "_compat").glob("*.py"))
+    rows = [row.split("|") for row in text.splitlines() if row.startswith("| ") and "`" in row]
+    assert len(rows) > 20
+    for row in rows:
+        for name in re.findall(r"`([\w.()]+)`", row[1]):
+            last = name.rstrip(".").replace("()", "").rpartition(".")[2]
+            assert last in sources or last == "Model", f"{name} is in the table and not in _compat"

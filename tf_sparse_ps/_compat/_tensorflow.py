@@ -1,0 +1,92 @@
+"""Private names of TensorFlow that tables need: of variables, of what is saved with them, and of Python's stack.
+
+docs/private-names.md lists them; tests/compat has a test of each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
+_AUTOGRAPH = "tensorflow.python.autograph"
+
+
+def become(variable: tf.Variable, cls: type) -> None:
+    """Makes a variable one of a subclass: TensorFlow's factories make no variables of other classes than their own."""
+    variable.__class__ = cls
+
+
+def on_optimizer_key(variable: tf.Variable, refuse: Callable[[], Any]) -> None:
+    """Has `refuse` called when an optimizer asks a variable for its key, which all do in `build`, before anything else.
+
+    Under a strategy TensorFlow asks, too, at every read of a variable; it is let through.
+    """
+
+    def container() -> None:
+        if sys._getframe(1).f_globals.get("__name__") != _ASKED_BY_TENSORFLOW:
+            refuse()
+
+    variable._distributed_container = container
+
+
+def join_strategy(variable: tf.Variable) -> None:
+    """Has a variable belong to the strategy in whose scope this is called; Keras 2 asks when a model is compiled."""
+    if tf.distribute.has_strategy():
+        variable._distribute_strategy = tf.distribute.get_strategy()
+
+
+def track(holder: Any, child: Any, name: str) -> None:
+    """Has TensorFlow save `child` with `holder`, if that is an object that TensorFlow saves."""
+    if hasattr(holder, "_track_trackable"):
+        holder._track_trackable(child, name, overwrite=True)
+
+
+def called_by(package: str, *through: str) -> bool:
+    """Whether the caller's caller is in a package, seen through modules whose names begin with `through`.
+
+    AutoGraph's are seen through, too.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith((__name__, _AUTOGRAPH, *through)):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith(f"{package}.")
+
+
+class ChoosesChildren:
+    """Mixin, in front of a class that TensorFlow saves, which chooses what is saved with it."""
+
+    def saved_children(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
+        """Of what is tracked, that which is saved.
+
+        Args:
+          children: By name.
+          save_type: "checkpoint" or "savedmodel".
+        """
+        return children
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        return self.saved_children(super()._trackable_children(save_type, **kwargs), save_type)  # type: ignore[misc]
+
+
+class ExportedAsset(tf.saved_model.Asset):
+    """An asset whose file is made when a SavedModel is written."""
+
+    def export(self) -> str:
+        """Makes the file, which TensorFlow copies at the end of the save; returns its path."""
+        raise NotImplementedError
+
+    def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:
+        path = self.export()
+        # TensorFlow reads there which file to copy.
+        self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
+        return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)
+
+    def exported(self) -> None:
+        """The save is over: the path is the asset's own again."""
+        del self.asset_path.numpy
