@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +14,22 @@ TESTS = Path(__file__).resolve().parent
 SHARED = (TESTS / "reference", TESTS / "training", TESTS / "multirank", TESTS.parent / "examples")
 sys.path[:0] = map(str, SHARED)
 
-NO_HOROVOD = pytest.mark.skip(reason="Horovod is not installed here: make horovod-tf215")
+NEED_HOROVOD = ("multirank", "matrix")
+HOROVOD = importlib.util.find_spec("horovod") is not None
+# Not collected: their modules import Horovod.
+collect_ignore = [] if HOROVOD else list(NEED_HOROVOD)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not HOROVOD:
+        folders = " and ".join(f"tests/{folder}" for folder in NEED_HOROVOD)
+        terminalreporter.write_line(f"SKIPPED {folders}: Horovod is not installed here (make horovod-tf215)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    horovod = importlib.util.find_spec("horovod") is not None
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if TESTS in item.path.parents else ""
         if folder == "multirank":
             item.add_marker(pytest.mark.multirank)
         if folder == "matrix":
             item.add_marker(pytest.mark.nightly)  # for `make matrix` and `make nightly`
-        if folder in ("multirank", "matrix") and not horovod:
-            item.add_marker(NO_HOROVOD)

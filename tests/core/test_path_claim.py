@@ -15,7 +15,7 @@ from tf_sparse_ps.table.path_claim import claimed
 
 HOLD = """
 import sys
-from tf_sparse_ps.path_claim import claimed
+from tf_sparse_ps.table.path_claim import claimed
 with claimed(sys.argv[1], "rank 7"):
     print("holding", flush=True)
     sys.stdin.readline()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 import pytest
 from launch import launched
 from readme_program import README, SAMPLES, example
+
+from benchmarks import readme
 
 HERE = Path(__file__).resolve().parent
 
@@ -51,36 +52,7 @@ def test_the_example_says_shard() -> None:
     assert "shard" in example()
 
 
-def numbers(text: str) -> list[str]:
-    """Decimal numbers as they are written, `1,234.5` and `.702` included."""
-    return re.findall(r"(?<![\w.])(?:\d[\d,]*)?\.?\d+(?![\w])", text)
-
-
-def value(number: str) -> float:
-    return float(number.replace(",", ""))
-
-
-def is_rounded(number: str, measured: list[float]) -> bool:
-    """Whether a number is one of the measured ones, rounded to as many digits as it shows."""
-    digits = number.replace(",", "")
-    places = len(digits.partition(".")[2])
-    step = 10.0**-places if places else 10.0 ** (len(digits) - len(digits.rstrip("0")))
-    return any(abs(value(number) - one) <= step / 2 * (1 + 1e-9) for one in measured)
-
-
-def test_figures_are_those_of_the_results_page() -> None:
-    """Every figure of README's table is a figure of docs/results.md, rounded; GiB there are MiB here."""
-    results = (README.parent / "docs" / "results.md").read_text()
-    measured = [value(number) for number in numbers(results)]
-    of_mib = [one / 1024 for one in measured]
-    rows = re.findall(r"^\| .* \|$", README.read_text().partition("## Measured")[2].partition("\n## ")[0], re.MULTILINE)
-    assert len(rows) > 8
-    unknown = []
-    for row in rows[1:]:
-        what, *cells, _ = row.strip("|").split("|")
-        for cell in cells:
-            for number in numbers(re.sub(r"`[^`]*`|Keras \d|\(0?\.\d+\)", "", cell)):
-                unit = cell.partition(number)[2].split()[:1]
-                if not is_rounded(number, of_mib + measured if unit and unit[0].startswith("GiB") else measured):
-                    unknown.append(f"{what.strip()}: {number}")
-    assert not unknown
+def test_the_table_is_that_of_the_measured_figures() -> None:
+    """One file, written by one command, holds every figure."""
+    table = readme.table(json.loads(readme.FIGURES.read_text()))
+    assert README.read_text() == readme.with_table(README.read_text(), table)

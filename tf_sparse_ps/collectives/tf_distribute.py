@@ -4,7 +4,7 @@
 that runtime's own ops, in groups of ours. A rank is a worker; replicas within a worker are merged before anything is
 sent (`training/replicas.py`). Under `MirroredStrategy` there is one rank, and nothing to send.
 
-How an operation finds its cross_node_group, and what keeps it from meeting another:
+How an operation meets the same one of the other ranks, and no other:
 
 - An op is told a group key and an instance key. Ours lie far above TensorFlow's, which count from 1 and 100. The
   instance key is a digest of the operation's name, so it is the same on all ranks whatever the order of tracing; two

@@ -84,7 +84,8 @@ def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Se
         found = _ops.unique([ids[f] for f in at], of, len(own))
         return _ops.gather_rows(found, type(own[0]).read(own, found.keys), [one.carrier for one in own], of)
 
-    if (recording := _recording.get()) is not None:
+    recording = _recording.get()
+    if recording is not None:
         return recording.take(sources, ids, table_of, [tf.shape(one, tf.int64) for one in ids])
     return _by_class(sources, table_of, plain, in_parts)
 
@@ -114,7 +115,8 @@ def pool(
         rows, carriers = type(own[0]).read(own, found.keys), [one.carrier for one in own]
         return _ops.pool_rows(found, splits, weights, rows, carriers, of, [combiners[f] for f in at])
 
-    if (recording := _recording.get()) is not None:
+    recording = _recording.get()
+    if recording is not None:
         ids = [one.ids for one in bags]
         return recording.take(sources, ids, table_of, [tf.shape(one.splits, tf.int64) - 1 for one in bags])
     return _by_class(sources, table_of, plain, in_parts)
