@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,26 @@ def test_xla_is_seen_while_it_is_traced() -> None:
     assert seen == [True], "a lookup in a function with jit_compile=True would fail without a reason"
     tf.function(lambda x: seen.append(_keras.traced_with_jit_compile())).get_concrete_function(tf.zeros([]))
     assert seen == [True, False]
+
+
+def test_the_context_tells_whether_operations_have_run_and_processes_are_connected() -> None:
+    program = (
+        "import tensorflow as tf; from tf_sparse_ps._compat import _tensorflow as ours\n"
+        "print(ours.has_begun(), ours.connects_processes())\n"
+        "tf.zeros([])\n"
+        "print(ours.has_begun(), ours.connects_processes())\n"
+        "ours.context.context()._collective_leader = '/job:worker/replica:0/task:0'\n"
+        "print(ours.connects_processes())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert found.stdout.split() == ["False", "False", "True", "False", "True"], (
+        "tsps.init() would let TensorFlow connect workers too late (context()._context_handle), or twice "
+        "(context()._collective_leader)"
+    )
+    assert inspect.signature(type(_tensorflow.context.context()).configure_collective_ops).parameters, (
+        "what sets context()._collective_leader is gone"
+    )
 
 
 def test_the_body_of_a_called_function_is_found() -> None:

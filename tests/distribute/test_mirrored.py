@@ -21,7 +21,7 @@ from workers import HERE, environment
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import job
-from tf_sparse_ps.collectives import protocol, tf_distribute
+from tf_sparse_ps.collectives import protocol, runtime, tf_distribute
 from tf_sparse_ps.node import node_discovery
 
 KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
@@ -148,9 +148,9 @@ def _keys_of(collectives: Any, label: str, taken: dict[int, str] | None = None) 
 
 def test_sizes_are_padded_by_an_eighth_at_most() -> None:
     for n_bytes in [1, 4, 33, 1000, 12345, 10**6, 10**9, 2**33]:
-        words, which = tf_distribute._size_of(tf.constant(n_bytes, tf.int64))
+        words, which = runtime._size_of(tf.constant(n_bytes, tf.int64))
         assert n_bytes <= 4 * int(words) <= 1.125 * n_bytes + 4
-        assert tf_distribute._SIZES[int(which)] == int(words)
+        assert runtime._SIZES[int(which)] == int(words)
 
 
 def test_a_folder_is_the_same_only_where_it_is(tmp_path: Path) -> None:

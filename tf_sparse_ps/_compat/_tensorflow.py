@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
 _AUTOGRAPH = "tensorflow.python.autograph"
@@ -90,3 +91,13 @@ class ExportedAsset(tf.saved_model.Asset):
     def exported(self) -> None:
         """The save is over: the path is the asset's own again."""
         del self.asset_path.numpy
+
+
+def has_begun() -> bool:
+    """Whether this process has run operations: from then on TensorFlow cannot be told of other processes."""
+    return context.context()._context_handle is not None
+
+
+def connects_processes() -> bool:
+    """Whether a strategy of several workers has been made in this process, or something else has connected it."""
+    return bool(context.context()._collective_leader)

@@ -250,9 +250,6 @@ class HorovodCollectives(ProcessCollectives):
     def _connected(self) -> bool:
         return bool(hvd.is_initialized())
 
-    def _missed_others(self, waited_s: float) -> None:
-        self.key_values.write(EXIT_REPORT, exit_report.no_more_steps(self.rank, waited_s))
-
 
 def _one(tensor: tf.Tensor) -> tf.Tensor:
     """The number 1, as int64, in a way that needs the tensor and that grappler does not see through."""

@@ -1,8 +1,9 @@
-"""What ranks can tell each other outside of operations: small texts on a key-value store that Horovod's launcher keeps.
+"""What ranks can tell each other outside of operations: small texts in a key-value store.
 
-The rendezvous server of `horovodrun --gloo` (checked with Horovod 0.28.1) keeps them as long as the job lives. Where
-there is none, as under MPI, nothing is written and nothing found. A store that does not answer is an empty one: it is
-read to explain an error, and must not be another.
+A launcher keeps it as long as the job lives: `tf-sparse-ps run`, or the rendezvous server of `horovodrun --gloo`
+(checked with Horovod 0.28.1); for ranks that TensorFlow connects without a launcher, rank 0 does
+(`key_value_server.py`). Where there is none, as under MPI, nothing is written and nothing found. A store that does not
+answer is an empty one: it is read to explain an error, and must not be another.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import http.client
 import os
 
+# HOST:PORT of the store that `tf-sparse-ps run` keeps.
+VARIABLE = "TFSPS_KEY_VALUES"
 _TIMEOUT_S = 1.0
 _SCOPE = "/tsps/"
 
@@ -21,14 +24,23 @@ FOUND = "found"  # which rank has ended, or does not come, from others
 class KeyValueStore:
     """Texts by key."""
 
-    def __init__(self, address: tuple[str, int] | None = None) -> None:
-        """A store at a host and a port; None: there is none."""
-        self._address = address
+    def __init__(self, address: tuple[str, int] | None = None, keeper: str = "") -> None:
+        """Finds the store.
+
+        Args:
+          address: Host and port; None: there is none.
+          keeper: The rank that keeps it, in words; "": no rank does.
+        """
+        self._address, self._keeper = address, keeper
 
     @classmethod
     def of_launcher(cls) -> KeyValueStore:
         """The one that the environment names."""
-        host, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
+        host, _, port = os.environ.get(VARIABLE, "").rpartition(":")
+        if host and port.isdigit():
+            return cls((host, int(port)))
+        host = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
+        port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
         return cls((host, int(port)) if host and port.isdigit() else None)
 
     @property
@@ -38,24 +50,27 @@ class KeyValueStore:
 
     def read(self, key: str) -> str:
         """What was written last; "" if nothing was."""
-        return self._request("GET", key, None)
+        return self._request("GET", key, None) or ""
 
     def reason(self) -> str:
         """Why a rank has ended or is waited for, from itself or else from others; "" if nobody has said."""
+        if self._keeper and self._request("GET", EXIT_REPORT, None) is None:
+            return f"{self._keeper} does not answer: it has ended, or its machine is cut off"
         return self.read(EXIT_REPORT) or self.read(FOUND)
 
-    def write(self, key: str, text: str) -> None:
-        """In place of what was there."""
-        self._request("PUT", key, text.encode())
+    def write(self, key: str, text: str) -> bool:
+        """In place of what was there; whether the store has it now."""
+        return self._request("PUT", key, text.encode()) is not None
 
     def write_first(self, key: str, text: str) -> None:
         """Unless something is there."""
         if not self.read(key):
             self.write(key, text)
 
-    def _request(self, method: str, key: str, body: bytes | None) -> str:
+    def _request(self, method: str, key: str, body: bytes | None) -> str | None:
+        """The answer, "" where nothing is kept; None: there was none."""
         if self._address is None:
-            return ""
+            return None
         with contextlib.suppress(OSError, http.client.HTTPException):
             connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT_S)
             try:
@@ -64,6 +79,5 @@ class KeyValueStore:
                 content = answer.read()
             finally:
                 connection.close()
-            if answer.status == http.client.OK:
-                return content.decode(errors="replace")
-        return ""
+            return content.decode(errors="replace") if answer.status == http.client.OK else ""
+        return None

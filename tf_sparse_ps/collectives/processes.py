@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_sparse_ps.collectives import exit_report
+from tf_sparse_ps.collectives.key_values import EXIT_REPORT
 from tf_sparse_ps.collectives.protocol import Collectives
 
 _EXIT_BARRIER_SECONDS = 30.0
@@ -76,7 +78,8 @@ class ProcessCollectives(Collectives):
         return True
 
     def _missed_others(self, waited_s: float) -> None:
-        """Called when the others have not come to their end in this time."""
+        """Called when the others have not come to their end in this time: tells them why this rank is gone."""
+        self.key_values.write(EXIT_REPORT, exit_report.no_more_steps(self.rank, waited_s))
 
     def _meet_at_exit(self) -> None:
         """Waits for the other ranks, unless this process ends with an error or they are gone."""

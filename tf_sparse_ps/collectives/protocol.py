@@ -21,20 +21,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_sparse_ps.collectives import launchers
+from tf_sparse_ps.collectives import cluster_config, launchers
 from tf_sparse_ps.collectives.key_values import KeyValueStore
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_KINDS = ("auto", "horovod", "tf.distribute", "local")
+_KINDS = ("auto", "horovod", "tensorflow", "tf.distribute", "local")
 
 
 class Collectives(abc.ABC):
     """A fixed set of ranks. Graph methods work eagerly and inside `tf.function`; object methods are eager only.
 
     Attributes:
-      kind: "horovod", "tf.distribute" or "local".
+      kind: "horovod", "tensorflow", "tf.distribute" or "local".
       rank, size: this process among all of the job's.
       local_rank, local_size: among the processes of this node. Local rank 0 is the node's leader.
       cross_rank, cross_size: this process among those with its local rank, one of each node that has so many. Where
@@ -167,25 +167,68 @@ def prepare() -> None:
 
 
 def init(collectives: str = "auto") -> Collectives:
-    """Initialises Horovod in a process that a launcher started as one of several, and returns its collectives.
+    """Connects a process that was started as one of several with the others, and returns its collectives.
 
-    In place of `hvd.init()`, which does as well when tf_sparse_ps was imported before it.
+    By Horovod if its launcher, or another that Horovod knows, has started the process, in place of `hvd.init()`, which
+    does as well when tf_sparse_ps was imported before it; by TensorFlow's own collectives if TF_CONFIG names several
+    workers. Call it at the top of the program: TensorFlow connects processes only before its first operation.
 
     Args:
-      collectives: "auto"; "local" where the launcher's processes are each to train by themselves, which "auto" refuses.
+      collectives: "auto"; "horovod" or "tensorflow", that one; "local" where the launcher's processes are each to train
+        by themselves, which "auto" refuses.
 
     Raises:
-      ValueError, RuntimeError: See `resolve`.
+      ValueError, RuntimeError, RankLost: See `resolve`, and `tensorflow.make`.
     """
     prepare()
+    strategy = active_strategy()
+    if collectives in ("auto", "tensorflow") and _names_workers(strategy, explicitly=collectives == "tensorflow"):
+        return _instance("tensorflow", None)
     launch = launchers.find()
     if launchers.find_horovodrun() is not None or collectives == "horovod":
         _init_horovod()
-    elif launch is not None and collectives == "auto" and _choose("auto", False, active_strategy()) == "local":
+    elif launch is not None and collectives == "auto" and _choose("auto", False, strategy) == "local":
         # Without Horovod `resolve` says what is missing.
         with contextlib.suppress(ImportError):
             _init_horovod()
     return resolve(collectives)
+
+
+def _names_workers(strategy: Any, *, explicitly: bool) -> bool:
+    """Whether `init` is to have TensorFlow connect the workers of TF_CONFIG; Horovod's launcher goes before it.
+
+    Raises:
+      ValueError: It is asked for, and Horovod or a strategy trains; or TF_CONFIG cannot be read.
+    """
+    if explicitly:
+        _refuse_beside_tensorflow(strategy)
+        return True
+    if _horovod_initialised() or strategy is not None or launchers.find_horovodrun() is not None:
+        return False
+    if "tensorflow" in _instances:
+        return True
+    if not os.environ.get(cluster_config.VARIABLE, "").strip():
+        return False
+    from tf_sparse_ps._compat import _tensorflow  # needs TensorFlow
+
+    cluster = cluster_config.find()
+    # A strategy that is there already, outside of whose scope this is called, has connected them.
+    return cluster is not None and cluster.size > 1 and not _tensorflow.connects_processes()
+
+
+def _refuse_beside_tensorflow(strategy: Any) -> None:
+    """Raises ValueError if something else reduces gradients in this process, or its launcher wants it to."""
+    other = ""
+    if _horovod_initialised():
+        other = "Horovod is initialised. Leave out hvd.init()"
+    elif launchers.find_horovodrun() is not None:
+        other = "Horovod's launcher started this process. Start it with `tf-sparse-ps run --collectives tensorflow`"
+    elif strategy is not None and strategy.num_replicas_in_sync > 1:
+        other = "a tf.distribute strategy is active. Leave it out, or choose 'tf.distribute'"
+    if other:
+        raise ValueError(
+            f"collectives='tensorflow' has ranks of its own, and {other}: gradients would be reduced twice"
+        )
 
 
 def _init_horovod() -> None:
@@ -234,9 +277,10 @@ def resolve(kind: str = "auto") -> Collectives:
     """Returns the process's collectives of this kind, always the same object.
 
     Args:
-      kind: "horovod"; "tf.distribute", the workers of the strategy in whose scope this is called; "local" (one rank);
-        or "auto": Horovod when it has been initialised, tf.distribute in the scope of a strategy with several replicas
-        (and, of several workers, from then on), else local.
+      kind: "horovod"; "tensorflow", the workers of TF_CONFIG, which `init` connects; "tf.distribute", those of the
+        strategy in whose scope this is called; "local" (one rank); or "auto": Horovod when it has been initialised,
+        tf.distribute in the scope of a strategy with several replicas (and, of several workers, from then on),
+        "tensorflow" when `init` has connected workers, else local.
 
     Raises:
       ValueError: Unknown kind; "local" in a process that is one of several ranks; "tf.distribute" outside of a
@@ -255,6 +299,8 @@ def resolve(kind: str = "auto") -> Collectives:
             f"HOROVOD_SIZE={os.environ.get('HOROVOD_SIZE')}"
         )
     strategy = active_strategy()
+    if kind == "tensorflow":
+        _refuse_beside_tensorflow(strategy)
     chosen = _choose(kind, initialised, strategy)
     found = _instance(chosen, strategy)
     if chosen == "tf.distribute" and strategy is not None:
@@ -264,6 +310,11 @@ def resolve(kind: str = "auto") -> Collectives:
             raise ValueError(
                 f"collectives='local' is for one process. Received: a process that is rank {ranks.rank} of "
                 f"{ranks.size}; ranks would train apart without a word. Use 'auto' or 'horovod'."
+            )
+        if (made := _instances.get("tensorflow")) is not None and made.size > 1:
+            raise ValueError(
+                f"collectives='local' is for one process. Received: a process that is rank {made.rank} of {made.size} "
+                "by TF_CONFIG; ranks would train apart without a word. Use 'auto' or 'tensorflow'."
             )
         _said_to_be_alone.set()
     elif not _said_to_be_alone.is_set():
@@ -290,7 +341,10 @@ def _check_launch(found: Collectives, initialised: bool) -> None:
             "`horovodrun --gloo`, or use a Horovod that was built with MPI, and that MPI's launcher."
         )
     elif importlib.util.find_spec("horovod") is None:
-        wrong = "Horovod, by which they could talk to each other, is not installed."
+        wrong = (
+            "Horovod, by which they could talk to each other, is not installed. Start them with `tf-sparse-ps run`, "
+            "which needs none."
+        )
     else:
         wrong = "Horovod is not initialised. Call tsps.init(), or hvd.init(), before anything else of tf_sparse_ps."
     raise RuntimeError(
@@ -319,9 +373,13 @@ def _choose(kind: str, horovod: bool, strategy: Any) -> str:
             "collectives='tf.distribute' is to be chosen in the scope of the strategy: `with strategy.scope():`, or in "
             "a function that strategy.run() runs. No strategy is active"
         )
-    if horovod and kind != "local":
+    if kind in ("local", "tensorflow"):
+        return kind
+    if horovod:
         return "horovod"
-    return "tf.distribute" if kind == "tf.distribute" or max(replicas, workers) > 1 else "local"
+    if kind == "tf.distribute" or max(replicas, workers) > 1:
+        return "tf.distribute"
+    return "tensorflow" if "tensorflow" in _instances else "local"
 
 
 def _make(kind: str, strategy: Any) -> Collectives:
@@ -329,6 +387,10 @@ def _make(kind: str, strategy: Any) -> Collectives:
         from tf_sparse_ps.collectives.horovod import HorovodCollectives  # Horovod is optional
 
         return HorovodCollectives()
+    if kind == "tensorflow":
+        from tf_sparse_ps.collectives import tensorflow  # needs TensorFlow
+
+        return tensorflow.make()
     if kind == "tf.distribute":
         from tf_sparse_ps.collectives import tf_distribute  # needs TensorFlow
 

@@ -1,0 +1,132 @@
+"""Ranks that TF_CONFIG names meet before TensorFlow connects them, or learn who is missing and what differs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tf_sparse_ps.collectives import key_values, meeting
+from tf_sparse_ps.collectives.cluster_config import ClusterConfig
+from tf_sparse_ps.collectives.key_value_server import KeyValueServer
+from tf_sparse_ps.collectives.key_values import KeyValueStore
+from tf_sparse_ps.errors import CollectivesError, RankLost
+
+LONG_S, SHORT_S = 30.0, 1.5  # the one ends every test that waits in vain
+
+
+def addresses(ranks: int) -> tuple[str, ...]:
+    """Of ports that nobody has."""
+    probes = [socket.socket() for _ in range(ranks)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    found = tuple(f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes)
+    for probe in probes:
+        probe.close()
+    return found
+
+
+def meet(clusters: list[ClusterConfig], timeout_s: float, late: int | None = None) -> list[Any]:
+    """What each of some ranks gets, or the error that it gets."""
+    results: list[Any] = [None] * len(clusters)
+
+    def rank(position: int) -> None:
+        if position == late:
+            time.sleep(0.5)
+        try:
+            results[position] = meeting.meet(clusters[position], timeout_s)
+        except Exception as error:
+            results[position] = error
+
+    threads = [threading.Thread(target=rank, args=(one,)) for one in range(len(clusters))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LONG_S)
+    return results
+
+
+@pytest.fixture(params=["rank 0", "launcher"], autouse=True)
+def keeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Who keeps the store in which they meet."""
+    monkeypatch.delenv(key_values.VARIABLE, raising=False)
+    if request.param == "rank 0":
+        yield request.param
+        return
+    server = KeyValueServer("127.0.0.1")
+    monkeypatch.setenv(key_values.VARIABLE, f"127.0.0.1:{server.port}")
+    yield request.param
+    server.close()
+
+
+@pytest.mark.parametrize("late", [None, 0, 2])
+def test_all_go_on_when_all_are_there(keeper: str, late: int | None) -> None:
+    everyone = addresses(3)
+    results = meet([ClusterConfig(everyone, r) for r in range(3)], LONG_S, late)
+    stores = [store for store, _ in results]
+    assert stores[1].write("greeting", "good morning")
+    assert [store.read("greeting") for store in stores] == ["good morning"] * 3
+    servers = [server for _, server in results if server]
+    assert len(servers) == (keeper == "rank 0")
+    for address in everyone:  # TensorFlow's servers come there next
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", int(address.rpartition(":")[2])))
+    for server in servers:
+        server.close()
+        assert stores[2].reason().startswith("rank 0 does not answer")
+
+
+def test_who_does_not_come_is_named_to_those_who_wait() -> None:
+    everyone = addresses(4)
+    results = meet([ClusterConfig(everyone, r) for r in (0, 2)], SHORT_S)
+    for error in results:
+        assert isinstance(error, RankLost)
+        assert f"rank 1 at {everyone[1]}, rank 3 at {everyone[3]} did not come within 1.5 s" in str(error)
+
+
+def test_a_rank_0_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_LEAVE_S", 0.2)
+    everyone = addresses(2)
+    (error,) = meet([ClusterConfig(everyone, 1)], SHORT_S)
+    assert isinstance(error, RankLost)
+    assert "rank 0" in str(error)
+    assert everyone[0] in str(error)
+
+
+def test_a_cluster_that_differs_is_named_with_both_at_once() -> None:
+    everyone = addresses(3)
+    began = time.monotonic()
+    results = meet([ClusterConfig(everyone, 0), ClusterConfig(everyone[:2], 1), ClusterConfig(everyone, 2)], LONG_S)
+    for error in results:
+        assert isinstance(error, RankLost)
+        assert f"TF_CONFIG differs between ranks: rank 0 was told of {list(everyone)}, rank 1 of" in str(error)
+    assert time.monotonic() < began + LONG_S / 2
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_port_that_is_taken_is_named_with_its_rank(taken: int, keeper: str) -> None:
+    everyone = addresses(2)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(everyone[taken].rpartition(":")[2])))
+        other.listen()
+        results = meet([ClusterConfig(everyone, r) for r in range(2)], SHORT_S)
+    assert f"rank {taken} cannot listen at {everyone[taken]}" in str(results[taken])
+    assert isinstance(results[taken], CollectivesError if taken == 0 and keeper == "rank 0" else RankLost)
+    assert isinstance(results[1 - taken], RankLost)
+
+
+def test_a_store_refuses_texts_without_measure() -> None:
+    server = KeyValueServer("127.0.0.1")
+    store = KeyValueStore(("127.0.0.1", server.port))
+    store.write("long", "x" * (2 << 20))
+    assert store.read("long") == ""
+    assert store.write("short", "x")
+    assert store.read("short") == "x"
+    server.close()
+    assert not store.write("short", "y")
+    assert store.read("short") == ""

@@ -1,0 +1,85 @@
+"""Collectives of processes that TF_CONFIG names, connected by TensorFlow itself: no Horovod, and no strategy around.
+
+`tf-sparse-ps run` sets TF_CONFIG, and so do Kubeflow and others. Checked: TensorFlow 2.15 and 2.21, on CPUs.
+
+TensorFlow's server and its collective runtime are started by making a `MultiWorkerMirroredStrategy`, the public way to
+do that. Its scope is never entered: Keras 3, which cannot train in it, sees nothing of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps.collectives import cluster_config, meeting
+from tf_sparse_ps.collectives.cluster_config import VARIABLE, ClusterConfig
+from tf_sparse_ps.collectives.key_value_server import KeyValueServer
+from tf_sparse_ps.collectives.protocol import timeout_s
+from tf_sparse_ps.collectives.runtime import ALL_RANKS, RuntimeCollectives
+
+
+class TensorFlowCollectives(RuntimeCollectives):
+    """The workers of TF_CONFIG. See `make`."""
+
+    kind = "tensorflow"
+    in_cluster = True
+    _strategy: Any = None  # keeps TensorFlow's server
+    _server: KeyValueServer | None = None  # keeps the job's key-value store, on rank 0 of a job without a launcher
+
+
+def make() -> TensorFlowCollectives:
+    """Connects the workers of TF_CONFIG. Each of them calls it, before TensorFlow's first operation.
+
+    Raises:
+      ValueError: TF_CONFIG names no workers, or is not what TensorFlow describes.
+      RuntimeError: TensorFlow has run operations already.
+      RankLost: Workers that did not come, or were told of another cluster, with which.
+      CollectivesError: The port that TF_CONFIG gives this process is taken.
+      AccessError, NoSpaceError: From the folder of tables.
+    """
+    cluster = cluster_config.find()
+    if cluster is None:
+        raise ValueError(
+            f"collectives='tensorflow' is for processes that {VARIABLE} names: start them with `tf-sparse-ps run -np N "
+            f"python train.py`, or set it in each. Received: {VARIABLE}={os.environ.get(VARIABLE, '')!r}"
+        )
+    if _tensorflow.has_begun():
+        raise RuntimeError(
+            "TensorFlow has run operations already, and connects processes only before the first one: call "
+            "tsps.init() at the top of the program, before any tensor, layer, seed or dataset is made"
+        )
+    store, server = meeting.meet(cluster, timeout_s())
+    connected = threading.Event()
+    threading.Thread(target=_give_up, args=(cluster, connected), name="tsps-connecting", daemon=True).start()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if cluster.size > 1 else None
+    device = "/CPU:0" if strategy is None else strategy.extended.worker_devices[0]
+    device = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+    made = TensorFlowCollectives(device, cluster.rank, cluster.size, ALL_RANKS, {})
+    made._strategy, made._server, made.key_values = strategy, server, store
+    made.find_nodes()
+    connected.set()
+    atexit.register(made.end)
+    return made
+
+
+def _give_up(cluster: ClusterConfig, connected: threading.Event) -> None:
+    """Ends a process whose TensorFlow connects to nobody, which it would try for an hour."""
+    seconds = timeout_s()
+    began = time.monotonic()
+    if connected.wait(seconds):
+        return
+    print(
+        f"tf_sparse_ps: rank {cluster.rank} of {cluster.size} ends: all ranks were there, and then TensorFlow did not "
+        f"connect them within {time.monotonic() - began:.0f} s. One has ended meanwhile, or cannot be reached at its "
+        f"address: {', '.join(cluster.addresses)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
