@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 from bucket_sizes import GATE, HALVES, NO_SAMPLES, PROFILE, SIZES, STEPS
 
 import tf_sparse_ps as tsps
@@ -99,7 +99,7 @@ def first_weights() -> list[tf.Variable]:
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng([step, hvd.rank()])
+    random = np.random.default_rng([step, this_rank.rank()])
     return random.normal(size=(8, SIZES[0])).astype("float32"), random.normal(size=(8, 1)).astype("float32")
 
 
@@ -115,7 +115,7 @@ def train(
     eager: bool = False,
 ) -> Any:
     """Trains in a loop, notes weights and slots, and how often each operation ran; returns the wrapper."""
-    print(f"rank {hvd.rank()}: {name}", flush=True)
+    print(f"rank {this_rank.rank()}: {name}", flush=True)
     say_ready_times(seconds)
     weights, world = first_weights(), tsps.collectives.current()
     ours = tsps.DistributedOptimizer(optimizer, schedule=schedule)
@@ -135,8 +135,8 @@ def train(
     for number in range(steps):
         inputs, targets = batch(number)
         if weights_differ:
-            absent = number in NO_SAMPLES and hvd.rank() == hvd.size() - 1
-            ours.rank_weight.assign(0.0 if absent else 1.0 + hvd.rank())
+            absent = number in NO_SAMPLES and this_rank.rank() == this_rank.size() - 1
+            ours.rank_weight.assign(0.0 if absent else 1.0 + this_rank.rank())
             inputs = inputs * np.float32(np.nan) if absent else inputs
         run(tf.constant(inputs), tf.constant(targets))
     kept = [np.asarray(one) for one in ours.variables]
@@ -172,7 +172,7 @@ def fit(name: str, schedule: tsps.schedules.Schedule) -> None:
     model = keras.Model(ids, keras.layers.Dense(1)(hidden))
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1), schedule=schedule)
     model.compile(optimizer, "mse", steps_per_execution=2)
-    inputs = np.random.default_rng(hvd.rank()).integers(0, 50, (7 * 8, 3))
+    inputs = np.random.default_rng(this_rank.rank()).integers(0, 50, (7 * 8, 3))
     before = tsps.collectives.current().enqueued()
     callbacks = [tsps.callbacks.BroadcastVariables()]
     model.fit(inputs, inputs.sum(1) % 7, batch_size=8, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
@@ -182,7 +182,7 @@ def fit(name: str, schedule: tsps.schedules.Schedule) -> None:
 def errors() -> dict[str, str]:
     """What the ways that cannot work are refused with."""
     said = {}
-    rank, size = hvd.rank(), hvd.size()
+    rank, size = this_rank.rank(), this_rank.size()
 
     def attempt(name: str, schedule: Callable[[], Any]) -> None:
         try:
@@ -250,7 +250,7 @@ def four() -> None:
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE)
     train("adam buckets", keras.optimizers.Adam(0.01), schedule)
     bucket_cost.measure = lambda *_: bucket_cost.Cost(1e-4, 1e-7)
-    place = hvd.rank() % (len(SIZES) - 2) + 1
+    place = this_rank.rank() % (len(SIZES) - 2) + 1
     slow = (np.eye(len(SIZES) - 1)[place] * 0.015).tolist()
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE)
     train("slow on other ranks", keras.optimizers.SGD(0.1), schedule, seconds=lambda step: slow)
@@ -258,14 +258,14 @@ def four() -> None:
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE, gap_threshold=0.01, max_profiles=2)
     erratic = (np.eye(len(SIZES) - 1) * 0.03).tolist()
     train("erratic", keras.optimizers.SGD(0.1), schedule, seconds=lambda step: erratic[1 + step % 3])
-    (Path(sys.argv[2]) / f"errors-{hvd.rank()}.json").write_text(json.dumps(errors()))
+    (Path(sys.argv[2]) / f"errors-{this_rank.rank()}.json").write_text(json.dumps(errors()))
 
 
 def main() -> None:
     """Runs everything that the tests look at."""
     tf.config.threading.set_intra_op_parallelism_threads(1)  # sums in the same order every time
     tf.config.threading.set_inter_op_parallelism_threads(4)  # a gate holds one
-    tsps.init()
+    this_rank.init()
     {"pair": pair, "four": four}[sys.argv[1]]()
     for name, values in found.items():
         arrays = {
@@ -274,7 +274,7 @@ def main() -> None:
             for i, array in enumerate(values.get(kind, []))
         }
         facts = json.dumps({key: values.get(key) for key in ("ran", "plan", "hash", "sent at the gate")})
-        np.savez(Path(sys.argv[2]) / f"{name}-{hvd.rank()}.npz", facts=np.array(facts), **arrays)
+        np.savez(Path(sys.argv[2]) / f"{name}-{this_rank.rank()}.npz", facts=np.array(facts), **arrays)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 
-import tf_sparse_ps as tsps
 from tf_sparse_ps import collectives
 
 CALLS = 3
@@ -36,7 +35,7 @@ def traced(world: Any, operation: Callable[[tf.Tensor], list[tf.Tensor]], name: 
 
 def main() -> None:
     """Runs every operation three times in one trace, and counts."""
-    tsps.init()
+    this_rank.init()
     world, results = collectives.current(), {}
     operations: dict[str, Callable[[tf.Tensor, str], list[tf.Tensor]]] = {
         "allreduce": lambda value, name: world.allreduce([value, 2.0 * value], name, average=False),
@@ -47,13 +46,13 @@ def main() -> None:
     for verb, operation in operations.items():
         for constant_on in ("rank0", "rank1", "both"):
             name = f"{verb}.{constant_on}"
-            constant = constant_on in ("both", f"rank{hvd.rank()}")
+            constant = constant_on in ("both", f"rank{this_rank.rank()}")
             step = traced(world, lambda value, name=name, run=operation: run(value, name), name, constant)
             for call in range(CALLS):
                 outputs = step(tf.constant([1.0, 2.0]))
                 results[f"{name}.{call}"] = [np.asarray(one).tolist() for one in outputs]
     counts = {name: count for name, count in world.enqueued().items() if name.split(".")[0] in operations}
-    (Path(sys.argv[1]) / f"{hvd.rank()}.json").write_text(json.dumps({"results": results, "counts": counts}))
+    (Path(sys.argv[1]) / f"{this_rank.rank()}.json").write_text(json.dumps({"results": results, "counts": counts}))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 
 import tf_sparse_ps as tsps
 
@@ -32,7 +32,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def make_model(schedule: Any, rate: float = 0.05, **options: Any) -> Any:
     """A model with a table, normalisation and dense layers. Dense weights differ between ranks until broadcast."""
-    keras.utils.set_random_seed(7 + hvd.rank())
+    keras.utils.set_random_seed(7 + this_rank.rank())
     ids = keras.layers.Input((3,), dtype="int64")
     x = keras.layers.Flatten()(tsps.Embedding(None, 4)(ids))
     x = keras.layers.BatchNormalization(momentum=0.8)(keras.layers.Dense(6, activation="relu")(x))
@@ -67,7 +67,7 @@ class Watch(keras.callbacks.Callback):
         self.apart += self.model.optimizer._step.outstanding()
         # Whatever else ranks do meanwhile must not disturb it.
         tsps.collectives.current().allgather_object(batch, "test.metric")
-        if hvd.rank() == 0:
+        if this_rank.rank() == 0:
             self.model(data(9)[0][:_SIZE], training=False)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -88,7 +88,7 @@ def fit() -> dict[str, Any]:
         watch,
     ]
     history = model.fit(
-        *data(hvd.rank()), batch_size=_SIZE, epochs=_EPOCHS, verbose=0, shuffle=False, callbacks=callbacks,
+        *data(this_rank.rank()), batch_size=_SIZE, epochs=_EPOCHS, verbose=0, shuffle=False, callbacks=callbacks,
         validation_data=data(9),
     )  # fmt: skip
     return {
@@ -108,7 +108,7 @@ def unequal() -> dict[str, Any]:
     model = make_model(tsps.schedules.DelayedGlobal(staleness=3, cycle=15))
     optimizer = model.optimizer
     optimizer.also_average(lambda: model.non_trainable_variables)
-    random, (inputs, targets) = np.random.default_rng(hvd.rank()), data(hvd.rank())
+    random, (inputs, targets) = np.random.default_rng(this_rank.rank()), data(this_rank.rank())
 
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
@@ -119,7 +119,7 @@ def unequal() -> dict[str, Any]:
 
     bounds, ahead, bound_used = [], [], Path(sys.argv[2]) / "bound-used"
     for i in range(UNEQUAL_STEPS):
-        if hvd.rank() == 1 and i == UNEQUAL_STEPS // 4:
+        if this_rank.rank() == 1 and i == UNEQUAL_STEPS // 4:
             wait_for(bound_used.exists)  # no other rank can go further now
         part = slice(i % _BATCHES * _SIZE, (i % _BATCHES + 1) * _SIZE)
         step(tf.constant(inputs[part]), tf.constant(targets[part]))
@@ -128,7 +128,7 @@ def unequal() -> dict[str, Any]:
         ahead.append(int(tsps.job.current().step.numpy()) - report["iterations"])
         if bounds[-1] == 3:
             bound_used.touch()
-        time.sleep(0.004 * (hvd.rank() == 1) + 0.02 * (random.random() < 0.15))
+        time.sleep(0.004 * (this_rank.rank() == 1) + 0.02 * (random.random() < 0.15))
     optimizer.drain()
     return {
         "last": dense_weights(model),
@@ -151,7 +151,7 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
     In each cycle the others have to make steps before the late rank makes its first and its second one, and all of
     theirs before it makes its third.
     """
-    dense = tf.Variable(tf.zeros([hvd.size()]))
+    dense = tf.Variable(tf.zeros([this_rank.size()]))
     layer = tsps.Embedding(None, 2, embeddings_initializer="zeros")
     layer.build(None)
     optimizer = tsps.DistributedOptimizer(
@@ -163,7 +163,7 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
     @tf.function
     def step() -> None:
         with tf.GradientTape() as tape:
-            loss = -dense[hvd.rank()] - tf.reduce_sum(layer(tf.constant([100, hvd.rank()], tf.int64)))
+            loss = -dense[this_rank.rank()] - tf.reduce_sum(layer(tf.constant([100, this_rank.rank()], tf.int64)))
         variables = [*layer.trainable_variables, dense]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
@@ -171,19 +171,19 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
         return Path(sys.argv[2]) / f"steps-{rank}"
 
     def others_have_made(steps: int) -> bool:
-        return all(made(rank).stat().st_size >= steps for rank in range(hvd.size()) if rank != 1)
+        return all(made(rank).stat().st_size >= steps for rank in range(this_rank.size()) if rank != 1)
 
-    made(hvd.rank()).touch()
+    made(this_rank.rank()).touch()
     tsps.collectives.current().barrier("test.begin")
     outstanding, ends = [], []
     for i in range(LATE_STEPS):
-        if hvd.rank() == 1:
+        if this_rank.rank() == 1:
             cycle, number = divmod(i, LATE_CYCLE)
             before = cycle * LATE_CYCLE + (_FIRST[number] if number < len(_FIRST) else LATE_CYCLE)
             # Not for ever: others that were late for each other, too, have communicated often, and wait for this rank.
             wait_for(lambda before=before: others_have_made(before), seconds=3.0)
         step()
-        with made(hvd.rank()).open("a") as file:
+        with made(this_rank.rank()).open("a") as file:
             file.write(".")
         report = optimizer.schedule_report()
         outstanding.append(report["iterations"] - report["global_gradients"] + report["without_own"])
@@ -193,7 +193,7 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
     return {
         "ends": np.stack(ends),
         "last": dense.numpy(),
-        "rows": np.asarray(layer(tf.constant([100, *range(hvd.size())], tf.int64))),
+        "rows": np.asarray(layer(tf.constant([100, *range(this_rank.size())], tf.int64))),
         "outstanding": outstanding,
         **optimizer.schedule_report(),
     }
@@ -202,28 +202,28 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
 def undrained() -> dict[str, Any]:
     """The program ends with gradients on their way, on one rank much later than on the others."""
     model = make_model(tsps.schedules.DelayedGlobal(staleness=3, cycle=100))
-    inputs, targets = data(hvd.rank())
+    inputs, targets = data(this_rank.rank())
     for i in range(8):
         model.train_on_batch(inputs[:_SIZE], targets[:_SIZE])
-        time.sleep(0.2 * (hvd.rank() == 1 and i > 3))
+        time.sleep(0.2 * (this_rank.rank() == 1 and i > 3))
     return {"iterations": model.optimizer.schedule_report()["iterations"]}
 
 
 def saving() -> dict[str, Any]:
     """Saving in the middle of a cycle is refused, after `drain` it is not; rank 0 alone saves. Then sparse=False."""
     model = make_model(tsps.schedules.DelayedGlobal(cycle=100))
-    inputs, targets = data(hvd.rank())
+    inputs, targets = data(this_rank.rank())
     said = ""
     for _ in range(2):
         model.train_on_batch(inputs[:_SIZE], targets[:_SIZE])
-    path = Path(sys.argv[2]) / f"model-{hvd.rank()}.keras"
-    if hvd.rank() == 0:
+    path = Path(sys.argv[2]) / f"model-{this_rank.rank()}.keras"
+    if this_rank.rank() == 0:
         try:
             model.save(path)
         except RuntimeError as error:
             said = str(error)
     model.optimizer.drain()
-    if hvd.rank() == 0:
+    if this_rank.rank() == 0:
         model.save(path)
     model = make_model(tsps.schedules.DelayedGlobal(sparse=False))
     with warnings.catch_warnings(record=True) as warned:
@@ -236,10 +236,10 @@ def saving() -> dict[str, Any]:
 
 def main() -> None:
     """Runs one of them."""
-    tsps.init()
+    this_rank.init()
     jobs = {"fit": fit, "unequal": unequal, "late": late, "undrained": undrained, "saving": saving}
     jobs["late-adam"] = lambda: late(keras.optimizers.Adam)
-    np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{hvd.rank()}.npz", **jobs[sys.argv[1]]())
+    np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{this_rank.rank()}.npz", **jobs[sys.argv[1]]())
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import delayed_cases as cases
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
@@ -35,7 +35,7 @@ def make_optimizer(case: cases.Case) -> Any:
 
 def train(case: cases.Case) -> dict[str, Any]:
     """Runs a case."""
-    print(f"rank {hvd.rank()}: {case}", flush=True)  # shown when the test times out
+    print(f"rank {this_rank.rank()}: {case}", flush=True)  # shown when the test times out
     dense = [tf.Variable(weight) for weight in cases.first_weights()]
     inner = make_optimizer(case)
     optimizer = tsps.DistributedOptimizer(
@@ -68,11 +68,11 @@ def train(case: cases.Case) -> dict[str, Any]:
     signature = [tf.TensorSpec(shape, tf.float32) for shape in cases.SHAPES]
     signature += [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, cases.DIM], tf.float32)]
     signature += [tf.TensorSpec([], tf.float32)]
-    batches = [cases.batch(case, i, hvd.rank()) for i in range(cases.STEPS)]
+    batches = [cases.batch(case, i, this_rank.rank()) for i in range(cases.STEPS)]
 
     def data() -> Any:
         for one in batches:
-            if case.tables and hvd.rank() in _SLOW:
+            if case.tables and this_rank.rank() in _SLOW:
                 time.sleep(0.02)  # it falls behind, by as much as it may
             yield *one.targets, one.ids, one.rows, np.float32(one.weight)
 
@@ -92,7 +92,7 @@ def train(case: cases.Case) -> dict[str, Any]:
         function = single if case.mode == "eager" else tf.function(single, input_signature=signature)
         for one in dataset:
             function(*one)
-    statistic.assign(float(hvd.rank() + 1))
+    statistic.assign(float(this_rank.rank() + 1))
     optimizer.drain()
     slots = [
         np.concatenate([np.ravel(one) for one in group])
@@ -112,12 +112,12 @@ def train(case: cases.Case) -> dict[str, Any]:
 
 def main() -> None:
     """Runs all cases."""
-    tsps.init()
-    if hvd.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
+    this_rank.init()
+    if this_rank.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
     folder = Path(sys.argv[1])
     for case in cases.CASES:
-        np.savez(folder / f"{case.name}-{hvd.rank()}.npz", **train(case))
+        np.savez(folder / f"{case.name}-{this_rank.rank()}.npz", **train(case))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
@@ -172,7 +173,7 @@ WAYS: list[Callable[[int], dict[str, Any]]] = [fits, loops, loaded_on_rank_0, re
 
 def main() -> None:
     """Tries every way."""
-    rank = tsps.init().rank
+    rank = this_rank.init().rank
     outcomes = {way.__name__: way(rank) for way in WAYS}
     (FOLDER / f"outcomes-{rank}.json").write_text(json.dumps(outcomes))
 

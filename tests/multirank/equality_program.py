@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import batches
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.local import LocalCollectives
@@ -60,7 +60,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains tables and dense weights; returns first and last values."""
     what = f"{kind} {reduction} {topology} {wire}, rows of {dtype}, {steps} steps"
-    print(f"rank {hvd.rank()}: {what}", flush=True)  # shown when the test times out
+    print(f"rank {this_rank.rank()}: {what}", flush=True)  # shown when the test times out
     tables = layers(dtype)
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
@@ -99,7 +99,7 @@ def train(
         topologies.reduce_over = lambda _, *args, **options: reduce_over(LocalCollectives(), *args, **options)
     try:
         for i in range(steps):
-            one = batches.batch(i, hvd.rank())
+            one = batches.batch(i, this_rank.rank())
             leave_out = len(one.ids[2]) == 0 and i % 3 == 0
             functions[leave_out](
                 [tf.constant(ids) for ids in one.ids],
@@ -122,8 +122,8 @@ def published_example() -> np.ndarray:
     table = tsps.Embedding(5, 1, embeddings_initializer="zeros")
     table.build(None)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    keys = [[0, 1, 4], [2, 4, 0], [3, 2, 4], []][hvd.rank()]
-    grads = tf.constant([[10.0 * hvd.rank() + n] for n in range(len(keys))], shape=[len(keys), 1])
+    keys = [[0, 1, 4], [2, 4, 0], [3, 2, 4], []][this_rank.rank()]
+    grads = tf.constant([[10.0 * this_rank.rank() + n] for n in range(len(keys))], shape=[len(keys), 1])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(table(tf.constant(keys, tf.int64, [len(keys)])) * grads)
     optimizer.apply_gradients(
@@ -134,18 +134,18 @@ def published_example() -> np.ndarray:
 
 def fit_example() -> dict[str, np.ndarray]:
     """`fit` with several steps per execution, batches of other sizes on every rank, evaluation on rank 0 alone."""
-    keras.utils.set_random_seed(7 + hvd.rank())  # dense weights differ until they are broadcast
+    keras.utils.set_random_seed(7 + this_rank.rank())  # dense weights differ until they are broadcast
     ids = keras.layers.Input((3,), dtype="int64")
     x = keras.layers.Flatten()(tsps.Embedding(None, 4)(ids))
     model = keras.Model(ids, keras.layers.Dense(1)(x))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse", steps_per_execution=3)
-    random = np.random.default_rng(hvd.rank())
-    size = 8 + 2 * hvd.rank()
+    random = np.random.default_rng(this_rank.rank())
+    size = 8 + 2 * this_rank.rank()
     inputs = random.integers(0, 50, (7 * size, 3))
     targets = (inputs % 7).sum(1, keepdims=True).astype("float32")
     callbacks = [tsps.callbacks.BroadcastVariables(), tsps.callbacks.MetricAverage()]
     history = model.fit(inputs, targets, batch_size=size, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
-    if hvd.rank() == 0:
+    if this_rank.rank() == 0:
         model.evaluate(inputs, targets, verbose=0)
         model.predict(inputs, verbose=0)
     return {
@@ -158,8 +158,8 @@ def fit_example() -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Runs everything that the test looks at."""
-    tsps.init()
-    if hvd.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
+    this_rank.init()
+    if this_rank.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
     folder = Path(sys.argv[2])
     which, _, window = sys.argv[1].partition("-")
@@ -167,7 +167,7 @@ def main() -> None:
         node_exchange.exchange_window = lambda *_: int(window)
     runs = {"even": even, "uneven": uneven, "single": single, "several": several}[which]
     for name, arrays in runs().items():
-        np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)
+        np.savez(folder / f"{name}-{this_rank.rank()}.npz", **arrays)
 
 
 def even() -> dict[str, dict[str, Any]]:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import callbacks
@@ -39,7 +39,7 @@ def built(*arguments: Any, **options: Any) -> Any:
 
 def other(usual: Any, on_rank_2: Any) -> Any:
     """One value on rank 2, another on the others."""
-    return on_rank_2 if hvd.rank() == 2 else usual
+    return on_rank_2 if this_rank.rank() == 2 else usual
 
 
 def reduction() -> None:
@@ -75,7 +75,7 @@ def leader_fails() -> None:
     # Only the leaders write: what they find wrong must end the other ranks too.
     layer = built(None, 4)
     step([layer], tsps.DistributedOptimizer("sgd", sparse_optimizer="adagrad"), [weight()])
-    if hvd.local_rank() == 0:
+    if this_rank.local_rank() == 0:
         layer.bindings[0].optimizer = None  # as in a process that attaches to the table
     step([layer], tsps.DistributedOptimizer("sgd", sparse_optimizer="adam"), [weight()])
 
@@ -96,7 +96,7 @@ def not_finite() -> None:
 
 def collectives_work() -> dict[str, Any]:
     """Every operation, on inputs that invite grappler to fold, merge or drop it; what came out, as lists."""
-    world, rank = tsps.collectives.current(), hvd.rank()
+    world, rank = tsps.collectives.current(), this_rank.rank()
     total = tf.Variable(0.0)
 
     @tf.function
@@ -148,7 +148,7 @@ WAYS: list[Callable[[], None]] = [
 
 def main() -> None:
     """Tries every way, then trains to show that nothing is left hanging."""
-    hvd.init()
+    this_rank.init()
     outcomes: dict[str, Any] = {"collectives": collectives_work()}
     for way in WAYS:
         try:
@@ -156,11 +156,13 @@ def main() -> None:
             outcomes[way.__name__] = "no error"
         except Exception as error:
             outcomes[way.__name__] = f"{type(error).__name__}: {error}"
-    explicit = built(6, 3, embeddings_initializer=lambda shape, dtype=None: np.full(shape, hvd.rank(), np.float32))
+    explicit = built(
+        6, 3, embeddings_initializer=lambda shape, dtype=None: np.full(shape, this_rank.rank(), np.float32)
+    )
     outcomes["explicit before"] = np.asarray(explicit(tf.range(6))).tolist()
     step([explicit], tsps.DistributedOptimizer("sgd"), [weight()])
     outcomes["explicit"] = np.asarray(explicit(tf.range(6))).tolist()
-    (Path(sys.argv[1]) / f"outcomes-{hvd.rank()}.json").write_text(json.dumps(outcomes))
+    (Path(sys.argv[1]) / f"outcomes-{this_rank.rank()}.json").write_text(json.dumps(outcomes))
     tsps.collectives.current().barrier("test.written")
     not_finite()  # the leaders refuse the step; nobody may wait for it
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import refused_batches
+import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _ops
@@ -23,7 +23,7 @@ from tf_sparse_ps import _ops
 
 def spoil_targets(i: int, ids: np.ndarray, targets: np.ndarray) -> None:
     """On the last rank alone: the others' gradients are fine."""
-    if hvd.rank() == hvd.size() - 1:
+    if this_rank.rank() == this_rank.size() - 1:
         targets[0] = np.nan
 
 
@@ -59,18 +59,18 @@ SPOIL: dict[str, Any] = {"growth": let_no_table_grow, "order": change_the_step}
 
 def main() -> None:
     """Runs the cases."""
-    tsps.init()
+    this_rank.init()
     cases, folder = sys.argv[1].split(","), Path(sys.argv[2])
     for case in cases:
-        print(f"rank {hvd.rank()}: {case}", flush=True)
+        print(f"rank {this_rank.rank()}: {case}", flush=True)
         spoil = SPOIL.get(case, spoil_targets)
         case = case if case in refused_batches.CASES else "synchronous"
-        found, errors = refused_batches.train(case, bad=True, rank=hvd.rank(), spoil=spoil)
-        expected, _ = refused_batches.train(case, bad=False, rank=hvd.rank())
-        name = sys.argv[1].split(",")[len(list(folder.glob(f"*-{hvd.rank()}.npz")))]
+        found, errors = refused_batches.train(case, bad=True, rank=this_rank.rank(), spoil=spoil)
+        expected, _ = refused_batches.train(case, bad=False, rank=this_rank.rank())
+        name = sys.argv[1].split(",")[len(list(folder.glob(f"*-{this_rank.rank()}.npz")))]
         facts = {"errors": errors, "differences": refused_batches.differences(found, expected)}
         arrays = {key.split(" ")[0]: value for key, value in found.items()}
-        np.savez(folder / f"{name}-{hvd.rank()}.npz", facts=np.array(json.dumps(facts)), **arrays)
+        np.savez(folder / f"{name}-{this_rank.rank()}.npz", facts=np.array(json.dumps(facts)), **arrays)
 
 
 if __name__ == "__main__":

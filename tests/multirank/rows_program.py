@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 
 import tf_sparse_ps as tsps
 
@@ -34,7 +34,7 @@ def train(model: Any) -> None:
 
 def main() -> None:
     """Writes rows in every way, trains, saves, loads; all ranks must hold the same afterwards."""
-    hvd.init()
+    this_rank.init()
     ranks = tsps.collectives.current()
 
     def same(layer: Any, what: str) -> None:

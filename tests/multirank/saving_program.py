@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import errors
@@ -95,7 +95,7 @@ if not _keras.IS_KERAS_3:
 
 def main() -> None:
     """Prints one line for each way to save."""
-    hvd.init()
+    this_rank.init()
     ranks, folder = tsps.collectives.current(), Path(sys.argv[1])
     model = make()
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")

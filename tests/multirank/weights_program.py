@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import batches
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import this_rank
 import weighted_batches as weighted
 from equality_program import OPTIMIZERS, layers, numbers
 
@@ -27,7 +27,7 @@ keras = tf.keras
 
 def train(kind: str, reduction: str, *, topology: str = "hierarchical", tape: bool = False) -> dict[str, Any]:
     """Trains as `weighted_batches` says; returns first and last values."""
-    print(f"rank {hvd.rank()}: {kind} {reduction} {topology} {tape}", flush=True)
+    print(f"rank {this_rank.rank()}: {kind} {reduction} {topology} {tape}", flush=True)
     tables = layers()
     first = [numbers(layer, batches.all_keys(t)) for t, layer in enumerate(tables)]
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
@@ -56,10 +56,10 @@ def train(kind: str, reduction: str, *, topology: str = "hierarchical", tape: bo
         [tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS],
         [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
     )
-    touched = hvd.rank() != weighted.RANK_WITHOUT_IT
+    touched = this_rank.rank() != weighted.RANK_WITHOUT_IT
     run = tf.function(functools.partial(step, touched), input_signature=signature)
     for number in range(weighted.STEPS):
-        one, samples = batches.batch(number, hvd.rank()), float(weighted.samples(number, hvd.rank()))
+        one, samples = batches.batch(number, this_rank.rank()), float(weighted.samples(number, this_rank.rank()))
         optimizer.rank_weight.assign(samples)
         run(
             tf.constant(samples),
@@ -82,10 +82,10 @@ def fit(steps_per_execution: int) -> dict[str, Any]:
     head.set_weights([weighted.first_kernel(), np.zeros(1)])
     first = numbers(table, np.arange(weighted.KEYS))
     optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(weighted.RATE))
-    optimizer.rank_weight.assign(float(weighted.BATCH_SIZES[hvd.rank()]))
+    optimizer.rank_weight.assign(float(weighted.BATCH_SIZES[this_rank.rank()]))
     model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
-    inputs, targets = weighted.fit_data(hvd.rank())
-    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(weighted.BATCH_SIZES[hvd.rank()])
+    inputs, targets = weighted.fit_data(this_rank.rank())
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(weighted.BATCH_SIZES[this_rank.rank()])
     equal = tsps.callbacks.EqualSteps(data)
     history = model.fit(equal.dataset, epochs=weighted.EPOCHS, verbose=0, callbacks=[equal]).history
     return {
@@ -100,7 +100,7 @@ def fit(steps_per_execution: int) -> dict[str, Any]:
 
 def plain_means() -> dict[str, Any]:
     """Means with all weights 1, and the plain ones that the collectives and the sparse ring make."""
-    world, random = tsps.collectives.current(), np.random.default_rng(hvd.rank())
+    world, random = tsps.collectives.current(), np.random.default_rng(this_rank.rank())
     dense = [tf.constant(random.normal(size=shape), tf.float32) for shape in ((3, 5), (1,), (200, 100), (7,))]
     dense += [tf.constant(random.normal(size=9), dtype) for dtype in (tf.float64, tf.float16)]
     keys = tf.constant(random.permutation(20)[:12])
@@ -129,7 +129,7 @@ def errors() -> dict[str, str]:
             said[name] = f"{type(error).__name__}: {error}"
 
     def other(usual: Any, on_rank_1: Any) -> Any:
-        return on_rank_1 if hvd.rank() == 1 else usual
+        return on_rank_1 if this_rank.rank() == 1 else usual
 
     def wrong_weight(weight: float, graph: bool, big: bool) -> None:
         variable = tf.Variable(tf.ones([4, 2]))
@@ -175,7 +175,7 @@ def errors() -> dict[str, str]:
 
 def main() -> None:
     """Runs everything that the tests look at."""
-    tsps.init()
+    this_rank.init()
     gradients._DENSIFY_UP_TO = 1 << 20
     which, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, dict[str, Any]]
@@ -194,9 +194,9 @@ def main() -> None:
             found["adagrad-frequency-flat"] = train("adagrad", "frequency", topology="flat")
             found["adam-frequency"] = train("adam", "frequency")
             gradients._DENSIFY_UP_TO = 1 << 20
-            (folder / f"errors-{hvd.rank()}.json").write_text(json.dumps(errors()))
+            (folder / f"errors-{this_rank.rank()}.json").write_text(json.dumps(errors()))
     for name, arrays in found.items():
-        np.savez(folder / f"{name}-{hvd.rank()}.npz", **arrays)
+        np.savez(folder / f"{name}-{this_rank.rank()}.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.collectives.protocol import timeout_s
@@ -52,6 +53,10 @@ _ADDED_AS = {"int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int
 
 class RuntimeCollectives(ProcessCollectives):
     """Ranks that TensorFlow's runtime has connected."""
+
+    # For the liveness check: operations say when they begin and end, and fail this much later than it ends.
+    marked = False
+    grace_s = 0.0
 
     def __init__(self, device: str, rank: int, size: int, group: int, keys: dict[int, str]) -> None:
         """Meets the other ranks.
@@ -268,17 +273,22 @@ class RuntimeCollectives(ProcessCollectives):
             if taken != f"{self._group}/{label}":
                 raise RuntimeError(f"the names of two operations, {taken!r} and {label!r}, have one key: rename one")
             if label not in self._tokens:
-                self._tokens[label] = _keras.local_variable(0.0, "float32", f"order.{label}")
+                self._tokens[label] = _keras.local_variable(0, "int64", f"order.{label}")
             token = self._tokens[label]
+        marked = self.marked and not tf.executing_eagerly()
         with tf.device(self._device):
-            return op(
+            if marked:
+                name, variable = label.partition("[")[0], token.read_value()
+                value = _ops.mark(value, name, "begin", variable)
+            result = op(
                 input=value,
                 group_size=self.size,
                 group_key=self._group,
                 instance_key=key if which is None else key + which,
                 ordering_token=[token.handle],
-                timeout_seconds=timeout_s(),
+                timeout_seconds=timeout_s() + self.grace_s,
             )
+            return _ops.mark(result, name, "end", variable) if marked else result
 
     def _eager(self, name: str, build: Callable[[], Any]) -> Any:
         """Builds operations, on this worker's CPU; errors of the runtime in eager ones become a `CollectivesError`."""

@@ -1,6 +1,6 @@
 """Finds out which rank does not come, when an operation between ranks takes longer than ranks wait for each other.
 
-Horovod's operations begin when all ranks have come, and name nobody who has not. So a thread of every rank knows which
+Operations of Horovod and of TensorFlow begin when all ranks have come, and name nobody who has not. So a thread of every rank knows which
 operations its rank is in. Before the rank has been in one for TFSPS_TIMEOUT_S the thread starts a liveness check in the
 launcher's key-value store; all ranks whose processes run answer, from their threads, with their step, their operations,
 and what they see of the other processes of their node. Who is not in the operation is whom the caller waits for. When
@@ -74,7 +74,7 @@ def verdict(operation: str, seconds: float, step: int, answers: Mapping[int, Ans
     waiting = len(members) - len(missing)
     begin = f"{waiting} of {len(members)} ranks have waited {seconds:.0f} s in operation '{operation}' of step {step}"
     if not missing:
-        return f"{begin}: all have come, so the network, or Horovod in one of them, does not go on"
+        return f"{begin}: all have come, so the network, or what connects them in one, does not go on"
     named = [f"{name_of(r, members[r])}, {_why(r, answers)}" for r in missing]
     more = f"; and for {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return f"{begin} for " + "; for ".join(named[:_MOST_NAMED]) + more
