@@ -67,14 +67,17 @@ test: build  ## sets everything up and runs all tests, cheap ones first
 nightly: build horovod-tf215  ## all tests, also those that take hours, and under both TensorFlows
 	@$(PY) tools/test_stages.py --nightly
 
+# Two at a time, file by file: modules share what their fixtures have launched. Wants no more than two cores.
+PYTEST = -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+
 pytest: build
-	@$(PY) -m pytest tests $(PYTEST_ARGS)
+	@$(PY) $(PYTEST) $(PYTEST_ARGS)
 
 pytest-tf215: build venv-tf215  ## the Python tests under TensorFlow 2.15 (Keras 2)
-	@$(VENV_215)/bin/python -m pytest tests $(PYTEST_ARGS)
+	@$(VENV_215)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 pytest-nightly: build  ## the Python tests that are marked nightly, but the matrix
-	@$(PY) -m pytest tests -m nightly --ignore=tests/matrix $(PYTEST_ARGS) || [ $$? -eq 5 ]  # there may be none
+	@$(PY) $(PYTEST) -m nightly --ignore=tests/matrix $(PYTEST_ARGS) || [ $$? -eq 5 ]  # there may be none
 
 # Cases of one run share a job of two ranks:  make matrix PYTEST_ARGS='-k clipping'
 matrix: build  ## the docs' tables of what works with what, row by row, on two ranks

@@ -27,6 +27,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Files that take minutes first: what is run beside the last of them should be short.
+    items.sort(key=lambda item: not {"multirank", "distribute", "benchmarks", "examples"} & set(item.path.parts))
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if TESTS in item.path.parents else ""
         if folder == "multirank":

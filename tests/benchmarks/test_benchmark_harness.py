@@ -104,6 +104,7 @@ def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:
     assert all(result["median"] > 0 for result in results)
 
 
+@pytest.mark.nightly
 @pytest.mark.multirank
 def test_ranks_suite_runs_with_small_sizes(tmp_path: Path) -> None:
     pytest.importorskip("horovod")

@@ -181,6 +181,7 @@ def test_sizes_that_make_no_sense_are_refused(count: int, rate: float) -> None:
         hosts.emulated(count, mbit_per_s=rate).__enter__()
 
 
+@pytest.mark.nightly
 @pytest.mark.multirank
 def test_cluster_suite_counts_the_bytes_that_the_model_expects(tmp_path: Path, network: hosts.Hosts) -> None:
     del network  # hosts can be emulated here

@@ -27,7 +27,11 @@ from support import launch
 def train(options):
     print("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR", file=sys.stderr)
     print("W0000 00:00:1795402455.605179   11385 port.cc:999] something else", file=sys.stderr, flush=True)
-    if os.environ.get("HOROVOD_RANK", "0") == str(options.ranks - 1):
+    rank = os.environ.get("HOROVOD_RANK", "0")
+    (options.out / f"began-{{rank}}").touch()
+    if rank == str(options.ranks - 1):
+        while len(list(options.out.glob("began-*"))) < options.ranks:
+            time.sleep(0.02)
         {failure}
     time.sleep(60)
 

@@ -49,7 +49,9 @@ def test_ranks_of_unequal_speed_keep_the_bound(hosts: str, ranks: int) -> None:
     assert max(one["outstanding"].max() for one in found) == 3, "the fast ranks used the bound"
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), [(launch.TWO_NODES, 4), ("localhost:2", 2)])
+@pytest.mark.parametrize(
+    ("hosts", "ranks"), [pytest.param(launch.TWO_NODES, 4, marks=pytest.mark.nightly), ("localhost:2", 2)]
+)
 def test_a_late_rank_is_left_out_and_nothing_of_it_is_lost(hosts: str, ranks: int) -> None:
     found = results("late", ranks, hosts)
     for other in found[1:]:
@@ -69,6 +71,7 @@ def test_a_late_rank_is_left_out_and_nothing_of_it_is_lost(hosts: str, ranks: in
         assert one["outstanding"].max() <= 2
 
 
+@pytest.mark.nightly
 def test_late_ranks_and_a_rule_that_counts_steps() -> None:
     """A communication in which nobody has anything averages no hyperparameters."""
     found = results("late-adam", 2, "localhost:2")

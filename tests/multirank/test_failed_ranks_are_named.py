@@ -48,7 +48,11 @@ def expect_to_say(job: Launch, what: str, said: str, ranks: tuple[int, ...] = OT
 @pytest.mark.parametrize(
     ("what", "schedule"),
     [(what, "") for what in ("kill", "stop", "slow")]
-    + [(what, schedule) for what in ("kill", "slow") for schedule in ("-buckets", "-delayed")],
+    + [
+        pytest.param(what, schedule, marks=pytest.mark.nightly)
+        for what in ("kill", "slow")
+        for schedule in ("-buckets", "-delayed")
+    ],
 )
 def test_the_others_say_which_rank_and_in_which_step(what: str, schedule: str) -> None:
     # With gradients on their way the last step may not be made.
@@ -72,6 +76,8 @@ WAITED = (
     rf"(3 of 4 {IN_OPERATION}|2 of 4 {IN_OPERATION}for rank [013] of node \d \(pid \d+\), [^;]*; )"
     rf"for rank 2 of node {{node}} \(pid {PID}\), "
 )
+ALIVE = "which is alive and waiting for something, "
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
@@ -79,13 +85,13 @@ WAITED = (
     [
         ("kill", TWO_NODES, rf"the leader of node 1 \(pid {PID}\) died after step {AT_STEP - 1} of"),
         ("stop", TWO_NODES, WAITED + "which is stopped by a signal"),
-        ("slow", TWO_NODES, WAITED + rf"which is alive and waiting for something, in step {AT_STEP}, in no operation"),
+        ("slow", TWO_NODES, WAITED + ALIVE + rf"in step {AT_STEP}, in no operation"),
         ("kill-dense", TWO_NODES, rf"rank 2 of node 1 \(pid {PID}\) died; rank 3 is in step"),
         ("raise-dense", TWO_NODES, "rank 2 ended with ValueError: no such shard"),
-        ("raise-dense-delayed", TWO_NODES, "rank 2 ended with ValueError: no such shard"),
-        ("stop-dense", TWO_NODES, WAITED + "which is stopped by a signal"),
-        ("slow-dense-delayed", TWO_NODES, WAITED + r"which is alive and waiting for something, in step \d+, in "),
-        ("slow-dense-buckets", ONE_NODE, WAITED + r"which is alive and waiting for something, in step \d+, in no"),
+        pytest.param("raise-dense-delayed", TWO_NODES, "rank 2 ended with ValueError: no such shard", marks=NIGHTLY),
+        pytest.param("stop-dense", TWO_NODES, WAITED + "which is stopped by a signal", marks=NIGHTLY),
+        pytest.param("slow-dense-delayed", TWO_NODES, WAITED + ALIVE + r"in step \d+, in ", marks=NIGHTLY),
+        ("slow-dense-buckets", ONE_NODE, WAITED + ALIVE + r"in step \d+, in no"),
     ],
 )
 def test_ranks_of_all_nodes_and_without_tables_say_it_too(what: str, hosts: str, says: str) -> None:
@@ -125,7 +131,9 @@ def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
         assert "waited" not in job.output
 
 
-@pytest.mark.parametrize("hosts", [ONE_NODE, TWO_NODES], ids=["one-node", "two-nodes"])
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(ONE_NODE, id="one-node", marks=NIGHTLY), pytest.param(TWO_NODES, id="two-nodes")]
+)
 @pytest.mark.parametrize(
     ("what", "says", "ranks"),
     [

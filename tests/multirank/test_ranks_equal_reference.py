@@ -139,7 +139,11 @@ def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "senders"), [(TWO_NODES, NODES), ("localhost:3,127.0.0.1:1", [[0, 1, 2], [3]])], ids=["2+2", "3+1"]
+    ("hosts", "senders"),
+    [
+        pytest.param(TWO_NODES, NODES, id="2+2"),
+        pytest.param("localhost:3,127.0.0.1:1", [[0, 1, 2], [3]], id="3+1", marks=pytest.mark.nightly),
+    ],
 )
 def test_nodes_merge_in_rounds(hosts: str, senders: list[list[int]]) -> None:
     with run("several-2048", hosts, batches.RANKS) as results:

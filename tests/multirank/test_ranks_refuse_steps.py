@@ -14,7 +14,13 @@ CASES = ",".join([*refused_batches.CASES, "growth", "order"])
 SAYS = {"growth": "/segments", "order": "cannot be applied"}
 
 
-@pytest.fixture(scope="module", params=["localhost:2", "localhost:1,127.0.0.1:1"], ids=["one node", "two nodes"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("localhost:2", id="one node", marks=pytest.mark.nightly),
+        pytest.param("localhost:1,127.0.0.1:1", id="two nodes"),
+    ],
+)
 def results(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
     with launched("refused_program.py", CASES, hosts=request.param, ranks=2) as job:
         assert job.wait(280) == 0, job.output[-20000:]
