@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,19 @@ NEED_HOROVOD = ("multirank", "matrix")
 HOROVOD = importlib.util.find_spec("horovod") is not None
 # Not collected: their modules import Horovod.
 collect_ignore = [] if HOROVOD else list(NEED_HOROVOD)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--collectives",
+        choices=("horovod", "tensorflow"),
+        default="horovod",
+        help="what connects the ranks of tests/multirank (default: horovod)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["TSPS_TEST_COLLECTIVES"] = config.getoption("--collectives")  # launch.VARIABLE
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -112,9 +112,9 @@ def train(case: cases.Case) -> dict[str, Any]:
 
 def main() -> None:
     """Runs all cases."""
-    this_rank.init()
-    if this_rank.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
+    if this_rank.number() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
+    this_rank.init()
     folder = Path(sys.argv[1])
     for case in cases.CASES:
         np.savez(folder / f"{case.name}-{this_rank.rank()}.npz", **train(case))

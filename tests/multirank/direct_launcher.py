@@ -1,6 +1,9 @@
-"""Starts the ranks of a job as `horovodrun --gloo` does, in less time.
+"""Starts the ranks of a job as `horovodrun --gloo` or `tf-sparse-ps run` does, in less time.
 
-    python direct_launcher.py HOSTS RANKS PROGRAM ARGUMENTS...
+    python direct_launcher.py horovod HOSTS RANKS PROGRAM ARGUMENTS...
+    python direct_launcher.py tensorflow HOSTS RANKS PROGRAM ARGUMENTS...
+
+With TensorFlow's collectives each of HOSTS is a folder in TFSPS_DIR: its ranks see no other tables.
 
 TensorFlow is imported once, here, and the ranks are forked from that: nothing runs yet, not even a thread. What a rank
 prints is prefixed with its number; when a rank fails the others are terminated, and five seconds later killed; the
@@ -9,9 +12,11 @@ status is that of the first rank that failed.
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,18 +26,27 @@ from typing import Any
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
+from tf_sparse_ps.collectives.key_value_server import KeyValueServer
+
 _GRACE_S = 5.0
 _print = threading.Lock()
 
 
 def serve(slots: list[Any]) -> int:
-    """Starts a process with the rendezvous server, which ends with this one; returns the port."""
+    """Starts a process with the job's key-value store, which ends with this one; returns the port.
+
+    Args:
+      slots: For Horovod's rendezvous server, which then is the store; of TensorFlow's collectives: none.
+    """
     port_in, port_out = os.pipe()
     launcher = os.getpid()
     if os.fork() == 0:
-        server = RendezvousServer()
-        os.write(port_out, str(server.start()).encode())
-        server.init(slots)
+        if slots:
+            server = RendezvousServer()
+            os.write(port_out, str(server.start()).encode())
+            server.init(slots)
+        else:
+            os.write(port_out, str(KeyValueServer("127.0.0.1").port).encode())
         os.close(port_out)
         os.close(1)  # whoever reads the launcher's output does not wait for this process
         os.close(2)
@@ -51,12 +65,12 @@ class Rank:
       status: As `os.waitstatus_to_exitcode` has it; None while it runs.
     """
 
-    def __init__(self, slot: Any, port: int, program: str, arguments: list[str]) -> None:
+    def __init__(self, number: int, environment: dict[str, str], program: str, arguments: list[str]) -> None:
         """Forks it; in the child this does not return.
 
         Args:
-          slot: Horovod's description of the rank.
-          port: Of the rendezvous server.
+          number: The rank.
+          environment: What it has more than this process.
           program: A Python file.
           arguments: Of the program.
         """
@@ -69,10 +83,10 @@ class Rank:
                 os.close(read)
                 os.dup2(write, target)
                 os.close(write)
-            _become(slot, port, program, arguments)
+            _become(environment, program, arguments)
         for (read, write), name in zip(pipes, ("stdout", "stderr"), strict=True):
             os.close(write)
-            self._readers.append(threading.Thread(target=_forward, args=(read, f"[{slot.rank}]<{name}>:"), daemon=True))
+            self._readers.append(threading.Thread(target=_forward, args=(read, f"[{number}]<{name}>:"), daemon=True))
 
     def read(self) -> None:
         """Starts to forward what it prints: after the last rank is forked, as threads do not go along."""
@@ -97,11 +111,25 @@ class Rank:
             reader.join(_GRACE_S)
 
 
-def _become(slot: Any, port: int, program: str, arguments: list[str]) -> None:
+def _become(environment: dict[str, str], program: str, arguments: list[str]) -> None:
     import numpy as np  # with TensorFlow
 
     np.random.seed()  # else that of all ranks
-    os.environ |= {
+    os.environ |= environment
+    sys.argv = [program, *arguments]
+    sys.path[0] = str(Path(program).parent)
+    runpy.run_path(program, run_name="__main__")
+    sys.exit(0)
+
+
+def for_horovod(slot: Any, port: int) -> dict[str, str]:
+    """A rank's environment.
+
+    Args:
+      slot: Horovod's description of it.
+      port: Of the rendezvous server.
+    """
+    return {
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_RANK": str(slot.rank),
         "HOROVOD_SIZE": str(slot.size),
@@ -115,10 +143,36 @@ def _become(slot: Any, port: int, program: str, arguments: list[str]) -> None:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
-    sys.argv = [program, *arguments]
-    sys.path[0] = str(Path(program).parent)
-    runpy.run_path(program, run_name="__main__")
-    sys.exit(0)
+
+
+def for_tensorflow(slots: list[Any], port: int) -> list[dict[str, str]]:
+    """The ranks' environments.
+
+    Args:
+      slots: Horovod's descriptions of them.
+      port: Of the key-value store.
+    """
+    probes = [socket.socket() for _ in slots]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    workers = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    found = []
+    for slot in slots:
+        folder = Path(os.environ["TFSPS_DIR"])
+        if slot.local_size < slot.size:
+            folder = folder / slot.hostname
+            folder.mkdir(exist_ok=True)
+        task = {"type": "worker", "index": slot.rank}
+        found.append(
+            {
+                "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
+                "TFSPS_KEY_VALUES": f"127.0.0.1:{port}",
+                "TFSPS_DIR": str(folder),
+            }
+        )
+    return found
 
 
 def _forward(descriptor: int, prefix: str) -> None:
@@ -142,14 +196,15 @@ def end(ranks: list[Rank]) -> None:
 
 def main() -> int:
     """Runs a job; returns its status."""
-    hosts, size, (program, *arguments) = parse_hosts(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    engine, hosts, size, (program, *arguments) = sys.argv[1], parse_hosts(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     slots = get_host_assignments(hosts, size, size)
-    port = serve(slots)
+    port = serve(slots if engine == "horovod" else [])
+    environments = [for_horovod(slot, port) for slot in slots] if engine == "horovod" else for_tensorflow(slots, port)
     import tensorflow as tf  # after the server was forked, which does not need it
 
     assert tf.keras.layers.Dense  # Keras is imported when it is first asked for
     assert len(os.listdir("/proc/self/task")) == 1, "threads do not go along"
-    ranks = [Rank(slot, port, program, arguments) for slot in slots]
+    ranks = [Rank(number, environment, program, arguments) for number, environment in enumerate(environments)]
     signal.signal(signal.SIGTERM, lambda *_: end(ranks))
     for rank in ranks:
         rank.read()

@@ -158,9 +158,9 @@ def fit_example() -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Runs everything that the test looks at."""
-    this_rank.init()
-    if this_rank.rank() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
+    if this_rank.number() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
+    this_rank.init()
     folder = Path(sys.argv[2])
     which, _, window = sys.argv[1].partition("-")
     if window:

@@ -1,7 +1,7 @@
 """Starts a rank program on several ranks, in a private folder of tables, and cleans up whatever happens.
 
 Ranks are started directly (`direct_launcher.py`), which takes seconds less than horovodrun; tests of what horovodrun
-itself does ask for it.
+itself does ask for it. pytest's option `--collectives` says what connects them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
+# Of pytest's option `--collectives`, for the programs.
+VARIABLE, HOROVOD, TENSORFLOW = "TSPS_TEST_COLLECTIVES", "horovod", "tensorflow"
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 TWO_NODES = "localhost:2,127.0.0.1:2"  # local ranks 0 1 0 1, cross ranks 0 0 1 1
@@ -116,6 +119,9 @@ def launched(
       env: Added to the environment.
       by_horovodrun: Not started directly.
     """
+    engine = os.environ.get(VARIABLE, HOROVOD)
+    if by_horovodrun and engine != HOROVOD:
+        pytest.skip("about Horovod's launcher")
     tables = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
     folder = Path(tempfile.mkdtemp(prefix="tsps-test-"))
     folders = ("reference", "training", "multirank")
@@ -134,7 +140,7 @@ def launched(
     if env and "TFSPS_JOB" in env:
         environment["TFSPS_JOB"] = env["TFSPS_JOB"]
     job = [str(HERE / program), *args, str(folder)]
-    command = [sys.executable, str(HERE / "direct_launcher.py"), hosts, str(ranks), *job]
+    command = [sys.executable, str(HERE / "direct_launcher.py"), engine, hosts, str(ranks), *job]
     if by_horovodrun:
         horovodrun = str(Path(sys.executable).parent / "horovodrun")
         command = [sys.executable, horovodrun, "--gloo", "-np", str(ranks), "-H", hosts, sys.executable, *job]

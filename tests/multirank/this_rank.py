@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-import tf_sparse_ps as tsps
-from tf_sparse_ps.collectives import Collectives
+from launch import HOROVOD, VARIABLE
 
-VARIABLE = "TSPS_TEST_COLLECTIVES"
-HOROVOD, TENSORFLOW = "horovod", "tensorflow"
+import tf_sparse_ps as tsps
+from tf_sparse_ps.collectives import Collectives, cluster_config
 
 
 def init() -> Collectives:
@@ -31,3 +30,9 @@ def local_rank() -> int:
 def size() -> int:
     """The number of ranks."""
     return tsps.collectives.current().size
+
+
+def number() -> int:
+    """As `rank`, before `init`: TensorFlow must be told of threads before its first operation."""
+    config = cluster_config.find()
+    return int(os.environ["HOROVOD_RANK"]) if config is None else config.rank

@@ -101,3 +101,13 @@ def has_begun() -> bool:
 def connects_processes() -> bool:
     """Whether a strategy of several workers has been made in this process, or something else has connected it."""
     return bool(context.context()._collective_leader)
+
+
+def abort_collectives(code: int, message: str) -> None:
+    """Ends all operations of the collective runtime in this process with an error, and those to come.
+
+    Args:
+      code: One of `tf.errors`.
+      message: The error's.
+    """
+    context.context().abort_collective_ops(code, message)

@@ -19,7 +19,7 @@ How an operation meets the same one of the other ranks, and no other:
 - The kernels wait without a thread, and an eager call is the op itself.
 
 A rank that dies closes its connections, which ends all operations of the others with an error. One that is late or
-stopped ends them after TFSPS_TIMEOUT_S.
+stopped ends them after TFSPS_TIMEOUT_S (`operation_timeout.py`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.collectives import operation_timeout
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
-from tf_sparse_ps.collectives.protocol import timeout_s
 from tf_sparse_ps.errors import CollectivesError
 from tf_sparse_ps.node import job_folder, node_discovery
 
@@ -54,8 +54,7 @@ _ADDED_AS = {"int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int
 class RuntimeCollectives(ProcessCollectives):
     """Ranks that TensorFlow's runtime has connected."""
 
-    # For the liveness check: operations say when they begin and end, and fail this much later than it ends.
-    marked = False
+    # How much later than TFSPS_TIMEOUT_S operations fail: who names the rank that does not come is given the time.
     grace_s = 0.0
 
     def __init__(self, device: str, rank: int, size: int, group: int, keys: dict[int, str]) -> None:
@@ -76,6 +75,7 @@ class RuntimeCollectives(ProcessCollectives):
         self._tokens: dict[str, tf.Variable] = {}
         self._members = list(range(size))  # the rank of each member, in the runtime's order
         if size > 1:
+            operation_timeout.start(rank, self.grace_s)
             numbers = self._eager("tsps.members", lambda: self._gather(tf.constant([rank]), "tsps.members", 0))
             self._members = [int(number) for number in numbers.numpy()]
         self._positions = [self._members.index(one) for one in range(size)]
@@ -199,6 +199,14 @@ class RuntimeCollectives(ProcessCollectives):
         group = ALL_RANKS + 1 + int.from_bytes(hashlib.sha256(repr(ranks).encode()).digest()[:3], "big")
         return type(self)(self._device, ranks.index(self.rank), len(ranks), group, self._keys)
 
+    def enqueued(self) -> dict[str, int]:
+        """How often each operation of the runtime has run in this process, by name."""
+        found: dict[str, int] = {}
+        for label, token in self._tokens.items():
+            name = label.partition("[")[0]
+            found[name] = found.get(name, 0) + int(token.numpy())
+        return found
+
     # --- inner workings ---
 
     def _sums(self, tensors: list[tf.Tensor], label: str) -> list[tf.Tensor]:
@@ -239,7 +247,7 @@ class RuntimeCollectives(ProcessCollectives):
 
     def _gathered(self, numbers: tf.Tensor, label: str) -> tf.Tensor:
         """Integers of a fixed shape of all ranks, stacked in rank order."""
-        stacked = self._gather(numbers[None], f"{label}.{numbers.dtype.name}{numbers.shape}", None)
+        stacked = self._gather(numbers[None], f"{label}.{numbers.dtype.name}{numbers.shape.as_list()}", None)
         return stacked if self._in_order else tf.gather(stacked, self._positions)
 
     def _exchange(self, flat: tf.Tensor, sizes: tf.Tensor, label: str) -> list[tf.Tensor]:
@@ -275,7 +283,7 @@ class RuntimeCollectives(ProcessCollectives):
             if label not in self._tokens:
                 self._tokens[label] = _keras.local_variable(0, "int64", f"order.{label}")
             token = self._tokens[label]
-        marked = self.marked and not tf.executing_eagerly()
+        marked = not tf.executing_eagerly()
         with tf.device(self._device):
             if marked:
                 name, variable = label.partition("[")[0], token.read_value()
@@ -286,8 +294,9 @@ class RuntimeCollectives(ProcessCollectives):
                 group_key=self._group,
                 instance_key=key if which is None else key + which,
                 ordering_token=[token.handle],
-                timeout_seconds=timeout_s() + self.grace_s,
+                timeout_seconds=0.0,  # see operation_timeout.py
             )
+            token.assign_add(1)  # in a graph after the operation, which has the token, too
             return _ops.mark(result, name, "end", variable) if marked else result
 
     def _eager(self, name: str, build: Callable[[], Any]) -> Any:
@@ -296,7 +305,8 @@ class RuntimeCollectives(ProcessCollectives):
             if not tf.executing_eagerly():
                 return build()
             try:
-                return build()
+                with operation_timeout.eager(name):
+                    return build()
             except tf.errors.OpError as error:
                 self.failed = True
                 raise CollectivesError(f"collective '{name}' failed on rank {self.rank}: {error}") from error

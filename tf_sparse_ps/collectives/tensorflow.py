@@ -30,7 +30,6 @@ class TensorFlowCollectives(RuntimeCollectives):
 
     kind = "tensorflow"
     in_cluster = True
-    marked = True
     grace_s = 10.0
     _strategy: Any = None  # keeps TensorFlow's server
     _server: KeyValueServer | None = None  # keeps the job's key-value store, on rank 0 of a job without a launcher

@@ -1,12 +1,13 @@
 """Says which rank died, stopped or does not come, when a collective or a step fails because of one.
 
-When a rank dies, the others stand in an operation, and fail with a text that names nobody; or, when a
-child of the dead rank still holds its sockets, they do not fail for as long as the library's timeout. When one does not come,
-they wait. Three things know more, and an uncaught error is reported as caused by what they have found:
+When a rank dies, the others stand in an operation, and fail with a text that names nobody; or, when a child of the dead
+rank still holds its sockets, they do not fail for as long as the library's timeout. When one does not come, they wait.
+Three things know more, and an uncaught error is reported as caused by what they have found:
 
 - `node_watch`: where there are tables, the ranks of a node see each other in shared memory;
-- `liveness_check`: in any job of `tf-sparse-ps run` or `horovodrun --gloo`, or that TF_CONFIG connects, a rank that has waited too long asks all others where they are;
-- the launcher's key-value store: what one rank has found, or has said before its end, all can read.
+- `liveness_check`: in any job with a key-value store, of a launcher or of rank 0, a rank that has waited too long asks
+  all others where they are;
+- that store: what one rank has found, or has said before its end, all can read.
 
 A rank that is then still inside a TensorFlow call ends with status 1.
 """

@@ -1,10 +1,10 @@
 """Finds out which rank does not come, when an operation between ranks takes longer than ranks wait for each other.
 
-Operations of Horovod and of TensorFlow begin when all ranks have come, and name nobody who has not. So a thread of every rank knows which
-operations its rank is in. Before the rank has been in one for TFSPS_TIMEOUT_S the thread starts a liveness check in the
-launcher's key-value store; all ranks whose processes run answer, from their threads, with their step, their operations,
-and what they see of the other processes of their node. Who is not in the operation is whom the caller waits for. When
-the time is over, and they have not come meanwhile, the caller says so to all.
+Operations begin when all ranks have come, and name nobody who has not. So a thread of every rank knows which operations
+its rank is in. Before the rank has been in one for TFSPS_TIMEOUT_S the thread starts a liveness check in the job's
+key-value store; all ranks whose processes run answer, from their threads, with their step, their operations, and what
+they see of the other processes of their node. Who is not in the operation is whom the caller waits for. When the time
+is over, and they have not come meanwhile, the caller says so to all.
 
 A rank looks at the key-value store only when nothing has changed for it since the last look, so ordinary steps cost
 nothing.

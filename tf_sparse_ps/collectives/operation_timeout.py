@@ -1,0 +1,74 @@
+"""Ends operations of TensorFlow's collective runtime for which other ranks do not come.
+
+The runtime has timeouts of its own, and for each operation a thread that sleeps as long as that is: with 100 operations
+a second and ten minutes, 60,000 (TensorFlow 2.15 and 2.21). So operations have none, and one thread of the process looks
+at those in flight. When one has waited too long it aborts all of them, for good, as the runtime does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps.collectives.protocol import timeout_s
+
+_LONGEST_LOOK_S = 1.0
+_lock = threading.Lock()
+_stop = threading.Event()
+_thread: threading.Thread | None = None
+_eager: dict[object, tuple[str, float]] = {}  # eager calls in flight: operation, and since when
+
+
+def start(rank: int, grace_s: float) -> None:
+    """Starts the thread, once per process.
+
+    Args:
+      rank: For the message.
+      grace_s: How much longer than TFSPS_TIMEOUT_S an operation may wait for other ranks.
+    """
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = threading.Thread(target=_watch, args=(rank, grace_s), name="tsps-operations", daemon=True)
+            _thread.start()
+            atexit.register(_end)
+
+
+def _end() -> None:
+    _stop.set()
+    if _thread is not None:
+        _thread.join(1.0)
+
+
+@contextlib.contextmanager
+def eager(operation: str) -> Iterator[None]:
+    """An eager call; in graphs marks say what is in flight (`_ops.mark`)."""
+    call = object()
+    _eager[call] = (operation, time.monotonic())
+    try:
+        yield
+    finally:
+        del _eager[call]
+
+
+def _watch(rank: int, grace_s: float) -> None:
+    limit = timeout_s()
+    while not _stop.wait(min(limit / 10, _LONGEST_LOOK_S)):
+        limit = timeout_s()
+        now = time.monotonic()
+        waits = [(now - since, operation) for operation, since in list(_eager.values())]
+        waits += [(now - begin * 1e-9, operation) for operation, begin, _ in _ops.in_flight()]
+        longest, operation = max(waits, default=(0.0, ""))
+        if longest > limit + grace_s:
+            _tensorflow.abort_collectives(
+                tf.errors.DEADLINE_EXCEEDED,
+                f"rank {rank} has waited {longest:.0f} s for other ranks in operation '{operation}'",
+            )
+            return
