@@ -1,7 +1,7 @@
-"""What ranks can tell each other outside of operations: small texts on a key-value store that Horovod's launcher keeps.
+"""What ranks can tell each other outside of operations: small texts on a key-value store that the launcher keeps.
 
-The rendezvous server of `horovodrun --gloo` (checked with Horovod 0.28.1) keeps them as long as the job lives. Where
-there is none, as under MPI, nothing is written and nothing found. A store that does not answer is an empty one: it is
+The store of `tf-sparse-ps run`, or the rendezvous server of `horovodrun --gloo` (checked with Horovod 0.28.1), keeps
+them as long as the job lives. Where there is none, as under MPI, nothing is written and nothing found. A store that does not answer is an empty one: it is
 read to explain an error, and must not be another.
 """
 
@@ -27,7 +27,10 @@ class KeyValueStore:
 
     @classmethod
     def of_launcher(cls) -> KeyValueStore:
-        """The one that the environment names."""
+        """The one that the environment names: that of `tf-sparse-ps run`, or else Horovod's."""
+        own_host, _, own_port = os.environ.get("TFSPS_KEY_VALUES", "").rpartition(":")
+        if own_host and own_port.isdigit():
+            return cls((own_host, int(own_port)))
         host, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
         return cls((host, int(port)) if host and port.isdigit() else None)
 
