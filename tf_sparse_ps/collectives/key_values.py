@@ -1,8 +1,8 @@
 """What ranks can tell each other outside of operations: small texts on a key-value store that the launcher keeps.
 
 The store of `tf-sparse-ps run`, or the rendezvous server of `horovodrun --gloo` (checked with Horovod 0.28.1), keeps
-them as long as the job lives. Where there is none, as under MPI, nothing is written and nothing found. A store that does not answer is an empty one: it is
-read to explain an error, and must not be another.
+them as long as the job lives. Where there is none, as under MPI, nothing is written and nothing found. A store that
+does not answer is an empty one: it is read to explain an error, and must not be another.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def find() -> Launch | None:
 
 
 def find_horovodrun() -> Launch | None:
-    """As `find`, of `horovodrun --gloo`, and of a Horovod job of `tf-sparse-ps run`, which looks the same to Horovod."""
+    """As `find`, of `horovodrun --gloo`, or a Horovod job of `tf-sparse-ps run`, which looks the same to Horovod."""
     size = _size(_HOROVODRUN)
     return None if size is None else _launch(_HOROVODRUN, size)
 

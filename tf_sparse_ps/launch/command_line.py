@@ -74,12 +74,16 @@ def parse(arguments: Sequence[str] | None) -> Options:
     if given.nnodes < 1:
         run.error(f"--nnodes must be 1 or more. Received: {given.nnodes}")
     if not 0 <= given.node_rank < given.nnodes:
-        run.error(f"--node-rank must be 0 to {given.nnodes - 1} with --nnodes {given.nnodes}. Received: {given.node_rank}")
+        run.error(
+            f"--node-rank must be 0 to {given.nnodes - 1} with --nnodes {given.nnodes}. Received: {given.node_rank}"
+        )
     if not 0 < given.timeout < float("inf"):
         run.error(f"--timeout must be a number of seconds greater than 0. Received: {given.timeout}")
     coordinator = _coordinator(run, given.coordinator)
     if given.nnodes > 1 and coordinator is None:
-        run.error("--nnodes greater than 1 needs --coordinator HOST:PORT, the same on all machines: HOST is node rank 0's")
+        run.error(
+            "--nnodes greater than 1 needs --coordinator HOST:PORT, the same on all machines: HOST is node rank 0's"
+        )
     return Options(
         ranks=given.ranks,
         nnodes=given.nnodes,
@@ -109,16 +113,26 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     add("-np", "--nproc-per-node", dest="ranks", type=int, required=True, metavar="N", help="ranks on this machine")
     add("--nnodes", type=int, default=1, metavar="N", help="machines, each with a launcher (default: 1)")
     add("--node-rank", type=int, default=0, metavar="K", help="this machine's number, from 0 on (default: 0)")
-    add("--coordinator", metavar="HOST:PORT", help="where node rank 0 is, and a free port there; the same on all machines")
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where node rank 0 is, and a free port there; the same on all machines",
+    )
     add(
         "--collectives",
         choices=("auto", "tensorflow", "horovod"),
         default="auto",
         help="what ranks communicate by (default: auto, Horovod if it is installed)",
     )
-    add("--timeout", type=float, default=600.0, metavar="S", help="seconds launchers wait for each other (default: 600)")
+    add(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds launchers wait for each other (default: 600)"
+    )
     add("--log-dir", type=Path, metavar="DIR", help="write the whole output of every rank to DIR/rank-<r>.log")
-    add("--all-ranks", action="store_true", help="show the output of all ranks, each line with its rank, not only rank 0's")
+    add(
+        "--all-ranks",
+        action="store_true",
+        help="show the output of all ranks, each line with its rank, not only rank 0's",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, with its arguments")
     return parser, run
 

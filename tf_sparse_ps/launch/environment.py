@@ -57,9 +57,7 @@ def placements(nodes: Sequence[Node]) -> list[Placement]:
         for local_rank in range(node.ranks):
             cross = [k for k, one in enumerate(nodes) if one.ranks > local_rank]
             found.append(
-                Placement(
-                    len(found), size, local_rank, node.ranks, cross.index(node_rank), len(cross), node_rank
-                )
+                Placement(len(found), size, local_rank, node.ranks, cross.index(node_rank), len(cross), node_rank)
             )
     return found
 

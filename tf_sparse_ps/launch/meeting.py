@@ -1,9 +1,9 @@
 """How the launchers of a job meet: each writes what its node has to the store of node 0, and waits for all others.
 
-    job        what is to be the same on all: written by node 0 before it serves
-    node-<k>   a `Node`, created by launcher k: a second launcher with this number is refused
-    nodes      all of them, written by node 0 when they have come
-    abort      why the job will not start
+job        what is to be the same on all: written by node 0 before it serves
+node-<k>   a `Node`, created by launcher k: a second launcher with this number is refused
+nodes      all of them, written by node 0 when they have come
+abort      why the job will not start
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def own_address(coordinator: tuple[str, int] | None) -> str:
             probe.connect(coordinator)  # of datagrams: nothing is sent
         except OSError as error:
             raise LaunchError(
-                f"--coordinator {coordinator[0]}:{coordinator[1]}: no way to {coordinator[0]}: {error.strerror}", status=2
+                f"--coordinator {coordinator[0]}:{coordinator[1]}: no way to {coordinator[0]}: {error.strerror}",
+                status=2,
             ) from None
         return str(probe.getsockname()[0])
 
@@ -177,18 +178,19 @@ class Meeting:
           store: Node 0's; None on other nodes.
         """
         self._me, self._terms, self._coordinator, self._timeout_s = node_rank, terms, coordinator, timeout_s
-        self._say, self._store = say, store
+        self._say, self._store, self._waits_for = say, store, ""
         self._client = Client(*coordinator)
         self.texts: Texts = self._client if store is None else store
         self.job = secrets.token_hex(8)
         if store is not None:
             store.put("job", json.dumps({"id": self.job, **dataclasses.asdict(terms)}))
 
-    def hold(self, node: Node) -> list[Node]:
+    def hold(self, node: Node, prepare: Callable[[list[Node]], None]) -> list[Node]:
         """Meets the other launchers.
 
         Args:
           node: This launcher's.
+          prepare: What node 0 has to do with all nodes before the others hear of them.
 
         Returns:
           All nodes, in their order.
@@ -204,7 +206,7 @@ class Meeting:
         if not self.texts.create(f"node-{self._me}", node.text):
             self._refuse_second()
         try:
-            nodes = self._gather(deadline) if self._store is not None else self._wait(deadline)
+            nodes = self._gather(deadline, prepare) if self._store is not None else self._wait(deadline)
             self._check_addresses(nodes)
         except BaseException as error:
             text = str(error) if isinstance(error, LaunchError) else f"the launcher of node {self._me} was interrupted"
@@ -225,15 +227,16 @@ class Meeting:
                 why = _reason(error)
             time.sleep(_POLL_S)
         raise LaunchError(
-            f"--coordinator {_name(self._coordinator)} does not lead to this machine ({why}), which serves the key-value "
-            "store: --node-rank 0 must be started on the machine that --coordinator names",
+            f"--coordinator {_name(self._coordinator)} does not lead to this machine ({why}), which serves the "
+            "key-value store: --node-rank 0 must be started on the machine that --coordinator names",
             status=2,
         )
 
     def _find_job(self, deadline: float) -> None:
         """Waits for node 0's store, and checks its terms."""
         why = "it has not answered"
-        for _ in self._polls(deadline, lambda: f"node rank 0 at {_name(self._coordinator)} ({why})"):
+        for _ in self._polls(deadline):
+            self._waits_for = f"node rank 0 at {_name(self._coordinator)} ({why})"
             try:
                 text = self.texts.get("job")
             except OSError as error:
@@ -263,28 +266,26 @@ class Meeting:
         self._abort(str(error), error.status)
         raise error
 
-    def _gather(self, deadline: float) -> list[Node]:
+    def _gather(self, deadline: float, prepare: Callable[[list[Node]], None]) -> list[Node]:
         """Node 0's part: waits for all, and tells them who came."""
-        missing = list(range(self._terms.nnodes))
-        for _ in self._polls(deadline, lambda: _ranks(missing)):
-            missing = self._missing()
-            if not missing:
-                texts = [self.texts.get(f"node-{k}") or "" for k in range(self._terms.nnodes)]
-                self.texts.put("nodes", json.dumps(texts))
-                return [Node.of(text) for text in texts]
+        for _ in self._polls(deadline):
+            if not self._missing():
+                nodes = [Node.of(self.texts.get(f"node-{k}") or "") for k in range(self._terms.nnodes)]
+                prepare(nodes)
+                self.texts.put("nodes", json.dumps([one.text for one in nodes]))
+                return nodes
             self._raise_abort()
-        raise self._timed_out(missing)
+        raise self._timed_out()
 
     def _wait(self, deadline: float) -> list[Node]:
         """The part of other launchers. They wait longer than node 0, which says who is missing."""
-        missing = list(range(self._terms.nnodes))
         lost: float | None = None
-        for _ in self._polls(deadline + _LOST_S, lambda: _ranks(missing)):
+        for _ in self._polls(deadline + _LOST_S):
             try:
                 text = self.texts.get("nodes")
                 if text is not None:
                     return [Node.of(one) for one in json.loads(text)]
-                missing = self._missing()
+                self._missing()
                 self._raise_abort()
                 lost = None
             except OSError as error:
@@ -293,16 +294,18 @@ class Meeting:
                     raise LaunchError(
                         f"the launcher of node rank 0 at {_name(self._coordinator)} is gone ({_reason(error)})"
                     ) from None
-        raise self._timed_out(missing)
+        raise self._timed_out()
 
     def _missing(self) -> list[int]:
-        return [k for k in range(self._terms.nnodes) if self.texts.get(f"node-{k}") is None]
+        missing = [k for k in range(self._terms.nnodes) if self.texts.get(f"node-{k}") is None]
+        self._waits_for = f"node rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        return missing
 
-    def _timed_out(self, missing: list[int]) -> LaunchError:
+    def _timed_out(self) -> LaunchError:
         return LaunchError(
-            f"{_ranks(missing)} of {self._terms.nnodes} did not come within {self._timeout_s:g} s. Start "
-            f"`tf-sparse-ps run --nnodes {self._terms.nnodes} --coordinator {_name(self._coordinator)}` on every machine, "
-            "each with its own --node-rank"
+            f"{self._waits_for} of {self._terms.nnodes} did not come within {self._timeout_s:g} s. Start "
+            f"`tf-sparse-ps run --nnodes {self._terms.nnodes} --coordinator {_name(self._coordinator)}` on every "
+            "machine, each with its own --node-rank"
         )
 
     def _check_addresses(self, nodes: list[Node]) -> None:
@@ -311,8 +314,8 @@ class Meeting:
             k = loops.index(True)
             raise LaunchError(
                 f"node rank {k} knows itself as {nodes[k].host}, by which other machines cannot reach it: its "
-                f"/etc/hosts has {self._coordinator[0]!r} there. Give --coordinator the address of node rank 0 in place of "
-                "a name",
+                f"/etc/hosts has {self._coordinator[0]!r} there. Give --coordinator the address of node rank 0 in "
+                "place of a name",
                 status=2,
             )
 
@@ -328,19 +331,15 @@ class Meeting:
             if self._store is not None:
                 time.sleep(2 * _POLL_S)  # the others read it
 
-    def _polls(self, deadline: float, waiting_for: Callable[[], str]) -> Iterator[None]:
-        """Until the deadline; says at times whom it waits for."""
+    def _polls(self, deadline: float) -> Iterator[None]:
+        """Until the deadline; says at times whom this launcher waits for."""
         remind = time.monotonic() + _REMIND_S
         while (now := time.monotonic()) < deadline:
             yield
             if now > remind:
-                self._say(f"waiting for {waiting_for()}")
+                self._say(f"waiting for {self._waits_for}")
                 remind = now + 4 * _REMIND_S
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
-
-
-def _ranks(missing: list[int]) -> str:
-    return f"node rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
 
 
 def _name(address: tuple[str, int]) -> str:

@@ -126,7 +126,7 @@ def decide(cause: Cause | None, ends: Mapping[int, NodeEnd], exit_report: str) -
     match = re.match(r"rank (\d+)\b", exit_report)
     named = None if match is None else int(match[1])
     for k, end in ends.items():
-        if named in end.own and end.statuses[named] != 0:
+        if named is not None and named in end.own and end.statuses[named] != 0:
             node, rank, status = k, named, end.statuses[named]
     lines = list(ends[node].lines.get(rank, ())) if node in ends else []
     where = f" (node {node})" if len(ends) > 1 or node > 0 else ""

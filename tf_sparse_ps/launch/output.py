@@ -1,7 +1,8 @@
 """What is shown of the ranks, what is written to their logs, and which last lines are kept of them.
 
-Rank 0 has the terminal itself, if nothing else needs what it writes. Else it has a terminal of its own where the
-launcher has one, because programs draw other progress bars, or none, into a pipe.
+Rank 0's stdout is the launcher's own, unless there is a log. Its stderr passes through here, as TensorFlow's start-up
+lines are left out. What passes is a terminal to the rank where the launcher's is one, because programs draw other
+progress bars, or none, into a pipe.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tf_sparse_ps.launch.errors import LaunchError
+from tf_sparse_ps.launch.start_up_lines import StartUpFilter, is_start_up
 
 KEPT_LINES = 40
 _LONGEST_LINE = 2000  # bytes that are kept of one
@@ -30,7 +33,10 @@ _PART = 1 << 16
 
 
 class Lines:
-    """Cuts bytes into lines as a terminal shows them in the end: of what was overwritten after a \\r, the last."""
+    """Cuts bytes into lines as a terminal shows them in the end: of what was overwritten after a \\r, the last.
+
+    Without TensorFlow's start-up lines.
+    """
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         """Passes each line on, without its end."""
@@ -40,7 +46,7 @@ class Lines:
         """Takes the next bytes."""
         *lines, rest = (self._rest + part).split(b"\n")
         for line in lines:
-            self._take(_visible(line))
+            self._pass(line)
         # What a \r begins anew is forgotten already, so that a progress bar is not kept whole.
         start = rest.rstrip(b"\r").rfind(b"\r") + 1
         self._rest = rest[start:]
@@ -50,8 +56,13 @@ class Lines:
     def end(self) -> None:
         """There is no more."""
         if self._rest:
-            self._take(_visible(self._rest))
+            self._pass(self._rest)
             self._rest = b""
+
+    def _pass(self, line: bytes) -> None:
+        visible = line.rstrip(b"\r").rpartition(b"\r")[2]
+        if not is_start_up(visible):
+            self._take(visible)
 
 
 def say(text: str, *, after_ranks: bool = False) -> None:
@@ -63,10 +74,6 @@ def say(text: str, *, after_ranks: bool = False) -> None:
     """
     begin = "\r\n" if after_ranks and sys.stderr.isatty() else ""
     print(f"{begin}tf-sparse-ps: {text}", file=sys.stderr, flush=True)
-
-
-def _visible(line: bytes) -> bytes:
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class Output:
@@ -87,6 +94,7 @@ class Output:
         self._tails: dict[int, collections.deque[str]] = {}
         self._writers: list[int] = []
         self._logs: list[int] = []
+        self._terminals: list[tuple[int, int]] = []
         self._thread: threading.Thread | None = None
         if log_dir is not None:
             try:
@@ -104,7 +112,7 @@ class Output:
         return rank == 0 or self._all_ranks
 
     def last_lines(self, rank: int) -> list[str]:
-        """Of a rank's stderr, the last ones; none where the rank had the terminal itself."""
+        """Of a rank's stderr, the last ones."""
         return list(self._tails.get(rank, ()))
 
     def streams(self, rank: int) -> tuple[int, int, int]:
@@ -115,10 +123,13 @@ class Output:
         """
         first = rank == 0
         stdin = sys.__stdin__.fileno() if first and sys.__stdin__ is not None else subprocess.DEVNULL
-        if first and not self.buffered:
-            return stdin, 1, 2
         log = self._log(rank)
-        return stdin, self._stream(rank, 1, log), self._stream(rank, 2, log)
+        return stdin, 1 if first and not self.buffered else self._stream(rank, 1, log), self._stream(rank, 2, log)
+
+    def resize(self) -> None:
+        """The launcher's terminal has another size now."""
+        for like, descriptor in self._terminals:
+            _copy_size(like, descriptor)
 
     def start(self) -> None:
         """Begins to read, after the last rank was started."""
@@ -144,20 +155,24 @@ class Output:
 
     def _stream(self, rank: int, number: int, log: int | None) -> int:
         """A rank's end of stdout (1) or stderr (2)."""
-        sinks: list[Callable[[bytes], None]] = []
+        sinks: list[Any] = []
         if log is not None:
             sinks.append(_Sink(log))
         if self._all_ranks:
             prefix, shown = b"[%d] " % rank, _Sink(number)
             sinks.append(Lines(lambda line: shown(prefix + line + b"\n")))
         elif rank == 0:
-            sinks.append(_Sink(number))
+            sinks.append(StartUpFilter(_Sink(number)) if number == 2 else _Sink(number))
         if number == 2:
             tail = self._tails.setdefault(rank, collections.deque(maxlen=KEPT_LINES))
             sinks.append(Lines(lambda line: tail.append(line[:_LONGEST_LINE].decode(errors="replace"))))
         if not sinks:
             return subprocess.DEVNULL
-        reader, writer = _terminal(number) if rank == 0 and not self._all_ranks and os.isatty(number) else os.pipe()
+        if rank == 0 and not self._all_ranks and os.isatty(number):
+            reader, writer = _terminal(number)
+            self._terminals.append((number, reader))
+        else:
+            reader, writer = os.pipe()
         self._selector.register(reader, selectors.EVENT_READ, sinks)
         self._writers.append(writer)
         return writer
@@ -171,10 +186,11 @@ class Output:
                 for sink in key.data:
                     if part:
                         sink(part)
-                    elif isinstance(sink, Lines):
+                    else:
                         sink.end()
                 if not part:
                     self._selector.unregister(key.fd)
+                    self._terminals = [one for one in self._terminals if one[1] != key.fd]
                     os.close(key.fd)
 
 
@@ -183,6 +199,9 @@ class _Sink:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+
+    def end(self) -> None:
+        """There is no more."""
 
     def __call__(self, part: bytes) -> None:
         while part and self._descriptor is not None:
@@ -201,7 +220,11 @@ def _terminal(like: int) -> tuple[int, int]:
     settings = termios.tcgetattr(writer)
     settings[1] &= ~termios.OPOST
     termios.tcsetattr(writer, termios.TCSANOW, settings)
+    _copy_size(like, reader)
+    return reader, writer
+
+
+def _copy_size(like: int, descriptor: int) -> None:
     with contextlib.suppress(OSError):
         size = fcntl.ioctl(like, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
-        fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
-    return reader, writer
+        fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)

@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
@@ -16,8 +16,8 @@ from tf_sparse_ps.launch.errors import LaunchError
 from tf_sparse_ps.launch.key_values import Store
 from tf_sparse_ps.launch.meeting import Meeting, Node, Ports, Terms
 from tf_sparse_ps.launch.node_link import NodeLink
-from tf_sparse_ps.launch.outcome import Cause, NodeEnd, Outcome, decide
 from tf_sparse_ps.launch.options import Options
+from tf_sparse_ps.launch.outcome import Cause, NodeEnd, Outcome, decide
 from tf_sparse_ps.launch.output import Output, say
 from tf_sparse_ps.launch.ranks import Rank
 from tf_sparse_ps.node import job_folder
@@ -41,15 +41,13 @@ def run(options: Options) -> int:
       KeyboardInterrupt: Ctrl-C before they were started.
     """
     output = Output(log_dir=options.log_dir, all_ranks=options.all_ranks)
-    store, server = (Store(), None) if options.node_rank == 0 else (None, None)
-    if store is not None:
-        server = meeting.serve(options.coordinator, store)
+    store = Store() if options.node_rank == 0 else None
+    server = None if store is None else meeting.serve(options.coordinator, store)
     address = options.coordinator or ("127.0.0.1", server.server_port if server is not None else 0)
     with contextlib.ExitStack() as stack:
         if server is not None:
             stack.callback(server.close)
-        job = _Job(options, address, store, output)
-        return job.run()
+        return _Job(options, address, store, output).run()
 
 
 class _Job:
@@ -87,13 +85,14 @@ class _Job:
 
     # --- before there are ranks ---
 
-    def _meet(self, node: Node) -> list[Node]:
+    def _meet(self, node: Node, prepare: Callable[[list[Node]], None] = lambda _: None) -> list[Node]:
         options = self._options
         if options.coordinator is None:
+            prepare([node])
             return [node]
         terms = Terms(options.nnodes, options.collectives)
         one = Meeting(options.node_rank, terms, options.coordinator, options.timeout_s, say, self._store)
-        nodes = one.hold(node)
+        nodes = one.hold(node, prepare)
         self._link = NodeLink(options.node_rank, nodes, one.texts, one.job)
         return nodes
 
@@ -104,9 +103,8 @@ class _Job:
         from tf_sparse_ps._compat._horovod_runner import Rendezvous  # Horovod is optional
 
         server = Rendezvous("" if not host.startswith("127.") else host)
-        nodes = self._meet(Node(host, options.ranks, (), server.port))
-        server.begin(environment.slots(nodes))
-        return nodes
+        own = Node(host, options.ranks, (), server.port)
+        return self._meet(own, lambda nodes: server.begin(environment.slots(nodes)))
 
     def _environments(self, nodes: Sequence[Node]) -> dict[int, dict[str, str]]:
         """Of this node's ranks."""
@@ -132,6 +130,7 @@ class _Job:
         # Not those that are ignored, as SIGHUP is under nohup.
         mine = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, lambda got, _: self._events.put(got)) for number in mine}
+        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: self._output.resize())
         try:
             yield
         finally:
