@@ -23,10 +23,7 @@ _START_UP = re.compile(
     rb"|" + re.escape(_REBUILD) + rb".* rebuild TensorFlow with the appropriate compiler flags\.$"
 )
 # What the begin of such a line looks like, of which the rest has not come yet.
-_BEGIN = re.compile(
-    rb"[IWE]\d{0,4}|[IWE]\d{4} [\d:. ]*|[IWE]\d{4} [\d:. ]+\S*\.cc:\d+\].*"
-    rb"|\d{1,4}|\d{4}-[-\d:. ]*|\d{4}-[-\d:. ]+ [IWE].*"
-)
+_BEGIN = re.compile(rb"[IWE]\d{0,4}|[IWE]\d{4} .*|\d{1,4}|\d{4}-[-\d]{0,5}|\d{4}-\d\d-\d\d .*")
 
 
 def is_start_up(line: bytes) -> bool:
