@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import threading
 import time
@@ -109,6 +110,19 @@ def test_ctrl_c_on_one_machine_ends_the_others(which: int, launch: Launchers) ->
     assert all(map(gone, own))
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_ctrl_c_where_ranks_are_done_ends_the_others(which: int, launch: Launchers) -> None:
+    nodes = Nodes(launch)
+    jobs = [nodes.start(k, "note('done')" if k == which else NAP) for k in range(2)]
+    (pid,) = pids(launch, 1 - which)
+    launch.wait_for("done")
+    time.sleep(1.0)
+    assert [job.process.poll() for job in jobs] == [None, None]
+    jobs[which].process.send_signal(signal.SIGINT)
+    assert [job.wait(20) for job in jobs] == [130, 130]
+    assert gone(pid)
+
+
 def test_a_launcher_that_cannot_reach_node_0s_any_more_ends_its_ranks(launch: Launchers) -> None:
     nodes = Nodes(launch)
     first, second = nodes.start(0, NAP), nodes.start(1, NAP)
@@ -136,7 +150,9 @@ def test_node_0_that_did_not_come_is_named(launch: Launchers) -> None:
     nodes = Nodes(launch)
     job = nodes.start(1, NAP, "--timeout", "1")
     assert job.wait() == 1
-    assert f"node rank 0 did not come within 1 s: no launcher answers at {nodes.address} (Connection refused)" in job.said
+    assert (
+        f"node rank 0 did not come within 1 s: no launcher answers at {nodes.address} (Connection refused)" in job.said
+    )
 
 
 def test_two_launchers_with_one_node_rank(launch: Launchers) -> None:
@@ -228,7 +244,7 @@ def test_a_launcher_without_a_sign_of_life_is_lost(monkeypatch: pytest.MonkeyPat
     assert events.wait(10)
     assert "the launcher of node 1 (b) has not been heard of" in found.cause.text
     monkeypatch.setattr(node_link, "_ENDING_S", 0.2)
-    outcome = link.finish(NodeEnd({0: -15}, [], {}), found.cause, str)
+    outcome = link.finish(NodeEnd({0: -15}, [], {}), found.cause, str, queue.SimpleQueue())
     assert outcome == Outcome(1, None, found.cause.text)
 
 

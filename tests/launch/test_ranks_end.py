@@ -230,5 +230,3 @@ def test_a_program_that_cannot_be_run_is_named(launch: Launchers) -> None:
     job = launch.start(["-np", "2", str(program)])
     assert job.wait() == 1
     assert f"cannot run {program}: No such file or directory" in job.said
-
-

@@ -45,6 +45,8 @@ class NodeLink:
         """
         self._me, self._nodes, self._texts, self._job = node_rank, nodes, texts, job
         self._cause: Cause | None = None
+        self._lost = False  # the store cannot be reached any more
+        self._interrupts = 0
         self._closed = threading.Event()
 
     def watch(self, events: queue.SimpleQueue[Any]) -> None:
@@ -57,18 +59,22 @@ class NodeLink:
         with contextlib.suppress(OSError):
             self._texts.create("cause", cause.dump())
 
-    def finish(self, end: NodeEnd, cause: Cause | None, exit_report: Callable[[], str]) -> Outcome:
+    def finish(
+        self, end: NodeEnd, cause: Cause | None, exit_report: Callable[[], str], events: queue.SimpleQueue[Any]
+    ) -> Outcome:
         """Waits for the other nodes.
 
         Args:
           end: Of this node's ranks.
           cause: As this launcher knows it.
           exit_report: Reads what a rank has said of its own end.
+          events: Where signals are: the first ends the job, the second the waiting.
         """
+        self._cause = cause or self._cause
         try:
             if self._me == 0:
-                return self._finish_all(end, cause, exit_report)
-            return self._finish_own(end, cause, exit_report)
+                return self._finish_all(end, exit_report, events)
+            return self._finish_own(end, exit_report, events)
         finally:
             self._closed.set()
 
@@ -94,6 +100,7 @@ class NodeLink:
                 why = f"no answer for {LOST_S:.0f} s: {error}" if now > heard + LOST_S else ""
             if why:
                 text = f"node {self._me} cannot reach the launcher of node 0 any more ({why}), and ends its ranks"
+                self._lost = True
                 self._found(Cause(self._me, None, 1, text), events)
                 return
 
@@ -112,34 +119,43 @@ class NodeLink:
                     what = f"the launcher of node {k} ({self._nodes[k].host}) has not been heard of for {LOST_S:.0f} s"
                     self.tell(Cause(k, None, 1, what))
 
+    def _pause(self, events: queue.SimpleQueue[Any], seconds: float) -> None:
+        """Lets time pass, or takes a signal."""
+        with contextlib.suppress(queue.Empty):
+            event = events.get(timeout=seconds)
+            if isinstance(event, int):
+                self._interrupts += 1
+                if self._cause is None:
+                    self._cause = Cause.interrupted(self._me, event)
+                    self.tell(self._cause)
+
     def _found(self, cause: Cause, events: queue.SimpleQueue[Any]) -> None:
         if self._cause is None:
             self._cause = cause
             events.put(cause)
 
-    def _finish_all(self, end: NodeEnd, cause: Cause | None, exit_report: Callable[[], str]) -> Outcome:
+    def _finish_all(self, end: NodeEnd, exit_report: Callable[[], str], events: queue.SimpleQueue[Any]) -> Outcome:
         ends = {0: end}
         deadline = float("inf")
-        while len(ends) < len(self._nodes) and time.monotonic() < deadline:
+        while len(ends) < len(self._nodes) and time.monotonic() < deadline and self._interrupts < 2:
             for k in range(1, len(self._nodes)):
                 text = self._texts.get(f"ended-{k}")
                 if text is not None:
                     ends[k] = NodeEnd.of(text)
-            cause = cause or self._cause
-            if cause is not None and deadline == float("inf"):
+            if self._cause is not None and deadline == float("inf"):
                 deadline = time.monotonic() + _ENDING_S
-            self._closed.wait(0.1)
+            self._pause(events, 0.1)
         told = self._texts.get("cause")  # the first one
-        outcome = decide(Cause.of(told) if told else cause, ends, exit_report())
+        outcome = decide(Cause.of(told) if told else self._cause, ends, exit_report())
         self._texts.put("outcome", outcome.dump())
         deadline = time.monotonic() + _READING_S
         while time.monotonic() < deadline and any(self._texts.get(f"left-{k}") is None for k in ends if k > 0):
             self._closed.wait(0.05)
         return outcome
 
-    def _finish_own(self, end: NodeEnd, cause: Cause | None, exit_report: Callable[[], str]) -> Outcome:
+    def _finish_own(self, end: NodeEnd, exit_report: Callable[[], str], events: queue.SimpleQueue[Any]) -> Outcome:
         deadline, told = float("inf"), False
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self._interrupts < 2:
             with contextlib.suppress(OSError):
                 if not told:
                     self._texts.put(f"ended-{self._me}", end.dump())
@@ -148,11 +164,10 @@ class NodeLink:
                 if text is not None:
                     self._texts.put(f"left-{self._me}", "")
                     return Outcome.of(text)
-            cause = cause or self._cause
-            if cause is not None and cause.rank is None and cause.node == self._me and not told:
-                break  # the store is gone
-            if cause is not None and deadline == float("inf"):
+            if self._lost:
+                break
+            if self._cause is not None and deadline == float("inf"):
                 deadline = time.monotonic() + _ENDING_S + _READING_S
-            self._closed.wait(0.2)
+            self._pause(events, 0.2)
         # Nobody tells it: what this node knows itself.
-        return decide(cause, {self._me: end}, exit_report())
+        return decide(self._cause, {self._me: end}, exit_report())

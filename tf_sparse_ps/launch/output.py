@@ -1,8 +1,9 @@
 """What is shown of the ranks, what is written to their logs, and which last lines are kept of them.
 
-Rank 0's stdout is the launcher's own, unless there is a log. Its stderr passes through here, as TensorFlow's start-up
-lines are left out. What passes is a terminal to the rank where the launcher's is one, because programs draw other
-progress bars, or none, into a pipe.
+Rank 0's stderr passes through here, as TensorFlow's start-up lines are left out. Its stdout is the launcher's own,
+unless there is a log; where stdout and stderr are one, as in a terminal, they pass together, so that the order stays.
+What passes is a terminal to the rank where the launcher's is one, because programs draw other progress bars, or none,
+into a pipe.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Output:
         return rank == 0 or self._all_ranks
 
     def last_lines(self, rank: int) -> list[str]:
-        """Of a rank's stderr, the last ones."""
+        """Of a rank's stderr, and of stdout where they are one, the last ones."""
         return list(self._tails.get(rank, ()))
 
     def streams(self, rank: int) -> tuple[int, int, int]:
@@ -124,6 +125,9 @@ class Output:
         first = rank == 0
         stdin = sys.__stdin__.fileno() if first and sys.__stdin__ is not None else subprocess.DEVNULL
         log = self._log(rank)
+        if first and not self._all_ranks and os.path.sameopenfile(1, 2):
+            both = self._stream(rank, 2, log)
+            return stdin, both, both
         return stdin, 1 if first and not self.buffered else self._stream(rank, 1, log), self._stream(rank, 2, log)
 
     def resize(self) -> None:

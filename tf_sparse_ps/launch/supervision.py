@@ -223,7 +223,7 @@ class _Job:
             self._free_tables()
         if self._link is None:
             return decide(self._cause, {0: end}, self._exit_report())
-        return self._link.finish(end, self._cause, self._exit_report)
+        return self._link.finish(end, self._cause, self._exit_report, self._events)
 
     def _free_tables(self) -> None:
         """Removes the tables of ranks that could not do so themselves."""
