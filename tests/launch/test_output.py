@@ -155,7 +155,8 @@ def test_rank_0_reads_what_the_launcher_is_given(tmp_path: Path) -> None:
 
 
 def test_the_order_of_stdout_and_stderr_stays_where_they_are_one(tmp_path: Path) -> None:
-    code = PROLOGUE + "for i in range(500): print(i, flush=True, file=(sys.stdout, sys.stderr)[i % 2])"
+    code = PROLOGUE + "assert rank or os.path.sameopenfile(1, 2)\n"
+    code += "for i in range(500): print(i, flush=True, file=(sys.stdout, sys.stderr)[i % 2])"
     command = [sys.executable, "-m", "tf_sparse_ps", "run", "-np", "2", sys.executable, "-c", code]
     done = subprocess.run(
         command,

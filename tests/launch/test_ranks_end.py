@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from launcher import ROOT, Launchers, gone, until
 
@@ -98,6 +99,21 @@ sys.exit(5)
     assert "rank 2 failed first, with exit status 1 (its last lines):\nValueError: mine" in job.said
 
 
+def test_a_rank_that_has_reported_its_end_and_was_ended_did_not_fail_first(launch: Launchers) -> None:
+    program = """
+from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
+if rank == 1:
+    KeyValueStore.of_launcher().write(EXIT_REPORT, "rank 1 ended with ValueError: mine")
+    note("reported")
+    time.sleep(300)
+wait_for("reported")
+sys.exit(5)
+"""
+    job = launch("-np", "2", program=program)
+    assert job.wait() == 5
+    assert "rank 0 failed first, with exit status 5, for this reason: rank 1 ended with ValueError: mine" in job.said
+
+
 def test_a_report_of_a_rank_that_has_not_failed_is_shown_as_the_reason(launch: Launchers) -> None:
     program = """
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
@@ -160,8 +176,9 @@ def test_a_stopped_rank_ends_with_the_others(launch: Launchers) -> None:
     job = launch("-np", "2", program=NAP)
     own = pids(launch, 2)
     os.kill(own[0], signal.SIGSTOP)
+    until(lambda: psutil.Process(own[0]).status() == psutil.STATUS_STOPPED)
     job.process.send_signal(signal.SIGTERM)
-    assert job.wait(KILL_S) == 128 + signal.SIGTERM
+    assert job.wait(KILL_S / 2) == 128 + signal.SIGTERM
     assert gone(own[0])
 
 
