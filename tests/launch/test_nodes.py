@@ -217,6 +217,18 @@ def test_a_node_that_knows_itself_by_an_address_of_its_own_only() -> None:
         server.close()
 
 
+def test_a_machine_whose_name_leads_back_to_itself_with_horovod() -> None:
+    store = Store()
+    server = Server("127.0.0.1", 0, store)
+    store.put("node-1", Node("10.0.0.2", 1, named="127.0.1.1").text)
+    try:
+        with pytest.raises(LaunchError, match=r"node rank 1's machine \(10.0.0.2\) leads to 127.0.1.1 there.*Horovod"):
+            meeting(0, server.server_port, store).hold(Node("10.0.0.1", 1, named="10.0.0.1"), lambda _: None)
+        assert "127.0.1.1" in (store.get("abort") or "")
+    finally:
+        server.close()
+
+
 def test_node_0_on_another_machine_than_the_coordinator() -> None:
     store, other = Store(), Store()
     server = Server("127.0.0.1", 0, other)

@@ -240,6 +240,14 @@ def test_a_rank_whose_launcher_is_gone_before_it_began_does_not_begin(tmp_path: 
         assert subprocess.run(command, timeout=30, check=False).returncode == status
 
 
+def test_ranks_that_have_begun_end_when_another_cannot_be_started(launch: Launchers) -> None:
+    (launch.folder / "logs" / "rank-2.log").mkdir(parents=True)
+    job = launch("-np", "3", "--log-dir", str(launch.folder / "logs"), program=NAP)
+    assert job.wait() == 2
+    assert "node 0 cannot start its ranks: --log-dir: cannot write" in job.said
+    assert "rank-2.log: Is a directory" in job.said
+
+
 def test_a_program_that_cannot_be_run_is_named(launch: Launchers) -> None:
     program = launch.folder / "program"
     program.write_text("#!/no/such/interpreter\n")

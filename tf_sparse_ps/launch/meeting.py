@@ -38,18 +38,20 @@ class Node:
       ranks: How many it has.
       ports: Of its ranks, for tf.distribute; none with Horovod.
       rendezvous: Port of Horovod's rendezvous server, of node 0 with Horovod; else 0.
+      named: The address that the machine's own name leads to, with Horovod, whose ranks tell it each other; else "".
     """
 
     host: str
     ranks: int
     ports: tuple[int, ...] = ()
     rendezvous: int = 0
+    named: str = ""
 
     @classmethod
     def of(cls, text: str) -> Node:
         """The inverse of `text`."""
         found = json.loads(text)
-        return cls(found["host"], found["ranks"], tuple(found["ports"]), found["rendezvous"])
+        return cls(**found | {"ports": tuple(found["ports"])})
 
     @property
     def text(self) -> str:
@@ -141,6 +143,14 @@ def own_address(coordinator: tuple[str, int] | None) -> str:
                 status=2,
             ) from None
         return str(probe.getsockname()[0])
+
+
+def named_address() -> str:
+    """The address that this machine's own name leads to; "" if it leads nowhere."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
 
 
 def interface_of(address: str) -> str | None:
@@ -318,6 +328,14 @@ class Meeting:
                 "place of a name",
                 status=2,
             )
+        for k, node in enumerate(nodes):
+            if node.named and ipaddress.ip_address(node.named).is_loopback and not any(loops):
+                raise LaunchError(
+                    f"the name of node rank {k}'s machine ({node.host}) leads to {node.named} there, where Horovod "
+                    "on the other machines looks for it in vain. Give the name the machine's address in /etc/hosts, or "
+                    "use --collectives tensorflow",
+                    status=2,
+                )
 
     def _raise_abort(self) -> None:
         text = self.texts.get("abort")

@@ -99,11 +99,11 @@ class _Job:
     def _meet_for_horovod(self, host: str) -> list[Node]:
         options = self._options
         if options.node_rank > 0:
-            return self._meet(Node(host, options.ranks))
+            return self._meet(Node(host, options.ranks, named=meeting.named_address()))
         from tf_sparse_ps._compat._horovod_runner import Rendezvous  # Horovod is optional
 
         server = Rendezvous("" if not host.startswith("127.") else host)
-        own = Node(host, options.ranks, (), server.port)
+        own = Node(host, options.ranks, (), server.port, meeting.named_address())
         return self._meet(own, lambda nodes: server.begin(environment.slots(nodes)))
 
     def _environments(self, nodes: Sequence[Node]) -> dict[int, dict[str, str]]:
@@ -141,7 +141,10 @@ class _Job:
         try:
             for number, values in environments.items():
                 self._ranks.append(Rank(number, self._options.command, values, self._output.streams(number)))
-        except (OSError, LaunchError) as error:
+            self._output.start()
+            for rank in self._ranks:
+                rank.report_end(self._events)
+        except (OSError, RuntimeError, LaunchError) as error:  # RuntimeError: no more threads
             for rank in self._ranks:
                 rank.end(signal.SIGKILL)
                 rank.collect()
@@ -149,9 +152,6 @@ class _Job:
             if self._link is not None:
                 self._link.tell(Cause(self._options.node_rank, None, 1, text))
             raise LaunchError(text, error.status if isinstance(error, LaunchError) else 1) from None
-        self._output.start()
-        for rank in self._ranks:
-            rank.report_end(self._events)
 
     def _wait(self) -> None:
         """Returns when all ranks have ended, and ends them as soon as there is a reason."""
