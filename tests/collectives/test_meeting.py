@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tf_sparse_ps.collectives import key_values, meeting
+from tf_sparse_ps.collectives import meeting
 from tf_sparse_ps.collectives.cluster_config import ClusterConfig
-from tf_sparse_ps.collectives.key_value_server import KeyValueServer
+from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
 from tf_sparse_ps.collectives.key_values import KeyValueStore
 from tf_sparse_ps.errors import CollectivesError, RankLost
 
@@ -53,12 +53,12 @@ def meet(clusters: list[ClusterConfig], timeout_s: float, late: int | None = Non
 @pytest.fixture(params=["rank 0", "launcher"], autouse=True)
 def keeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Who keeps the store in which they meet."""
-    monkeypatch.delenv(key_values.VARIABLE, raising=False)
+    monkeypatch.delenv("TFSPS_KEY_VALUES", raising=False)
     if request.param == "rank 0":
         yield request.param
         return
-    server = KeyValueServer("127.0.0.1")
-    monkeypatch.setenv(key_values.VARIABLE, f"127.0.0.1:{server.port}")
+    server = KeyValueServer("127.0.0.1", 0, Values())
+    monkeypatch.setenv("TFSPS_KEY_VALUES", f"127.0.0.1:{server.port}")
     yield request.param
     server.close()
 
@@ -121,9 +121,9 @@ def test_a_port_that_is_taken_is_named_with_its_rank(taken: int, keeper: str) ->
 
 
 def test_a_store_refuses_texts_without_measure() -> None:
-    server = KeyValueServer("127.0.0.1")
+    server = KeyValueServer("127.0.0.1", 0, Values())
     store = KeyValueStore(("127.0.0.1", server.port))
-    store.write("long", "x" * (2 << 20))
+    store.write("long", "x" * (20 << 20))
     assert store.read("long") == ""
     assert store.write("short", "x")
     assert store.read("short") == "x"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import http.client
 import importlib
 import inspect
 import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "tf_sparse_ps"
 KERAS_2 = pytest.mark.skipif(_keras.IS_KERAS_3, reason="a name of Keras 2")
 KERAS_3 = pytest.mark.skipif(not _keras.IS_KERAS_3, reason="a name of Keras 3")
-PRIVATE_MODULES = re.compile(r"tensorflow\.python|keras\.src|horovod\.common")
+PRIVATE_MODULES = re.compile(r"tensorflow\.python|keras\.src|horovod\.(?:common|runner)")
 keras = _keras.keras
 
 
@@ -316,6 +318,30 @@ def test_horovods_names() -> None:
 
     assert callable(_horovod.mpi_ops._grouped_allreduce), "collectives cannot add up without dividing"
     assert hasattr(_horovod.mpi_ops.MPI_LIB, "horovod_join"), "hvd.join would end in a hang, not in its reason"
+
+
+def test_horovods_rendezvous_server_keeps_what_ranks_tell_it_until_all_have_read_it() -> None:
+    pytest.importorskip("horovod.runner")
+    from tf_sparse_ps._compat import _horovod_runner  # imports Horovod
+
+    server = _horovod_runner.Rendezvous("127.0.0.1")
+    slot = types.SimpleNamespace(hostname="host", size=2, local_rank=0, local_size=2, cross_size=1)
+    server.begin([slot, slot])
+
+    def ask(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, content
+
+    broken = "ranks that tf-sparse-ps run starts would not meet (RendezvousHTTPServer)"
+    assert ask("PUT", "/global/0", b"address")[0] == 200, broken
+    assert ask("GET", "/global/0") == (200, b"address"), broken
+    for rank in range(2):
+        assert ask("DELETE", f"/global/{rank}")[0] == 200, broken
+    assert ask("GET", "/global/0")[0] == 404, "hvd.init() after hvd.shutdown() would find old addresses"
 
 
 # --- where they may be named ---

@@ -26,7 +26,7 @@ from typing import Any
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
-from tf_sparse_ps.collectives.key_value_server import KeyValueServer
+from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
 
 _GRACE_S = 5.0
 _print = threading.Lock()
@@ -46,7 +46,7 @@ def serve(slots: list[Any]) -> int:
             os.write(port_out, str(server.start()).encode())
             server.init(slots)
         else:
-            os.write(port_out, str(KeyValueServer("127.0.0.1").port).encode())
+            os.write(port_out, str(KeyValueServer("127.0.0.1", 0, Values()).port).encode())
         os.close(port_out)
         os.close(1)  # whoever reads the launcher's output does not wait for this process
         os.close(2)

@@ -14,6 +14,7 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives import launchers, protocol
 
 _OF_LAUNCHERS = (
+    "TFSPS_SIZE TFSPS_LOCAL_SIZE "
     "HOROVOD_SIZE HOROVOD_RANK HOROVOD_LOCAL_SIZE OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE MV2_COMM_WORLD_SIZE "
     "MV2_COMM_WORLD_LOCAL_SIZE JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_SIZE PMI_SIZE MPI_LOCALNRANKS SLURM_NTASKS "
     "SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES"
@@ -97,7 +98,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE", False),
         ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, "PMI_SIZE", True),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}, "SLURM_STEP_NUM_TASKS", True),
+        ({"TFSPS_SIZE": "4", "TFSPS_LOCAL_SIZE": "4"}, "TFSPS_SIZE", True),
         # What a Slurm step has started in turn.
+        ({"SLURM_STEP_NUM_TASKS": "2", "TFSPS_SIZE": "4", "TFSPS_LOCAL_SIZE": "2"}, "TFSPS_SIZE", False),
         ({"SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE", False),
         ({"SLURM_STEP_NUM_TASKS": "2", "HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "HOROVOD_SIZE", False),
         ({"SLURM_STEP_NUM_TASKS": "2", "HOROVOD_SIZE": "1", "HOROVOD_RANK": "0"}, None, False),

@@ -12,8 +12,6 @@ import contextlib
 import http.client
 import os
 
-# HOST:PORT of the store that `tf-sparse-ps run` keeps.
-VARIABLE = "TFSPS_KEY_VALUES"
 _TIMEOUT_S = 1.0
 _SCOPE = "/tsps/"
 
@@ -35,8 +33,8 @@ class KeyValueStore:
 
     @classmethod
     def of_launcher(cls) -> KeyValueStore:
-        """The one that the environment names."""
-        host, _, port = os.environ.get(VARIABLE, "").rpartition(":")
+        """The one that the environment names: that of `tf-sparse-ps run`, or else Horovod's."""
+        host, _, port = os.environ.get("TFSPS_KEY_VALUES", "").rpartition(":")
         if host and port.isdigit():
             return cls((host, int(port)))
         host = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from tf_sparse_ps.collectives.cluster_config import VARIABLE, ClusterConfig
-from tf_sparse_ps.collectives.key_value_server import KeyValueServer
+from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
 from tf_sparse_ps.collectives.key_values import KeyValueStore
 from tf_sparse_ps.errors import CollectivesError, RankLost
 
@@ -49,7 +49,7 @@ def meet(cluster: ClusterConfig, timeout_s: float) -> tuple[KeyValueStore, KeyVa
         return store, None
     host, port = _parts(cluster.addresses[0])
     if cluster.rank == 0:
-        server = KeyValueServer("")
+        server = KeyValueServer("", 0, Values())
         with contextlib.closing(_listen(cluster)) as door:
             store = KeyValueStore(("127.0.0.1", door.port))
             store.write(_STORE, str(server.port))
@@ -75,7 +75,7 @@ def _parts(address: str) -> tuple[str, int]:
 
 def _listen(cluster: ClusterConfig) -> KeyValueServer:
     try:
-        return KeyValueServer("", _parts(cluster.addresses[0])[1])
+        return KeyValueServer("", _parts(cluster.addresses[0])[1], Values())
     except OSError as error:
         raise _taken(cluster, error) from error
 

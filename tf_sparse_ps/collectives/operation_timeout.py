@@ -1,8 +1,8 @@
 """Ends operations of TensorFlow's collective runtime for which other ranks do not come.
 
-The runtime has timeouts of its own, and for each operation a thread that sleeps as long as that is: with 100 operations
-a second and ten minutes, 60,000 (TensorFlow 2.15 and 2.21). So operations have none, and one thread of the process looks
-at those in flight. When one has waited too long it aborts all of them, for good, as the runtime does.
+The runtime has timeouts of its own, and for each operation a thread that sleeps as long as that is (TensorFlow 2.15 and
+2.21): with 100 operations a second and ten minutes that would be 60,000. So operations have none, and one thread of the
+process looks at those in flight. When one has waited too long it aborts all of them, for good, as the runtime does.
 """
 
 from __future__ import annotations

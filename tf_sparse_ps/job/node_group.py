@@ -45,7 +45,7 @@ class NodeGroup:
         """
         self._identity, self._folder = identity, job_folder.prepare()
         self.path = os.path.join(self._folder, f"{identity.name or identity.uuid}-n{identity.node}")
-        self.exchange_path = f"{self.path}/.exchange-{identity.run}"
+        self.exchange_path = f"{self.path}/{job_folder.EXCHANGE}{identity.run}"
         self.session = Session(self.path, identity.run, collectives.local_rank, collectives.local_size)
         if identity.is_leader:
             self._make(collectives)
@@ -132,7 +132,7 @@ class NodeGroup:
         for entry in os.scandir(self.path):
             if entry.name.startswith(".session-"):
                 os.unlink(entry.path)
-            elif entry.name.startswith(".exchange-"):
+            elif entry.name.startswith(job_folder.EXCHANGE):
                 shutil.rmtree(entry.path, ignore_errors=True)
 
     def _check_leader(self, what: str) -> None:

@@ -12,11 +12,12 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
 
+EXCHANGE = ".exchange-"  # begins the name of the folder in a group that only the run has which it is of
 _UNNAMED = re.compile(r"[0-9a-f]{32}-n\d+")
 
 
@@ -91,6 +92,28 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
             say(f"removed {entry.path} ({size}), tables of a job that was killed, or ran out of room")
             removed.append(entry.path)
     return removed
+
+
+def remove_groups_of(pids: Collection[int]) -> None:
+    """Removes the groups of unnamed jobs whose leader was one of these processes and died before it could do so itself.
+
+    Not those that a leader has kept for lack of room: of these, what the run alone had is gone (`job/job_end.py`).
+
+    Args:
+      pids: Processes of this machine that have ended.
+    """
+    folder = os.path.abspath(default())
+    if not os.path.isdir(folder):
+        return
+    with locked(folder):
+        for entry in os.scandir(folder):
+            if not _UNNAMED.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+                continue
+            with contextlib.suppress(TableError):  # what cannot be looked at stays
+                info = _table.Group.open(entry.path).info()
+                ended_itself = not any(name.startswith(EXCHANGE) for name in os.listdir(entry.path))
+                if info["writer_pid"] in pids and not info["writer_alive"] and not ended_itself:
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def say(text: str) -> None:

@@ -1,0 +1,158 @@
+"""Options, what is refused, and what a launcher is without."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launcher import ROOT, environment, free_port
+
+from tf_sparse_ps.launch import command_line
+from tf_sparse_ps.launch.command_line import parse
+
+HOROVOD = importlib.util.find_spec("horovod") is not None
+
+
+@pytest.fixture(autouse=True)
+def _no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TFSPS_RANK", "HOROVOD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def words(text: str) -> list[str]:
+    return ["run", *text.split()]
+
+
+def test_options_of_the_program_are_left_to_it() -> None:
+    options = parse(words("-np 2 --log-dir logs true --all-ranks -np 9 -- x"))
+    assert options.ranks == 2
+    assert options.log_dir == Path("logs")
+    assert not options.all_ranks
+    assert options.command[0].endswith("/true")
+    assert options.command[1:] == ("--all-ranks", "-np", "9", "--", "x")
+    assert parse(words("-np 1 -- true")).command[1:] == ()
+
+
+def test_a_second_machine() -> None:
+    options = parse(words("--nnodes 2 --node-rank 1 --coordinator host0:29400 --nproc-per-node 2 true"))
+    assert (options.nnodes, options.node_rank, options.coordinator) == (2, 1, ("host0", 29400))
+    # The same script does for one machine.
+    assert parse(words("--nnodes 1 --coordinator host0:29400 -np 2 true")).coordinator is None
+
+
+def test_collectives_are_horovods_if_it_is_installed() -> None:
+    assert parse(words("-np 1 true")).collectives == ("horovod" if HOROVOD else "tensorflow")
+    assert parse(words("-np 1 --collectives tensorflow true")).collectives == "tensorflow"
+
+
+def test_horovod_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda _: None)
+    assert parse(words("-np 1 true")).collectives == "tensorflow"
+    with pytest.raises(SystemExit):
+        parse(words("-np 1 --collectives horovod true"))
+    assert f"Horovod is not installed for {sys.executable}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-np 0 true", "-np must be 1 or more, the number of ranks on this machine. Received: 0"),
+        ("-np two true", "invalid int value: 'two'"),
+        ("true", "-np"),
+        ("-np 2", "which program is to run?"),
+        ("-np 2 --", "which program is to run?"),
+        ("-np 2 --nnodes 0 true", "--nnodes must be 1 or more. Received: 0"),
+        ("-np 2 --nnodes 2 true", "--nnodes greater than 1 needs --coordinator HOST:PORT"),
+        ("-np 2 --node-rank 1 true", "--node-rank must be 0 to 0 with --nnodes 1. Received: 1"),
+        ("-np 2 --nnodes 2 --node-rank 2 --coordinator a:1 true", "--node-rank must be 0 to 1 with --nnodes 2"),
+        ("-np 2 --nnodes 2 --node-rank -1 --coordinator a:1 true", "--node-rank must be 0 to 1"),
+        ("-np 2 --coordinator host true", "--coordinator must be HOST:PORT"),
+        ("-np 2 --coordinator host:port true", "Received: 'host:port'"),
+        ("-np 2 --coordinator :80 true", "--coordinator must be HOST:PORT"),
+        ("-np 2 --coordinator host:0 true", "--coordinator must be HOST:PORT"),
+        ("-np 2 --coordinator host:65536 true", "--coordinator must be HOST:PORT"),
+        ("-np 2 --coordinator http://host:80 true", "--coordinator must be HOST:PORT"),
+        ("-np 2 --timeout 0 true", "--timeout must be a number of seconds greater than 0"),
+        ("-np 2 --timeout nan true", "--timeout must be a number of seconds greater than 0"),
+        ("-np 2 --collectives mpi true", "invalid choice: 'mpi'"),
+        ("-np 2 no-such-program --lr 1", "no such program: 'no-such-program'"),
+        ("-np 2 --all true", "--all"),
+    ],
+)
+def test_mistakes_are_named(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words(line))
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_script_that_python_was_forgotten_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(SystemExit):
+        parse(["run", "-np", "2", str(tmp_path / "train.py")])
+    assert f"cannot be executed: python {tmp_path}/train.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", ["TFSPS_RANK", "HOROVOD_RANK"])
+def test_a_launcher_within_a_rank(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    with pytest.raises(SystemExit) as ended:
+        parse(words("-np 2 true"))
+    assert ended.value.code == 2
+    assert f"{variable}=3 is set: this process is itself a rank" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status = command_line.main(words(f"--nnodes 2 --coordinator 127.0.0.1:{port} -np 1 true"))
+    assert status == 2
+    assert f"127.0.0.1:{port}: Address already in use" in capfd.readouterr().err
+
+
+def test_a_coordinator_that_nobody_knows(capfd: pytest.CaptureFixture[str]) -> None:
+    line = f"--nnodes 2 --node-rank 1 --coordinator no-such-host.invalid:{free_port()} -np 1 --timeout 5 true"
+    assert command_line.main(words(line)) == 2
+    assert "no way to no-such-host.invalid" in capfd.readouterr().err
+
+
+def test_a_folder_of_logs_that_cannot_be(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert command_line.main(["run", "-np", "1", "--log-dir", str(tmp_path / "file" / "logs"), "true"]) == 2
+    assert "--log-dir: cannot make" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("collectives", ["tensorflow", *(["horovod"] if HOROVOD else [])])
+def test_a_launcher_does_not_import_tensorflow(collectives: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from tf_sparse_ps.launch import main
+status = main(["run", "-np", "2", "--collectives", {collectives!r}, "true"])
+sys.exit(status or ("tensorflow imported" if "tensorflow" in sys.modules else 0))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_and_the_script_of_that_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_sparse_ps", "run", "--help"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "--coordinator host0:29400" in done.stdout
+    assert 'tf-sparse-ps = "tf_sparse_ps.launch:main"' in (ROOT / "pyproject.toml").read_text()

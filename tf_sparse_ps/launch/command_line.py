@@ -1,0 +1,169 @@
+"""The command line: options, what is refused, and the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tf_sparse_ps.launch import supervision
+from tf_sparse_ps.launch.errors import LaunchError
+from tf_sparse_ps.launch.options import Options
+from tf_sparse_ps.launch.output import say
+
+# A process that has one of these is a rank already.
+_OF_RANKS = ("TFSPS_RANK", "HOROVOD_RANK")
+_EPILOG = """\
+One launcher runs on each machine. On one machine:
+
+  tf-sparse-ps run -np 4 python train.py
+
+On two, the same command with another --node-rank on each:
+
+  tf-sparse-ps run --nnodes 2 --node-rank 0 --coordinator host0:29400 -np 4 python train.py
+  tf-sparse-ps run --nnodes 2 --node-rank 1 --coordinator host0:29400 -np 4 python train.py
+
+Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + N if signal N ended it; 130
+after Ctrl-C; 2 for a mistake in the arguments.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `tf-sparse-ps`.
+
+    Args:
+      arguments: Of the command line; None: the process's own.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      SystemExit: A mistake in the arguments, with status 2; or help was asked for.
+    """
+    options = parse(arguments)
+    try:
+        return supervision.run(options)
+    except LaunchError as error:
+        say(str(error))
+        return error.status
+    except KeyboardInterrupt:  # before there were ranks
+        return 130
+
+
+def parse(arguments: Sequence[str] | None) -> Options:
+    """The options of a command line.
+
+    Raises:
+      SystemExit: A mistake, which was named on standard error.
+    """
+    parser, run = _parsers()
+    given = parser.parse_args(arguments)
+    for variable in _OF_RANKS:
+        if variable in os.environ:
+            run.error(
+                f"{variable}={os.environ[variable]} is set: this process is itself a rank that a launcher has started. "
+                "Start the job from outside, or unset the variable"
+            )
+    if given.ranks < 1:
+        run.error(f"-np must be 1 or more, the number of ranks on this machine. Received: {given.ranks}")
+    if given.nnodes < 1:
+        run.error(f"--nnodes must be 1 or more. Received: {given.nnodes}")
+    if not 0 <= given.node_rank < given.nnodes:
+        run.error(
+            f"--node-rank must be 0 to {given.nnodes - 1} with --nnodes {given.nnodes}. Received: {given.node_rank}"
+        )
+    if not 0 < given.timeout < float("inf"):
+        run.error(f"--timeout must be a number of seconds greater than 0. Received: {given.timeout}")
+    coordinator = _coordinator(run, given.coordinator)
+    if given.nnodes > 1 and coordinator is None:
+        run.error(
+            "--nnodes greater than 1 needs --coordinator HOST:PORT, the same on all machines: HOST is node rank 0's"
+        )
+    return Options(
+        ranks=given.ranks,
+        nnodes=given.nnodes,
+        node_rank=given.node_rank,
+        coordinator=coordinator if given.nnodes > 1 else None,
+        collectives=_collectives(run, given.collectives),
+        timeout_s=given.timeout,
+        log_dir=given.log_dir,
+        all_ranks=given.all_ranks,
+        command=_command(run, given.command),
+    )
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser("tf-sparse-ps", description="Shared embedding tables for TensorFlow.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="start the ranks of a job",
+        description="Starts a program on several ranks, and ends all of them when one fails.",
+        usage="tf-sparse-ps run [options] -np N PROGRAM [ARGUMENTS ...]",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = run.add_argument
+    add("-np", "--nproc-per-node", dest="ranks", type=int, required=True, metavar="N", help="ranks on this machine")
+    add("--nnodes", type=int, default=1, metavar="N", help="machines, each with a launcher (default: 1)")
+    add("--node-rank", type=int, default=0, metavar="K", help="this machine's number, from 0 on (default: 0)")
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where node rank 0 is, and a free port there; the same on all machines",
+    )
+    add(
+        "--collectives",
+        choices=("auto", "tensorflow", "horovod"),
+        default="auto",
+        help="what ranks communicate by (default: auto, Horovod if it is installed)",
+    )
+    add(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds launchers wait for each other (default: 600)"
+    )
+    add("--log-dir", type=Path, metavar="DIR", help="write the whole output of every rank to DIR/rank-<r>.log")
+    add(
+        "--all-ranks",
+        action="store_true",
+        help="show the output of all ranks, each line with its rank, not only rank 0's",
+    )
+    add("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, with its arguments")
+    return parser, run
+
+
+def _coordinator(run: argparse.ArgumentParser, text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"([^\s:/\[\]]+):(\d{1,5})", text)
+    if match is None or not 0 < int(match[2]) < 65536:
+        run.error(f"--coordinator must be HOST:PORT, a host's name or IPv4 address and a port. Received: {text!r}")
+    return match[1], int(match[2])
+
+
+def _collectives(run: argparse.ArgumentParser, chosen: str) -> str:
+    installed = importlib.util.find_spec("horovod") is not None
+    if chosen == "horovod" and not installed:
+        run.error(f"--collectives horovod: Horovod is not installed for {sys.executable}")
+    if chosen == "auto":
+        return "horovod" if installed else "tensorflow"
+    return chosen
+
+
+def _command(run: argparse.ArgumentParser, command: list[str]) -> tuple[str, ...]:
+    words = command[1:] if command[:1] == ["--"] else command
+    if not words:
+        run.error("which program is to run? For instance: tf-sparse-ps run -np 4 python train.py")
+    found = shutil.which(words[0])
+    if found is None:
+        hint = ""
+        if os.path.isfile(words[0]):
+            python = f": python {words[0]}" if words[0].endswith(".py") else ""
+            hint = f". It is a file that cannot be executed{python}"
+        run.error(f"no such program: {words[0]!r}{hint}")
+    return (found, *words[1:])

@@ -1,0 +1,234 @@
+"""What is shown of the ranks, what is written to their logs, and which last lines are kept of them.
+
+Rank 0's stderr passes through here, as TensorFlow's start-up lines are left out. Its stdout is the launcher's own,
+unless there is a log; where stdout and stderr are one, as in a terminal, they pass together, so that the order stays.
+What passes is a terminal to the rank where the launcher's is one, because programs draw other progress bars, or none,
+into a pipe.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import fcntl
+import os
+import pty
+import selectors
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tf_sparse_ps.launch.errors import LaunchError
+from tf_sparse_ps.launch.start_up_lines import StartUpFilter, is_start_up
+
+KEPT_LINES = 40
+_LONGEST_LINE = 2000  # bytes that are kept of one
+_LONGEST_REST = 1 << 16  # bytes of a line without an end
+_PART = 1 << 16
+
+
+class Lines:
+    """Cuts bytes into lines as a terminal shows them in the end: of what was overwritten after a \\r, the last.
+
+    Without TensorFlow's start-up lines.
+    """
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        """Passes each line on, without its end."""
+        self._take, self._rest = take, b""
+
+    def __call__(self, part: bytes) -> None:
+        """Takes the next bytes."""
+        *lines, rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            self._pass(line)
+        # What a \r begins anew is forgotten already, so that a progress bar is not kept whole.
+        start = rest.rstrip(b"\r").rfind(b"\r") + 1
+        self._rest = rest[start:]
+        if len(self._rest) > _LONGEST_REST:
+            self.end()
+
+    def end(self) -> None:
+        """There is no more."""
+        if self._rest:
+            self._pass(self._rest)
+            self._rest = b""
+
+    def _pass(self, line: bytes) -> None:
+        visible = line.rstrip(b"\r").rpartition(b"\r")[2]
+        if not is_start_up(visible):
+            self._take(visible)
+
+
+def say(text: str, *, after_ranks: bool = False) -> None:
+    """Prints a line of the launcher's own to standard error.
+
+    Args:
+      text: One line, or more.
+      after_ranks: Ranks may have left a progress bar that has not ended its line.
+    """
+    begin = "\r\n" if after_ranks and sys.stderr.isatty() else ""
+    print(f"{begin}tf-sparse-ps: {text}", file=sys.stderr, flush=True)
+
+
+class Output:
+    """Of all ranks of this node."""
+
+    def __init__(self, *, log_dir: Path | None, all_ranks: bool) -> None:
+        """Before there are ranks.
+
+        Args:
+          log_dir: Folder for a file per rank; None: none.
+          all_ranks: What all ranks write is shown, with their numbers.
+
+        Raises:
+          LaunchError: The folder cannot be made.
+        """
+        self._log_dir, self._all_ranks = log_dir, all_ranks
+        self._selector = selectors.DefaultSelector()
+        self._tails: dict[int, collections.deque[str]] = {}
+        self._writers: list[int] = []
+        self._logs: list[int] = []
+        self._terminals: list[tuple[int, int]] = []
+        self._thread: threading.Thread | None = None
+        if log_dir is not None:
+            try:
+                log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LaunchError(f"--log-dir: cannot make {log_dir}: {error.strerror}", status=2) from None
+
+    @property
+    def buffered(self) -> bool:
+        """Whether programs would hold lines back that somebody waits for."""
+        return self._all_ranks or self._log_dir is not None
+
+    def shown(self, rank: int) -> bool:
+        """Whether a rank's stderr is in the terminal already."""
+        return rank == 0 or self._all_ranks
+
+    def last_lines(self, rank: int) -> list[str]:
+        """Of a rank's stderr, and of stdout where they are one, the last ones."""
+        return list(self._tails.get(rank, ()))
+
+    def streams(self, rank: int) -> tuple[int, int, int]:
+        """Stdin, stdout and stderr for a rank, as `subprocess.Popen` takes them.
+
+        Raises:
+          LaunchError: The log cannot be written.
+        """
+        first = rank == 0
+        stdin = sys.__stdin__.fileno() if first and sys.__stdin__ is not None else subprocess.DEVNULL
+        log = self._log(rank)
+        if first and not self._all_ranks and os.path.sameopenfile(1, 2):
+            both = self._stream(rank, 2, log)
+            return stdin, both, both
+        return stdin, 1 if first and not self.buffered else self._stream(rank, 1, log), self._stream(rank, 2, log)
+
+    def resize(self) -> None:
+        """The launcher's terminal has another size now."""
+        for like, descriptor in self._terminals:
+            _copy_size(like, descriptor)
+
+    def start(self) -> None:
+        """Begins to read, after the last rank was started."""
+        for one in self._writers:
+            os.close(one)
+        self._thread = threading.Thread(target=self._read, name="output", daemon=True)
+        self._thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits for the end of what the ranks write, which a child of one may hold open."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _log(self, rank: int) -> int | None:
+        if self._log_dir is None:
+            return None
+        path = self._log_dir / f"rank-{rank}.log"
+        try:
+            self._logs.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644))
+        except OSError as error:
+            raise LaunchError(f"--log-dir: cannot write {path}: {error.strerror}", status=2) from None
+        return self._logs[-1]
+
+    def _stream(self, rank: int, number: int, log: int | None) -> int:
+        """A rank's end of stdout (1) or stderr (2)."""
+        sinks: list[Any] = []
+        if log is not None:
+            sinks.append(_Sink(log))
+        if self._all_ranks:
+            prefix, shown = b"[%d] " % rank, _Sink(number)
+            sinks.append(Lines(lambda line: shown(prefix + line + b"\n")))
+        elif rank == 0:
+            sinks.append(StartUpFilter(_Sink(number)) if number == 2 else _Sink(number))
+        if number == 2:
+            tail = self._tails.setdefault(rank, collections.deque(maxlen=KEPT_LINES))
+            sinks.append(Lines(lambda line: tail.append(line[:_LONGEST_LINE].decode(errors="replace"))))
+        if not sinks:
+            return subprocess.DEVNULL
+        if rank == 0 and not self._all_ranks and os.isatty(number):
+            reader, writer = _terminal(number)
+            self._terminals.append((number, reader))
+        else:
+            reader, writer = os.pipe()
+        self._selector.register(reader, selectors.EVENT_READ, sinks)
+        self._writers.append(writer)
+        return writer
+
+    def _read(self) -> None:
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                part = b""
+                with contextlib.suppress(OSError):  # a terminal whose last writer is gone
+                    part = os.read(key.fd, _PART)
+                for sink in key.data:
+                    if part:
+                        sink(part)
+                    else:
+                        sink.end()
+                if not part:
+                    self._selector.unregister(key.fd)
+                    self._terminals = [one for one in self._terminals if one[1] != key.fd]
+                    os.close(key.fd)
+
+
+class _Sink:
+    """A descriptor to write to, until nobody reads it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def end(self) -> None:
+        """There is no more."""
+
+    def __call__(self, part: bytes) -> None:
+        while part and self._descriptor is not None:
+            try:
+                part = part[os.write(self._descriptor, part) :]
+            except BlockingIOError:  # somebody has made the terminal so
+                os.set_blocking(self._descriptor, True)
+            except OSError as error:
+                if error.errno != errno.EINTR:
+                    self._descriptor = None
+
+
+def _terminal(like: int) -> tuple[int, int]:
+    """A terminal of the size of another, which passes bytes on as they are: to read from, and for the rank."""
+    reader, writer = pty.openpty()
+    settings = termios.tcgetattr(writer)
+    settings[1] &= ~termios.OPOST
+    termios.tcsetattr(writer, termios.TCSANOW, settings)
+    _copy_size(like, reader)
+    return reader, writer
+
+
+def _copy_size(like: int, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        size = fcntl.ioctl(like, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+        fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)

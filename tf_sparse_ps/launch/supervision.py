@@ -1,0 +1,237 @@
+"""Starts the ranks of this machine, waits for their end, and ends them when one fails, here or on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
+from tf_sparse_ps.launch import environment, meeting
+from tf_sparse_ps.launch.errors import LaunchError
+from tf_sparse_ps.launch.key_values import Store
+from tf_sparse_ps.launch.meeting import Meeting, Node, Ports, Terms
+from tf_sparse_ps.launch.node_link import NodeLink
+from tf_sparse_ps.launch.options import Options
+from tf_sparse_ps.launch.outcome import Cause, NodeEnd, Outcome, decide
+from tf_sparse_ps.launch.output import Output, say
+from tf_sparse_ps.launch.ranks import Rank
+from tf_sparse_ps.node import job_folder
+
+# After a rank has failed the others may say by themselves whom they miss: `failures/ending.py` takes four seconds.
+GRACE_S = 5.0
+# After SIGTERM, until SIGKILL.
+KILL_S = 5.0
+# After Ctrl-C, which ranks get as SIGINT, until SIGTERM.
+_INTERRUPT_S = 3.0
+_GIVE_UP_S = 10.0  # after SIGKILL
+_OUTPUT_S = 2.0  # for what ranks have written last
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(options: Options) -> int:
+    """Runs a job's ranks of this machine; returns the launcher's exit status.
+
+    Raises:
+      LaunchError: They cannot be started.
+      KeyboardInterrupt: Ctrl-C before they were started.
+    """
+    output = Output(log_dir=options.log_dir, all_ranks=options.all_ranks)
+    store = Store() if options.node_rank == 0 else None
+    server = None if store is None else meeting.serve(options.coordinator, store)
+    address = options.coordinator or ("127.0.0.1", server.server_port if server is not None else 0)
+    with contextlib.ExitStack() as stack:
+        if server is not None:
+            stack.callback(server.close)
+        return _Job(options, address, store, output).run()
+
+
+class _Job:
+    """The part of a job that this launcher has to do with."""
+
+    def __init__(self, options: Options, address: tuple[str, int], store: Store | None, output: Output) -> None:
+        self._options, self._address, self._store, self._output = options, address, store, output
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._link: NodeLink | None = None
+        self._ranks: list[Rank] = []
+        self._own: list[int] = []  # that ended without being told to, in this order
+        self._cause: Cause | None = None
+
+    def run(self) -> int:
+        options = self._options
+        ports: Ports | None = None
+        host = meeting.own_address(options.coordinator)
+        if options.collectives == "tensorflow":
+            ports = Ports(options.ranks)
+            nodes = self._meet(Node(host, options.ranks, ports.numbers))
+        else:
+            nodes = self._meet_for_horovod(host)
+        environments = self._environments(nodes)
+        with self._signals():
+            if ports is not None:
+                ports.release()
+            self._start(environments)
+            if self._link is not None:
+                self._link.watch(self._events)
+            self._wait()
+            outcome = self._finish()
+        if outcome.text:
+            say(outcome.told(shown=self._shown(outcome.rank)), after_ranks=True)
+        return outcome.status
+
+    # --- before there are ranks ---
+
+    def _meet(self, node: Node, prepare: Callable[[list[Node]], None] = lambda _: None) -> list[Node]:
+        options = self._options
+        if options.coordinator is None:
+            prepare([node])
+            return [node]
+        terms = Terms(options.nnodes, options.collectives)
+        one = Meeting(options.node_rank, terms, options.coordinator, options.timeout_s, say, self._store)
+        nodes = one.hold(node, prepare)
+        self._link = NodeLink(options.node_rank, nodes, one.texts, one.job)
+        return nodes
+
+    def _meet_for_horovod(self, host: str) -> list[Node]:
+        options = self._options
+        if options.node_rank > 0:
+            return self._meet(Node(host, options.ranks, named=meeting.named_address()))
+        from tf_sparse_ps._compat._horovod_runner import Rendezvous  # Horovod is optional
+
+        server = Rendezvous("" if not host.startswith("127.") else host)
+        own = Node(host, options.ranks, (), server.port, meeting.named_address())
+        return self._meet(own, lambda nodes: server.begin(environment.slots(nodes)))
+
+    def _environments(self, nodes: Sequence[Node]) -> dict[int, dict[str, str]]:
+        """Of this node's ranks."""
+        options, found = self._options, {}
+        common = environment.common(os.environ, options.ranks)
+        if self._output.buffered:
+            common.setdefault("PYTHONUNBUFFERED", "1")
+        for placement in environment.placements(nodes):
+            if placement.node_rank == options.node_rank:
+                own = environment.of_rank(placement, f"{self._address[0]}:{self._address[1]}")
+                if options.collectives == "horovod":
+                    own |= environment.of_horovod(placement, nodes, (self._address[0], nodes[0].rendezvous))
+                else:
+                    own |= environment.of_tensorflow(placement, nodes)
+                found[placement.rank] = common | own
+        return found
+
+    # --- while there are ranks ---
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals become events."""
+        # Not those that are ignored, as SIGHUP is under nohup.
+        mine = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda got, _: self._events.put(got)) for number in mine}
+        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: self._output.resize())
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self, environments: dict[int, dict[str, str]]) -> None:
+        try:
+            for number, values in environments.items():
+                self._ranks.append(Rank(number, self._options.command, values, self._output.streams(number)))
+            self._output.start()
+            for rank in self._ranks:
+                rank.report_end(self._events)
+        except (OSError, RuntimeError, LaunchError) as error:  # RuntimeError: no more threads
+            for rank in self._ranks:
+                rank.end(signal.SIGKILL)
+                rank.collect()
+            text = f"node {self._options.node_rank} cannot start its ranks: {error}"
+            if self._link is not None:
+                self._link.tell(Cause(self._options.node_rank, None, 1, text))
+            raise LaunchError(text, error.status if isinstance(error, LaunchError) else 1) from None
+
+    def _wait(self) -> None:
+        """Returns when all ranks have ended, and ends them as soon as there is a reason."""
+        steps: list[tuple[float, int]] = []  # when to send which signal
+        interrupts = 0
+        running = set(self._ranks)
+        while running:
+            event = self._next(steps)
+            now = time.monotonic()
+            if isinstance(event, Rank):
+                running.discard(event)
+                if event.collect() != 0 and not event.told:
+                    self._own.append(event.number)
+                    event = Cause(self._options.node_rank, event.number, event.status or 0)
+            if isinstance(event, Cause) and self._cause is None:
+                self._cause = event
+                if self._link is not None:
+                    self._link.tell(event)
+                # Where no rank has failed there is nothing that the others could say.
+                term = now + (0.0 if event.rank is None else GRACE_S)
+                steps = [(term, signal.SIGTERM), (term + KILL_S, signal.SIGKILL)]
+            elif isinstance(event, int):
+                interrupts += 1
+                steps = self._interrupted(event, interrupts, now)
+            elif event is None and not steps:
+                say(f"these processes do not end: {', '.join(str(rank.pid) for rank in running)}")
+                return
+            while steps and steps[0][0] <= now:
+                _, number = steps.pop(0)
+                for rank in running:
+                    rank.end(number)
+                    if number != signal.SIGKILL:
+                        rank.end(signal.SIGCONT)  # one that is stopped ends, too
+
+    def _next(self, steps: list[tuple[float, int]]) -> Any:
+        """The next event; None when it is time for the next step, or for giving up."""
+        if self._cause is None:
+            return self._events.get()
+        timeout_s = max(0.0, steps[0][0] - time.monotonic()) if steps else _GIVE_UP_S
+        with contextlib.suppress(queue.Empty):
+            return self._events.get(timeout=timeout_s)
+        return None
+
+    def _interrupted(self, number: int, times: int, now: float) -> list[tuple[float, int]]:
+        """What to send when, after this launcher got a signal."""
+        first = self._cause is None
+        if first:
+            self._cause = Cause.interrupted(self._options.node_rank, number)
+            if self._link is not None:
+                self._link.tell(self._cause)
+        if times > 1:
+            return [(now, signal.SIGKILL)]
+        if first and number == signal.SIGINT:
+            return [
+                (now, signal.SIGINT),
+                (now + _INTERRUPT_S, signal.SIGTERM),
+                (now + _INTERRUPT_S + KILL_S, signal.SIGKILL),
+            ]
+        return [(now, signal.SIGTERM), (now + KILL_S, signal.SIGKILL)]
+
+    # --- after them ---
+
+    def _finish(self) -> Outcome:
+        self._output.finish(_OUTPUT_S)
+        statuses = {rank.number: -signal.SIGKILL if rank.status is None else rank.status for rank in self._ranks}
+        lines = {number: self._output.last_lines(number) for number in self._own}
+        end = NodeEnd(statuses, self._own, lines)
+        if any(statuses.values()):
+            self._free_tables()
+        if self._link is None:
+            return decide(self._cause, {0: end}, self._exit_report())
+        return self._link.finish(end, self._cause, self._exit_report, self._events)
+
+    def _free_tables(self) -> None:
+        """Removes the tables of ranks that could not do so themselves."""
+        with contextlib.suppress(OSError):
+            job_folder.remove_groups_of({rank.pid for rank in self._ranks})
+
+    def _exit_report(self) -> str:
+        return KeyValueStore(self._address).read(EXIT_REPORT)
+
+    def _shown(self, rank: int | None) -> bool:
+        return rank in [one.number for one in self._ranks] and self._output.shown(rank or 0)
