@@ -59,7 +59,7 @@ def test_of_several_that_create_one_is_the_first(server: KeyValueServer) -> None
     assert client.get("key") == str(created.index(True))
     assert client.get("other") is None
     client.put("key", "after")
-    assert server.store.get("key") == "after"
+    assert server.values.value("/launch/key") == b"after"
     assert not server.store.create("key", "too late")
 
 

@@ -54,7 +54,7 @@ _ADDED_AS = {"int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int
 class RuntimeCollectives(ProcessCollectives):
     """Ranks that TensorFlow's runtime has connected."""
 
-    # How much later than TFSPS_TIMEOUT_S operations fail: who names the rank that does not come is given the time.
+    # How much later than TFSPS_TIMEOUT_S operations fail: who names the rank that is missing is given the time.
     grace_s = 0.0
 
     def __init__(self, device: str, rank: int, size: int, group: int, keys: dict[int, str]) -> None:
