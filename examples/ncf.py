@@ -27,7 +27,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--path", type=Path, required=True, help="folder of the files")
     add("--stem", default="ml-1m", help="what their names begin with (default: ml-1m)")
-    add("--ranks", type=count, default=1, help="processes on this machine, started with horovodrun (default: 1)")
+    launch.add_arguments(parser)
     add("--factors", type=count, default=32, help="predictive factors (default: 32)")
     add("--epochs", type=count, default=20, help="default: 20")
     add("--batch", type=count, default=4096, help="samples per step, all ranks together (default: 4096)")

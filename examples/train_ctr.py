@@ -22,7 +22,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = arguments.parser(__doc__ or "")
     count = arguments.positive
     add = parser.add_argument
-    add("--ranks", type=count, default=1, help="processes on this machine, started with horovodrun (default: 1)")
+    launch.add_arguments(parser)
     add("--model", choices=("dlrm", "wide_deep"), default="dlrm", help="default: dlrm")
     add("--data", choices=("generator", "criteo", "avazu"), default="generator", help="default: generator")
     add("--path", type=Path, help="criteo, avazu: a folder with train.* and test.*, or the training file")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tf_sparse_ps as tsps
-from support import memory, terminal
+from support import memory
 from support.memory import readable
 from support.progress import Progress
 
@@ -80,7 +80,7 @@ def write(
     progress: Progress,
     usage: Usage,
 ) -> None:
-    """Writes report.txt, report.json and curves.png, and prints the report unless a launcher will."""
+    """Writes report.txt, report.json and curves.png, and prints the report."""
     _, auc, log_loss = curve.points[-1]
     of_ranks = f"{ranks} rank{'s' * (ranks > 1)}"
     against = f"   (the planted model's own: {planted_auc:.4f}, {auc - planted_auc:+.4f})" if planted_auc else ""
@@ -115,8 +115,7 @@ def write(
         **dataclasses.asdict(usage),
     }
     (options.out / "report.json").write_text(json.dumps(figures, indent=1) + "\n")
-    if not terminal.attached():  # else the process that started the ranks prints it
-        print("\n".join(text))
+    print("\n".join(text))
 
 
 def draw(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import tf_sparse_ps as tsps
 from neumf import movielens
 from neumf.model import NeuMF
-from support import launch, metrics, schedules, terminal
+from support import launch, metrics, schedules
 from support.progress import Progress
 
 _CASES_PER_BATCH = 100
@@ -111,7 +111,7 @@ class Ranking(keras.callbacks.Callback):
 def report(
     options: argparse.Namespace, ranks: int, batch: int, ranking: Ranking, progress: Progress, seconds: float
 ) -> None:
-    """Writes report.txt and report.json, and prints the report unless a launcher will."""
+    """Writes report.txt and report.json, and prints the report."""
     best = max(range(len(ranking.epochs)), key=lambda epoch: ranking.epochs[epoch][:2])
 
     def figures_of(epoch: int) -> str:
@@ -141,5 +141,4 @@ def report(
         "options": {name: str(value) for name, value in vars(options).items()},
     }
     (options.out / "report.json").write_text(json.dumps(figures, indent=1) + "\n")
-    if not terminal.attached():  # else the process that started the ranks prints it
-        print("\n".join(text))
+    print("\n".join(text))

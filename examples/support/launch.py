@@ -1,89 +1,70 @@
-"""Runs a script once per rank: it starts itself again, several times under horovodrun."""
+"""Runs a script once per rank: it starts itself again, by `tf-sparse-ps run`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from support import terminal
+from support import arguments
 
 if TYPE_CHECKING:
     from tf_sparse_ps.collectives import Collectives
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options `--ranks` and `--collectives`."""
+    add = parser.add_argument
+    add("--ranks", type=arguments.positive, default=1, help="processes on this machine (default: 1)")
+    add(
+        "--collectives",
+        choices=("auto", "horovod", "tensorflow"),
+        default="auto",
+        help="what connects the ranks; auto: Horovod where it is installed, else TensorFlow (default: auto)",
+    )
+
+
 def run(train: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Calls `train(options)` on each of `options.ranks` ranks; returns the exit status.
 
-    The process that starts them shows one progress bar, their messages without TensorFlow's start-up lines, and in the
-    end `options.out`/report.txt. `options.out`/ranks.log has all messages.
+    What rank 0 writes is shown; `options.out`/logs has what all of them write.
     """
     if is_rank():
         return train(options)
-    status = start_ranks(options.ranks, options.out / "ranks.log")
-    if status == 0:
-        print((options.out / "report.txt").read_text(), end="")
-    return status
+    return start_ranks(options.ranks, options.collectives, options.out / "logs")
 
 
 def is_rank() -> bool:
-    """Whether this process is one rank of a job, started by a launcher or by `start_ranks`."""
-    return "HOROVOD_RANK" in os.environ or terminal.attached()
+    """Whether this process is one rank of a job, started by a launcher."""
+    return any(name in os.environ for name in ("TFSPS_RANK", "HOROVOD_RANK", "TF_CONFIG"))
 
 
-def start_ranks(ranks: int, log: Path, arguments: list[str] | None = None) -> int:
+def start_ranks(ranks: int, collectives: str, logs: Path, command: list[str] | None = None) -> int:
     """Runs this script with its arguments on `ranks` ranks of this machine; returns the exit status.
 
     Args:
         ranks: number of processes.
-        log: file for all they write to stderr.
-        arguments: the command line after the interpreter; default: this script's own.
-
-    Raises:
-        SystemExit: several ranks, and horovodrun is not installed beside this interpreter.
+        collectives: what connects them.
+        logs: folder for what they write.
+        command: the command line after the interpreter; default: this script's own.
     """
-    command = [*_launcher(ranks), sys.executable, *(sys.argv if arguments is None else arguments)]
-    print(f"Starting {ranks} rank{'s' * (ranks > 1)}; log: {log}", file=sys.stderr)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, log.open("wb") as log_file:
-        shown = terminal.Terminal(Path(folder), log_file)
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, terminal.VARIABLE: str(shown.pipe)}
-        job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-        signal.signal(signal.SIGTERM, lambda *_: job.terminate())
-        while True:
-            try:
-                shown.show(job)
-                status = job.wait()
-                break
-            except KeyboardInterrupt:  # the job got it too, and ends its ranks
-                continue
-        shown.close()
-    if status < 0:  # killed by a signal; as shells number it
-        status = 128 - status
-    if status not in (0, 2):  # 2: a mistake in the options or the data, of which one line tells
-        print(f"The job failed with status {status}. All messages: {log}", file=sys.stderr)
-    return status
+    print(f"Starting {ranks} rank{'s' * (ranks > 1)}; logs: {logs}", file=sys.stderr, flush=True)
+    job = [sys.executable, *(sys.argv if command is None else command)]
+    launcher = [sys.executable, "-m", "tf_sparse_ps", "run", "-np", str(ranks), "--collectives", collectives]
+    with subprocess.Popen([*launcher, "--log-dir", str(logs), *job]) as process:
 
+        def pass_on(number: int, _: Any) -> None:
+            process.send_signal(number)
 
-def _launcher(ranks: int) -> list[str]:
-    """What stands before the interpreter to start a script on so many ranks."""
-    if ranks == 1:
-        return []
-    beside = Path(sys.executable).with_name("horovodrun")
-    horovodrun = str(beside) if beside.exists() else shutil.which("horovodrun")
-    if horovodrun is None:
-        raise SystemExit(
-            f"--ranks {ranks} needs Horovod: no horovodrun in {beside.parent} or on PATH. "
-            "`make venv` builds it; --ranks 1 runs without it."
-        )
-    return [horovodrun, "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}"]
+        signal.signal(signal.SIGTERM, pass_on)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher got it too, and ends its ranks
+        status = process.wait()
+    return 128 - status if status < 0 else status  # as shells number it
 
 
 def begin_rank(seed: int) -> Collectives:
@@ -97,7 +78,7 @@ def begin_rank(seed: int) -> Collectives:
 
     import tf_sparse_ps as tsps
 
-    ranks_here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
+    ranks_here = int(os.environ.get("TFSPS_LOCAL_SIZE") or os.environ.get("HOROVOD_LOCAL_SIZE") or 1)
     tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
     tf.config.threading.set_inter_op_parallelism_threads(2)
     ranks = tsps.init()

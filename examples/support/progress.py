@@ -7,8 +7,7 @@ import time
 from typing import Any
 
 import keras
-
-from support import terminal
+from tqdm import tqdm
 
 
 class Progress(keras.callbacks.Callback):
@@ -39,7 +38,15 @@ class Progress(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the bar."""
-        self._bar = terminal.bar(show=self._show, total=self._total * self._samples, unit=" samples", unit_scale=True)
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=self._total * self._samples,
+            unit=" samples",
+            unit_scale=True,
+            disable=not self._show,
+            mininterval=0.5 if terminal else 5.0,  # in somebody's log every refresh is a line
+            dynamic_ncols=terminal,
+        )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the clock."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support import launch, memory, metrics
+from support import memory, metrics
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -80,10 +80,3 @@ def test_bad_options_are_refused(program: str, arguments: list[str], message: st
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-def test_missing_launcher_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit, match="--ranks 2 needs Horovod: no horovodrun"):
-        launch.start_ranks(2, tmp_path / "ranks.log")
