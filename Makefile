@@ -21,8 +21,9 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly matrix \
-        matrix-tf215 cc-test simd asan tsan crash crash-build mutate bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean docs
+.PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly \
+        multirank-tensorflow multirank-tensorflow-tf215 matrix matrix-tf215 cc-test simd asan tsan crash crash-build mutate \
+        bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean docs
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -68,16 +69,22 @@ nightly: build horovod-tf215  ## all tests, also those that take hours, and unde
 	@$(PY) tools/test_stages.py --nightly
 
 # Two at a time, file by file: modules share what their fixtures have launched. Wants no more than two cores.
-PYTEST = -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 pytest: build
-	@$(PY) $(PYTEST) $(PYTEST_ARGS)
+	@$(PY) $(PYTEST) tests $(PYTEST_ARGS)
 
 pytest-tf215: build venv-tf215  ## the Python tests under TensorFlow 2.15 (Keras 2)
-	@$(VENV_215)/bin/python $(PYTEST) $(PYTEST_ARGS)
+	@$(VENV_215)/bin/python $(PYTEST) tests $(PYTEST_ARGS)
 
 pytest-nightly: build  ## the Python tests that are marked nightly, but the matrix
-	@$(PY) $(PYTEST) -m nightly --ignore=tests/matrix $(PYTEST_ARGS) || [ $$? -eq 5 ]  # there may be none
+	@$(PY) $(PYTEST) tests -m nightly --ignore=tests/matrix $(PYTEST_ARGS) || [ $$? -eq 5 ]  # there may be none
+
+multirank-tensorflow: build  ## the tests of several ranks, connected by TensorFlow's own collectives
+	@$(PY) $(PYTEST) tests/multirank --collectives=tensorflow $(PYTEST_ARGS)
+
+multirank-tensorflow-tf215: build horovod-tf215  ## the same under TensorFlow 2.15 (Keras 2)
+	@$(VENV_215)/bin/python $(PYTEST) tests/multirank --collectives=tensorflow $(PYTEST_ARGS)
 
 # Cases of one run share a job of two ranks:  make matrix PYTEST_ARGS='-k clipping'
 matrix: build  ## the docs' tables of what works with what, row by row, on two ranks

@@ -36,15 +36,18 @@ _SAME_UNDER_BOTH = ("core", "benchmarks", "docs", "examples")
 _WITH_KERAS_2 = "PYTEST_ARGS=" + " ".join(
     [*(f"--ignore=tests/{folder}" for folder in _SAME_UNDER_BOTH), "-m 'not nightly and not multirank'"]
 )
+# Ranks that TensorFlow connects: that they agree, keep the same rows and say who is lost; all else at night.
+_SMOKE = "PYTEST_ARGS=-k 'must_agree or same_rows or two_nodes_train or (say_which_rank and kill)'"
+_ALL = "PYTEST_ARGS=-m 'nightly or not nightly'"
 STAGES = (
     Stage("lint", stops=True),
     Stage("docs"),
     Stage("build", stops=True),
     Stage("cc-test", stops=True),
     Stage("pytest"),
+    Stage("multirank-tensorflow", (_SMOKE,)),
     Stage("pytest-tf215", (_WITH_KERAS_2,)),
     Stage("wheel-smoke"),
-    Stage("bazel"),
     Stage("crash", ("CRASH_ARGS=--kills 40",)),
     Stage("asan", (_SHORT,)),
 )
@@ -54,6 +57,8 @@ NIGHTLY = (
     *STAGES[:5],
     Stage("pytest-tf215"),
     Stage("pytest-nightly"),
+    Stage("multirank-tensorflow", (_ALL,)),
+    Stage("multirank-tensorflow-tf215", (_ALL,)),
     Stage("matrix"),
     Stage("matrix-tf215"),
     Stage("wheel-smoke"),

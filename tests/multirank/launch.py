@@ -108,6 +108,7 @@ def launched(
     ranks: int = 4,
     env: dict[str, str] | None = None,
     by_horovodrun: bool = False,
+    collectives: str | None = None,
 ) -> Iterator[Launch]:
     """Runs `program` of this folder on several ranks; ends and removes what is left of it afterwards.
 
@@ -118,8 +119,9 @@ def launched(
       ranks: As horovodrun's -np.
       env: Added to the environment.
       by_horovodrun: Not started directly.
+      collectives: What connects the ranks; None: what pytest's option says.
     """
-    engine = os.environ.get(VARIABLE, HOROVOD)
+    engine = collectives or os.environ.get(VARIABLE, HOROVOD)
     if by_horovodrun and engine != HOROVOD:
         pytest.skip("about Horovod's launcher")
     tables = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
@@ -131,6 +133,7 @@ def launched(
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
         "PYTHONUNBUFFERED": "1",
         "TFSPS_DIR": str(tables),
+        VARIABLE: engine,
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",  # ranks that start late are none to give up

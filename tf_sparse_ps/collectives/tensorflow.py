@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
@@ -59,7 +60,7 @@ def make() -> TensorFlowCollectives:
     store, server = meeting.meet(cluster, timeout_s())
     connected = threading.Event()
     threading.Thread(target=_give_up, args=(cluster, connected), name="tsps-connecting", daemon=True).start()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy() if cluster.size > 1 else None
+    strategy = _strategy() if cluster.size > 1 else None
     device = "/CPU:0" if strategy is None else strategy.extended.worker_devices[0]
     device = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
     made = TensorFlowCollectives(device, cluster.rank, cluster.size, ALL_RANKS, {})
@@ -68,6 +69,16 @@ def make() -> TensorFlowCollectives:
     connected.set()
     atexit.register(made.end)
     return made
+
+
+def _strategy() -> Any:
+    """Starts TensorFlow's server and its collective runtime."""
+    terminate = signal.getsignal(signal.SIGTERM)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    if threading.current_thread() is threading.main_thread() and terminate is not None:
+        # TensorFlow has taken the signal for a notice of preemption, and goes on.
+        signal.signal(signal.SIGTERM, terminate)
+    return strategy
 
 
 def _give_up(cluster: ClusterConfig, connected: threading.Event) -> None:

@@ -1,0 +1,139 @@
+"""What is TensorFlow's own collectives' alone: how ranks are connected, and what steps leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launch import REPOSITORY, TENSORFLOW, launched
+
+TIMEOUT_S = 4
+PROGRAM = "import tf_sparse_ps as tsps; ranks = tsps.init({}); print(ranks.kind, ranks.rank, ranks.size, flush=True)"
+
+
+def test_row_counts_that_all_differ_leave_nothing_behind() -> None:
+    with launched("ragged_program.py", hosts="localhost:2", ranks=2, collectives=TENSORFLOW) as job:
+        assert job.wait() == 0, job.output[-20000:]
+        found = [json.loads((job.folder / f"{rank}.json").read_text()) for rank in range(2)]
+    for one in found:
+        assert one["sizes"] < 80, "8 per power of 2 between 32 bytes and 110 KB; each is an instance of TensorFlow's"
+        half, end = one["counts"]["250"], one["counts"]["499"]
+        assert end["threads"] <= half["threads"] + 2
+        assert end["files"] <= half["files"]
+        assert end["resident"] - half["resident"] < 8 << 20
+
+
+def ports(count: int) -> list[int]:
+    """That nobody listens at."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    found = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return found
+
+
+def start(tmp_path: Path, workers: list[str], index: int, program: str = PROGRAM.format("")) -> subprocess.Popen[str]:
+    """A worker, without a launcher."""
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+    environment = {
+        **{name: text for name, text in os.environ.items() if not name.startswith(("HOROVOD", "TFSPS"))},
+        "TF_CONFIG": json.dumps(config),
+        "TFSPS_TIMEOUT_S": str(TIMEOUT_S),
+        "TFSPS_DIR": str(tmp_path),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def end(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    """Status and output of each."""
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def test_workers_of_tf_config_train_without_a_launcher(tmp_path: Path) -> None:
+    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    for index, (status, output) in enumerate(end(*(start(tmp_path, workers, index) for index in range(2)))):
+        assert status == 0, output
+        assert f"tensorflow {index} 2" in output
+
+
+def test_a_worker_that_never_starts_is_named_within_the_timeout(tmp_path: Path) -> None:
+    workers = [f"127.0.0.1:{port}" for port in ports(3)]
+    for status, output in end(start(tmp_path, workers, 0), start(tmp_path, workers, 2)):
+        assert status == 1, output
+        assert f"rank 1 at {workers[1]} did not come within {TIMEOUT_S} s" in output
+        assert output.count("Traceback") == 1, output
+
+
+def test_workers_with_other_clusters_are_told_the_difference(tmp_path: Path) -> None:
+    workers = [f"127.0.0.1:{port}" for port in ports(3)]
+    for status, output in end(start(tmp_path, workers, 0), start(tmp_path, workers[:2], 1)):
+        assert status == 1, output
+        assert "TF_CONFIG differs between ranks" in output
+
+
+def test_init_after_an_operation_says_where_to_call_it(tmp_path: Path) -> None:
+    program = "import tensorflow as tf; tf.zeros([]); " + PROGRAM.format("'tensorflow'")
+    ((status, output),) = end(start(tmp_path, [f"127.0.0.1:{port}" for port in ports(2)], 0, program))
+    assert status == 1
+    assert "call tsps.init() at the top of the program" in output
+
+
+def test_a_strategy_of_the_users_own_stays_in_charge(tmp_path: Path) -> None:
+    """`tsps.init()` changes nothing in a job that has made its strategy."""
+    program = (
+        "import tensorflow as tf; strategy = tf.distribute.MultiWorkerMirroredStrategy(); import tf_sparse_ps as tsps\n"
+        "print('outside:', tsps.init().kind, flush=True)\n"
+        "with strategy.scope(): print('inside:', tsps.init().kind, flush=True)"
+    )
+    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    for status, output in end(*(start(tmp_path, workers, index, program) for index in range(2))):
+        assert status == 0, output
+        assert "outside: local" in output
+        assert "inside: tf.distribute" in output
+
+
+def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
+    """TensorFlow would take it for a notice of preemption."""
+    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    ranks = [start(tmp_path, workers, index, PROGRAM.format("") + "; import time; time.sleep(100)") for index in (0, 1)]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            while "tensorflow" not in (line := rank.stdout.readline()):
+                assert line, "it ended"
+        began = time.monotonic()
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        assert [rank.wait(20) for rank in ranks] == [-signal.SIGTERM] * 2
+        assert time.monotonic() < began + 10
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.parametrize("kind", ["local", "horovod"])
+def test_other_collectives_beside_it_are_refused(tmp_path: Path, kind: str) -> None:
+    if kind == "horovod":
+        pytest.importorskip("horovod")
+    program = PROGRAM.format("") + f"; tsps.DistributedOptimizer('sgd', collectives={kind!r})"
+    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    for status, output in end(*(start(tmp_path, workers, index, program) for index in range(2))):
+        assert status == 1, output
+        assert "Received" in output
