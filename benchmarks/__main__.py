@@ -38,6 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--peer-python", help="interpreter of the replicated jobs of ranks and cluster, say one with Keras 2"
     )
+    parser.add_argument(
+        "--engines", action="store_true", help="the suite ranks with ours connected by TensorFlow, beside Horovod"
+    )
     parser.add_argument("--json", type=Path, help="file to write (default: build/benchmarks/SUITES.json)")
     parser.add_argument(
         "--against",
@@ -88,6 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.blocks,
         arguments.quick,
         arguments.peer_python,
+        arguments.engines,
         harness.Cluster(
             arguments.hosts,
             arguments.ranks_per_host,

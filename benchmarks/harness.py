@@ -59,6 +59,7 @@ class Options:
         blocks: turns of each variant.
         quick: small sizes: a check that the suite runs, not a measurement.
         peer_python: interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
+        engines: the suite `ranks` compares what connects our ranks.
         cluster: of the suite `cluster`.
         turns: asked before each block; None: nobody else measures.
     """
@@ -67,6 +68,7 @@ class Options:
     blocks: int = 7
     quick: bool = False
     peer_python: str | None = None
+    engines: bool = False
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     turns: Turns | None = None
 

@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
     parser.add_argument("--record", type=int, metavar="STEPS", default=0, help="more, whose spans are written too")
+    parser.add_argument("--began", type=float, help="when the job was started, by the machine's clock")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
@@ -71,6 +72,8 @@ def main() -> None:
             for one in zipf_ids(rows, batch * FIELDS, batches=_BATCHES, exponent=EXPONENT, seed=1 + work.rank)
         ]
     )
+    work.step(*following())
+    first_step_s = time.time() - options.began if options.began else 0.0
     if shared and with_table:  # rows appear when they are first trained: the peer has all of them from the start
         for part in _fill(rows, batch * FIELDS, work):
             work.step(tf.constant(part.reshape(batch, FIELDS)), tf.constant(labels))
@@ -97,6 +100,7 @@ def main() -> None:
             "step_ms": median * 1e3,
             "samples_per_second": work.size * batch / median,
             "pss_mib": pss / 2**20,
+            "first_step_s": first_step_s,
         }
         if spans is not None:
             figures["spans"] = spans
@@ -189,11 +193,7 @@ def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
     import tf_sparse_ps as tsps
 
-    if "HOROVOD_RANK" in os.environ:
-        import horovod.tensorflow as hvd
-
-        hvd.init()
-    ranks = tsps.collectives.current()
+    ranks = tsps.init()
     model = _model(tsps.Embedding(None, DIM) if with_table else _NoTable())
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 

@@ -4,7 +4,8 @@ Every figure is a job of its own, started with horovodrun; the two kinds of job 
 would have without this library: `keras.layers.Embedding`, gradients reduced by Horovod (sparse ones as IndexedSlices),
 Keras's Adagrad. With Keras 3 that optimizer makes sparse gradients dense; `--peer-python` runs the peer under
 another interpreter, say one with TensorFlow 2.15 and Keras 2, where it does not. Beside another tree (`--against`) all
-jobs are ours.
+jobs are ours. With `--engines` they are, too: ranks that TensorFlow connects, beside ranks that Horovod connects, all
+started by `tf-sparse-ps run`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks import harness
 
+_ENGINES = ("horovod", "tensorflow")
 # Which job, and without its table: the model forward and backward, its all-reduce and update. What is more in a step is
 # the sparse part.
 _JOBS = {
@@ -30,6 +33,8 @@ _JOBS = {
 
 def run(options: harness.Options) -> list[harness.Result]:
     """Samples/s, milliseconds per step, those of the sparse part, and summed memory for each number of ranks."""
+    if options.engines:
+        return _engines(options)
     results = []
     blocks = 1 if options.quick else max(1, options.blocks // 2)
     names = [name for name, (kind, _) in _JOBS.items() if kind == "shared" or not options.turns]
@@ -58,16 +63,41 @@ def run(options: harness.Options) -> list[harness.Result]:
     return results
 
 
-def _job(kind: str, dense_only: bool, ranks: int, options: harness.Options) -> dict[str, float]:
+def _engines(options: harness.Options) -> list[harness.Result]:
+    results = []
+    blocks = 1 if options.quick else max(1, options.blocks // 2)
+    names = {f"{engine}{', dense only' * dense}": (dense, engine) for dense in (False, True) for engine in _ENGINES}
+    for ranks in (2,) if options.quick else (2, 4):
+        jobs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for turn in range(blocks):
+            for name in list(names) if turn % 2 == 0 else reversed(names):
+                dense, engine = names[name]
+                jobs[name].append(_job("shared", dense, ranks, options, engine))
+        for dense in (False, True):
+            mine = {name: found for name, found in jobs.items() if names[name][0] == dense}
+            for figure, unit in (("step_ms", "ms"), ("pss_mib", "MiB"), ("first_step_s", "s")):
+                blocks_of = {name: [job[figure] for job in found] for name, found in mine.items()}
+                results += harness.summarize(
+                    "ranks", f"{ranks} ranks, {figure}", blocks_of, peer=next(iter(mine)), unit=unit
+                )
+    return results
+
+
+def _job(
+    kind: str, dense_only: bool, ranks: int, options: harness.Options, engine: str | None = None
+) -> dict[str, float]:
     python = options.peer_python if kind == "replicated" and options.peer_python else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         command = [python, "-m", "benchmarks.rank_job", "--kind", kind, "--out", str(out)]
         command += ["--dense-only"] if dense_only else []
         command += ["--threads", str(max(1, options.threads // ranks)), *(["--quick"] if options.quick else [])]
-        if ranks > 1:
-            launcher = str(Path(python).with_name("horovodrun"))
-            command = [launcher, "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", *command]
+        if engine is not None:
+            launcher = [python, "-m", "tf_sparse_ps", "run", "-np", str(ranks), "--collectives", engine]
+            command = [*launcher, *command, "--began", str(time.time())]
+        elif ranks > 1:
+            horovodrun = str(Path(python).with_name("horovodrun"))
+            command = [horovodrun, "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", *command]
         root = Path(__file__).absolute().parents[1]  # links are not followed: see benchmarks.against
         environment = os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
