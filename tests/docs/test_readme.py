@@ -36,8 +36,10 @@ def test_the_example_learns_on_one_rank(tmp_path: Path) -> None:
 
 @pytest.mark.multirank
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed here")
-def test_two_ranks_train_the_example_together_on_different_shards() -> None:
-    with launched(str(HERE / "readme_program.py"), hosts="localhost:2", ranks=2, by_horovodrun=True) as job:
+@pytest.mark.parametrize("collectives", ["horovod", "tensorflow"])
+def test_two_ranks_train_the_example_together_on_different_shards(collectives: str) -> None:
+    program, by_horovodrun = str(HERE / "readme_program.py"), collectives == "horovod"
+    with launched(program, hosts="localhost:2", ranks=2, by_horovodrun=by_horovodrun, collectives=collectives) as job:
         assert job.wait(240) == 0, job.output[-20000:]
         reports = [json.loads((job.folder / f"{rank}.json").read_text()) for rank in range(2)]
     shards = [report["samples"] for report in reports]
