@@ -60,7 +60,7 @@ def test_of_several_that_create_one_is_the_first(server: KeyValueServer) -> None
     assert client.get("other") is None
     client.put("key", "after")
     assert server.values.value("/launch/key") == b"after"
-    assert not server.store.create("key", "too late")
+    assert not client.create("key", "too late")
 
 
 def test_what_makes_no_sense_is_refused(server: KeyValueServer) -> None:
