@@ -4,6 +4,7 @@
       TableError         a table, its files or its group
       CollectivesError   an operation between ranks
       RankError          another rank died, stopped or did not come
+      LaunchError        the launcher cannot start a job
 
 A wrong argument is a `ValueError`, as everywhere in Python; those that a table refuses are an `Error` too.
 
@@ -100,6 +101,19 @@ class ExchangeFailed(RankError):
 
 class RankLost(RankError):
     """A rank of any node has ended, or did not come; the message is what it or others have told all ranks."""
+
+
+class LaunchError(Error):
+    """`tf-sparse-ps run` cannot start the job.
+
+    Attributes:
+      status: The launcher's exit status: 2 for a mistake in the arguments, of this launcher or another.
+    """
+
+    def __init__(self, text: str, status: int = 1) -> None:
+        """What is wrong, for the user."""
+        super().__init__(text)
+        self.status = status
 
 
 BY_CODE: dict[str, type[TableError]] = {

@@ -33,6 +33,7 @@ BASES = {
     "RankStopped": (errors.RankError,),
     "ExchangeFailed": (errors.RankError,),
     "RankLost": (errors.RankError,),
+    "LaunchError": (errors.Error,),
 }
 
 

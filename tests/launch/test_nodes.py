@@ -13,8 +13,8 @@ import pytest
 from launcher import Launcher, Launchers, free_port, gone, until
 
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
+from tf_sparse_ps.errors import LaunchError
 from tf_sparse_ps.launch import node_link
-from tf_sparse_ps.launch.errors import LaunchError
 from tf_sparse_ps.launch.key_values import Client, Store
 from tf_sparse_ps.launch.meeting import Meeting, Node, Terms
 from tf_sparse_ps.launch.node_link import NodeLink

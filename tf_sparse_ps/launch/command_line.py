@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tf_sparse_ps.errors import LaunchError
 from tf_sparse_ps.launch import supervision
-from tf_sparse_ps.launch.errors import LaunchError
 from tf_sparse_ps.launch.options import Options
 from tf_sparse_ps.launch.output import say
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
-from tf_sparse_ps.launch.errors import LaunchError
+from tf_sparse_ps.errors import LaunchError
 from tf_sparse_ps.launch.key_values import Client, Store, Texts
 
 _POLL_S = 0.25

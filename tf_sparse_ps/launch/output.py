@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tf_sparse_ps.launch.errors import LaunchError
+from tf_sparse_ps.errors import LaunchError
 from tf_sparse_ps.launch.start_up_lines import StartUpFilter, is_start_up
 
 KEPT_LINES = 40

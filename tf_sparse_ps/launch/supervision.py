@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
+from tf_sparse_ps.errors import LaunchError
 from tf_sparse_ps.launch import environment, meeting
-from tf_sparse_ps.launch.errors import LaunchError
 from tf_sparse_ps.launch.key_values import Store
 from tf_sparse_ps.launch.meeting import Meeting, Node, Ports, Terms
 from tf_sparse_ps.launch.node_link import NodeLink
