@@ -4,7 +4,8 @@ A job is a number of hosts x a number of ranks of `benchmarks.rank_job`; the var
 host's interface is counted over all timed steps. An idle job sends, too (Horovod asks around a thousand times per
 second whether there is work): that is measured in the same job, while all ranks sleep, and subtracted for as long as
 the cable was not full during the steps. Horovod does not ask while a collective runs: subtracted for all of the time it
-would be 2 to 3 % too much. The raw figure is given as well.
+would be 2 to 3 % too much. The raw figure is given as well. The ranks of the variant "tensorflow" are connected by
+TensorFlow, which asks nothing; all others are Horovod's.
 
 Bytes are those of packets as they leave a host, up to 64 KiB each with one header; an Ethernet of 1,500 bytes per
 packet carries about 5 % more. The time's floor is the raw bytes of the busiest host and direction, divided by the rate.
@@ -31,6 +32,7 @@ from benchmarks import harness, host_job, hosts
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flat": ("shared", {"topology": "flat"}),
     "hierarchical": ("shared", {}),
+    "tensorflow": ("shared", {"collectives": "tensorflow"}),
     "hierarchical-bfloat16": ("shared", {"wire": "bfloat16"}),
     "replicated": ("replicated", {}),
     "dense-only": ("shared --dense-only", {}),
@@ -51,6 +53,11 @@ class Variant:
     name: str
     kind: str
     optimizer: dict[str, Any]
+
+    @property
+    def engine(self) -> str:
+        """What connects the job's ranks."""
+        return str(self.optimizer.get("collectives", "horovod"))
 
     @classmethod
     def parse(cls, text: str) -> Variant:
@@ -140,7 +147,7 @@ def _job(variant: Variant, count: int, ranks_per_host: int, options: harness.Opt
         command += ["--quick"] if options.quick else []
         with (
             hosts.emulated(count, mbit_per_s=options.cluster.mbit_per_s) as network,
-            host_job.started(network, ranks_per_host, command) as job,
+            host_job.started(network, ranks_per_host, command, collectives=variant.engine) as job,
         ):
             job.wait(_JOB_S)
         return per_step(json.loads(out.read_text()), options.cluster.mbit_per_s)

@@ -1,9 +1,13 @@
-"""Horovod jobs on emulated hosts. Ranks are contiguous: host 0 has the first ones, host 1 the next."""
+"""Jobs on emulated hosts, whose ranks Horovod or TensorFlow connects.
+
+Ranks are contiguous: host 0 has the first ones, host 1 the next.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +22,7 @@ ROOT = Path(__file__).absolute().parents[1]  # links are not followed: see bench
 _POLL_S = 0.05
 # Ranks that fail because another one did come after it. So long is waited for them to say so, too.
 _EXIT_REPORT_S = 3.0
+_FIRST_PORT = 29500  # of a host's ranks, where TensorFlow connects them; a host has all ports for itself
 
 
 class JobFailed(RuntimeError):
@@ -73,6 +78,7 @@ def started(
     ranks_per_host: int,
     command: Sequence[str],
     *,
+    collectives: str = "horovod",
     env: Mapping[str, str] | None = None,
     own_processors: bool = False,
 ) -> Iterator[HostJob]:
@@ -81,7 +87,8 @@ def started(
     Args:
         hosts: where it runs.
         ranks_per_host: on each of them.
-        command: with its arguments; its first word is an interpreter that has Horovod.
+        command: with its arguments; its first word is an interpreter that has Horovod, if that is used.
+        collectives: what connects the ranks, "horovod" or "tensorflow".
         env: added to the environment. The repository is on PYTHONPATH; tables lie in the host's /dev/shm.
         own_processors: each rank gets an equal share of this machine's, for itself. Else they take from each other.
 
@@ -96,37 +103,64 @@ def started(
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="tsps-host-job-") as folder, contextlib.ExitStack() as stack:
         stack.callback(_kill, processes)
-        server, port = _rendezvous(hosts, ranks_per_host, Path(folder) / "rendezvous")
-        stack.callback(_kill, [server])
+        connected = _horovod if collectives == "horovod" else _tensorflow
+        connections = stack.enter_context(connected(hosts, ranks_per_host, Path(folder) / "rendezvous"))
         logs = [Path(folder) / f"rank{rank}" for rank in range(size)]
         for rank, log in enumerate(logs):
-            host, local = divmod(rank, ranks_per_host)
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
                 "PYTHONUNBUFFERED": "1",
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 "TFSPS_DIR": "/dev/shm/tf_sparse_ps",
-                "HOROVOD_HOSTNAME": hosts.names[host],
-                "HOROVOD_RANK": str(rank),
-                "HOROVOD_SIZE": str(size),
-                "HOROVOD_LOCAL_RANK": str(local),
-                "HOROVOD_LOCAL_SIZE": str(ranks_per_host),
-                "HOROVOD_CROSS_RANK": str(host),
-                "HOROVOD_CROSS_SIZE": str(len(hosts.names)),
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": "eth0",
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts_lib.SWITCH_ADDRESS,
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+                **connections[rank],
                 **(env or {}),
             }
             environment.pop("TFSPS_JOB", None)
             with log.open("w") as output:
                 own = ",".join(map(str, processors[rank * share : (rank + 1) * share]))
                 pinned = ["taskset", "--cpu-list", own] if own_processors else []
-                processes.append(hosts.start([*pinned, *command], host=host, env=environment, output=output))
+                processes.append(
+                    hosts.start([*pinned, *command], host=rank // ranks_per_host, env=environment, output=output)
+                )
         yield HostJob(processes, logs)
+
+
+@contextlib.contextmanager
+def _horovod(hosts: hosts_lib.Hosts, ranks_per_host: int, log: Path) -> Iterator[list[dict[str, str]]]:
+    """The environment of each rank; meanwhile the server runs through which they find each other."""
+    server, port = _rendezvous(hosts, ranks_per_host, log)
+    size = len(hosts.names) * ranks_per_host
+    try:
+        yield [
+            {
+                "HOROVOD_HOSTNAME": hosts.names[rank // ranks_per_host],
+                "HOROVOD_RANK": str(rank),
+                "HOROVOD_SIZE": str(size),
+                "HOROVOD_LOCAL_RANK": str(rank % ranks_per_host),
+                "HOROVOD_LOCAL_SIZE": str(ranks_per_host),
+                "HOROVOD_CROSS_RANK": str(rank // ranks_per_host),
+                "HOROVOD_CROSS_SIZE": str(len(hosts.names)),
+                "HOROVOD_CONTROLLER": "gloo",
+                "HOROVOD_CPU_OPERATIONS": "gloo",
+                "HOROVOD_GLOO_IFACE": "eth0",
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts_lib.SWITCH_ADDRESS,
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            }
+            for rank in range(size)
+        ]
+    finally:
+        _kill([server])
+
+
+@contextlib.contextmanager
+def _tensorflow(hosts: hosts_lib.Hosts, ranks_per_host: int, _: Path) -> Iterator[list[dict[str, str]]]:
+    """The environment of each rank."""
+    workers = [f"{name}:{_FIRST_PORT + local}" for name in hosts.names for local in range(ranks_per_host)]
+    yield [
+        {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})}
+        for rank in range(len(workers))
+    ]
 
 
 def _rendezvous(hosts: hosts_lib.Hosts, ranks_per_host: int, log: Path) -> tuple[subprocess.Popen[str], int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ class _Work:
     """
 
     rank: int
+    local_rank: int
     size: int
     step: Callable[..., Any]
     gather: Callable[[list[int]], list[list[int]]]
@@ -138,14 +138,13 @@ def _passed(interface: str, work: _Work, action: Callable[[], Any]) -> dict[str,
     Returns:
         "seconds", and per host "sent" and "received" bytes.
     """
-    local_rank = int(os.environ["HOROVOD_LOCAL_RANK"])
     work.gather([0])
     began, before = time.perf_counter(), interface_counters(interface)
     action()
     work.gather([0])  # a rank may be done while its neighbour still sends
     passed = [now - then for now, then in zip(interface_counters(interface), before, strict=True)]
     seconds = time.perf_counter() - began
-    everywhere = [numbers[1:] for numbers in work.gather([local_rank, *passed]) if numbers[0] == 0]
+    everywhere = [numbers[1:] for numbers in work.gather([work.local_rank, *passed]) if numbers[0] == 0]
     return {"seconds": seconds, "sent": [one for one, _ in everywhere], "received": [one for _, one in everywhere]}
 
 
@@ -204,7 +203,9 @@ def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
         variables = model.trainable_variables
         optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
-    return _Work(ranks.rank, ranks.size, step, lambda numbers: ranks.allgather_object(numbers, "bench.numbers"))
+    return _Work(
+        ranks.rank, ranks.local_rank, ranks.size, step, lambda numbers: ranks.allgather_object(numbers, "bench.numbers")
+    )
 
 
 def _replicated(rows: int, with_table: bool) -> _Work:
@@ -229,7 +230,7 @@ def _replicated(rows: int, with_table: bool) -> _Work:
     def gather(numbers: list[int]) -> list[list[int]]:
         return hvd.allgather(tf.constant([numbers], tf.int64)).numpy().tolist()
 
-    return _Work(hvd.rank(), hvd.size(), step, gather)
+    return _Work(hvd.rank(), hvd.local_rank(), hvd.size(), step, gather)
 
 
 def _pss() -> int:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-# The reference, the launcher of ranks with its batches, models, and the example programs' helpers.
-SHARED = (TESTS / "reference", TESTS / "training", TESTS / "multirank", TESTS.parent / "examples")
+ROOT = TESTS.parent
+# The reference, the launcher of ranks with its batches, models, the example programs' helpers, and the benchmarks.
+SHARED = (TESTS / "reference", TESTS / "training", TESTS / "multirank", ROOT / "examples", ROOT)
 sys.path[:0] = map(str, SHARED)
 
 NEED_HOROVOD = ("multirank", "matrix")

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks import against, harness
+from benchmarks.turns import Baton
 
-from benchmarks import against, harness  # noqa: E402
-from benchmarks.turns import Baton  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def figures(unit: str, *blocks: float) -> list[harness.Result]:

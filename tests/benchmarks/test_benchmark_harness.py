@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks import harness
 
-from benchmarks import harness  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_variants_take_turns_and_are_divided_by_the_peer() -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks import delayed, timeline
 
-from benchmarks import delayed, timeline  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_ways_are_compared_with_the_larger_of_both_alone() -> None:

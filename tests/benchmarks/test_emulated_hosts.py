@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks import cluster, host_job, hosts, step_model
 
-from benchmarks import cluster, host_job, hosts, step_model  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 MBIT = 8.0
 
@@ -203,6 +202,11 @@ def test_cluster_suite_counts_the_bytes_that_the_model_expects(tmp_path: Path, n
 def test_variants_are_names_with_options() -> None:
     assert cluster.Variant.parse("flat") == cluster.Variant("flat", "shared", {"topology": "flat"})
     assert cluster.Variant.parse("hierarchical").optimizer == {}
+    assert [cluster.Variant.parse(name).engine for name in ("flat", "replicated", "tensorflow")] == [
+        "horovod",
+        "horovod",
+        "tensorflow",
+    ]
     parsed = cluster.Variant.parse("mine:topology=flat,collectives=horovod,x=3")
     assert parsed == cluster.Variant("mine", "shared", {"topology": "flat", "collectives": "horovod", "x": 3})
     for wrong in ("mine", "mine:topology", "mine:=flat", "replicated:topology=flat"):

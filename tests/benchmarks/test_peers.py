@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks import harness, peers
 
-from benchmarks import harness, peers  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def figures(name: str, lookup: list[float], step: list[float]) -> list[harness.Result]:

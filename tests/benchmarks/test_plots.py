@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 
 plots = pytest.importorskip("benchmarks.plots", reason="needs matplotlib")
 from benchmarks import harness, peers, sizes  # noqa: E402

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks import scan_content, scans
+from benchmarks.job_sizes import DIM
 
-from benchmarks import scan_content, scans  # noqa: E402
-from benchmarks.job_sizes import DIM  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 N = 21  # a step whose batch is neither the first nor the last
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import harness, scaling_model, step_model  # noqa: E402
-from benchmarks.step_model import Cluster, Costs, Job  # noqa: E402
-from tf_sparse_ps.rings.node_exchange import exchange_window  # noqa: E402
+from benchmarks import harness, scaling_model, step_model
+from benchmarks.step_model import Cluster, Costs, Job
+from tf_sparse_ps.rings.node_exchange import exchange_window
 
 # 4 equally frequent ids, 3 per rank: U(3) = 4 (1 - 0.75^3) = 2.3125, U(6) = 4 (1 - 0.75^6) = 3.288...
 TINY = Job(rows=4, dim=2, ids=3, dense=10, exponent=0.0)
