@@ -80,8 +80,11 @@ def write(
     progress: Progress,
     usage: Usage,
 ) -> None:
-    """Writes report.txt, report.json and curves.png, and prints the report."""
+    """Writes report.txt, report.json and, where matplotlib is installed, curves.png, and prints the report."""
     _, auc, log_loss = curve.points[-1]
+    options.out.mkdir(parents=True, exist_ok=True)
+    picture = options.out / "curves.png"
+    drawn = draw(curve.points, progress.losses, planted_auc, picture)
     of_ranks = f"{ranks} rank{'s' * (ranks > 1)}"
     against = f"   (the planted model's own: {planted_auc:.4f}, {auc - planted_auc:+.4f})" if planted_auc else ""
     lines = {
@@ -96,12 +99,10 @@ def write(
         "sparse ring": f"{readable(usage.sparse_ring_bytes)} of keys and gradient rows per step, all ranks; "
         f"{readable(usage.shared_bytes)} merged in shared memory",
         "table writes": f"{usage.table_writes / usage.steps:g} per step",
-        "curves": str(options.out / "curves.png"),
+        "curves": str(picture) if drawn else "not drawn: matplotlib is not installed",
     }
     text = [f"{options.model} on {data_name}, {of_ranks} x {options.batch} samples, {usage.steps} steps"]
     text += [f"  {name:21s} {value}" for name, value in lines.items()]
-    options.out.mkdir(parents=True, exist_ok=True)
-    draw(curve.points, progress.losses, planted_auc, options.out / "curves.png")
     (options.out / "report.txt").write_text("\n".join(text) + "\n")
     figures = {
         "auc": auc,
@@ -120,9 +121,12 @@ def write(
 
 def draw(
     points: list[tuple[int, float, float]], losses: list[tuple[int, float]], planted_auc: float | None, path: Path
-) -> None:
-    """Draws training loss and held-out AUC over the steps."""
-    import matplotlib
+) -> bool:
+    """Draws training loss and held-out AUC over the steps; False: matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -138,3 +142,4 @@ def draw(
     right.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    return True

@@ -19,11 +19,12 @@ PATHS = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": PATHS}
 
 
-def run(tmp_path: Path, program: str, *arguments: object) -> dict[str, Any]:
-    """Runs a program; returns what it reported."""
+def run(tmp_path: Path, program: str, *arguments: object, path: Path | None = None) -> dict[str, Any]:
+    """Runs a program, with the modules of `path` before all others; returns what it reported."""
     out = tmp_path / "out"
     command = [sys.executable, str(EXAMPLES / program), "--out", str(out), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    env = ENVIRONMENT | {"PYTHONPATH": f"{path}{os.pathsep}{PATHS}"} if path else ENVIRONMENT
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (out / "report.txt").read_text() in done.stdout
     report: dict[str, Any] = json.loads((out / "report.json").read_text())
@@ -89,14 +90,18 @@ def test_criteo_lines_with_empty_fields_are_learnt(tmp_path: Path, model: str) -
     assert report["planted_auc"] is None
 
 
-def test_adagrad_on_avazu(tmp_path: Path) -> None:
+def test_adagrad_on_avazu_without_matplotlib(tmp_path: Path) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "matplotlib.py").write_text("raise ImportError\n")
     lines = [f"{i},{i % 2},141021{i % 24:02d},{','.join([f'v{i % 2}', *['x'] * 20])}" for i in range(400)]
     (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
     report = run(
         tmp_path, "train_ctr.py", "--data", "avazu", "--path", tmp_path / "log.csv", "--batch", 40, "--epochs", 4,
-        "--dim", 4, "--optimizer", "adagrad",
+        "--dim", 4, "--optimizer", "adagrad", path=tmp_path / "modules",
     )  # fmt: skip
     assert report["auc"] > 0.95
+    assert "not drawn: matplotlib is not installed" in (tmp_path / "out" / "report.txt").read_text()
+    assert not (tmp_path / "out" / "curves.png").exists()
 
 
 def test_bad_data_ends_with_one_line(tmp_path: Path) -> None:
