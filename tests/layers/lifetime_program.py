@@ -13,9 +13,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if os.environ.get("HOROVOD_SIZE"):
-    import horovod.tensorflow as hvd
-
 import numpy as np
 import tensorflow as tf
 
@@ -87,14 +84,10 @@ def train_one() -> None:
 
 
 def main(models: int) -> None:
-    several = bool(os.environ.get("HOROVOD_SIZE"))
-    if several:
-        hvd.init()
-    ranks = tsps.collectives.current()
+    ranks = tsps.init()
 
     def meet() -> None:
-        if several:
-            ranks.barrier("test.meet")
+        ranks.barrier("test.meet")
 
     serve, rows, kept = serving()
     before: Usage | None = None

@@ -150,7 +150,7 @@ def note(name: str, weights: list[Any], ours: Any, before: dict[str, int]) -> No
     ran = {
         label.split(".", 2)[2]: count - before.get(label, 0)
         for label, count in tsps.collectives.current().enqueued().items()
-        if count > before.get(label, 0) and label.startswith("tsps.")
+        if count > before.get(label, 0) and label.startswith("tsps.") and label.count(".") > 1
     }
     plan = ours.schedule_report().get("plan")
     found[name] = {

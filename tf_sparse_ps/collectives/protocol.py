@@ -91,7 +91,8 @@ class Collectives(abc.ABC):
           name: The operation's name.
 
         Returns:
-          The rows received, in rank order, and `int32[size]`: how many came from each rank.
+          The rows received, in rank order, and `int32[size]`: how many came from each rank. Both come when this rank's
+          part of the exchange is done.
         """
 
     @abc.abstractmethod

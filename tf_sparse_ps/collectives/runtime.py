@@ -161,7 +161,9 @@ class RuntimeCollectives(ProcessCollectives):
             rows = tf.bitcast(received, tf.uint8)
             rows = tf.reshape(rows, [self.size, -1])
             pieces = [rows[self._positions[r]][: sizes[r, self.rank]] for r in range(self.size)]
-            return [_from_bytes(tf.concat(pieces, 0), tensor.dtype, _rows_of(tensor)), counts[:, self.rank]]
+            with tf.control_dependencies([received]):  # whoever has the counts knows that this rank's part is done
+                from_ranks = tf.identity(counts[:, self.rank])
+            return [_from_bytes(tf.concat(pieces, 0), tensor.dtype, _rows_of(tensor)), from_ranks]
 
         received, counts = self._eager(name, exchange)
         received.set_shape([None, *tensor.shape[1:]])
