@@ -1,7 +1,7 @@
-// tf_sparse_ps._table: the core for Python, without TensorFlow. tf_sparse_ps/table.py is its only
-// user.
+// tf_sparse_ps._table: the core for Python, without TensorFlow.
 #include <pybind11/stl.h>
 
+#include "core/os/exit_deadline.h"
 #include "python/convert.h"
 
 PYBIND11_MODULE(_table, module) {
@@ -14,4 +14,11 @@ PYBIND11_MODULE(_table, module) {
   module.def("initial_rows", &tsps::InitialRows, pybind11::arg("initializer"),
              pybind11::arg("keys").noconvert(), pybind11::arg("dim"),
              "Initial rows float[n, dim] of keys int64[n].");
+  // Cancelling waits for a thread that takes no lock of Python's.
+  pybind11::class_<tsps::ExitDeadline>(module, "ExitDeadline")
+      .def(pybind11::init<double, std::string>(), pybind11::arg("seconds"),
+           pybind11::arg("message"),
+           "Ends the process with a line on standard error unless cancelled in time, also while "
+           "another library holds the interpreter's lock.")
+      .def("cancel", &tsps::ExitDeadline::Cancel);
 }

@@ -128,6 +128,24 @@ def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
             rank.kill()
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_worker_that_ends_before_it_is_connected_ends_the_others_in_time(tmp_path: Path, gone: int) -> None:
+    """TensorFlow would wait for it for an hour, with Python's lock held."""
+    come_and_go = (
+        "from tf_sparse_ps.collectives import cluster_config, meeting; import os; "
+        f"meeting.meet(cluster_config.find(), {TIMEOUT_S}); os._exit(3)"
+    )
+    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    programs = [come_and_go if index == gone else PROGRAM.format("") for index in range(2)]
+    began = time.monotonic()
+    ended = end(*(start(tmp_path, workers, index, program) for index, program in enumerate(programs)))
+    assert ended[gone][0] == 3, ended[gone][1]
+    status, output = ended[1 - gone]
+    assert status == 1
+    assert f"rank {1 - gone} of 2 ends: all ranks were there, and then TensorFlow did not connect them" in output
+    assert time.monotonic() - began < 60
+
+
 @pytest.mark.parametrize("kind", ["local", "horovod"])
 def test_other_collectives_beside_it_are_refused(tmp_path: Path, kind: str) -> None:
     if kind == "horovod":

@@ -11,16 +11,15 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import sys
 import threading
-import time
 from typing import Any
 
 import tensorflow as tf
 
+from tf_sparse_ps import _table
 from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.collectives import cluster_config, meeting
-from tf_sparse_ps.collectives.cluster_config import VARIABLE, ClusterConfig
+from tf_sparse_ps.collectives.cluster_config import VARIABLE
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.collectives.protocol import timeout_s
 from tf_sparse_ps.collectives.runtime import ALL_RANKS, RuntimeCollectives
@@ -58,15 +57,22 @@ def make() -> TensorFlowCollectives:
             "tsps.init() at the top of the program, before any tensor, layer, seed or dataset is made"
         )
     store, server = meeting.meet(cluster, timeout_s())
-    connected = threading.Event()
-    threading.Thread(target=_give_up, args=(cluster, connected), name="tsps-connecting", daemon=True).start()
-    strategy = _strategy() if cluster.size > 1 else None
-    device = "/CPU:0" if strategy is None else strategy.extended.worker_devices[0]
-    device = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
-    made = TensorFlowCollectives(device, cluster.rank, cluster.size, ALL_RANKS, {})
-    made._strategy, made._server, made.key_values = strategy, server, store
-    made.find_nodes()
-    connected.set()
+    # TensorFlow would try for an hour, and holds Python's lock meanwhile: no thread of Python's could end that.
+    deadline = _table.ExitDeadline(
+        timeout_s(),
+        f"tf_sparse_ps: rank {cluster.rank} of {cluster.size} ends: all ranks were there, and then TensorFlow did not "
+        f"connect them within {timeout_s():g} s. One has ended meanwhile, or cannot be reached at its address: "
+        f"{', '.join(cluster.addresses)}",
+    )
+    try:
+        strategy = _strategy() if cluster.size > 1 else None
+        device = "/CPU:0" if strategy is None else strategy.extended.worker_devices[0]
+        device = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+        made = TensorFlowCollectives(device, cluster.rank, cluster.size, ALL_RANKS, {})
+        made._strategy, made._server, made.key_values = strategy, server, store
+        made.find_nodes()
+    finally:
+        deadline.cancel()
     atexit.register(made.end)
     return made
 
@@ -79,19 +85,3 @@ def _strategy() -> Any:
         # TensorFlow has taken the signal for a notice of preemption, and goes on.
         signal.signal(signal.SIGTERM, terminate)
     return strategy
-
-
-def _give_up(cluster: ClusterConfig, connected: threading.Event) -> None:
-    """Ends a process whose TensorFlow connects to nobody, which it would try for an hour."""
-    seconds = timeout_s()
-    began = time.monotonic()
-    if connected.wait(seconds):
-        return
-    print(
-        f"tf_sparse_ps: rank {cluster.rank} of {cluster.size} ends: all ranks were there, and then TensorFlow did not "
-        f"connect them within {time.monotonic() - began:.0f} s. One has ended meanwhile, or cannot be reached at its "
-        f"address: {', '.join(cluster.addresses)}",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
