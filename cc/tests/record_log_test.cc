@@ -78,14 +78,13 @@ class RecordLogTest : public testing::Test {
     std::vector<uint32_t> shuffled;
     for (const size_t i : order) shuffled.push_back(places[i]);
     std::atomic<size_t> wrong{0}, seen{0};
-    ASSERT_TSPS_OK(log_->Read(shuffled.data(), shuffled.size(), false,
-                              [&](size_t i, int64_t key, const char* payload) {
-                                char expected[kPayload];
-                                Expected(keys[order[i]], rows_[keys[order[i]]].second, expected);
-                                wrong += key != keys[order[i]] ||
-                                         std::memcmp(payload, expected, kPayload) != 0;
-                                ++seen;
-                              }));
+    ASSERT_TSPS_OK(log_->Read(
+        shuffled.data(), shuffled.size(), false, [&](size_t i, int64_t key, const char* payload) {
+          char expected[kPayload];
+          Expected(keys[order[i]], rows_[keys[order[i]]].second, expected);
+          wrong += key != keys[order[i]] || std::memcmp(payload, expected, kPayload) != 0;
+          ++seen;
+        }));
     EXPECT_EQ(wrong.load(), 0u);
     EXPECT_EQ(seen.load(), keys.size());
   }
@@ -137,11 +136,10 @@ TEST_F(RecordLogTest, RecordsOfMoreThanAPageAndOfMoreThanAWrite) {
         },
         places.data()));
     std::atomic<size_t> right{0};
-    ASSERT_TSPS_OK((*log)->Read(places.data(), 7, true,
-                                [&](size_t i, int64_t key, const char* found) {
-                                  right += key == static_cast<int64_t>(i) &&
-                                           found[payload - 1] == static_cast<char>(i + 1);
-                                }));
+    ASSERT_TSPS_OK(
+        (*log)->Read(places.data(), 7, true, [&](size_t i, int64_t key, const char* found) {
+          right += key == static_cast<int64_t>(i) && found[payload - 1] == static_cast<char>(i + 1);
+        }));
     EXPECT_EQ(right.load(), 7u);
   }
 }
@@ -190,8 +188,8 @@ TEST_F(RecordLogTest, ARemovedFilesNumberMayComeAgain) {
   const uint32_t place = rows_[2].first;
   const auto read = [&] {
     int64_t found = -1;
-    const Status status = (*reader)->Read(
-        &place, 1, false, [&](size_t, int64_t key, const char*) { found = key; });
+    const Status status =
+        (*reader)->Read(&place, 1, false, [&](size_t, int64_t key, const char*) { found = key; });
     return status.ok() ? found : -1;
   };
   EXPECT_EQ(read(), 2);
@@ -233,10 +231,9 @@ TEST_F(RecordLogTest, ThreadsSharedByManyCallersServeThemAll) {
       for (int64_t key = caller; key < 4000; key += 97) {
         const uint32_t place = rows_.at(key).first;
         ++asked;
-        const Status status = log_->Read(&place, 1, caller % 2 == 0,
-                                         [&](size_t, int64_t found, const char*) {
-                                           seen += found == key;
-                                         });
+        const Status status =
+            log_->Read(&place, 1, caller % 2 == 0,
+                       [&](size_t, int64_t found, const char*) { seen += found == key; });
         EXPECT_TRUE(status.ok()) << status.message();
       }
     });

@@ -17,8 +17,8 @@ Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, size_t buffer_b
       pool->threads_.emplace_back([pool = pool.get(), &buffer] { pool->Work(buffer); });
     } catch (const std::system_error& error) {
       if (pool->threads_.empty()) {
-        return Error(Code::kResourceExhausted, "cannot start a thread to read records: ",
-                     error.what());
+        return Error(Code::kResourceExhausted,
+                     "cannot start a thread to read records: ", error.what());
       }
       break;  // fewer do it, too
     }

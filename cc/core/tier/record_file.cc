@@ -121,8 +121,7 @@ void RecordLayout::Seal(uint32_t place, int64_t key, char* record) const {
   char* end = record + sizeof(key) + payload_bytes;
   const uint32_t seal = Crc32c(place, record, sizeof(key) + payload_bytes);
   std::memcpy(end, &seal, sizeof(seal));
-  std::memset(end + sizeof(seal), 0,
-              record_bytes - sizeof(key) - payload_bytes - sizeof(seal));
+  std::memset(end + sizeof(seal), 0, record_bytes - sizeof(key) - payload_bytes - sizeof(seal));
 }
 
 bool RecordLayout::Sealed(uint32_t place, const char* record) const {

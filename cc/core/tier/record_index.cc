@@ -36,8 +36,8 @@ IndexPage& RecordIndex::page(uint32_t number) const {
 
 Result<std::unique_ptr<RecordIndex>> RecordIndex::Create(const std::string& folder, uint64_t seed) {
   std::unique_ptr<RecordIndex> index(new RecordIndex(seed));
-  TSPS_ASSIGN_OR_RETURN(index->segments_,
-                        MappedFile::Create(folder + "/records.segments", kPageBytes, kSegmentsBytes));
+  TSPS_ASSIGN_OR_RETURN(index->segments_, MappedFile::Create(folder + "/records.segments",
+                                                             kPageBytes, kSegmentsBytes));
   TSPS_ASSIGN_OR_RETURN(index->pages_, MappedFile::Create(folder + "/records.pages",
                                                           kPageBytes * kMinPages, kPagesBytes));
   TSPS_ASSIGN_OR_RETURN(index->directory_, MappedFile::Create(folder + "/records.directory",
@@ -75,10 +75,10 @@ Status RecordIndex::OpenFiles(const std::string& folder) {
   }
   if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
   if (found.seed != seed_) return Damaged(path, "it is another table's");
+  TSPS_ASSIGN_OR_RETURN(segments_,
+                        MappedFile::Open(folder + "/records.segments", kPageBytes, kSegmentsBytes));
   TSPS_ASSIGN_OR_RETURN(
-      segments_, MappedFile::Open(folder + "/records.segments", kPageBytes, kSegmentsBytes));
-  TSPS_ASSIGN_OR_RETURN(pages_, MappedFile::Open(folder + "/records.pages", kPageBytes * kMinPages,
-                                                 kPagesBytes));
+      pages_, MappedFile::Open(folder + "/records.pages", kPageBytes * kMinPages, kPagesBytes));
   return {};
 }
 
@@ -90,14 +90,16 @@ Status RecordIndex::MakeWritable(uint32_t max_place) {
   return Count(max_place);
 }
 
-size_t RecordIndex::bytes() const { return directory_->size() + segments_->size() + pages_->size(); }
+size_t RecordIndex::bytes() const {
+  return directory_->size() + segments_->size() + pages_->size();
+}
 
 bool RecordIndex::SegmentOf(uint64_t tag, uint32_t* number) const {
   const uint32_t depth = Load(header().depth);
   if (depth > kMaxIndexDepth) return false;
   const uint32_t* entry = directory(depth) + (static_cast<uint32_t>(tag) & Mask(depth));
-  const size_t end = static_cast<size_t>(reinterpret_cast<const char*>(entry + 1) -
-                                         directory_->data());
+  const size_t end =
+      static_cast<size_t>(reinterpret_cast<const char*>(entry + 1) - directory_->data());
   if (end > directory_->size() && end > directory_->RefreshSize()) return false;
   *number = Load(*entry);
   const size_t bytes = (size_t{*number} + 1) * sizeof(IndexSegment);
@@ -245,8 +247,7 @@ Status RecordIndex::CountSegment(uint32_t number, uint32_t max_place, std::vecto
       use_[number].removed += place == kRemovedRecord;
       if (!IsPlace(place)) continue;
       ++use_[number].live;
-      if (place >= max_place ||
-          !Matches(TagAt(one, at), state)) {
+      if (place >= max_place || !Matches(TagAt(one, at), state)) {
         return Damaged(pages_->path(), "entry ", at, " of page ", state.pages[i],
                        " cannot be in segment ", number);
       }

@@ -36,8 +36,8 @@ class RecordIndex {
 
   uint64_t seed() const { return seed_; }
 
-  // Places where a key of this tag may be: none, one, or rarely more. False: the file is damaged, or
-  // the writer moves this segment again and again.
+  // Places where a key of this tag may be: none, one, or rarely more. False: the file is damaged,
+  // or the writer moves this segment again and again.
   bool Find(uint64_t tag, std::vector<uint32_t>* places) const;
 
   // --- Writer only. ---

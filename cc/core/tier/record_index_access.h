@@ -11,8 +11,12 @@ namespace tsps::record_index {
 constexpr uint32_t kNowhere = UINT32_MAX;
 
 inline uint32_t Load(const uint32_t& word) { return __atomic_load_n(&word, __ATOMIC_ACQUIRE); }
-inline uint32_t LoadRelaxed(const uint32_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
-inline void Store(uint32_t& word, uint32_t value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
+inline uint32_t LoadRelaxed(const uint32_t& word) {
+  return __atomic_load_n(&word, __ATOMIC_RELAXED);
+}
+inline void Store(uint32_t& word, uint32_t value) {
+  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+}
 
 inline uint32_t Home(uint64_t tag, uint32_t n_pages) {
   return static_cast<uint32_t>(((tag >> (kTagBits - 32)) * (n_pages * kPageEntries)) >> 32);
@@ -36,8 +40,8 @@ inline bool Matches(uint64_t tag, const IndexSegment::State& state) {
   return (static_cast<uint32_t>(tag) & Mask(state.depth)) == state.pattern;
 }
 
-// The segment's other state holds from now on. Whoever sees what is done to the old pages afterwards
-// sees that they are old.
+// The segment's other state holds from now on. Whoever sees what is done to the old pages
+// afterwards sees that they are old.
 inline void Move(IndexSegment& segment) {
   Store(segment.moves, segment.moves + 1);
   __atomic_thread_fence(__ATOMIC_SEQ_CST);

@@ -35,7 +35,9 @@ RecordMove* RecordMoves::moves() const {
   return reinterpret_cast<RecordMove*>(file_->data() + kHeaderBytes);
 }
 
-Status RecordMoves::Reserve(size_t n) { return file_->Reserve(kHeaderBytes + n * sizeof(RecordMove)); }
+Status RecordMoves::Reserve(size_t n) {
+  return file_->Reserve(kHeaderBytes + n * sizeof(RecordMove));
+}
 
 void RecordMoves::Declare(uint32_t number, const std::vector<RecordMove>& entering,
                           const std::vector<RecordMove>& leaving) {

@@ -1,9 +1,10 @@
 // RecordMoves: which entries of a record index a mutation of the group adds and takes away, written
-// down before it is published. Whoever opens the index after a kill is told by the group's committed
-// state whether that was published, and finishes or takes back the rest.
+// down before it is published. Whoever opens the index after a kill is told by the group's
+// committed state whether that was published, and finishes or takes back the rest.
 //
 //   entering: rows that come into memory. Their records are live until the mutation is published.
-//   leaving: rows that go to the log. Their records are live from then on; before, what is in memory
+//   leaving: rows that go to the log. Their records are live from then on; before, what is in
+//   memory
 //            is looked at first.
 #ifndef TFSPS_CORE_TIER_RECORD_MOVES_H_
 #define TFSPS_CORE_TIER_RECORD_MOVES_H_

@@ -18,7 +18,8 @@ struct RecordRead {
   size_t first, n;  // of the ascending places, those of the records in it
 };
 
-// What a read costs, to the disk and to whoever waits: as much as so many bytes that are read along.
+// What a read costs, to the disk and to whoever waits: as much as so many bytes that are read
+// along.
 struct ReadCosts {
   size_t gap_bytes;  // pages that nobody wants are read along up to this many between two records
   size_t max_bytes;  // of a read, at least those of one record

@@ -32,9 +32,8 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shar
 }
 
 Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& shared,
-                                                       const std::string& disk,
-                                                       RecordLayout layout, uint64_t seed,
-                                                       IoThreads& threads) {
+                                                       const std::string& disk, RecordLayout layout,
+                                                       uint64_t seed, IoThreads& threads) {
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Open(shared, seed));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
@@ -60,8 +59,8 @@ Status RecordStore::CountLive() {
   const std::vector<uint32_t> files = log_->Files();
   for (uint32_t file = 0; file < live_.size(); ++file) {
     if (live_[file] > 0 && !std::binary_search(files.begin(), files.end(), file)) {
-      return Error(Code::kDataLoss, RecordFile::PathOf(log_->folder(), file), " is gone, which has ",
-                   live_[file], " rows of the table");
+      return Error(Code::kDataLoss, RecordFile::PathOf(log_->folder(), file),
+                   " is gone, which has ", live_[file], " rows of the table");
     }
   }
   for (const uint32_t file : files) {
@@ -97,7 +96,8 @@ Status RecordStore::FindCandidates(const int64_t* keys, std::vector<Wanted>* wan
   for (Wanted& one : *wanted) {
     const uint64_t tag = TagOf(keys[one.i], index_->seed());
     if (!index_->Find(tag, &found)) {
-      return Error(Code::kDataLoss, shared_, ": the index of records is damaged, or grows too fast "
+      return Error(Code::kDataLoss, shared_,
+                   ": the index of records is damaged, or grows too fast "
                    "to be read");
     }
     if (one.candidate >= found.size()) continue;
@@ -245,8 +245,7 @@ Result<bool> RecordStore::CompactSome(size_t bytes) {
   if (file == UINT32_MAX) return false;
 
   const size_t left = layout.records_per_file - slot;
-  const auto n =
-      static_cast<uint32_t>(std::clamp<size_t>(bytes / layout.record_bytes, 1, left));
+  const auto n = static_cast<uint32_t>(std::clamp<size_t>(bytes / layout.record_bytes, 1, left));
   struct Copy {
     uint32_t place;
     int64_t key;

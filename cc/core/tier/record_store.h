@@ -2,8 +2,8 @@
 // that says which of them are live, and the moves of a mutation between the two tiers.
 //
 // A row is in memory, or here. What is in memory is looked at first, so that a record that has
-// entered memory, or is about to leave it, does no harm while it is in the index, too. The order of a
-// mutation is therefore:
+// entered memory, or is about to leave it, does no harm while it is in the index, too. The order of
+// a mutation is therefore:
 //
 //   Leave      append the rows that go; room in index and moves. All that can fail
 //   Declare    write the moves down; index entries of the rows that go
