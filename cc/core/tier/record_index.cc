@@ -1,6 +1,7 @@
 #include "core/tier/record_index.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -159,7 +160,7 @@ RecordIndex::Found RecordIndex::FindIn(uint32_t number, uint64_t tag,
     if (IsPlace(place) && TagAt(one, at % kPageEntries) == tag) places->push_back(place);
     if (++at == entries) at = 0;
   }
-  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+  std::atomic_thread_fence(std::memory_order_acquire);
   return LoadRelaxed(found.moves) == moves ? Found::kAll : Found::kMoved;
 }
 

@@ -2,6 +2,7 @@
 #ifndef TFSPS_CORE_TIER_RECORD_INDEX_ACCESS_H_
 #define TFSPS_CORE_TIER_RECORD_INDEX_ACCESS_H_
 
+#include <atomic>
 #include <cstdint>
 
 #include "core/tier/record_index_layout.h"
@@ -44,7 +45,7 @@ inline bool Matches(uint64_t tag, const IndexSegment::State& state) {
 // afterwards sees that they are old.
 inline void Move(IndexSegment& segment) {
   Store(segment.moves, segment.moves + 1);
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 }  // namespace tsps::record_index
