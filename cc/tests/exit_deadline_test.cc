@@ -21,7 +21,9 @@ TEST(ExitDeadlineDeathTest, DoesNothingWhenItIsCancelledInTime) {
     ExitDeadline cancelled(0.2, "cancelled");
     cancelled.Cancel();
     cancelled.Cancel();
-    { const ExitDeadline left(0.2, "left"); }
+    {
+      const ExitDeadline left(0.2, "left");
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(600));
     _exit(7);
   };

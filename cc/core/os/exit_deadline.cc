@@ -8,10 +8,9 @@ namespace tsps {
 
 ExitDeadline::ExitDeadline(double seconds, std::string message)
     : message_(std::move(message) + "\n") {
-  const auto deadline =
-      std::chrono::steady_clock::now() +
-      std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-          std::chrono::duration<double>(seconds));
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                            std::chrono::duration<double>(seconds));
   thread_ = std::thread([this, deadline] { Watch(deadline); });
 }
 

@@ -1,0 +1,76 @@
+#include "core/tier/io_threads.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+namespace tsps {
+
+Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, size_t buffer_bytes) {
+  std::unique_ptr<IoThreads> pool(new IoThreads(buffer_bytes));
+  for (int i = 0; i < threads; ++i) {
+    TSPS_ASSIGN_OR_RETURN(PageBuffer buffer, PageBuffer::Make(buffer_bytes));
+    pool->buffers_.push_back(std::move(buffer));
+  }
+  for (const PageBuffer& buffer : pool->buffers_) {
+    try {
+      pool->threads_.emplace_back([pool = pool.get(), &buffer] { pool->Work(buffer); });
+    } catch (const std::system_error& error) {
+      if (pool->threads_.empty()) {
+        return Error(Code::kResourceExhausted,
+                     "cannot start a thread to read records: ", error.what());
+      }
+      break;  // fewer do it, too
+    }
+  }
+  return pool;
+}
+
+IoThreads::~IoThreads() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Status IoThreads::Run(size_t n, bool urgent, const Body& body) {
+  if (n == 0) return {};
+  Job job{n, &body};
+  std::unique_lock<std::mutex> lock(mutex_);
+  urgent ? jobs_.push_front(&job) : jobs_.push_back(&job);
+  if (n == 1) {
+    wake_.notify_one();
+  } else {
+    wake_.notify_all();
+  }
+  job.done.wait(lock, [&job] { return job.next == job.n && job.running == 0; });
+  return job.status;
+}
+
+void IoThreads::Work(const PageBuffer& buffer) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return ending_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job& job = *jobs_.front();
+    const size_t item = job.next++;
+    ++job.running;
+    if (job.next == job.n) jobs_.pop_front();
+    lock.unlock();
+    Status status = (*job.body)(item, buffer);
+    lock.lock();
+    --job.running;
+    if (!status.ok()) {
+      if (job.status.ok()) job.status = std::move(status);
+      if (job.next < job.n) {
+        job.next = job.n;
+        jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
+      }
+    }
+    if (job.next == job.n && job.running == 0) job.done.notify_one();
+  }
+}
+
+}  // namespace tsps

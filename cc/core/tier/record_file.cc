@@ -1,0 +1,228 @@
+#include "core/tier/record_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "core/base/crc32c.h"
+#include "core/base/fault_point.h"
+#include "core/base/limits.h"
+#include "core/tier/page_buffer.h"
+
+namespace tsps {
+namespace {
+
+constexpr char kMagic[8] = {'t', 's', 'p', 's', 't', 'i', 'e', 'r'};
+constexpr uint32_t kVersion = 1;
+constexpr size_t kHeaderBytes = kPageBytes;
+
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t number;
+  char group_uuid[32];
+  char table_uuid[32];
+  uint64_t payload_bytes;
+  uint64_t records_per_file;
+  uint32_t zero;
+  uint32_t crc;  // of the bytes before
+};
+static_assert(sizeof(Header) == 104);
+
+size_t Rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+Header HeaderOf(uint32_t number, const RecordLayout& layout) {
+  Header header = {};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.version = kVersion;
+  header.number = number;
+  layout.group_uuid.copy(header.group_uuid, sizeof(header.group_uuid));
+  layout.table_uuid.copy(header.table_uuid, sizeof(header.table_uuid));
+  header.payload_bytes = layout.payload_bytes;
+  header.records_per_file = layout.records_per_file;
+  header.crc = HeaderCrc(header);
+  return header;
+}
+
+Status CheckHeader(const Header& found, uint32_t number, const RecordLayout& layout,
+                   const std::string& path) {
+  if (std::memcmp(found.magic, kMagic, sizeof(kMagic)) != 0) {
+    return Error(Code::kDataLoss, path, " is no file of a record log");
+  }
+  if (found.version != kVersion) {
+    return Error(Code::kDataLoss, path, " has version ", found.version,
+                 " of the record log's format; this build reads version ", kVersion);
+  }
+  if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
+  const Header wanted = HeaderOf(number, layout);
+  if (std::memcmp(found.group_uuid, wanted.group_uuid, sizeof(wanted.group_uuid)) != 0 ||
+      std::memcmp(found.table_uuid, wanted.table_uuid, sizeof(wanted.table_uuid)) != 0) {
+    return Error(Code::kDataLoss, path, " belongs to table ",
+                 std::string(found.table_uuid, sizeof(found.table_uuid)), " of group ",
+                 std::string(found.group_uuid, sizeof(found.group_uuid)), ", not to table ",
+                 layout.table_uuid, " of group ", layout.group_uuid);
+  }
+  if (std::memcmp(&found, &wanted, sizeof(found)) != 0) {
+    return Damaged(path, "file ", found.number, " of records of ", found.payload_bytes,
+                   " bytes; expected file ", number, " of ", layout.payload_bytes);
+  }
+  return {};
+}
+
+// Not all file systems can do without the page cache.
+int OpenPastCache(const std::string& path, int flags) {
+  const int fd = open(path.c_str(), flags | O_DIRECT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd >= 0 || errno != EINVAL) return fd;
+  return open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+}  // namespace
+
+RecordLayout::RecordLayout(std::string group, std::string table, size_t payload, size_t file_bytes)
+    : group_uuid(std::move(group)),
+      table_uuid(std::move(table)),
+      payload_bytes(payload),
+      record_bytes(Rounded(sizeof(int64_t) + payload + sizeof(uint32_t), 8)),
+      records_per_file(std::max<size_t>(1, (file_bytes - kHeaderBytes) / record_bytes)) {}
+
+size_t RecordLayout::offset(uint32_t slot) const { return kHeaderBytes + slot * record_bytes; }
+
+uint32_t RecordLayout::SlotOnNewPage(uint32_t slot) const {
+  const size_t page = Rounded(offset(slot), kPageBytes) - kHeaderBytes;
+  return static_cast<uint32_t>((page + record_bytes - 1) / record_bytes);
+}
+
+uint32_t RecordLayout::place(uint32_t file, uint32_t slot) const {
+  return file * static_cast<uint32_t>(records_per_file) + slot;
+}
+
+uint32_t RecordLayout::file_of(uint32_t place) const {
+  return place / static_cast<uint32_t>(records_per_file);
+}
+
+uint32_t RecordLayout::slot_of(uint32_t place) const {
+  return place % static_cast<uint32_t>(records_per_file);
+}
+
+// The two largest numbers are no places (RecordIndex).
+uint32_t RecordLayout::max_files() const {
+  return static_cast<uint32_t>((std::numeric_limits<uint32_t>::max() - 1) / records_per_file);
+}
+
+void RecordLayout::Seal(uint32_t place, int64_t key, char* record) const {
+  std::memcpy(record, &key, sizeof(key));
+  char* end = record + sizeof(key) + payload_bytes;
+  const uint32_t seal = Crc32c(place, record, sizeof(key) + payload_bytes);
+  std::memcpy(end, &seal, sizeof(seal));
+  std::memset(end + sizeof(seal), 0, record_bytes - sizeof(key) - payload_bytes - sizeof(seal));
+}
+
+bool RecordLayout::Sealed(uint32_t place, const char* record) const {
+  const size_t bytes = sizeof(int64_t) + payload_bytes;
+  uint32_t seal;
+  std::memcpy(&seal, record + bytes, sizeof(seal));
+  return seal == Crc32c(place, record, bytes);
+}
+
+int64_t RecordLayout::KeyOf(const char* record) {
+  int64_t key;
+  std::memcpy(&key, record, sizeof(key));
+  return key;
+}
+
+std::string RecordFile::PathOf(const std::string& folder, uint32_t number) {
+  return folder + "/records." + std::to_string(number);
+}
+
+Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder, uint32_t number,
+                                                       const RecordLayout& layout) {
+  const std::string path = PathOf(folder, number);
+  // It has its name when it has its header. A killed writer's is overwritten.
+  const std::string unnamed = folder + "/.records";
+  const int fd = OpenPastCache(unnamed, O_RDWR | O_CREAT | O_TRUNC);
+  if (fd < 0) return ErrnoError("cannot create", unnamed);
+  std::shared_ptr<RecordFile> file(new RecordFile(path, fd));
+  TSPS_ASSIGN_OR_RETURN(const PageBuffer page, PageBuffer::Make(kHeaderBytes));
+  std::memset(page.data(), 0, kHeaderBytes);
+  const Header header = HeaderOf(number, layout);
+  std::memcpy(page.data(), &header, sizeof(header));
+  TSPS_RETURN_IF_ERROR(file->Write(0, kHeaderBytes, page.data()));
+  TSPS_FAULT_POINT("tier_file_written");
+  if (rename(unnamed.c_str(), path.c_str()) != 0) return ErrnoError("cannot name", path);
+  TSPS_FAULT_POINT("tier_file_created");
+  return file;
+}
+
+Result<std::shared_ptr<RecordFile>> RecordFile::Open(const std::string& folder, uint32_t number,
+                                                     const RecordLayout& layout) {
+  const std::string path = PathOf(folder, number);
+  const int fd = OpenPastCache(path, O_RDONLY);
+  if (fd < 0) return ErrnoError("cannot open", path);
+  std::shared_ptr<RecordFile> file(new RecordFile(path, fd));
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoError("cannot look at", path);
+  if (!S_ISREG(info.st_mode) || info.st_uid != geteuid()) {
+    return Error(Code::kPermissionDenied, path, " is not a file of this user's");
+  }
+  if (info.st_size < static_cast<off_t>(kHeaderBytes)) {
+    return Damaged(path, info.st_size, " bytes are fewer than its header has");
+  }
+  TSPS_ASSIGN_OR_RETURN(const PageBuffer page, PageBuffer::Make(kHeaderBytes));
+  TSPS_RETURN_IF_ERROR(file->Read(0, kHeaderBytes, page.data()));
+  Header header;
+  std::memcpy(&header, page.data(), sizeof(header));
+  TSPS_RETURN_IF_ERROR(CheckHeader(header, number, layout, path));
+  return file;
+}
+
+RecordFile::~RecordFile() { close(fd_); }
+
+Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t got = pread(fd_, to + done, bytes - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoError("cannot read", path_);
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
+    // Past the cache what follows a short read begins inside a page: that is the file's end.
+    if (done % kPageBytes != 0) break;
+  }
+  std::memset(to + done, 0, bytes - done);
+  return {};
+}
+
+Status RecordFile::Write(size_t offset, size_t bytes, const char* from) {
+  size_t done = 0;
+  while (done < bytes) {
+    TSPS_FAULT_POINT("tier_write");
+    const ssize_t put = pwrite(fd_, from + done, bytes - done, static_cast<off_t>(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoError("cannot write", path_);
+    if (put == 0 || (done + static_cast<size_t>(put)) % kPageBytes != 0) {
+      errno = ENOSPC;  // a page in part: the rest had no room
+      return ErrnoError("cannot write", path_);
+    }
+    done += static_cast<size_t>(put);
+  }
+  return {};
+}
+
+bool RecordFile::InPlace() const {
+  struct stat info;
+  return fstat(fd_, &info) == 0 && info.st_nlink > 0;
+}
+
+Status RecordFile::Remove() {
+  if (unlink(path_.c_str()) != 0 && errno != ENOENT) return ErrnoError("cannot remove", path_);
+  return {};
+}
+
+}  // namespace tsps

@@ -1,0 +1,329 @@
+#include "core/tier/record_index.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "core/base/crc32c.h"
+#include "core/tier/record_index_access.h"
+
+namespace tsps {
+
+using namespace record_index;  // NOLINT: of this class alone
+
+namespace {
+
+constexpr char kMagic[8] = {'t', 's', 'p', 's', 'r', 'i', 'd', 'x'};
+constexpr uint32_t kVersion = 1;
+constexpr int kAttempts = 1000;  // of a find that meets moves of its segment
+constexpr size_t kDirectoryBytes = kPageBytes + (size_t{8} << kMaxIndexDepth);
+constexpr size_t kSegmentsBytes = sizeof(IndexSegment) << kMaxIndexDepth;
+constexpr size_t kPagesBytes = (kPageBytes * kMaxPages) << kMaxIndexDepth;
+
+}  // namespace
+
+uint32_t* RecordIndex::directory(uint32_t depth) const {
+  return reinterpret_cast<uint32_t*>(directory_->data() + kPageBytes) + (size_t{1} << depth);
+}
+
+IndexSegment& RecordIndex::segment(uint32_t number) const {
+  return reinterpret_cast<IndexSegment*>(segments_->data())[number];
+}
+
+IndexPage& RecordIndex::page(uint32_t number) const {
+  return reinterpret_cast<IndexPage*>(pages_->data())[number];
+}
+
+Result<std::unique_ptr<RecordIndex>> RecordIndex::Create(const std::string& folder, uint64_t seed) {
+  std::unique_ptr<RecordIndex> index(new RecordIndex(seed));
+  TSPS_ASSIGN_OR_RETURN(index->segments_, MappedFile::Create(folder + "/records.segments",
+                                                             kPageBytes, kSegmentsBytes));
+  TSPS_ASSIGN_OR_RETURN(index->pages_, MappedFile::Create(folder + "/records.pages",
+                                                          kPageBytes * kMinPages, kPagesBytes));
+  TSPS_ASSIGN_OR_RETURN(index->directory_, MappedFile::Create(folder + "/records.directory",
+                                                              2 * kPageBytes, kDirectoryBytes));
+  uint32_t number;
+  TSPS_RETURN_IF_ERROR(index->TakeSegment(&number));
+  IndexSegment::State& state = index->segment(number).states[0];
+  state.n_pages = kMinPages;
+  TSPS_RETURN_IF_ERROR(index->TakePages(kMinPages, state.pages));
+  index->directory(0)[0] = number;
+  IndexHeader& header = index->header();
+  header.version = kVersion;
+  header.seed = seed;
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.crc = HeaderCrc(header);
+  return index;
+}
+
+Result<std::unique_ptr<RecordIndex>> RecordIndex::Open(const std::string& folder, uint64_t seed) {
+  std::unique_ptr<RecordIndex> index(new RecordIndex(seed));
+  TSPS_RETURN_IF_ERROR(index->OpenFiles(folder));
+  return index;
+}
+
+Status RecordIndex::OpenFiles(const std::string& folder) {
+  const std::string path = folder + "/records.directory";
+  TSPS_ASSIGN_OR_RETURN(directory_, MappedFile::Open(path, 2 * kPageBytes, kDirectoryBytes));
+  const IndexHeader& found = header();
+  if (std::memcmp(found.magic, kMagic, sizeof(kMagic)) != 0) {
+    return Error(Code::kDataLoss, path, " is no index of records");
+  }
+  if (found.version != kVersion) {
+    return Error(Code::kDataLoss, path, " has version ", found.version,
+                 " of the record index's format; this build reads version ", kVersion);
+  }
+  if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
+  if (found.seed != seed_) return Damaged(path, "it is another table's");
+  TSPS_ASSIGN_OR_RETURN(segments_,
+                        MappedFile::Open(folder + "/records.segments", kPageBytes, kSegmentsBytes));
+  TSPS_ASSIGN_OR_RETURN(
+      pages_, MappedFile::Open(folder + "/records.pages", kPageBytes * kMinPages, kPagesBytes));
+  return {};
+}
+
+Status RecordIndex::MakeWritable(uint32_t max_place) {
+  TSPS_RETURN_IF_ERROR(directory_->MakeWritable());
+  TSPS_RETURN_IF_ERROR(segments_->MakeWritable());
+  TSPS_RETURN_IF_ERROR(pages_->MakeWritable());
+  TSPS_RETURN_IF_ERROR(Recover());
+  return Count(max_place);
+}
+
+size_t RecordIndex::bytes() const {
+  return directory_->size() + segments_->size() + pages_->size();
+}
+
+bool RecordIndex::SegmentOf(uint64_t tag, uint32_t* number) const {
+  const uint32_t depth = Load(header().depth);
+  if (depth > kMaxIndexDepth) return false;
+  const uint32_t* entry = directory(depth) + (static_cast<uint32_t>(tag) & Mask(depth));
+  const size_t end =
+      static_cast<size_t>(reinterpret_cast<const char*>(entry + 1) - directory_->data());
+  if (end > directory_->size() && end > directory_->RefreshSize()) return false;
+  *number = Load(*entry);
+  const size_t bytes = (size_t{*number} + 1) * sizeof(IndexSegment);
+  return bytes <= segments_->size() || bytes <= segments_->RefreshSize();
+}
+
+bool RecordIndex::Readable(const State& state) const {
+  if (state.n_pages < kMinPages || state.n_pages > kMaxPages || state.depth > kMaxIndexDepth) {
+    return false;
+  }
+  uint32_t last = 0;
+  for (uint32_t i = 0; i < state.n_pages; ++i) last = std::max(last, state.pages[i]);
+  const size_t bytes = (size_t{last} + 1) * kPageBytes;
+  return bytes <= pages_->size() || bytes <= pages_->RefreshSize();
+}
+
+bool RecordIndex::Find(uint64_t tag, std::vector<uint32_t>* places) const {
+  // A segment that moves to other pages meanwhile is looked at again.
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    uint32_t number;
+    if (!SegmentOf(tag, &number)) continue;
+    switch (FindIn(number, tag, places)) {
+      case Found::kAll:
+        return true;
+      case Found::kElsewhere: {  // a split that is under way, or was cut off
+        const State& state = StateOf(number);
+        const uint32_t sibling = LoadRelaxed(state.sibling);
+        if ((size_t{sibling} + 1) * sizeof(IndexSegment) > segments_->RefreshSize()) continue;
+        if (FindIn(sibling, tag, places) == Found::kAll) return true;
+        continue;
+      }
+      case Found::kMoved:
+        continue;
+    }
+  }
+  return false;
+}
+
+RecordIndex::Found RecordIndex::FindIn(uint32_t number, uint64_t tag,
+                                       std::vector<uint32_t>* places) const {
+  places->clear();
+  const IndexSegment& found = segment(number);
+  const uint32_t moves = Load(found.moves);
+  const uint32_t* shared = reinterpret_cast<const uint32_t*>(&found.states[moves & 1]);
+  State state;
+  for (size_t word = 0; word < sizeof(State) / sizeof(uint32_t); ++word) {
+    reinterpret_cast<uint32_t*>(&state)[word] = LoadRelaxed(shared[word]);
+  }
+  if (!Readable(state)) return Found::kMoved;
+  if (!Matches(tag, state)) return Found::kElsewhere;
+  const uint32_t entries = state.n_pages * kPageEntries;
+  uint32_t at = Home(tag, state.n_pages);
+  for (uint32_t i = 0; i < entries; ++i) {
+    const IndexPage& one = page(state.pages[at / kPageEntries]);
+    const uint32_t place = Load(one.places[at % kPageEntries]);
+    if (place == kNoRecord) break;
+    if (IsPlace(place) && TagAt(one, at % kPageEntries) == tag) places->push_back(place);
+    if (++at == entries) at = 0;
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return LoadRelaxed(found.moves) == moves ? Found::kAll : Found::kMoved;
+}
+
+uint32_t RecordIndex::Position(const State& state, uint64_t tag, uint32_t place) const {
+  const uint32_t entries = state.n_pages * kPageEntries;
+  uint32_t at = Home(tag, state.n_pages);
+  for (uint32_t i = 0; i < entries; ++i) {
+    const IndexPage& one = page(state.pages[at / kPageEntries]);
+    const uint32_t found = one.places[at % kPageEntries];
+    if (found == kNoRecord) return kNowhere;
+    if (found == place && TagAt(one, at % kPageEntries) == tag) return at;
+    if (++at == entries) at = 0;
+  }
+  return kNowhere;
+}
+
+// --- Writer. ---
+
+// A split that was cut off after the old segment had given half of its tags away: the directory
+// still leads these to it.
+Status RecordIndex::Recover() {
+  const uint32_t depth = header().depth;
+  const std::string& path = directory_->path();
+  if (depth > kMaxIndexDepth) return Damaged(path, "a depth of ", depth);
+  const size_t end = kPageBytes + (size_t{8} << depth);
+  if (directory_->RefreshSize() < end) return Damaged(path, "it is too short for depth ", depth);
+  for (uint32_t i = 0; i <= Mask(depth); ++i) {
+    uint32_t& entry = directory(depth)[i];
+    for (int hops = 0;; ++hops) {
+      if (hops == 2 || (size_t{entry} + 1) * sizeof(IndexSegment) > segments_->RefreshSize()) {
+        return Damaged(path, "entry ", i, " of depth ", depth, " leads nowhere");
+      }
+      const State& state = StateOf(entry);
+      if (state.depth > depth) return Damaged(path, "segment ", entry, " has depth ", state.depth);
+      if (Matches(i, state)) break;
+      Store(entry, state.sibling);
+    }
+  }
+  return {};
+}
+
+Status RecordIndex::Count(uint32_t max_place) {
+  const IndexHeader& counts = header();
+  if (size_t{counts.n_segments} * sizeof(IndexSegment) > segments_->RefreshSize() ||
+      size_t{counts.n_pages} * kPageBytes > pages_->RefreshSize()) {
+    return Damaged(directory_->path(), counts.n_segments, " segments of ", counts.n_pages,
+                   " pages are more than the files have");
+  }
+  use_.assign(counts.n_segments, {});
+  live_ = 0;
+  std::vector<bool> taken(counts.n_pages), seen(counts.n_segments);
+  for (uint32_t i = 0; i <= Mask(counts.depth); ++i) {
+    const uint32_t number = directory(counts.depth)[i];
+    if (number >= counts.n_segments) {
+      return Damaged(directory_->path(), "segment ", number, " of ", counts.n_segments);
+    }
+    if (seen[number]) continue;
+    seen[number] = true;
+    TSPS_RETURN_IF_ERROR(CountSegment(number, max_place, &taken));
+  }
+  free_pages_.clear();
+  free_segments_.clear();
+  for (uint32_t i = 0; i < counts.n_pages; ++i) {
+    if (!taken[i]) free_pages_.push_back(i);
+  }
+  for (uint32_t i = 0; i < counts.n_segments; ++i) {
+    if (!seen[i]) free_segments_.push_back(i);
+  }
+  return {};
+}
+
+Status RecordIndex::CountSegment(uint32_t number, uint32_t max_place, std::vector<bool>* taken) {
+  const State& state = StateOf(number);
+  const std::string& path = segments_->path();
+  if (!Readable(state)) return Damaged(path, "segment ", number);
+  for (uint32_t i = 0; i < state.n_pages; ++i) {
+    if (state.pages[i] >= taken->size() || (*taken)[state.pages[i]]) {
+      return Damaged(path, "page ", state.pages[i], " of segment ", number,
+                     " is another one's, or none");
+    }
+    (*taken)[state.pages[i]] = true;
+    const IndexPage& one = page(state.pages[i]);
+    for (uint32_t at = 0; at < kPageEntries; ++at) {
+      const uint32_t place = one.places[at];
+      use_[number].removed += place == kRemovedRecord;
+      if (!IsPlace(place)) continue;
+      ++use_[number].live;
+      if (place >= max_place || !Matches(TagAt(one, at), state)) {
+        return Damaged(pages_->path(), "entry ", at, " of page ", state.pages[i],
+                       " cannot be in segment ", number);
+      }
+    }
+  }
+  if (use_[number].live + use_[number].removed >= state.n_pages * kPageEntries) {
+    return Damaged(pages_->path(), "segment ", number, " has no free entry");
+  }
+  live_ += use_[number].live;
+  return {};
+}
+
+uint32_t RecordIndex::Put(const State& state, uint64_t tag, uint32_t place) const {
+  const uint32_t entries = state.n_pages * kPageEntries;
+  uint32_t at = Home(tag, state.n_pages);
+  for (;;) {
+    IndexPage& one = page(state.pages[at / kPageEntries]);
+    uint32_t& word = one.places[at % kPageEntries];
+    if (const uint32_t before = word; !IsPlace(before)) {
+      SetTag(one, at % kPageEntries, tag);
+      Store(word, place);
+      return before;
+    }
+    if (++at == entries) at = 0;
+  }
+}
+
+void RecordIndex::Insert(uint64_t tag, uint32_t place) {
+  uint32_t number;
+  SegmentOf(tag, &number);
+  const uint32_t before = Put(StateOf(number), tag, place);
+  Use& use = use_[number];
+  ++use.live;
+  use.removed -= before == kRemovedRecord;
+  ++live_;
+}
+
+bool RecordIndex::Has(uint64_t tag, uint32_t place) const {
+  uint32_t number;
+  SegmentOf(tag, &number);
+  return Position(StateOf(number), tag, place) != kNowhere;
+}
+
+bool RecordIndex::Replace(uint64_t tag, uint32_t from, uint32_t to) {
+  uint32_t number;
+  SegmentOf(tag, &number);
+  const State& state = StateOf(number);
+  const uint32_t at = Position(state, tag, from);
+  if (at == kNowhere) return false;
+  Store(page(state.pages[at / kPageEntries]).places[at % kPageEntries], to);
+  if (to == kRemovedRecord) {
+    --use_[number].live;
+    ++use_[number].removed;
+    --live_;
+  }
+  return true;
+}
+
+bool RecordIndex::Remove(uint64_t tag, uint32_t place) {
+  return Replace(tag, place, kRemovedRecord);
+}
+
+void RecordIndex::ForEach(const std::function<void(uint64_t tag, uint32_t place)>& visit) const {
+  const IndexHeader& counts = header();
+  for (uint32_t i = 0; i <= Mask(counts.depth); ++i) {
+    const uint32_t number = directory(counts.depth)[i];
+    const State& state = StateOf(number);
+    if ((i & Mask(state.depth)) != i) continue;  // seen before
+    for (uint32_t k = 0; k < state.n_pages; ++k) {
+      const IndexPage& one = page(state.pages[k]);
+      for (uint32_t at = 0; at < kPageEntries; ++at) {
+        if (IsPlace(one.places[at])) visit(TagAt(one, at), one.places[at]);
+      }
+    }
+  }
+}
+
+}  // namespace tsps

@@ -1,0 +1,53 @@
+// How entries, segments and directory are read and written while others read them.
+#ifndef TFSPS_CORE_TIER_RECORD_INDEX_ACCESS_H_
+#define TFSPS_CORE_TIER_RECORD_INDEX_ACCESS_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/tier/record_index_layout.h"
+
+namespace tsps::record_index {
+
+constexpr uint32_t kNowhere = UINT32_MAX;
+
+inline uint32_t Load(const uint32_t& word) { return __atomic_load_n(&word, __ATOMIC_ACQUIRE); }
+inline uint32_t LoadRelaxed(const uint32_t& word) {
+  return __atomic_load_n(&word, __ATOMIC_RELAXED);
+}
+inline void Store(uint32_t& word, uint32_t value) {
+  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+}
+
+inline uint32_t Home(uint64_t tag, uint32_t n_pages) {
+  return static_cast<uint32_t>(((tag >> (kTagBits - 32)) * (n_pages * kPageEntries)) >> 32);
+}
+
+inline uint64_t TagAt(const IndexPage& page, uint32_t at) {
+  return uint64_t{__atomic_load_n(&page.high[at], __ATOMIC_RELAXED)} << 32 |
+         LoadRelaxed(page.low[at]);
+}
+
+inline void SetTag(IndexPage& page, uint32_t at, uint64_t tag) {
+  __atomic_store_n(&page.low[at], static_cast<uint32_t>(tag), __ATOMIC_RELAXED);
+  __atomic_store_n(&page.high[at], static_cast<uint8_t>(tag >> 32), __ATOMIC_RELAXED);
+}
+
+inline bool IsPlace(uint32_t word) { return word < kRemovedRecord; }
+
+inline uint32_t Mask(uint32_t depth) { return (uint32_t{1} << depth) - 1; }
+
+inline bool Matches(uint64_t tag, const IndexSegment::State& state) {
+  return (static_cast<uint32_t>(tag) & Mask(state.depth)) == state.pattern;
+}
+
+// The segment's other state holds from now on. Whoever sees what is done to the old pages
+// afterwards sees that they are old.
+inline void Move(IndexSegment& segment) {
+  Store(segment.moves, segment.moves + 1);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+}  // namespace tsps::record_index
+
+#endif  // TFSPS_CORE_TIER_RECORD_INDEX_ACCESS_H_

@@ -1,0 +1,180 @@
+// Growth of a record index: segments that are made anew, on other pages, and that split. The
+// entries a reader finds are the old ones until one store names the new pages.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/fault_point.h"
+#include "core/tier/record_index.h"
+#include "core/tier/record_index_access.h"
+
+namespace tsps {
+
+using namespace record_index;  // NOLINT: of this class alone
+
+namespace {
+
+// With some room, so that a segment that was made anew is not made anew soon.
+uint32_t PagesFor(uint32_t entries) {
+  uint32_t pages = kMinPages;
+  while (pages < kMaxPages && SegmentLimit(pages) / 20 * 19 < entries) ++pages;
+  return pages;
+}
+
+}  // namespace
+
+Status RecordIndex::Reserve(const uint64_t* tags, size_t n) {
+  std::vector<uint64_t> sorted(tags, tags + n);
+  for (;;) {
+    // How many come to each segment; splits change that.
+    std::vector<std::pair<uint32_t, uint32_t>> coming;
+    {
+      std::vector<uint32_t> numbers(n);
+      for (size_t i = 0; i < n; ++i) SegmentOf(sorted[i], &numbers[i]);
+      std::sort(numbers.begin(), numbers.end());
+      for (const uint32_t number : numbers) {
+        if (coming.empty() || coming.back().first != number) coming.push_back({number, 0});
+        ++coming.back().second;
+      }
+    }
+    bool grown = false;
+    for (const auto& [number, count] : coming) {
+      const uint32_t pages = StateOf(number).n_pages;
+      const Use& use = use_[number];
+      if (use.live + use.removed + count <= SegmentLimit(pages)) continue;
+      grown = true;
+      const bool full = use.live + count > SegmentLimit(kMaxPages);
+      TSPS_RETURN_IF_ERROR(full ? Split(number) : MakeAnew(number, count));
+    }
+    if (!grown) return {};
+  }
+}
+
+Status RecordIndex::TakePages(uint32_t n, uint32_t* pages) {
+  IndexHeader& counts = header();
+  while (free_pages_.size() < n) {
+    const uint32_t number = counts.n_pages;
+    TSPS_RETURN_IF_ERROR(pages_->Reserve((size_t{number} + 1) * kPageBytes));
+    Store(counts.n_pages, number + 1);
+    free_pages_.push_back(number);
+  }
+  for (uint32_t i = 0; i < n; ++i) {
+    pages[i] = free_pages_.back();
+    free_pages_.pop_back();
+    IndexPage& one = page(pages[i]);
+    for (uint32_t& place : one.places) Store(place, kNoRecord);
+  }
+  return {};
+}
+
+Status RecordIndex::TakeSegment(uint32_t* number) {
+  IndexHeader& counts = header();
+  if (free_segments_.empty()) {
+    const uint32_t next = counts.n_segments;
+    TSPS_RETURN_IF_ERROR(segments_->Reserve((size_t{next} + 1) * sizeof(IndexSegment)));
+    Store(counts.n_segments, next + 1);
+    use_.push_back({});
+    free_segments_.push_back(next);
+  }
+  *number = free_segments_.back();
+  free_segments_.pop_back();
+  std::memset(&segment(*number), 0, sizeof(IndexSegment));
+  use_[*number] = {};
+  return {};
+}
+
+void RecordIndex::GivePages(const State& state) {
+  free_pages_.insert(free_pages_.end(), state.pages, state.pages + state.n_pages);
+}
+
+uint32_t RecordIndex::CountMatching(const State& from, const State& to) const {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < from.n_pages; ++i) {
+    const IndexPage& one = page(from.pages[i]);
+    for (uint32_t at = 0; at < kPageEntries; ++at) {
+      count += IsPlace(one.places[at]) && Matches(TagAt(one, at), to);
+    }
+  }
+  return count;
+}
+
+RecordIndex::Use RecordIndex::Copy(const State& from, const State& to) const {
+  Use use;
+  for (uint32_t i = 0; i < from.n_pages; ++i) {
+    const IndexPage& one = page(from.pages[i]);
+    for (uint32_t at = 0; at < kPageEntries; ++at) {
+      const uint64_t tag = TagAt(one, at);
+      if (!IsPlace(one.places[at])) continue;
+      if (!Matches(tag, to)) continue;
+      Put(to, tag, one.places[at]);
+      ++use.live;
+    }
+  }
+  return use;
+}
+
+Status RecordIndex::MakeAnew(uint32_t number, uint32_t coming) {
+  IndexSegment& one = segment(number);
+  const State old = StateOf(number);
+  State& made = one.states[~one.moves & 1];
+  made = old;
+  made.n_pages = PagesFor(use_[number].live + coming);
+  TSPS_RETURN_IF_ERROR(TakePages(made.n_pages, made.pages));
+  use_[number] = Copy(old, made);
+  TSPS_FAULT_POINT("record_index_copied");
+  Move(one);
+  GivePages(old);
+  return {};
+}
+
+Status RecordIndex::Split(uint32_t number) {
+  const uint32_t depth = StateOf(number).depth;
+  if (depth == header().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
+  uint32_t other;
+  TSPS_RETURN_IF_ERROR(TakeSegment(&other));  // `segments_` may grow, and stays where it is
+  IndexSegment& one = segment(number);
+  const State old = StateOf(number);
+  State low = {depth + 1, old.pattern, other, 0, {}};
+  State high = {depth + 1, old.pattern | uint32_t{1} << depth, number, 0, {}};
+  high.n_pages = PagesFor(CountMatching(old, high));
+  low.n_pages = PagesFor(use_[number].live - CountMatching(old, high));
+  Status room = TakePages(low.n_pages, low.pages);
+  if (room.ok()) {
+    room = TakePages(high.n_pages, high.pages);
+    if (!room.ok()) GivePages(low);
+  }
+  if (!room.ok()) {
+    free_segments_.push_back(other);
+    return room;
+  }
+  use_[other] = Copy(old, high);
+  const Use use = Copy(old, low);
+  segment(other).states[0] = high;
+  one.states[~one.moves & 1] = low;
+  TSPS_FAULT_POINT("record_index_split_copied");
+  Move(one);
+  TSPS_FAULT_POINT("record_index_split");
+  use_[number] = use;
+  uint32_t* entries = directory(header().depth);
+  for (uint32_t i = high.pattern; i <= Mask(header().depth); i += uint32_t{1} << (depth + 1)) {
+    Store(entries[i], other);
+  }
+  GivePages(old);
+  return {};
+}
+
+Status RecordIndex::DoubleDirectory() {
+  const uint32_t depth = header().depth;
+  if (depth == kMaxIndexDepth) {
+    return Error(Code::kResourceExhausted, directory_->path(), ": an index of ", live_,
+                 " records cannot grow");
+  }
+  TSPS_RETURN_IF_ERROR(directory_->Reserve(kPageBytes + (size_t{16} << depth)));
+  const uint32_t n = Mask(depth) + 1;
+  uint32_t* doubled = directory(depth + 1);
+  for (uint32_t i = 0; i < n; ++i) doubled[i] = doubled[n + i] = directory(depth)[i];
+  Store(header().depth, depth + 1);
+  return {};
+}
+
+}  // namespace tsps

@@ -1,0 +1,92 @@
+// RecordLog: the rows of a table that are not in memory, a record each, in files to which records
+// are only ever appended. Which of its records are live its users know (RecordIndex): of a key
+// there may be many, and a file whose records are all dead is removed.
+//
+// The group's writer appends; any process reads. Nothing here is shared but the files. A process
+// that is killed leaves records that nobody knows, behind those that are known: the next writer
+// begins a new file.
+#ifndef TFSPS_CORE_TIER_RECORD_LOG_H_
+#define TFSPS_CORE_TIER_RECORD_LOG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/tier/io_threads.h"
+#include "core/tier/page_buffer.h"
+#include "core/tier/record_file.h"
+
+namespace tsps {
+
+class RecordLog {
+ public:
+  // `folder` is private to the user and may be empty. The threads must stay.
+  static Result<std::unique_ptr<RecordLog>> Open(const std::string& folder, RecordLayout layout,
+                                                 IoThreads& threads);
+
+  const RecordLayout& layout() const { return layout_; }
+  const std::string& folder() const { return folder_; }
+  // Numbers of the files that are there, ascending.
+  std::vector<uint32_t> Files() const;
+
+  // Writes n records, in few calls, and says where they are. fill(i, payload) writes the payload of
+  // record i and returns its key. After an error none is known to be there; the same places are
+  // tried again. The writer only; not thread-safe.
+  using Fill = std::function<int64_t(size_t i, char* payload)>;
+  Status Append(size_t n, const Fill& fill, uint32_t* places);
+  // The file that records are being appended to: never one to be removed. None: UINT32_MAX.
+  uint32_t current_file() const { return current_number_; }
+  // The writer only.
+  Status RemoveFile(uint32_t number);
+
+  // Reads records, in any order and on many threads: visit(i, key, payload) for places[i]. NotFound
+  // if a file is gone, DataLoss, naming file and record, if a record is not as it was written:
+  // who has raced with the writer looks again where its records are.
+  using Visit = std::function<void(size_t i, int64_t key, const char* payload)>;
+  Status Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit);
+
+  // Visits the records of a file in slots [slot, slot + n), but for those that were never written.
+  // On the calling thread.
+  using VisitPlace = std::function<void(uint32_t place, int64_t key, const char* payload)>;
+  Status ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const VisitPlace& visit);
+  // Of all files.
+  uint64_t bytes() const;
+
+  // Since it was opened.
+  struct Counters {
+    uint64_t reads = 0, bytes_read = 0, records_read = 0, bytes_written = 0, records_written = 0;
+  };
+  Counters counters() const;
+
+ private:
+  RecordLog(std::string folder, RecordLayout layout, IoThreads& threads)
+      : folder_(std::move(folder)), layout_(std::move(layout)), threads_(threads) {}
+  Status BeginFile();
+  // Opened, and still under its name.
+  Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number);
+
+  const std::string folder_;
+  const RecordLayout layout_;
+  IoThreads& threads_;
+
+  // --- Writer. ---
+  std::shared_ptr<RecordFile> current_;
+  uint32_t current_number_ = UINT32_MAX;
+  uint32_t next_number_ = 0;  // numbers go round, so that one comes again as late as can be
+  uint32_t next_slot_ = 0;
+  PageBuffer buffer_;
+
+  mutable std::mutex mutex_;  // of the rest
+  std::map<uint32_t, std::shared_ptr<RecordFile>> open_;
+  Counters counters_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TIER_RECORD_LOG_H_

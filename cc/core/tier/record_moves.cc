@@ -1,0 +1,81 @@
+#include "core/tier/record_moves.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/fault_point.h"
+#include "core/base/limits.h"
+
+namespace tsps {
+
+struct RecordMoves::Header {
+  uint32_t number;  // 0: none are declared
+  uint32_t zero;
+  uint64_t n_entering, n_leaving;
+};
+
+namespace {
+constexpr size_t kHeaderBytes = 64;
+std::string PathOf(const std::string& folder) { return folder + "/records.moves"; }
+}  // namespace
+
+Result<std::unique_ptr<RecordMoves>> RecordMoves::Create(const std::string& folder) {
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(PathOf(folder), kPageBytes, SIZE_MAX));
+  return std::unique_ptr<RecordMoves>(new RecordMoves(std::move(file)));
+}
+
+Result<std::unique_ptr<RecordMoves>> RecordMoves::Open(const std::string& folder) {
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(PathOf(folder), kPageBytes, SIZE_MAX));
+  TSPS_RETURN_IF_ERROR(file->MakeWritable());
+  return std::unique_ptr<RecordMoves>(new RecordMoves(std::move(file)));
+}
+
+RecordMove* RecordMoves::moves() const {
+  return reinterpret_cast<RecordMove*>(file_->data() + kHeaderBytes);
+}
+
+Status RecordMoves::Reserve(size_t n) {
+  return file_->Reserve(kHeaderBytes + n * sizeof(RecordMove));
+}
+
+void RecordMoves::Declare(uint32_t number, const std::vector<RecordMove>& entering,
+                          const std::vector<RecordMove>& leaving) {
+  Header& made = header();
+  std::copy(entering.begin(), entering.end(), moves());
+  std::copy(leaving.begin(), leaving.end(), moves() + entering.size());
+  made.n_entering = entering.size();
+  made.n_leaving = leaving.size();
+  TSPS_FAULT_POINT("record_moves_written");
+  __atomic_store_n(&made.number, number, __ATOMIC_RELEASE);
+  TSPS_FAULT_POINT("record_moves_declared");
+}
+
+void RecordMoves::Clear() { __atomic_store_n(&header().number, 0u, __ATOMIC_RELEASE); }
+
+Status RecordMoves::Recover(uint32_t committed, RecordIndex& index) {
+  const Header found = header();
+  if (found.number == 0) return {};
+  const size_t room = (file_->RefreshSize() - kHeaderBytes) / sizeof(RecordMove);
+  if (found.n_entering > room || found.n_leaving > room - found.n_entering) {
+    return Damaged(file_->path(), found.n_entering, " and ", found.n_leaving,
+                   " moves are more than it has");
+  }
+  // Numbers go round.
+  if (found.number != committed && found.number != committed + 1) {
+    return Damaged(file_->path(), "it has moves of number ", found.number, ", and ", committed,
+                   " is committed");
+  }
+  if (TSPS_FAULT_OFF("moves")) return {};
+  const bool published = found.number == committed;
+  const RecordMove* begin = moves() + (published ? 0 : found.n_entering);
+  const RecordMove* end = begin + (published ? found.n_entering : found.n_leaving);
+  for (const RecordMove* move = begin; move != end; ++move) {
+    index.Remove(move->tag, move->place);  // perhaps done before
+    TSPS_FAULT_POINT("record_moves_recovered_one");
+  }
+  Clear();
+  return {};
+}
+
+}  // namespace tsps

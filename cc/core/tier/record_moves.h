@@ -1,0 +1,60 @@
+// RecordMoves: which entries of a record index a mutation of the group adds and takes away, written
+// down before it is published. Whoever opens the index after a kill is told by the group's
+// committed state whether that was published, and finishes or takes back the rest.
+//
+//   entering: rows that come into memory. Their records are live until the mutation is published.
+//   leaving: rows that go to the log. Their records are live from then on; before, what is in
+//   memory
+//            is looked at first.
+#ifndef TFSPS_CORE_TIER_RECORD_MOVES_H_
+#define TFSPS_CORE_TIER_RECORD_MOVES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/os/mapped_file.h"
+#include "core/tier/record_index.h"
+
+namespace tsps {
+
+struct RecordMove {
+  uint64_t tag;
+  uint32_t place;
+  uint32_t zero = 0;
+};
+static_assert(sizeof(RecordMove) == 16);
+
+class RecordMoves {
+ public:
+  static Result<std::unique_ptr<RecordMoves>> Create(const std::string& folder);
+  // The writer's.
+  static Result<std::unique_ptr<RecordMoves>> Open(const std::string& folder);
+
+  // Room for so many moves.
+  Status Reserve(size_t n);
+  // `number`: of the mutation among those that move rows of this table, from 1; it is in the state
+  // that the mutation publishes. There is room.
+  void Declare(uint32_t number, const std::vector<RecordMove>& entering,
+               const std::vector<RecordMove>& leaving);
+  // The index is as the declared moves leave it.
+  void Clear();
+  // What a killed writer has left. `committed`: the number in the group's committed state.
+  // DataLoss if that cannot be.
+  Status Recover(uint32_t committed, RecordIndex& index);
+
+ private:
+  explicit RecordMoves(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
+  struct Header;
+  Header& header() const { return *reinterpret_cast<Header*>(file_->data()); }
+  RecordMove* moves() const;
+
+  const std::unique_ptr<MappedFile> file_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TIER_RECORD_MOVES_H_

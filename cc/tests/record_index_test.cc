@@ -1,0 +1,189 @@
+#include "core/tier/record_index.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "tests/group_fixture.h"
+#include "tests/killed_at.h"
+#include "tests/temp_dir.h"
+
+namespace tsps {
+namespace {
+
+constexpr uint64_t kSeed = 77;
+constexpr uint32_t kMaxPlace = 1u << 31;
+
+std::vector<uint32_t> FindAll(const RecordIndex& index, uint64_t tag) {
+  std::vector<uint32_t> places;
+  EXPECT_TRUE(index.Find(tag, &places));
+  std::sort(places.begin(), places.end());
+  return places;
+}
+
+void InsertOne(RecordIndex& index, uint64_t tag, uint32_t place) {
+  ASSERT_TSPS_OK(index.Reserve(&tag, 1));
+  index.Insert(tag, place);
+}
+
+std::multimap<uint64_t, uint32_t> Contents(const RecordIndex& index) {
+  std::multimap<uint64_t, uint32_t> found;
+  index.ForEach([&](uint64_t tag, uint32_t place) { found.emplace(tag, place); });
+  return found;
+}
+
+TEST(RecordIndex, RandomOperationsDoWhatAMapDoes) {
+  TempDir dir;
+  auto index = RecordIndex::Create(dir / "", kSeed);
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  std::mt19937_64 random(1);
+  std::map<int64_t, uint32_t> expected;
+  std::vector<int64_t> keys;
+  uint32_t next = 0;
+  for (int round = 0; round < 60; ++round) {
+    std::vector<uint64_t> tags;
+    std::vector<int64_t> fresh;
+    for (int i = 0; i < 1500; ++i) {
+      const int64_t key = static_cast<int64_t>(random() % 60000);
+      if (expected.count(key) != 0) continue;
+      expected[key] = next++;
+      fresh.push_back(key);
+      tags.push_back(TagOf(key, kSeed));
+    }
+    ASSERT_TSPS_OK((*index)->Reserve(tags.data(), tags.size()));
+    for (size_t i = 0; i < tags.size(); ++i) (*index)->Insert(tags[i], expected[fresh[i]]);
+    for (auto it = expected.begin(); it != expected.end();) {
+      const uint64_t tag = TagOf(it->first, kSeed);
+      const uint64_t what = random() % 8;
+      if (what == 0) {
+        EXPECT_TRUE((*index)->Remove(tag, it->second));
+        EXPECT_FALSE((*index)->Remove(tag, it->second));
+        it = expected.erase(it);
+        continue;
+      }
+      if (what == 1) {
+        EXPECT_TRUE((*index)->Replace(tag, it->second, next));
+        it->second = next++;
+      }
+      ++it;
+    }
+    EXPECT_EQ((*index)->live(), expected.size());
+    if (round % 20 == 19) {  // as another process sees it, and the next writer
+      index = RecordIndex::Open(dir / "", kSeed);
+      ASSERT_TRUE(index.ok()) << index.status().message();
+      for (const auto& [key, place] : expected) {
+        const std::vector<uint32_t> places = FindAll(**index, TagOf(key, kSeed));
+        EXPECT_TRUE(std::count(places.begin(), places.end(), place)) << key;
+      }
+      ASSERT_TSPS_OK((*index)->MakeWritable(next));
+      EXPECT_EQ((*index)->live(), expected.size());
+    }
+  }
+  std::multimap<uint64_t, uint32_t> contents;
+  for (const auto& [key, place] : expected) contents.emplace(TagOf(key, kSeed), place);
+  std::set<std::pair<uint64_t, uint32_t>> a(contents.begin(), contents.end());
+  const auto found = Contents(**index);
+  EXPECT_EQ(a, (std::set<std::pair<uint64_t, uint32_t>>(found.begin(), found.end())));
+  EXPECT_EQ(found.size(), contents.size());
+}
+
+TEST(RecordIndex, ARowTakesAtMostTwelveBytes) {
+  TempDir dir;
+  auto index = RecordIndex::Create(dir / "", kSeed);
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  constexpr size_t kBatch = 20000;
+  size_t rows = 0, others = 0, lookups = 0;
+  double most = 0;
+  while (rows < 3'000'000) {
+    std::vector<uint64_t> tags(kBatch);
+    for (size_t i = 0; i < kBatch; ++i) tags[i] = TagOf(static_cast<int64_t>(rows + i), kSeed);
+    ASSERT_TSPS_OK((*index)->Reserve(tags.data(), kBatch));
+    for (size_t i = 0; i < kBatch; ++i) (*index)->Insert(tags[i], static_cast<uint32_t>(rows + i));
+    rows += kBatch;
+    if (rows >= 500'000) {
+      most = std::max(most, static_cast<double>((*index)->bytes()) / static_cast<double>(rows));
+    }
+  }
+  EXPECT_LE(most, 12.0);
+  EXPECT_GE(most, 9.0);  // what the entries themselves take
+  for (int64_t key = -20000; key < 20000; ++key, ++lookups) {
+    const auto places = FindAll(**index, TagOf(key, kSeed));
+    others += places.size() - (key >= 0);
+  }
+  EXPECT_LE(others, lookups / 200);  // each is a record that is read for nothing
+}
+
+TEST(RecordIndex, TagsThatCrowdInOneHalfFitAndEndWithAnError) {
+  TempDir dir;
+  auto index = RecordIndex::Create(dir / "", kSeed);
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  Status status;
+  uint32_t n = 0;
+  for (; n < 100'000 && status.ok(); ++n) {
+    const uint64_t tag = uint64_t{n} << 18;  // the directory's bits are 0 in all of them
+    status = (*index)->Reserve(&tag, 1);
+    if (status.ok()) (*index)->Insert(tag, n);
+  }
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_NE(status.message().find("cannot grow"), std::string::npos) << status.message();
+  for (uint32_t i = 0; i + 1 < n; ++i) {
+    EXPECT_EQ(FindAll(**index, uint64_t{i} << 18), std::vector<uint32_t>{i});
+  }
+}
+
+TEST(RecordIndex, AnotherTablesOrADamagedOneIsRefused) {
+  TempDir dir;
+  {
+    auto index = RecordIndex::Create(dir / "", kSeed);
+    ASSERT_TRUE(index.ok()) << index.status().message();
+    for (uint32_t i = 0; i < 20'000; ++i) InsertOne(**index, TagOf(i, kSeed), i);
+  }
+  EXPECT_EQ(RecordIndex::Open(dir / "", kSeed + 1).status().code(), Code::kDataLoss);
+  {
+    auto index = RecordIndex::Open(dir / "", kSeed);
+    ASSERT_TRUE(index.ok());
+    EXPECT_EQ((*index)->MakeWritable(19'999).code(), Code::kDataLoss);  // a place of no record
+  }
+  auto index = RecordIndex::Open(dir / "", kSeed);
+  ASSERT_TRUE(index.ok());
+  ASSERT_TSPS_OK((*index)->MakeWritable(kMaxPlace));
+}
+
+#ifdef TFSPS_FAULT_POINTS
+TEST(RecordIndex, AKilledGrowthIsUndoneOrFinished) {
+  for (const char* point :
+       {"record_index_copied", "record_index_split_copied", "record_index_split"}) {
+    for (long n = 1; n < 12; n += 3) {
+      TempDir dir;
+      {
+        auto made = RecordIndex::Create(dir / "", kSeed);
+        ASSERT_TRUE(made.ok()) << made.status().message();
+      }
+      constexpr uint32_t kRows = 120'000;
+      const bool killed = KilledAt(point, n, [&] {
+        auto index = RecordIndex::Open(dir / "", kSeed);
+        if (!index.ok() || !(*index)->MakeWritable(kMaxPlace).ok()) _exit(1);
+        for (uint32_t i = 0; i < kRows; ++i) InsertOne(**index, TagOf(i, kSeed), i);
+      });
+      EXPECT_TRUE(killed) << point << " " << n;
+      auto index = RecordIndex::Open(dir / "", kSeed);
+      ASSERT_TRUE(index.ok()) << index.status().message();
+      ASSERT_TSPS_OK((*index)->MakeWritable(kMaxPlace));
+      const auto live = static_cast<uint32_t>((*index)->live());
+      EXPECT_GT(live, 0u);
+      for (uint32_t i = 0; i < live; ++i) {
+        const auto places = FindAll(**index, TagOf(i, kSeed));
+        ASSERT_EQ(std::count(places.begin(), places.end(), i), 1) << i;
+      }
+      for (uint32_t i = live; i < kRows; ++i) InsertOne(**index, TagOf(i, kSeed), i);
+      EXPECT_EQ(Contents(**index).size(), kRows);
+    }
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace tsps

@@ -1,0 +1,344 @@
+#include "core/tier/record_store.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "core/base/fault_point.h"
+#include "tests/group_fixture.h"
+#include "tests/killed_at.h"
+#include "tests/temp_dir.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kPayload = 60;
+constexpr uint64_t kSeed = 5;
+const char kUuid[] = "0123456789abcdef0123456789abcdef";
+
+// A table of two tiers: what is in memory is a map here, and what the group would publish a file
+// of numbers.
+class TwoTiers {
+ public:
+  explicit TwoTiers(const TempDir& dir) : shared_(dir / "shared"), disk_(dir / "disk") {
+    auto threads = IoThreads::Start(4, 64 * 1024);
+    EXPECT_TRUE(threads.ok());
+    threads_ = std::move(*threads);
+  }
+
+  Status Create() {
+    TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared_));
+    TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk_));
+    TSPS_ASSIGN_OR_RETURN(store_, RecordStore::Create(shared_, disk_, Layout(), kSeed, *threads_));
+    return {};
+  }
+  Status Open() {
+    store_.reset();
+    TSPS_ASSIGN_OR_RETURN(store_, RecordStore::Open(shared_, disk_, Layout(), kSeed, *threads_));
+    return {};
+  }
+
+  static RecordLayout Layout() { return RecordLayout(kUuid, kUuid, kPayload, 64 * 1024); }
+  static void Fill(int64_t key, uint32_t version, char* payload) {
+    for (size_t i = 0; i < kPayload; ++i) {
+      payload[i] = static_cast<char>(key * 13 + version * 5 + static_cast<int64_t>(i));
+    }
+  }
+
+  // A mutation: rows of `leaving` (key and version) go, `entering` come.
+  Status Mutate(const std::vector<int64_t>& entering,
+                const std::vector<std::pair<int64_t, uint32_t>>& leaving, bool publish,
+                const std::function<void()>& published = nullptr) {
+    std::vector<uint32_t> places(entering.size());
+    TSPS_RETURN_IF_ERROR(store_->Read(entering.data(), entering.size(), true, places.data(),
+                                      [](size_t, const char*) {}));
+    TSPS_RETURN_IF_ERROR(store_->Leave({entering.data(), places.data(), entering.size()},
+                                       leaving.size(), [&](size_t i, char* payload) {
+                                         Fill(leaving[i].first, leaving[i].second, payload);
+                                         return leaving[i].first;
+                                       }));
+    store_->Declare();
+    TSPS_FAULT_POINT("test_declared");
+    if (publish && published) published();
+    TSPS_FAULT_POINT("test_published");
+    store_->Finish(publish);
+    return {};
+  }
+
+  // The version of each key's row; a key that has none is not in it.
+  std::map<int64_t, uint32_t> Versions(const std::vector<int64_t>& keys) {
+    std::vector<uint32_t> places(keys.size());
+    std::vector<uint32_t> versions(keys.size(), UINT32_MAX);
+    const Status status = store_->Read(keys.data(), keys.size(), false, places.data(),
+                                       [&](size_t i, const char* payload) {
+                                         for (uint32_t version = 0; version < 256; ++version) {
+                                           char expected[kPayload];
+                                           Fill(keys[i], version, expected);
+                                           if (std::memcmp(payload, expected, kPayload) == 0)
+                                             versions[i] = version;
+                                         }
+                                       });
+    EXPECT_TRUE(status.ok()) << status.message();
+    std::map<int64_t, uint32_t> found;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      EXPECT_EQ(places[i] == kNoRecord, versions[i] == UINT32_MAX) << keys[i];
+      if (versions[i] != UINT32_MAX) found[keys[i]] = versions[i];
+    }
+    return found;
+  }
+
+  RecordStore& store() { return *store_; }
+  const std::string& disk() const { return disk_; }
+  const std::string& shared() const { return shared_; }
+
+ private:
+  const std::string shared_, disk_;
+  std::unique_ptr<IoThreads> threads_;
+  std::unique_ptr<RecordStore> store_;
+};
+
+std::vector<int64_t> Range(int64_t n) {
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; key < n; ++key) keys.push_back(key);
+  return keys;
+}
+
+// Random mutations, some undone, with compaction beside; the state is also that of a new reader.
+TEST(RecordStore, MutationsDoWhatTwoMapsDo) {
+  TempDir dir;
+  TwoTiers tiers(dir);
+  ASSERT_TSPS_OK(tiers.Create());
+  constexpr int64_t kKeys = 3000;
+  std::mt19937_64 random(2);
+  std::map<int64_t, uint32_t> memory, disk;
+  for (int64_t key = 0; key < kKeys; ++key) memory[key] = 0;
+  uint32_t published = 0;
+  for (uint32_t step = 1; step <= 120; ++step) {
+    std::vector<int64_t> entering;
+    std::vector<std::pair<int64_t, uint32_t>> leaving;
+    for (const auto& [key, version] : disk) {
+      if (random() % 4 == 0) entering.push_back(key);
+    }
+    for (const auto& [key, version] : memory) {
+      if (random() % 3 == 0) leaving.push_back({key, version});
+    }
+    const bool publish = random() % 5 != 0;
+    ASSERT_TSPS_OK(tiers.Mutate(entering, leaving, publish));
+    if (publish) {
+      ++published;
+      for (const int64_t key : entering) {
+        memory[key] = (disk[key] + 1) % 256;
+        disk.erase(key);
+      }
+      for (const auto& [key, version] : leaving) {
+        disk[key] = version;
+        memory.erase(key);
+      }
+    }
+    for (int slice = 0; slice < 6; ++slice) {
+      const auto more = tiers.store().CompactSome(16 * 1024);
+      ASSERT_TRUE(more.ok()) << more.status().message();
+    }
+    EXPECT_EQ(tiers.store().rows(), disk.size());
+    if (step % 40 == 0) {
+      ASSERT_TSPS_OK(tiers.Open());
+      EXPECT_EQ(tiers.Versions(Range(kKeys)), disk);
+      ASSERT_TSPS_OK(tiers.store().MakeWritable(published));
+    }
+    if (step % 10 == 0) {
+      ASSERT_EQ(tiers.Versions(Range(kKeys)), disk) << step;
+    }
+  }
+}
+
+TEST(RecordStore, TheLogStaysShortWhileRowsGoAndComeAndGo) {
+  TempDir dir;
+  TwoTiers tiers(dir);
+  ASSERT_TSPS_OK(tiers.Create());
+  std::vector<std::pair<int64_t, uint32_t>> all;
+  for (int64_t key = 0; key < 40'000; ++key) all.push_back({key, 1});
+  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
+  std::mt19937_64 random(3);
+  double most = 0;
+  for (int step = 0; step < 200; ++step) {  // ten times the table
+    std::vector<int64_t> entering;
+    std::vector<std::pair<int64_t, uint32_t>> leaving;
+    for (int64_t key = static_cast<int64_t>(random() % 20); key < 40'000; key += 20) {
+      entering.push_back(key);
+      leaving.push_back({key, 1});
+    }
+    ASSERT_TSPS_OK(tiers.Mutate(entering, {}, true));
+    ASSERT_TSPS_OK(tiers.Mutate({}, leaving, true));
+    for (int slice = 0; slice < 12; ++slice) {
+      const auto more = tiers.store().CompactSome(64 * 1024);
+      ASSERT_TRUE(more.ok()) << more.status().message();
+      if (!*more) break;
+    }
+    const RecordStore& store = tiers.store();
+    most = std::max(
+        most, static_cast<double>(store.log_bytes()) / static_cast<double>(store.live_bytes()));
+  }
+  EXPECT_LE(most, 1.6);
+  EXPECT_EQ(tiers.Versions(Range(40'000)).size(), 40'000u);
+}
+
+TEST(RecordStore, ReadersBesideTheWriterFindEveryRowThatStays) {
+  TempDir dir;
+  TwoTiers tiers(dir), reader(dir);
+  ASSERT_TSPS_OK(tiers.Create());
+  std::vector<std::pair<int64_t, uint32_t>> all;
+  for (int64_t key = 0; key < 6'000; ++key) all.push_back({key, 1});
+  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
+  ASSERT_TSPS_OK(reader.Open());
+  std::atomic<bool> stop{false};
+  size_t reads = 0;
+  std::thread other([&] {
+    while (!stop.load() || reads < 3) {
+      EXPECT_EQ(reader.Versions(Range(1'000)).size(), 1'000u);
+      ++reads;
+    }
+  });
+  // Keys of 1,000 and more go to and fro, and new ones come: the index grows, files are compacted.
+  int64_t next = 10'000;
+  for (int step = 0; step < 60; ++step) {
+    std::vector<int64_t> entering;
+    std::vector<std::pair<int64_t, uint32_t>> leaving;
+    for (int64_t key = 1'000 + step % 3; key < 6'000; key += 3) entering.push_back(key);
+    for (const int64_t key : entering) leaving.push_back({key, 1});
+    ASSERT_TSPS_OK(tiers.Mutate(entering, {}, true));
+    for (int i = 0; i < 500; ++i) leaving.push_back({next++, 1});
+    ASSERT_TSPS_OK(tiers.Mutate({}, leaving, true));
+    for (int slice = 0; slice < 8; ++slice) ASSERT_TRUE(tiers.store().CompactSome(64 * 1024).ok());
+  }
+  stop = true;
+  other.join();
+}
+
+TEST(RecordStore, AMissingFileIsNamedWithTheRowsItHas) {
+  TempDir dir;
+  TwoTiers tiers(dir);
+  ASSERT_TSPS_OK(tiers.Create());
+  ASSERT_TSPS_OK(tiers.Mutate({}, {{1, 1}, {2, 1}}, true));
+  std::filesystem::remove(RecordFile::PathOf(tiers.disk(), 0));
+  ASSERT_TSPS_OK(tiers.Open());
+  const Status status = tiers.store().MakeWritable(1);
+  EXPECT_EQ(status.code(), Code::kDataLoss);
+  EXPECT_NE(status.message().find("is gone, which has 2 rows"), std::string::npos)
+      << status.message();
+}
+
+#ifdef TFSPS_FAULT_POINTS
+// The writer is killed at every point of a mutation and of a compaction. Afterwards each row is in
+// exactly one tier, as of the last mutation that was published or of the one before it.
+size_t Violations(const std::string& point, long n, bool* killed) {
+  TempDir dir;
+  {
+    TwoTiers made(dir);
+    EXPECT_TRUE(made.Create().ok());
+  }
+  const std::string log = dir / "published";
+  constexpr int64_t kKeys = 1200;
+  // Step s: the keys of residue s mod 4 leave with version s; those of residue s + 2 come back, but
+  // for every third, which stays: files of which some records live are compacted.
+  const auto leaving_at = [](uint32_t step) {
+    std::vector<std::pair<int64_t, uint32_t>> leaving;
+    for (int64_t key = step % 4; key < kKeys; key += 4) {
+      if (key % 3 != 0 || step <= 4) leaving.push_back({key, step});
+    }
+    for (int64_t i = 0; i < 40; ++i) leaving.push_back({kKeys + step * 40 + i, step});
+    return leaving;
+  };
+  const auto entering_at = [](uint32_t step) {
+    std::vector<int64_t> entering;
+    if (step < 3) return entering;
+    for (int64_t key = (step + 2) % 4; key < kKeys; key += 4) {
+      if (key % 3 != 0) entering.push_back(key);
+    }
+    return entering;
+  };
+  *killed = KilledAt(point, n, [&] {
+    TwoTiers tiers(dir);
+    if (!tiers.Open().ok() || !tiers.store().MakeWritable(0).ok()) _exit(1);
+    for (uint32_t step = 1; step <= 150; ++step) {
+      const Status status = tiers.Mutate(entering_at(step), leaving_at(step), true, [&] {
+        FILE* file = fopen(log.c_str(), "w");
+        fprintf(file, "%u", step);
+        fclose(file);
+      });
+      if (!status.ok()) _exit(1);
+      for (int slice = 0; slice < 4; ++slice) {
+        if (!tiers.store().CompactSome(8 * 1024).ok()) _exit(1);
+      }
+    }
+  });
+  uint32_t committed = 0;
+  if (FILE* file = fopen(log.c_str(), "r")) {
+    EXPECT_EQ(fscanf(file, "%u", &committed), 1);
+    fclose(file);
+  }
+  std::map<int64_t, uint32_t> expected;
+  for (uint32_t step = 1; step <= committed; ++step) {
+    for (const int64_t key : entering_at(step)) expected.erase(key);
+    for (const auto& [key, version] : leaving_at(step)) expected[key] = version;
+  }
+  TwoTiers tiers(dir);
+  Status status = tiers.Open();
+  if (status.ok()) status = tiers.store().MakeWritable(committed);
+  EXPECT_TRUE(status.ok()) << status.message();
+  if (!status.ok()) return 1;
+  size_t wrong = tiers.store().rows() != expected.size();
+  wrong += tiers.Versions(Range(kKeys + 151 * 40)) != expected;
+  return wrong;
+}
+
+const char* const kPoints[] = {"tier_file_written",
+                               "tier_file_created",
+                               "tier_write",
+                               "tier_appended",
+                               "record_moves_written",
+                               "record_moves_declared",
+                               "record_store_entered_one",
+                               "test_declared",
+                               "test_published",
+                               "record_store_dropped_one",
+                               "record_store_compacted_one",
+                               "record_store_compacted",
+                               "record_index_copied"};
+
+TEST(RecordStore, AKilledWriterLeavesEveryRowInOneTier) {
+  for (const char* point : kPoints) {
+    size_t kills = 0;
+    for (const long n : {1, 2, 7, 20}) {
+      bool killed = false;
+      EXPECT_EQ(Violations(point, n, &killed), 0u) << point << " " << n;
+      kills += killed;
+    }
+    EXPECT_GT(kills, 0u) << point;
+  }
+}
+
+TEST(RecordStore, WithoutTheMovesAKillIsNoticed) {
+  const pid_t child = fork();
+  if (child == 0) {  // which reads the environment anew
+    setenv("TFSPS_FAULT_OFF", "moves", 1);
+    size_t violations = 0;
+    for (const char* point : {"record_store_entered_one", "record_store_dropped_one"}) {
+      bool killed = false;
+      violations += Violations(point, 7, &killed);
+    }
+    _exit(violations > 0 ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+#endif
+
+}  // namespace
+}  // namespace tsps
