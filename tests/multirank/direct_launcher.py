@@ -16,7 +16,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
+from tf_sparse_ps.launch.meeting import Ports
 
 _GRACE_S = 5.0
 _print = threading.Lock()
@@ -152,12 +152,9 @@ def for_tensorflow(slots: list[Any], port: int) -> list[dict[str, str]]:
       slots: Horovod's descriptions of them.
       port: Of the key-value store.
     """
-    probes = [socket.socket() for _ in slots]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    workers = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
+    ports = Ports(len(slots))
+    ports.release()
+    workers = [f"127.0.0.1:{port}" for port in ports.numbers]
     found = []
     for slot in slots:
         folder = Path(os.environ["TFSPS_DIR"])

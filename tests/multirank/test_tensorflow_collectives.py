@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,9 @@ from pathlib import Path
 import pytest
 from launch import REPOSITORY, TENSORFLOW, launched
 
-TIMEOUT_S = 4
+from tf_sparse_ps.launch.meeting import Ports
+
+TIMEOUT_S = 8
 PROGRAM = "import tf_sparse_ps as tsps; ranks = tsps.init({}); print(ranks.kind, ranks.rank, ranks.size, flush=True)"
 
 
@@ -30,15 +31,11 @@ def test_row_counts_that_all_differ_leave_nothing_behind() -> None:
         assert end["resident"] - half["resident"] < 8 << 20
 
 
-def ports(count: int) -> list[int]:
+def ports(count: int) -> tuple[int, ...]:
     """That nobody listens at."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    found = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return found
+    free = Ports(count)
+    free.release()
+    return free.numbers
 
 
 def start(tmp_path: Path, workers: list[str], index: int, program: str = PROGRAM.format("")) -> subprocess.Popen[str]:

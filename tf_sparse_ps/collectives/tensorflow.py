@@ -24,6 +24,9 @@ from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.collectives.protocol import timeout_s
 from tf_sparse_ps.collectives.runtime import ALL_RANKS, RuntimeCollectives
 
+# What TensorFlow itself may take to connect processes that are all there, on a machine with much else to do.
+_CONNECTING_S = 15.0
+
 
 class TensorFlowCollectives(RuntimeCollectives):
     """The workers of TF_CONFIG. See `make`."""
@@ -58,10 +61,11 @@ def make() -> TensorFlowCollectives:
         )
     store, server = meeting.meet(cluster, timeout_s())
     # TensorFlow would try for an hour, and holds Python's lock meanwhile: no thread of Python's could end that.
+    seconds = timeout_s() + _CONNECTING_S
     deadline = _table.ExitDeadline(
-        timeout_s(),
+        seconds,
         f"tf_sparse_ps: rank {cluster.rank} of {cluster.size} ends: all ranks were there, and then TensorFlow did not "
-        f"connect them within {timeout_s():g} s. One has ended meanwhile, or cannot be reached at its address: "
+        f"connect them within {seconds:g} s. One has ended meanwhile, or cannot be reached at its address: "
         f"{', '.join(cluster.addresses)}",
     )
     try:

@@ -13,11 +13,13 @@ import dataclasses
 import fcntl
 import ipaddress
 import json
+import random
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.errors import LaunchError
@@ -27,6 +29,7 @@ _POLL_S = 0.25
 _CHECK_S = 5.0  # in which node 0 must reach its own store
 _LOST_S = 5.0  # without an answer, after the first
 _REMIND_S = 15.0
+_LOWEST_PORT = 10_000  # of a rank
 _SIOCGIFADDR = 0x8915
 
 
@@ -88,15 +91,40 @@ class Terms:
             )
 
 
+def _unassigned_ports() -> range:
+    """Ports that the kernel gives to no outgoing connection: another's could take one before a rank listens there."""
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        lowest = 32768
+    return range(_LOWEST_PORT, lowest) if lowest - _LOWEST_PORT >= 1000 else range(1024, 1 << 16)
+
+
 class Ports:
     """Free ports of this machine, kept from others until `release`."""
 
     def __init__(self, count: int) -> None:
-        """Takes so many, that are free with all of the machine's addresses."""
-        self._sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-        for one in self._sockets:
-            one.bind(("", 0))
+        """Takes so many, that are free with all of the machine's addresses.
+
+        Raises:
+          LaunchError: There are not so many.
+        """
+        self._sockets: list[socket.socket] = []
+        numbers = _unassigned_ports()
+        for number in random.sample(numbers, len(numbers)):
+            if len(self._sockets) == count:
+                break
+            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                one.bind(("", number))
+            except OSError:
+                one.close()
+            else:
+                self._sockets.append(one)
         self.numbers: tuple[int, ...] = tuple(one.getsockname()[1] for one in self._sockets)
+        if len(self.numbers) < count:
+            self.release()
+            raise LaunchError(f"of this machine's ports {numbers.start} to {numbers.stop - 1}, {count} are not free")
 
     def release(self) -> None:
         """Frees them, for the ranks."""
@@ -214,9 +242,9 @@ class Meeting:
             self._check_own_store()
         else:
             self._find_job(deadline)
-        if not self.texts.create(f"node-{self._me}", node.text):
-            self._refuse_second()
-        try:
+        try:  # from here on the others may know of this launcher
+            if not self.texts.create(f"node-{self._me}", node.text):
+                raise self._second()
             nodes = self._gather(deadline, prepare) if self._store is not None else self._wait(deadline)
             self._check_addresses(nodes)
         except BaseException as error:
@@ -267,15 +295,13 @@ class Meeting:
             f"({why})"
         )
 
-    def _refuse_second(self) -> None:
+    def _second(self) -> LaunchError:
         first = Node.of(self.texts.get(f"node-{self._me}") or "")
-        error = LaunchError(
+        return LaunchError(
             f"two launchers have --node-rank {self._me}: one on {first.host}, of {first.ranks} ranks, and one on "
             f"{own_address(self._coordinator)}. Each machine needs a number of its own, 0 to {self._terms.nnodes - 1}",
             status=2,
         )
-        self._abort(str(error), error.status)
-        raise error
 
     def _gather(self, deadline: float, prepare: Callable[[list[Node]], None]) -> list[Node]:
         """Node 0's part: waits for all, and tells them who came."""
