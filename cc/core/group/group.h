@@ -175,6 +175,9 @@ struct TableWrites {
   // Existing keys keep what they have in others.
   std::vector<PlaneValues> planes = {};
   const uint32_t* positions = nullptr;  // of each key's values; null: the key's own
+  // Not null: the rows come from the table's other tier. None of them may be here, all planes are
+  // given, and these are their change generations, by position: nothing has changed.
+  const uint32_t* from_other_tier = nullptr;
 };
 
 // Keys of one table that are removed; absent ones are skipped.
@@ -182,12 +185,14 @@ struct TableErases {
   int table = 0;
   const int64_t* keys = nullptr;  // int64[n]
   size_t n = 0;
+  // The rows go to the table's other tier, and are not said to be erased. All of them must be here.
+  bool to_other_tier = false;
 };
 
 // What becomes of rows in one commit. Each key of a table is in one part at most.
 struct RowChanges {
-  // Of a step: the committed step + 1. It leaves the group's version as it is; other changes raise
-  // it.
+  // Of a step: the committed step + 1. It leaves the group's version as it is, and so do rows that
+  // move between the tiers; other changes raise it.
   std::optional<uint64_t> step = {};
   // Of a step only. Absent keys get their initial row first. A non-finite gradient and a key that
   // repeats are refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.

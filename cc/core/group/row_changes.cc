@@ -133,8 +133,15 @@ Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes)
   const size_t updates = part->update.empty() ? 0 : part->update[0].n;
   TSPS_RETURN_IF_ERROR(CheckCount(config.name, updates + writes.n));
   TSPS_RETURN_IF_ERROR(CheckKeys(config, writes.keys, writes.n));
+  // Without key and change generation.
+  if (writes.from_other_tier != nullptr && part->planes.size() + 2 != list->planes.size()) {
+    return Error(Code::kInvalidArgument, "rows of table ", config.name,
+                 " come from the other tier with ", part->planes.size(), " of ",
+                 list->planes.size() - 2, " planes");
+  }
   part->writes.push_back(writes);
-  mutation_.AddWrites(part->table, writes.keys, writes.n, n_planes);
+  (writes.from_other_tier != nullptr ? moves_rows_ : changes_values_) = true;
+  mutation_.AddWrites(part->table, writes.keys, writes.n, n_planes, writes.from_other_tier);
   return Status();
 }
 
@@ -146,7 +153,8 @@ Status PreparedChanges::AddErases(const Group& group, const TableErases& erases)
   }
   part->erases = true;
   TSPS_RETURN_IF_ERROR(CheckCount(name, erases.n));
-  mutation_.AddErases(part->table, erases.keys, erases.n);
+  (erases.to_other_tier ? moves_rows_ : changes_values_) = true;
+  mutation_.AddErases(part->table, erases.keys, erases.n, erases.to_other_tier);
   return Status();
 }
 
@@ -257,7 +265,7 @@ void PreparedChanges::Write() {
   mutation_.WriteIndex();
   if (step_.has_value()) {
     mutation_.next().step = *step_;
-  } else {
+  } else if (changes_values_ || !moves_rows_) {
     ++mutation_.next().version;
   }
   written_ = true;

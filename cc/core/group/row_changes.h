@@ -77,6 +77,8 @@ class PreparedChanges {
   GroupCounters& counters_;
   Executor& executor_;
   std::optional<uint64_t> step_;
+  bool moves_rows_ = false;      // between the tiers
+  bool changes_values_ = false;  // rows are set or erased
   std::vector<Part> parts_;
   RowMutation mutation_;
   bool written_ = false;

@@ -53,8 +53,10 @@ void RowMutation::AddUpdates(int place, const int64_t* keys, size_t n) {
   plan.updates = n;
 }
 
-void RowMutation::AddWrites(int place, const int64_t* keys, size_t n, size_t planes) {
+void RowMutation::AddWrites(int place, const int64_t* keys, size_t n, size_t planes,
+                            const uint32_t* arrived) {
   RowPlan& plan = PlanOf(place);
+  plan.arrived = arrived;
   plan.planes = std::max(plan.planes, planes);
   if (plan.n > 0) {
     if (plan.joined.empty()) plan.joined.assign(plan.keys, plan.keys + plan.n);
@@ -65,8 +67,9 @@ void RowMutation::AddWrites(int place, const int64_t* keys, size_t n, size_t pla
   plan.n += n;
 }
 
-void RowMutation::AddErases(int place, const int64_t* keys, size_t n) {
+void RowMutation::AddErases(int place, const int64_t* keys, size_t n, bool departs) {
   RowPlan& plan = PlanOf(place);
+  plan.departs = departs;
   std::vector<int32_t> inverse(n);
   plan.erase_keys = Dedupe({{keys, n, inverse.data()}});
 }
@@ -137,7 +140,8 @@ Status RowMutation::PlanTable(RowPlan& plan) {
       return AskTheOtherTier(files.config().name, plan.keys[plan.fresh.front()]);
     }
     TSPS_RETURN_IF_ERROR(FindErased(plan));
-    return CheckErased(plan);
+    TSPS_RETURN_IF_ERROR(CheckErased(plan));
+    return CheckMoved(plan);
   }
   const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
   const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
@@ -192,6 +196,32 @@ Status RowMutation::CheckErased(const RowPlan& plan) const {
     if (keys.count(plan.keys[i]) == 0) continue;
     return Error(Code::kInvalidArgument, "table ", group_.files(plan.table)->folder(), ": key ",
                  plan.keys[i], " is changed and erased in one mutation");
+  }
+  return Status();
+}
+
+// A row is in one tier.
+Status RowMutation::CheckMoved(const RowPlan& plan) const {
+  if (plan.arrived == nullptr && !plan.departs) return Status();
+  const TableFiles& files = *group_.files(plan.table);
+  if ((StateOf(plan).flags & kTableAbsentElsewhere) == 0) {
+    return Error(Code::kInvalidArgument, "table ", files.folder(), " has no other tier");
+  }
+  const auto here = std::lower_bound(plan.existing.begin(), plan.existing.end(), plan.updates);
+  if (plan.arrived != nullptr && here != plan.existing.end()) {
+    return Error(Code::kFailedPrecondition, "key ", plan.keys[*here], " of table ", files.folder(),
+                 " cannot come from the other tier: it is here");
+  }
+  for (size_t i = plan.updates; plan.arrived != nullptr && i < plan.n; ++i) {
+    if (plan.arrived[i - plan.updates] == kFreeRow) {
+      return Error(Code::kInvalidArgument, "key ", plan.keys[i], " of table ", files.folder(),
+                   " has no change generation");
+    }
+  }
+  if (plan.departs && plan.erased.size() != plan.erase_keys.size()) {
+    return Error(Code::kFailedPrecondition, plan.erase_keys.size() - plan.erased.size(),
+                 " of the rows that table ", files.folder(),
+                 " is to give to the other tier are not here");
   }
   return Status();
 }
@@ -269,8 +299,10 @@ Status RowMutation::ReserveErased(RowPlan& plan) {
   if (!plan.fresh.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
   TableFiles& files = *group_.files(plan.table);
   TableState& state = StateOf(plan);
-  TSPS_RETURN_IF_ERROR(
-      LogErased(files, writer_.reserver, plan.erased, mutation_.next().changes, &state));
+  if (!plan.departs) {
+    TSPS_RETURN_IF_ERROR(
+        LogErased(files, writer_.reserver, plan.erased, mutation_.next().changes, &state));
+  }
   return writer_.reserver.Ensure(files.free_rows(),
                                  (state.free_rows + plan.erased.size()) * sizeof(uint32_t));
 }
@@ -287,6 +319,7 @@ Status RowMutation::Prepare(bool is_step) {
   for (RowPlan& plan : plans_) {
     TSPS_RETURN_IF_ERROR(ReserveRows(plan));
     TSPS_RETURN_IF_ERROR(ReserveErased(plan));
+    if (plan.arrived != nullptr || plan.departs) ++StateOf(plan).moves;
   }
   return WriteUndo(is_step);
 }
@@ -332,7 +365,11 @@ void RowMutation::WriteIndex() {
       const uint64_t hash = files.Hash(plan.keys[i]);
       const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
       InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
-      planes.Touch(plan.rows[i]);
+      if (plan.arrived != nullptr && i >= plan.updates) {
+        StoreRelaxed(planes.changed[plan.rows[i]], plan.arrived[i - plan.updates]);
+      } else {
+        planes.Touch(plan.rows[i]);
+      }
       TSPS_FAULT_POINT("commit.insert");
     }
     EraseEntries(plan);

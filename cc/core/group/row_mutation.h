@@ -26,6 +26,9 @@ struct RowPlan {
   std::vector<int64_t> joined;  // the keys, if they come from several places
   size_t updates = 0;           // the first ones are updated, the others set
   size_t planes = 0;  // that are changed of rows that are there: the first ones of the table's list
+  // Change generations of the rows that are set, which come from the other tier; or null.
+  const uint32_t* arrived = nullptr;
+  bool departs = false;            // rows that are taken away go to the other tier
   std::vector<uint32_t> rows;      // row number of each key, new ones included
   std::vector<uint32_t> existing;  // positions in keys
   std::vector<uint32_t> fresh;     // positions in keys
@@ -80,8 +83,9 @@ class RowMutation {
   // change, once for a table, first; other values, in the first `planes` planes of its list; that
   // they are taken away.
   void AddUpdates(int place, const int64_t* keys, size_t n);
-  void AddWrites(int place, const int64_t* keys, size_t n, size_t planes);
-  void AddErases(int place, const int64_t* keys, size_t n);
+  void AddWrites(int place, const int64_t* keys, size_t n, size_t planes,
+                 const uint32_t* arrived = nullptr);
+  void AddErases(int place, const int64_t* keys, size_t n, bool departs = false);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
   // InvalidArgument, naming table and key, if a key repeats: its row would be updated twice, or be
   // two rows; or if it is changed and taken away. DataLoss if two keys have one row.
@@ -123,6 +127,7 @@ class RowMutation {
   // Where the entries of the keys to erase are: growth of the index moves them.
   Status FindErased(RowPlan& plan);
   Status CheckErased(const RowPlan& plan) const;
+  Status CheckMoved(const RowPlan& plan) const;
   Status ReserveErased(RowPlan& plan);
   void EraseEntries(const RowPlan& plan);
   Status CheckFreshUnique(const RowPlan& plan) const;
