@@ -255,20 +255,22 @@ TEST_F(RowChangesTest, RowsThatMoveBetweenTheTiersKeepTheirChangeGenerations) {
   ASSERT_TSPS_OK(writer_->BindOptimizer(*tiered, adagrad, false));
   const auto marked = writer_->MarkChanges();
   ASSERT_TRUE(marked.ok());
-  const std::vector<int64_t> keys = {1, 2, 3};
-  const std::vector<float> rows = {1, 2, 3, 4, 5, 6}, slots = {7, 8, 9, 10, 11, 12};
-  const std::vector<uint32_t> generations = {0, *marked, 0};
-  TableWrites come = {*tiered, keys.data(), keys.size()};
-  come.planes = {
-      {PlaneRole::kEmbedding, "embedding", kDim * sizeof(float), rows.data()},
-      {PlaneRole::kSlot, "accumulator", kDim * sizeof(float), slots.data()},
+  const auto rows = writer_->Records(*tiered);
+  ASSERT_TRUE(rows.ok());
+  ASSERT_EQ(rows->bytes(), 4 * sizeof(float) + sizeof(uint32_t));
+  struct Record {
+    float row[2], accumulator[2];
+    uint32_t changed;
   };
-  come.from_other_tier = generations.data();
-  const auto move = [&](const std::vector<TableWrites>& writes,
-                        const std::vector<TableErases>& erases) {
+  const std::vector<int64_t> keys = {1, 2, 3};
+  const std::vector<Record> records = {
+      {{1, 2}, {7, 8}, 0}, {{3, 4}, {9, 10}, *marked}, {{5, 6}, {11, 12}, 0}};
+  std::vector<const char*> of;
+  for (const Record& one : records) of.push_back(reinterpret_cast<const char*>(&one));
+  TableMoves come = {*tiered, keys.data(), of.data(), keys.size()};
+  const auto move = [&](const TableMoves& moves) {
     RowChanges changes;
-    changes.writes = writes;
-    changes.erases = erases;
+    changes.moves = {moves};
     TSPS_RETURN_IF_ERROR(writer_->Prepare(changes, executor_));
     writer_->Publish();
     return Status();
@@ -291,7 +293,7 @@ TEST_F(RowChangesTest, RowsThatMoveBetweenTheTiersKeepTheirChangeGenerations) {
     return ValueAt<uint32_t>(dir_ / "g/group", state + offsetof(TableState, moves));
   };
   const uint64_t version_before = version();
-  ASSERT_TSPS_OK(move({come}, {}));
+  ASSERT_TSPS_OK(move(come));
   EXPECT_EQ(changed().written, std::vector<int64_t>{2});
   EXPECT_EQ(LookupRow(*group_, *tiered, 3), (std::vector<float>{5, 6}));
   EXPECT_EQ(moves(), 1u);
@@ -299,15 +301,20 @@ TEST_F(RowChangesTest, RowsThatMoveBetweenTheTiersKeepTheirChangeGenerations) {
   // Trained, and gone with the step; another comes with it.
   ASSERT_TSPS_OK(Step(*tiered, {1}, 1.0f));
   const std::vector<int64_t> fourth = {4}, going = {2, 3};
-  TableWrites comes = come;
-  comes.keys = fourth.data();
-  comes.n = 1;
+  const TableMoves both = {*tiered, fourth.data(), of.data(), 1, going.data(), going.size()};
+  std::vector<Record> gone(1);
+  const auto row_of = [&](int64_t key) {
+    uint32_t row = 0;
+    while (rows->KeyOf(row) != key) ++row;
+    return row;
+  };
+  rows->Copy(row_of(2), reinterpret_cast<char*>(gone.data()));
+  EXPECT_EQ(std::memcmp(gone.data(), &records[1], rows->bytes()), 0);
   const std::vector<float> gradients = {1, 1}, hyper = {1.0f, 1e-7f};
   RowChanges step;
   step.step = group_->step() + 1;
   step.updates.push_back({*tiered, keys.data(), gradients.data(), 1, hyper.data(), 2});
-  step.writes = {comes};
-  step.erases = {{*tiered, going.data(), going.size(), true}};
+  step.moves = {both};
   ASSERT_TSPS_OK(writer_->Prepare(step, executor_));
   writer_->Publish();
   EXPECT_EQ(moves(), 2u);
@@ -320,12 +327,13 @@ TEST_F(RowChangesTest, RowsThatMoveBetweenTheTiersKeepTheirChangeGenerations) {
     EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
     EXPECT_EQ(moves(), 2u);
   };
-  refused(move({comes}, {}), "key 4 of table");
-  refused(move({}, {{*tiered, going.data(), going.size(), true}}), "2 of the rows");
-  refused(move({}, {{table_, going.data(), 0, true}}), "has no other tier");
-  TableWrites half = come;
-  half.planes.pop_back();
-  refused(move({half}, {}), "1 of 2 planes");
+  refused(move({*tiered, fourth.data(), of.data(), 1}), "key 4 of table");
+  refused(move({*tiered, nullptr, nullptr, 0, going.data(), going.size()}), "2 of the rows");
+  refused(move({table_, nullptr, nullptr, 0, going.data(), 1}), "has no other tier");
+  Record damaged = records[0];
+  damaged.changed = UINT32_MAX;
+  const char* const of_damaged = reinterpret_cast<const char*>(&damaged);
+  refused(move({*tiered, going.data(), &of_damaged, 1}), "no change generation");
   ASSERT_TSPS_OK(writer_->Verify());
   Reopen();
   EXPECT_EQ(moves(), 2u);

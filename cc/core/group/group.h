@@ -30,6 +30,7 @@
 #include "core/group/control_file.h"
 #include "core/group/read_view.h"
 #include "core/group/row_number_cache.h"
+#include "core/group/row_records.h"
 #include "core/table/initializer.h"
 #include "core/table/row_optimizer.h"
 #include "core/table/table_config.h"
@@ -175,9 +176,6 @@ struct TableWrites {
   // Existing keys keep what they have in others.
   std::vector<PlaneValues> planes = {};
   const uint32_t* positions = nullptr;  // of each key's values; null: the key's own
-  // Not null: the rows come from the table's other tier. None of them may be here, all planes are
-  // given, and these are their change generations, by position: nothing has changed.
-  const uint32_t* from_other_tier = nullptr;
 };
 
 // Keys of one table that are removed; absent ones are skipped.
@@ -185,8 +183,19 @@ struct TableErases {
   int table = 0;
   const int64_t* keys = nullptr;  // int64[n]
   size_t n = 0;
-  // The rows go to the table's other tier, and are not said to be erased. All of them must be here.
-  bool to_other_tier = false;
+};
+
+// Rows of one table that move between its tiers: they are not changed, nor erased. Of a table whose
+// absent keys may be elsewhere.
+struct TableMoves {
+  int table = 0;
+  // Rows that come, none of which is here: a record of each (row_records.h).
+  const int64_t* coming = nullptr;  // int64[n_coming], unique
+  const char* const* records = nullptr;
+  size_t n_coming = 0;
+  // Rows that go, all of which are here.
+  const int64_t* going = nullptr;  // int64[n_going]
+  size_t n_going = 0;
 };
 
 // What becomes of rows in one commit. Each key of a table is in one part at most.
@@ -199,6 +208,8 @@ struct RowChanges {
   std::vector<TableUpdate> updates = {};
   std::vector<TableWrites> writes = {};
   std::vector<TableErases> erases = {};
+  // Of a table whose rows are neither set nor erased in the same commit.
+  std::vector<TableMoves> moves = {};
 };
 
 // The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,
@@ -241,6 +252,8 @@ class GroupWriter {
   // Creates the slot files. The table's rows get the slots' initial values. Binding the same
   // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
   Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
+  // The rows of a table as records. Until the next mutation.
+  Result<RowRecords> Records(int table);
   // Begins another change generation and returns it: Scan::ChangedSince tells what is written
   // from here on. Any number of consumers may do so.
   Result<uint32_t> MarkChanges();
