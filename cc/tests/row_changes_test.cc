@@ -243,6 +243,103 @@ TEST_F(RowChangesTest, AbsentKeysOfATableWithAnotherTierAreAskedForThere) {
   EXPECT_EQ(look_up({1}, false).code(), Code::kFailedPrecondition);
 }
 
+// Rows that move between the tiers have not changed, and are not erased.
+TEST_F(RowChangesTest, RowsThatMoveBetweenTheTiersKeepTheirChangeGenerations) {
+  TableConfig config = MakeConfig("tiered", kDim, 1);
+  config.absent_elsewhere = true;
+  const auto tiered = writer_->CreateTable(config);
+  ASSERT_TRUE(tiered.ok()) << tiered.status().message();
+  OptimizerConfig adagrad;
+  adagrad.kind = OptimizerKind::kAdagrad;
+  adagrad.slot_init[0] = 0.1f;
+  ASSERT_TSPS_OK(writer_->BindOptimizer(*tiered, adagrad, false));
+  const auto marked = writer_->MarkChanges();
+  ASSERT_TRUE(marked.ok());
+  const auto rows = writer_->Records(*tiered);
+  ASSERT_TRUE(rows.ok());
+  ASSERT_EQ(rows->bytes(), 4 * sizeof(float) + sizeof(uint32_t));
+  struct Record {
+    float row[2], accumulator[2];
+    uint32_t changed;
+  };
+  const std::vector<int64_t> keys = {1, 2, 3};
+  const std::vector<Record> records = {
+      {{1, 2}, {7, 8}, 0}, {{3, 4}, {9, 10}, *marked}, {{5, 6}, {11, 12}, 0}};
+  std::vector<const char*> of;
+  for (const Record& one : records) of.push_back(reinterpret_cast<const char*>(&one));
+  TableMoves come = {*tiered, keys.data(), of.data(), keys.size()};
+  const auto move = [&](const TableMoves& moves) {
+    RowChanges changes;
+    changes.moves = {moves};
+    TSPS_RETURN_IF_ERROR(writer_->Prepare(changes, executor_));
+    writer_->Publish();
+    return Status();
+  };
+  const auto changed = [&] {
+    auto scan = Scan::Begin(*group_, {*tiered});
+    EXPECT_TRUE(scan.ok());
+    auto found = (*scan)->ChangedSince(*tiered, *marked);
+    EXPECT_TRUE(found.ok() && !found->everything);
+    std::sort(found->written.begin(), found->written.end());
+    return *found;
+  };
+  const auto record = [&] {  // the committed one, in the control file
+    const auto sequence = ValueAt<uint64_t>(dir_ / "g/group", 4096);
+    return sequence / 2 % 2 == 0 ? size_t{8192} : size_t{77824};
+  };
+  const auto version = [&] { return ValueAt<uint64_t>(dir_ / "g/group", record() + 16); };
+  const auto moves = [&] {
+    const size_t state = record() + 32 + PlaceOf(*tiered) * sizeof(TableState);
+    return ValueAt<uint32_t>(dir_ / "g/group", state + offsetof(TableState, moves));
+  };
+  const uint64_t version_before = version();
+  ASSERT_TSPS_OK(move(come));
+  EXPECT_EQ(changed().written, std::vector<int64_t>{2});
+  EXPECT_EQ(LookupRow(*group_, *tiered, 3), (std::vector<float>{5, 6}));
+  EXPECT_EQ(moves(), 1u);
+
+  // Trained, and gone with the step; another comes with it.
+  ASSERT_TSPS_OK(Step(*tiered, {1}, 1.0f));
+  const std::vector<int64_t> fourth = {4}, going = {2, 3};
+  const TableMoves both = {*tiered, fourth.data(), of.data(), 1, going.data(), going.size()};
+  std::vector<Record> gone(1);
+  const auto row_of = [&](int64_t key) {
+    uint32_t row = 0;
+    while (rows->KeyOf(row) != key) ++row;
+    return row;
+  };
+  rows->Copy(row_of(2), reinterpret_cast<char*>(gone.data()));
+  EXPECT_EQ(std::memcmp(gone.data(), &records[1], rows->bytes()), 0);
+  const std::vector<float> gradients = {1, 1}, hyper = {1.0f, 1e-7f};
+  RowChanges step;
+  step.step = group_->step() + 1;
+  step.updates.push_back({*tiered, keys.data(), gradients.data(), 1, hyper.data(), 2});
+  step.moves = {both};
+  ASSERT_TSPS_OK(writer_->Prepare(step, executor_));
+  writer_->Publish();
+  EXPECT_EQ(moves(), 2u);
+  EXPECT_EQ(changed().written, std::vector<int64_t>{1});
+  EXPECT_TRUE(changed().erased.empty());
+  EXPECT_EQ(version(), version_before);
+
+  // A row is in one tier; a table without another one moves none.
+  const auto refused = [&](const Status& status, const char* why) {
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+    EXPECT_EQ(moves(), 2u);
+  };
+  refused(move({*tiered, fourth.data(), of.data(), 1}), "key 4 of table");
+  refused(move({*tiered, nullptr, nullptr, 0, going.data(), going.size()}), "2 of the rows");
+  refused(move({table_, nullptr, nullptr, 0, going.data(), 1}), "has no other tier");
+  Record damaged = records[0];
+  damaged.changed = UINT32_MAX;
+  const char* const of_damaged = reinterpret_cast<const char*>(&damaged);
+  refused(move({*tiered, going.data(), &of_damaged, 1}), "no change generation");
+  ASSERT_TSPS_OK(writer_->Verify());
+  Reopen();
+  EXPECT_EQ(moves(), 2u);
+  ASSERT_TSPS_OK(writer_->Verify());
+}
+
 #ifdef TFSPS_FAULT_POINTS
 
 class SealedTest : public RowChangesTest {

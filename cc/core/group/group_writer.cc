@@ -251,6 +251,15 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   return Status();
 }
 
+Result<RowRecords> GroupWriter::Records(int table) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TSPS_ASSIGN_OR_RETURN(
+      const PlaneList* const list,
+      group_.impl_->files(place)->BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
+  return RowRecords(*list);
+}
+
 Result<uint32_t> GroupWriter::MarkChanges() {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   Mutation mutation(*group_.impl_, *impl_);

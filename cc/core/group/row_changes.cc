@@ -6,6 +6,7 @@
 
 #include "core/base/fault_point.h"
 #include "core/gradients/merge.h"
+#include "core/group/row_records.h"
 
 namespace tsps {
 namespace {
@@ -134,6 +135,7 @@ Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes)
   TSPS_RETURN_IF_ERROR(CheckCount(config.name, updates + writes.n));
   TSPS_RETURN_IF_ERROR(CheckKeys(config, writes.keys, writes.n));
   part->writes.push_back(writes);
+  changes_values_ = true;
   mutation_.AddWrites(part->table, writes.keys, writes.n, n_planes);
   return Status();
 }
@@ -146,7 +148,24 @@ Status PreparedChanges::AddErases(const Group& group, const TableErases& erases)
   }
   part->erases = true;
   TSPS_RETURN_IF_ERROR(CheckCount(name, erases.n));
+  changes_values_ = true;
   mutation_.AddErases(part->table, erases.keys, erases.n);
+  return Status();
+}
+
+Status PreparedChanges::AddMoves(const Group& group, const TableMoves& moves) {
+  TSPS_ASSIGN_OR_RETURN(Part* const part, PartOf(group, moves.table));
+  const TableConfig& config = group_.files(part->table)->config();
+  if (part->moves || part->erases || !part->writes.empty()) {
+    return Error(Code::kInvalidArgument, "rows of table ", config.name,
+                 " move between its tiers twice at once, or are set or erased in the same commit");
+  }
+  part->moves = moves_rows_ = true;
+  const size_t updates = part->update.empty() ? 0 : part->update[0].n;
+  TSPS_RETURN_IF_ERROR(CheckCount(config.name, updates + moves.n_coming));
+  TSPS_RETURN_IF_ERROR(CheckCount(config.name, moves.n_going));
+  TSPS_RETURN_IF_ERROR(CheckKeys(config, moves.coming, moves.n_coming));
+  mutation_.AddMoves(part->table, moves);
   return Status();
 }
 
@@ -168,6 +187,7 @@ Status PreparedChanges::Prepare(const Group& group, const RowChanges& changes) {
   for (const TableUpdate& update : changes.updates) TSPS_RETURN_IF_ERROR(AddUpdate(group, update));
   for (const TableWrites& writes : changes.writes) TSPS_RETURN_IF_ERROR(AddWrites(group, writes));
   for (const TableErases& erases : changes.erases) TSPS_RETURN_IF_ERROR(AddErases(group, erases));
+  for (const TableMoves& moves : changes.moves) TSPS_RETURN_IF_ERROR(AddMoves(group, moves));
   std::vector<int64_t> not_finite(parts_.size(), -1);
   const Status planned = mutation_.Plan([&](size_t p) {
     if (!parts_[p].update.empty()) {
@@ -214,6 +234,13 @@ void PreparedChanges::SetRows(size_t p, const uint32_t* positions, size_t n, boo
   if (n == 0) return;
   const RowPlan& plan = mutation_.plans()[p];
   const RowPlanes planes = mutation_.Planes(plan);
+  if (plan.records != nullptr) {
+    const RowRecords records(planes.list);
+    for (size_t k = 0; k < n; ++k) {
+      records.Put(plan.records[positions[k] - plan.updates], plan.rows[positions[k]]);
+    }
+    return;
+  }
   const TableWrites& writes = parts_[p].writes[0];
   for (size_t k = 0; k < n; ++k) {
     const uint32_t i = positions[k];
@@ -257,7 +284,7 @@ void PreparedChanges::Write() {
   mutation_.WriteIndex();
   if (step_.has_value()) {
     mutation_.next().step = *step_;
-  } else {
+  } else if (changes_values_ || !moves_rows_) {
     ++mutation_.next().version;
   }
   written_ = true;

@@ -59,6 +59,7 @@ class PreparedChanges {
     std::vector<TableWrites> writes = {};  // one, or none
     std::vector<size_t> planes = {};       // where in the table's list those of `writes` are
     bool erases = false;
+    bool moves = false;
   };
 
   // The part of a table, made if need be.
@@ -66,6 +67,7 @@ class PreparedChanges {
   Status AddUpdate(const Group& group, const TableUpdate& update);
   Status AddWrites(const Group& group, const TableWrites& writes);
   Status AddErases(const Group& group, const TableErases& erases);
+  Status AddMoves(const Group& group, const TableMoves& moves);
   // Of the plan's fresh keys, or of those that are there, whose images are saved first: updates and
   // writes.
   void WriteRows(size_t p, bool fresh);
@@ -77,6 +79,8 @@ class PreparedChanges {
   GroupCounters& counters_;
   Executor& executor_;
   std::optional<uint64_t> step_;
+  bool moves_rows_ = false;      // between the tiers
+  bool changes_values_ = false;  // rows are set or erased
   std::vector<Part> parts_;
   RowMutation mutation_;
   bool written_ = false;

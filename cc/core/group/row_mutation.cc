@@ -8,6 +8,7 @@
 #include "core/base/fault_point.h"
 #include "core/gradients/dedupe.h"
 #include "core/group/probe.h"
+#include "core/group/row_records.h"
 #include "core/group/table_number.h"
 #include "core/table/index.h"
 #include "core/table/table_checks.h"
@@ -63,6 +64,14 @@ void RowMutation::AddWrites(int place, const int64_t* keys, size_t n, size_t pla
   }
   plan.keys = keys;
   plan.n += n;
+}
+
+void RowMutation::AddMoves(int place, const TableMoves& moves) {
+  AddWrites(place, moves.coming, moves.n_coming, 0);
+  AddErases(place, moves.going, moves.n_going);
+  RowPlan& plan = PlanOf(place);
+  plan.moves = true;
+  plan.records = moves.records;
 }
 
 void RowMutation::AddErases(int place, const int64_t* keys, size_t n) {
@@ -137,7 +146,8 @@ Status RowMutation::PlanTable(RowPlan& plan) {
       return AskTheOtherTier(files.config().name, plan.keys[plan.fresh.front()]);
     }
     TSPS_RETURN_IF_ERROR(FindErased(plan));
-    return CheckErased(plan);
+    TSPS_RETURN_IF_ERROR(CheckErased(plan));
+    return CheckMoved(plan);
   }
   const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
   const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
@@ -192,6 +202,34 @@ Status RowMutation::CheckErased(const RowPlan& plan) const {
     if (keys.count(plan.keys[i]) == 0) continue;
     return Error(Code::kInvalidArgument, "table ", group_.files(plan.table)->folder(), ": key ",
                  plan.keys[i], " is changed and erased in one mutation");
+  }
+  return Status();
+}
+
+// A row is in one tier.
+Status RowMutation::CheckMoved(const RowPlan& plan) const {
+  if (!plan.moves) return Status();
+  TableFiles& files = *group_.files(plan.table);
+  if ((StateOf(plan).flags & kTableAbsentElsewhere) == 0) {
+    return Error(Code::kInvalidArgument, "table ", files.folder(), " has no other tier");
+  }
+  const auto here = std::lower_bound(plan.existing.begin(), plan.existing.end(), plan.updates);
+  if (here != plan.existing.end()) {
+    return Error(Code::kFailedPrecondition, "key ", plan.keys[*here], " of table ", files.folder(),
+                 " cannot come from the other tier: it is here");
+  }
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
+  const RowRecords records(*list);
+  for (size_t i = plan.updates; i < plan.n; ++i) {
+    if (records.ChangedOf(plan.records[i - plan.updates]) == kFreeRow) {
+      return Damaged("table " + files.folder(), "the record of key ", plan.keys[i],
+                     " has no change generation");
+    }
+  }
+  if (plan.erased.size() != plan.erase_keys.size()) {
+    return Error(Code::kFailedPrecondition, plan.erase_keys.size() - plan.erased.size(),
+                 " of the rows that table ", files.folder(),
+                 " is to give to the other tier are not here");
   }
   return Status();
 }
@@ -269,8 +307,10 @@ Status RowMutation::ReserveErased(RowPlan& plan) {
   if (!plan.fresh.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
   TableFiles& files = *group_.files(plan.table);
   TableState& state = StateOf(plan);
-  TSPS_RETURN_IF_ERROR(
-      LogErased(files, writer_.reserver, plan.erased, mutation_.next().changes, &state));
+  if (!plan.moves) {
+    TSPS_RETURN_IF_ERROR(
+        LogErased(files, writer_.reserver, plan.erased, mutation_.next().changes, &state));
+  }
   return writer_.reserver.Ensure(files.free_rows(),
                                  (state.free_rows + plan.erased.size()) * sizeof(uint32_t));
 }
@@ -287,6 +327,7 @@ Status RowMutation::Prepare(bool is_step) {
   for (RowPlan& plan : plans_) {
     TSPS_RETURN_IF_ERROR(ReserveRows(plan));
     TSPS_RETURN_IF_ERROR(ReserveErased(plan));
+    if (plan.moves) ++StateOf(plan).moves;
   }
   return WriteUndo(is_step);
 }
@@ -304,13 +345,14 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
     for (size_t k = begin; k < end; ++k) {
       const uint32_t i = plan.fresh[k];
       const uint32_t row = plan.rows[i];
+      planes.keys[row] = plan.keys[i];
+      if (plan.records != nullptr && i >= plan.updates) continue;  // it has values of its own
       for (const Plane& plane : planes.list.planes) {
         if (plane.role == PlaneRole::kSlot || plane.role == PlaneRole::kMetadata) {
           plane.Initialize(row, 1);
         }
       }
       InitialRow(config, plan.keys[i], planes.at(0, row));
-      planes.keys[row] = plan.keys[i];
     }
   });
 }
@@ -328,11 +370,17 @@ void RowMutation::WriteIndex() {
     TableFiles& files = *group_.files(plan.table);
     const uint32_t depth = StateOf(plan).depth;
     const RowPlanes planes = Planes(plan);
+    const RowRecords records(planes.list);
     for (const uint32_t i : plan.fresh) {
       const uint64_t hash = files.Hash(plan.keys[i]);
       const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
       InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
-      planes.Touch(plan.rows[i]);
+      if (plan.records != nullptr && i >= plan.updates) {
+        StoreRelaxed(planes.changed[plan.rows[i]],
+                     records.ChangedOf(plan.records[i - plan.updates]));
+      } else {
+        planes.Touch(plan.rows[i]);
+      }
       TSPS_FAULT_POINT("commit.insert");
     }
     EraseEntries(plan);

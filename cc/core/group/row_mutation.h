@@ -26,9 +26,11 @@ struct RowPlan {
   std::vector<int64_t> joined;  // the keys, if they come from several places
   size_t updates = 0;           // the first ones are updated, the others set
   size_t planes = 0;  // that are changed of rows that are there: the first ones of the table's list
-  std::vector<uint32_t> rows;      // row number of each key, new ones included
-  std::vector<uint32_t> existing;  // positions in keys
-  std::vector<uint32_t> fresh;     // positions in keys
+  bool moves = false;                    // rows that are set or taken away move between the tiers
+  const char* const* records = nullptr;  // of those that come
+  std::vector<uint32_t> rows;            // row number of each key, new ones included
+  std::vector<uint32_t> existing;        // positions in keys
+  std::vector<uint32_t> fresh;           // positions in keys
   // --- Rows that are taken away. ---
   std::vector<int64_t> erase_keys;  // unique, some perhaps absent
   std::vector<ErasedEntry> erased;
@@ -82,6 +84,8 @@ class RowMutation {
   void AddUpdates(int place, const int64_t* keys, size_t n);
   void AddWrites(int place, const int64_t* keys, size_t n, size_t planes);
   void AddErases(int place, const int64_t* keys, size_t n);
+  // In place of writes and erases.
+  void AddMoves(int place, const TableMoves& moves);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
   // InvalidArgument, naming table and key, if a key repeats: its row would be updated twice, or be
   // two rows; or if it is changed and taken away. DataLoss if two keys have one row.
@@ -123,6 +127,7 @@ class RowMutation {
   // Where the entries of the keys to erase are: growth of the index moves them.
   Status FindErased(RowPlan& plan);
   Status CheckErased(const RowPlan& plan) const;
+  Status CheckMoved(const RowPlan& plan) const;
   Status ReserveErased(RowPlan& plan);
   void EraseEntries(const RowPlan& plan);
   Status CheckFreshUnique(const RowPlan& plan) const;

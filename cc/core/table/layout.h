@@ -109,7 +109,7 @@ struct TableState {
   uint32_t flags;           // TableFlag
   uint64_t erased;          // length of the log of erased keys
   uint32_t complete_since;  // change generation: what changed since an earlier one is not known
-  uint32_t reserved;
+  uint32_t moves;           // mutations so far that moved rows between the tiers; goes round
 };
 static_assert(sizeof(TableState) == 64, "on-disk size");
 

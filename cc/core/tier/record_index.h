@@ -11,6 +11,7 @@
 #ifndef TFSPS_CORE_TIER_RECORD_INDEX_H_
 #define TFSPS_CORE_TIER_RECORD_INDEX_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -52,7 +53,8 @@ class RecordIndex {
   bool Has(uint64_t tag, uint32_t place) const;
   // Every entry, in no order.
   void ForEach(const std::function<void(uint64_t tag, uint32_t place)>& visit) const;
-  uint64_t live() const { return live_; }
+  // Entries; any thread may ask.
+  uint64_t live() const { return live_.load(std::memory_order_relaxed); }
   // Of shared memory, pages that are free at the moment included.
   size_t bytes() const;
 
@@ -107,7 +109,7 @@ class RecordIndex {
   // --- Writer. ---
   std::vector<Use> use_;  // of each segment
   std::vector<uint32_t> free_pages_, free_segments_;
-  uint64_t live_ = 0;
+  std::atomic<uint64_t> live_{0};
 };
 
 }  // namespace tsps

@@ -81,11 +81,6 @@ void RecordStore::Drop(uint64_t tag, uint32_t place) {
   if (index_->Remove(tag, place)) --live_[log_->layout().file_of(place)];
 }
 
-uint64_t RecordStore::rows() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return index_->live();
-}
-
 uint64_t RecordStore::live_bytes() const { return rows() * log_->layout().record_bytes; }
 
 // --- Reading. ---
@@ -236,13 +231,21 @@ uint32_t RecordStore::FileToCompact() const {
 Result<bool> RecordStore::CompactSome(size_t bytes) {
   const RecordLayout& layout = log_->layout();
   uint32_t file, slot;
+  bool nothing_lives = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (compaction_.file == UINT32_MAX) compaction_ = {FileToCompact(), 0};
     file = compaction_.file;
     slot = compaction_.slot;
+    if (file != UINT32_MAX) nothing_lives = file >= live_.size() || live_[file] == 0;
+    if (nothing_lives) compaction_ = {};
   }
   if (file == UINT32_MAX) return false;
+  if (nothing_lives) {
+    TSPS_FAULT_POINT("record_store_compacted");
+    TSPS_RETURN_IF_ERROR(log_->RemoveFile(file));
+    return true;
+  }
 
   const size_t left = layout.records_per_file - slot;
   const auto n = static_cast<uint32_t>(std::clamp<size_t>(bytes / layout.record_bytes, 1, left));

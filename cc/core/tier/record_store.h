@@ -66,7 +66,7 @@ class RecordStore {
 
   // Number of the next moves: in the state that their mutation publishes.
   uint32_t next_number() const { return committed_ + 1; }
-  uint64_t rows() const;
+  uint64_t rows() const { return index_->live(); }
   // Of the log's files, and what live records need of them.
   uint64_t log_bytes() const { return log_->bytes(); }
   uint64_t live_bytes() const;
