@@ -57,7 +57,7 @@ class Variant:
     @property
     def engine(self) -> str:
         """What connects the job's ranks."""
-        return str(self.optimizer.get("collectives", "horovod"))
+        return "tensorflow" if self.optimizer.get("collectives") == "tensorflow" else "horovod"
 
     @classmethod
     def parse(cls, text: str) -> Variant:

@@ -103,7 +103,7 @@ def started(
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="tsps-host-job-") as folder, contextlib.ExitStack() as stack:
         stack.callback(_kill, processes)
-        connected = _horovod if collectives == "horovod" else _tensorflow
+        connected = {"horovod": _horovod, "tensorflow": _tensorflow}[collectives]
         connections = stack.enter_context(connected(hosts, ranks_per_host, Path(folder) / "rendezvous"))
         logs = [Path(folder) / f"rank{rank}" for rank in range(size)]
         for rank, log in enumerate(logs):

@@ -54,6 +54,14 @@ class RowChangesTest : public GroupTest {
     table_ = AddTable("t", kDim);
   }
 
+  Result<int> AddTieredTable(const OptimizerConfig& optimizer) {
+    TableConfig config = MakeConfig("tiered", kDim, 1);
+    config.absent_elsewhere = true;
+    TSPS_ASSIGN_OR_RETURN(const int table, writer_->CreateTable(config));
+    TSPS_RETURN_IF_ERROR(writer_->BindOptimizer(table, optimizer, false));
+    return table;
+  }
+
   Commit Draw(std::mt19937& random, bool step) {
     Commit commit;
     std::vector<int64_t> keys(400);
@@ -199,13 +207,10 @@ TEST_F(RowChangesTest, AFullTableCanTakeAllOtherRows) {
 
 // A table whose rows may be in another tier has no initial values.
 TEST_F(RowChangesTest, AbsentKeysOfATableWithAnotherTierAreAskedForThere) {
-  TableConfig config = MakeConfig("tiered", kDim, 1);
-  config.absent_elsewhere = true;
-  const auto tiered = writer_->CreateTable(config);
-  ASSERT_TRUE(tiered.ok()) << tiered.status().message();
   OptimizerConfig sgd;
   sgd.kind = OptimizerKind::kSgd;
-  ASSERT_TSPS_OK(writer_->BindOptimizer(*tiered, sgd, false));
+  const auto tiered = AddTieredTable(sgd);
+  ASSERT_TRUE(tiered.ok()) << tiered.status().message();
   const std::vector<float> rows = {1, 2, 3, 4};
   const Commit bring_in{{}, {1, 2}, {}, {}, rows};
   ASSERT_TSPS_OK(writer_->Prepare(bring_in.Changes(*tiered, std::nullopt), executor_));
@@ -245,14 +250,11 @@ TEST_F(RowChangesTest, AbsentKeysOfATableWithAnotherTierAreAskedForThere) {
 
 // Rows that move between the tiers have not changed, and are not erased.
 TEST_F(RowChangesTest, RowsThatMoveBetweenTheTiersKeepTheirChangeGenerations) {
-  TableConfig config = MakeConfig("tiered", kDim, 1);
-  config.absent_elsewhere = true;
-  const auto tiered = writer_->CreateTable(config);
-  ASSERT_TRUE(tiered.ok()) << tiered.status().message();
   OptimizerConfig adagrad;
   adagrad.kind = OptimizerKind::kAdagrad;
   adagrad.slot_init[0] = 0.1f;
-  ASSERT_TSPS_OK(writer_->BindOptimizer(*tiered, adagrad, false));
+  const auto tiered = AddTieredTable(adagrad);
+  ASSERT_TRUE(tiered.ok()) << tiered.status().message();
   const auto marked = writer_->MarkChanges();
   ASSERT_TRUE(marked.ok());
   const auto rows = writer_->Records(*tiered);

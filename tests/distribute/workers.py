@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from free_ports import free_ports
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
@@ -127,8 +128,4 @@ def started(program: str, *args: str, nodes: Sequence[int], env: dict[str, str] 
 
 def _free_addresses(n: int) -> list[str]:
     """Of ports that nobody uses at this moment."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    return [f"127.0.0.1:{port}" for port in free_ports(n)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 60.0  # for what takes seconds, on a machine that has something else to do
@@ -157,6 +157,4 @@ def gone(pid: int) -> bool:
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody uses now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    return free_ports(1)[0]

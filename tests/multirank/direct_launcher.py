@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_ports
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
-from tf_sparse_ps.launch.meeting import Ports
 
 _GRACE_S = 5.0
 _print = threading.Lock()
@@ -152,9 +152,7 @@ def for_tensorflow(slots: list[Any], port: int) -> list[dict[str, str]]:
       slots: Horovod's descriptions of them.
       port: Of the key-value store.
     """
-    ports = Ports(len(slots))
-    ports.release()
-    workers = [f"127.0.0.1:{port}" for port in ports.numbers]
+    workers = [f"127.0.0.1:{one}" for one in free_ports(len(slots))]
     found = []
     for slot in slots:
         folder = Path(os.environ["TFSPS_DIR"])

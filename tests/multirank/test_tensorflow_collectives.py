@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from free_ports import free_ports
 from launch import REPOSITORY, TENSORFLOW, launched
-
-from tf_sparse_ps.launch.meeting import Ports
 
 TIMEOUT_S = 8
 PROGRAM = "import tf_sparse_ps as tsps; ranks = tsps.init({}); print(ranks.kind, ranks.rank, ranks.size, flush=True)"
@@ -29,13 +28,6 @@ def test_row_counts_that_all_differ_leave_nothing_behind() -> None:
         assert end["threads"] <= half["threads"] + 2
         assert end["files"] <= half["files"]
         assert end["resident"] - half["resident"] < 8 << 20
-
-
-def ports(count: int) -> tuple[int, ...]:
-    """That nobody listens at."""
-    free = Ports(count)
-    free.release()
-    return free.numbers
 
 
 def start(tmp_path: Path, workers: list[str], index: int, program: str = PROGRAM.format("")) -> subprocess.Popen[str]:
@@ -64,14 +56,14 @@ def end(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
 
 
 def test_workers_of_tf_config_train_without_a_launcher(tmp_path: Path) -> None:
-    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     for index, (status, output) in enumerate(end(*(start(tmp_path, workers, index) for index in range(2)))):
         assert status == 0, output
         assert f"tensorflow {index} 2" in output
 
 
 def test_a_worker_that_never_starts_is_named_within_the_timeout(tmp_path: Path) -> None:
-    workers = [f"127.0.0.1:{port}" for port in ports(3)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(3)]
     for status, output in end(start(tmp_path, workers, 0), start(tmp_path, workers, 2)):
         assert status == 1, output
         assert f"rank 1 at {workers[1]} did not come within {TIMEOUT_S} s" in output
@@ -79,7 +71,7 @@ def test_a_worker_that_never_starts_is_named_within_the_timeout(tmp_path: Path) 
 
 
 def test_workers_with_other_clusters_are_told_the_difference(tmp_path: Path) -> None:
-    workers = [f"127.0.0.1:{port}" for port in ports(3)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(3)]
     for status, output in end(start(tmp_path, workers, 0), start(tmp_path, workers[:2], 1)):
         assert status == 1, output
         assert "TF_CONFIG differs between ranks" in output
@@ -87,7 +79,7 @@ def test_workers_with_other_clusters_are_told_the_difference(tmp_path: Path) -> 
 
 def test_init_after_an_operation_says_where_to_call_it(tmp_path: Path) -> None:
     program = "import tensorflow as tf; tf.zeros([]); " + PROGRAM.format("'tensorflow'")
-    ((status, output),) = end(start(tmp_path, [f"127.0.0.1:{port}" for port in ports(2)], 0, program))
+    ((status, output),) = end(start(tmp_path, [f"127.0.0.1:{port}" for port in free_ports(2)], 0, program))
     assert status == 1
     assert "call tsps.init() at the top of the program" in output
 
@@ -99,7 +91,7 @@ def test_a_strategy_of_the_users_own_stays_in_charge(tmp_path: Path) -> None:
         "print('outside:', tsps.init().kind, flush=True)\n"
         "with strategy.scope(): print('inside:', tsps.init().kind, flush=True)"
     )
-    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     for status, output in end(*(start(tmp_path, workers, index, program) for index in range(2))):
         assert status == 0, output
         assert "outside: local" in output
@@ -108,7 +100,7 @@ def test_a_strategy_of_the_users_own_stays_in_charge(tmp_path: Path) -> None:
 
 def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
     """TensorFlow would take it for a notice of preemption."""
-    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     ranks = [start(tmp_path, workers, index, PROGRAM.format("") + "; import time; time.sleep(100)") for index in (0, 1)]
     try:
         for rank in ranks:
@@ -132,7 +124,7 @@ def test_a_worker_that_ends_before_it_is_connected_ends_the_others_in_time(tmp_p
         "from tf_sparse_ps.collectives import cluster_config, meeting; import os; "
         f"meeting.meet(cluster_config.find(), {TIMEOUT_S}); os._exit(3)"
     )
-    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     programs = [come_and_go if index == gone else PROGRAM.format("") for index in range(2)]
     began = time.monotonic()
     ended = end(*(start(tmp_path, workers, index, program) for index, program in enumerate(programs)))
@@ -148,7 +140,7 @@ def test_other_collectives_beside_it_are_refused(tmp_path: Path, kind: str) -> N
     if kind == "horovod":
         pytest.importorskip("horovod")
     program = PROGRAM.format("") + f"; tsps.DistributedOptimizer('sgd', collectives={kind!r})"
-    workers = [f"127.0.0.1:{port}" for port in ports(2)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     for status, output in end(*(start(tmp_path, workers, index, program) for index in range(2))):
         assert status == 1, output
         assert "Received" in output

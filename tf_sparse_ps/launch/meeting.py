@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import fcntl
 import ipaddress
+import itertools
 import json
 import random
 import secrets
@@ -111,7 +112,8 @@ class Ports:
         """
         self._sockets: list[socket.socket] = []
         numbers = _unassigned_ports()
-        for number in random.sample(numbers, len(numbers)):
+        first = random.choice(numbers)
+        for number in itertools.chain(range(first, numbers.stop), range(numbers.start, first)):
             if len(self._sockets) == count:
                 break
             one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

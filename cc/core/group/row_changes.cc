@@ -135,7 +135,6 @@ Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes)
   TSPS_RETURN_IF_ERROR(CheckCount(config.name, updates + writes.n));
   TSPS_RETURN_IF_ERROR(CheckKeys(config, writes.keys, writes.n));
   part->writes.push_back(writes);
-  changes_values_ = true;
   mutation_.AddWrites(part->table, writes.keys, writes.n, n_planes);
   return Status();
 }
@@ -148,7 +147,6 @@ Status PreparedChanges::AddErases(const Group& group, const TableErases& erases)
   }
   part->erases = true;
   TSPS_RETURN_IF_ERROR(CheckCount(name, erases.n));
-  changes_values_ = true;
   mutation_.AddErases(part->table, erases.keys, erases.n);
   return Status();
 }
@@ -160,7 +158,7 @@ Status PreparedChanges::AddMoves(const Group& group, const TableMoves& moves) {
     return Error(Code::kInvalidArgument, "rows of table ", config.name,
                  " move between its tiers twice at once, or are set or erased in the same commit");
   }
-  part->moves = moves_rows_ = true;
+  part->moves = true;
   const size_t updates = part->update.empty() ? 0 : part->update[0].n;
   TSPS_RETURN_IF_ERROR(CheckCount(config.name, updates + moves.n_coming));
   TSPS_RETURN_IF_ERROR(CheckCount(config.name, moves.n_going));
@@ -272,6 +270,11 @@ void PreparedChanges::WriteRows(size_t p, bool fresh) {
   });
 }
 
+bool PreparedChanges::OnlyMoves() const {
+  const auto moves = [](const Part& part) { return part.moves; };
+  return !parts_.empty() && std::all_of(parts_.begin(), parts_.end(), moves);
+}
+
 void PreparedChanges::Write() {
   if (mutation_.HasFresh()) {
     mutation_.ForEachPlan([&](size_t p) {
@@ -284,7 +287,7 @@ void PreparedChanges::Write() {
   mutation_.WriteIndex();
   if (step_.has_value()) {
     mutation_.next().step = *step_;
-  } else if (changes_values_ || !moves_rows_) {
+  } else if (!OnlyMoves()) {
     ++mutation_.next().version;
   }
   written_ = true;

@@ -68,6 +68,8 @@ class PreparedChanges {
   Status AddWrites(const Group& group, const TableWrites& writes);
   Status AddErases(const Group& group, const TableErases& erases);
   Status AddMoves(const Group& group, const TableMoves& moves);
+  // Without a step: no row is set or erased, and some may have moved between the tiers.
+  bool OnlyMoves() const;
   // Of the plan's fresh keys, or of those that are there, whose images are saved first: updates and
   // writes.
   void WriteRows(size_t p, bool fresh);
@@ -79,8 +81,6 @@ class PreparedChanges {
   GroupCounters& counters_;
   Executor& executor_;
   std::optional<uint64_t> step_;
-  bool moves_rows_ = false;      // between the tiers
-  bool changes_values_ = false;  // rows are set or erased
   std::vector<Part> parts_;
   RowMutation mutation_;
   bool written_ = false;

@@ -14,13 +14,14 @@ namespace tsps {
 class RowRecords {
  public:
   // The list must stay.
-  explicit RowRecords(const PlaneList& list) : list_(list) {}
-
-  size_t bytes() const {
-    size_t bytes = 0;
-    ForEach([&](const Plane& plane, size_t) { bytes += plane.row_bytes; });
-    return bytes;
+  explicit RowRecords(const PlaneList& list) : list_(list) {
+    ForEach([this](const Plane& plane, size_t at) {
+      if (plane.role == PlaneRole::kChanged) changed_at_ = at;
+      bytes_ = at + plane.row_bytes;
+    });
   }
+
+  size_t bytes() const { return bytes_; }
   int64_t KeyOf(uint32_t row) const { return list_.keys()[row]; }
 
   // The writer's, outside of mutations.
@@ -37,10 +38,8 @@ class RowRecords {
     });
   }
   uint32_t ChangedOf(const char* record) const {
-    uint32_t changed = 0;
-    ForEach([&](const Plane& plane, size_t at) {
-      if (plane.role == PlaneRole::kChanged) std::memcpy(&changed, record + at, sizeof(changed));
-    });
+    uint32_t changed;
+    std::memcpy(&changed, record + changed_at_, sizeof(changed));
     return changed;
   }
 
@@ -56,6 +55,8 @@ class RowRecords {
   }
 
   const PlaneList& list_;
+  size_t bytes_ = 0;
+  size_t changed_at_ = 0;  // where the change generation is; every table has one
 };
 
 }  // namespace tsps

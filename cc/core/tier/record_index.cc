@@ -311,18 +311,22 @@ bool RecordIndex::Remove(uint64_t tag, uint32_t place) {
   return Replace(tag, place, kRemovedRecord);
 }
 
-void RecordIndex::ForEach(const std::function<void(uint64_t tag, uint32_t place)>& visit) const {
+void RecordIndex::ForEachIn(const State& state, const Visit& visit) const {
+  for (uint32_t i = 0; i < state.n_pages; ++i) {
+    const IndexPage& one = page(state.pages[i]);
+    for (uint32_t at = 0; at < kPageEntries; ++at) {
+      if (IsPlace(one.places[at])) visit(TagAt(one, at), one.places[at]);
+    }
+  }
+}
+
+void RecordIndex::ForEach(const Visit& visit) const {
   const IndexHeader& counts = header();
   for (uint32_t i = 0; i <= Mask(counts.depth); ++i) {
     const uint32_t number = directory(counts.depth)[i];
     const State& state = StateOf(number);
     if ((i & Mask(state.depth)) != i) continue;  // seen before
-    for (uint32_t k = 0; k < state.n_pages; ++k) {
-      const IndexPage& one = page(state.pages[k]);
-      for (uint32_t at = 0; at < kPageEntries; ++at) {
-        if (IsPlace(one.places[at])) visit(TagAt(one, at), one.places[at]);
-      }
-    }
+    ForEachIn(state, visit);
   }
 }
 

@@ -52,7 +52,8 @@ class RecordIndex {
   bool Replace(uint64_t tag, uint32_t from, uint32_t to);
   bool Has(uint64_t tag, uint32_t place) const;
   // Every entry, in no order.
-  void ForEach(const std::function<void(uint64_t tag, uint32_t place)>& visit) const;
+  using Visit = std::function<void(uint64_t tag, uint32_t place)>;
+  void ForEach(const Visit& visit) const;
   // Entries; any thread may ask.
   uint64_t live() const { return live_.load(std::memory_order_relaxed); }
   // Of shared memory, pages that are free at the moment included.
@@ -100,6 +101,7 @@ class RecordIndex {
   // Copies the entries of one segment's pages, those alone whose tags match the other's pattern.
   Use Copy(const State& from, const State& to) const;
   uint32_t CountMatching(const State& from, const State& to) const;
+  void ForEachIn(const State& state, const Visit& visit) const;
   // Returns what was in the entry before.
   uint32_t Put(const State& state, uint64_t tag, uint32_t place) const;
 

@@ -24,13 +24,12 @@ uint32_t PagesFor(uint32_t entries) {
 }  // namespace
 
 Status RecordIndex::Reserve(const uint64_t* tags, size_t n) {
-  std::vector<uint64_t> sorted(tags, tags + n);
   for (;;) {
     // How many come to each segment; splits change that.
     std::vector<std::pair<uint32_t, uint32_t>> coming;
     {
       std::vector<uint32_t> numbers(n);
-      for (size_t i = 0; i < n; ++i) SegmentOf(sorted[i], &numbers[i]);
+      for (size_t i = 0; i < n; ++i) SegmentOf(tags[i], &numbers[i]);
       std::sort(numbers.begin(), numbers.end());
       for (const uint32_t number : numbers) {
         if (coming.empty() || coming.back().first != number) coming.push_back({number, 0});
@@ -89,27 +88,17 @@ void RecordIndex::GivePages(const State& state) {
 
 uint32_t RecordIndex::CountMatching(const State& from, const State& to) const {
   uint32_t count = 0;
-  for (uint32_t i = 0; i < from.n_pages; ++i) {
-    const IndexPage& one = page(from.pages[i]);
-    for (uint32_t at = 0; at < kPageEntries; ++at) {
-      count += IsPlace(one.places[at]) && Matches(TagAt(one, at), to);
-    }
-  }
+  ForEachIn(from, [&](uint64_t tag, uint32_t) { count += Matches(tag, to); });
   return count;
 }
 
 RecordIndex::Use RecordIndex::Copy(const State& from, const State& to) const {
   Use use;
-  for (uint32_t i = 0; i < from.n_pages; ++i) {
-    const IndexPage& one = page(from.pages[i]);
-    for (uint32_t at = 0; at < kPageEntries; ++at) {
-      const uint64_t tag = TagAt(one, at);
-      if (!IsPlace(one.places[at])) continue;
-      if (!Matches(tag, to)) continue;
-      Put(to, tag, one.places[at]);
-      ++use.live;
-    }
-  }
+  ForEachIn(from, [&](uint64_t tag, uint32_t place) {
+    if (!Matches(tag, to)) return;
+    Put(to, tag, place);
+    ++use.live;
+  });
   return use;
 }
 

@@ -10,8 +10,8 @@
 namespace tsps {
 
 struct RecordMoves::Header {
-  uint32_t number;  // 0: none are declared
-  uint32_t zero;
+  uint32_t number;
+  uint32_t declared;  // 0 or 1: any number may come round
   uint64_t n_entering, n_leaving;
 };
 
@@ -46,16 +46,17 @@ void RecordMoves::Declare(uint32_t number, const std::vector<RecordMove>& enteri
   std::copy(leaving.begin(), leaving.end(), moves() + entering.size());
   made.n_entering = entering.size();
   made.n_leaving = leaving.size();
+  made.number = number;
   TSPS_FAULT_POINT("record_moves_written");
-  __atomic_store_n(&made.number, number, __ATOMIC_RELEASE);
+  __atomic_store_n(&made.declared, 1u, __ATOMIC_RELEASE);
   TSPS_FAULT_POINT("record_moves_declared");
 }
 
-void RecordMoves::Clear() { __atomic_store_n(&header().number, 0u, __ATOMIC_RELEASE); }
+void RecordMoves::Clear() { __atomic_store_n(&header().declared, 0u, __ATOMIC_RELEASE); }
 
 Status RecordMoves::Recover(uint32_t committed, RecordIndex& index) {
   const Header found = header();
-  if (found.number == 0) return {};
+  if (found.declared == 0) return {};
   const size_t room = (file_->RefreshSize() - kHeaderBytes) / sizeof(RecordMove);
   if (found.n_entering > room || found.n_leaving > room - found.n_entering) {
     return Damaged(file_->path(), found.n_entering, " and ", found.n_leaving,

@@ -36,8 +36,8 @@ class RecordMoves {
 
   // Room for so many moves.
   Status Reserve(size_t n);
-  // `number`: of the mutation among those that move rows of this table, from 1; it is in the state
-  // that the mutation publishes. There is room.
+  // `number`: of the mutation among those that move rows of this table; it is in the state that the
+  // mutation publishes, and goes round. There is room.
   void Declare(uint32_t number, const std::vector<RecordMove>& entering,
                const std::vector<RecordMove>& leaving);
   // The index is as the declared moves leave it.

@@ -1,0 +1,175 @@
+// What a mutation will do to which rows, and whether it may: it changes nothing.
+#include <algorithm>
+#include <atomic>
+#include <unordered_set>
+
+#include "core/base/fault_point.h"
+#include "core/gradients/dedupe.h"
+#include "core/group/probe.h"
+#include "core/group/row_mutation.h"
+#include "core/group/row_records.h"
+#include "core/group/table_number.h"
+#include "core/table/index.h"
+#include "core/table/table_checks.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kProbeGrain = 4096;
+
+Status Repeated(const TableFiles& files, int64_t key) {
+  return Error(Code::kInvalidArgument, "table ", files.folder(), ": key ", key,
+               " is there twice; the keys of an update must be unique");
+}
+
+}  // namespace
+
+int64_t RowMarks::FirstRepeated(const std::vector<uint32_t>& rows,
+                                const std::vector<uint32_t>& positions, uint64_t n_rows) {
+  if (marks_.size() < n_rows / 64 + 1) marks_.resize(n_rows / 64 + 1 + n_rows / 256);
+  size_t marked = 0;
+  bool repeated = false;
+  for (; marked < positions.size(); ++marked) {
+    const uint32_t row = rows[positions[marked]];
+    const uint64_t mark = uint64_t{1} << (row & 63);
+    repeated = (marks_[row >> 6] & mark) != 0;
+    if (repeated) break;
+    marks_[row >> 6] |= mark;
+  }
+  for (size_t i = 0; i < marked; ++i) marks_[rows[positions[i]] >> 6] = 0;
+  return repeated ? int64_t{positions[marked]} : -1;
+}
+
+Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
+  std::vector<Status> statuses(plans_.size());
+  ForEachPlan([&](size_t p) {
+    if (also) also(p);
+    statuses[p] = PlanTable(plans_[p]);
+  });
+  return FirstError(statuses);
+}
+
+Status RowMutation::FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan) {
+  const int table = TableNumber(static_cast<size_t>(plan.table), state.removed);
+  plan.rows = group_.row_numbers.Take(table, writer_.state.epoch, plan.keys, plan.n);
+  if (plan.rows.size() == plan.n) return Status();
+  plan.rows.resize(plan.n);
+  std::atomic<int64_t> astray{-1};
+  executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
+    const int64_t one =
+        ProbeRows(files, state, plan.keys + begin, end - begin, plan.rows.data() + begin);
+    if (one >= 0) astray.store(static_cast<int64_t>(begin) + one, std::memory_order_relaxed);
+  });
+  return astray.load() < 0 ? Status() : Astray(files, plan.keys[astray.load()]);
+}
+
+Status RowMutation::PlanTable(RowPlan& plan) {
+  TableFiles& files = *group_.files(plan.table);
+  const TableState& state = StateOf(plan);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(state));
+  plan.planes = std::max(plan.planes, list->trained());
+  TSPS_RETURN_IF_ERROR(FindPlanned(files, state, plan));
+  plan.existing.reserve(plan.n);
+  for (size_t i = 0; i < plan.n; ++i) {
+    auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;
+    positions.push_back(static_cast<uint32_t>(i));
+  }
+  const int64_t repeated = writer_.memory[static_cast<size_t>(plan.table)].marks.FirstRepeated(
+      plan.rows, plan.existing, state.rows);
+  if (repeated < 0) {
+    TSPS_RETURN_IF_ERROR(CheckFreshUnique(plan));
+    // Rows that are set are brought in.
+    if ((state.flags & kTableAbsentElsewhere) != 0 && !plan.fresh.empty() &&
+        plan.fresh.front() < plan.updates) {
+      return AskTheOtherTier(files.config().name, plan.keys[plan.fresh.front()]);
+    }
+    TSPS_RETURN_IF_ERROR(FindErased(plan));
+    TSPS_RETURN_IF_ERROR(CheckErased(plan));
+    return CheckMoved(plan);
+  }
+  const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
+  const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
+  if (plan.keys[first] == plan.keys[repeated]) return Repeated(files, plan.keys[repeated]);
+  return Damaged("table " + files.folder(), "keys ", plan.keys[first], " and ", plan.keys[repeated],
+                 " both have row ", row);
+}
+
+Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
+  const size_t n = plan.fresh.size();
+  if (n == 0) return Status();
+  std::vector<int64_t> keys(n);
+  for (size_t i = 0; i < n; ++i) keys[i] = plan.keys[plan.fresh[i]];
+  std::vector<int32_t> numbers(n);
+  if (Dedupe({{keys.data(), n, numbers.data()}}).size() == n) return Status();
+  size_t repeated = 0;
+  while (numbers[repeated] == static_cast<int32_t>(repeated)) ++repeated;
+  return Repeated(*group_.files(plan.table), keys[repeated]);
+}
+
+Status RowMutation::FindErased(RowPlan& plan) {
+  if (plan.erase_keys.empty()) return Status();
+  TableFiles& files = *group_.files(plan.table);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
+  const uint32_t depth = StateOf(plan).depth;
+  plan.erased.clear();
+  plan.erased_rows.clear();
+  for (const int64_t key : plan.erase_keys) {
+    const uint64_t hash = files.Hash(key);
+    const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
+    TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));
+    const Segment* const segment = files.segment(number);
+    const Entry* const entry = FindInSegment(*segment, key, hash);
+    if (entry == nullptr) continue;
+    // Else an erase would free a row that another key has.
+    const int64_t of_row = LoadRelaxed(list->keys()[entry->row_plus_one - 1]);
+    if (of_row != key && !TSPS_FAULT_OFF("damage")) {
+      return Damaged("table " + files.folder(), "its index leads key ", key, " to row ",
+                     entry->row_plus_one - 1, ", which is that of key ", of_row);
+    }
+    plan.erased.push_back(
+        {number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
+    plan.erased_rows.push_back(entry->row_plus_one - 1);
+  }
+  return Status();
+}
+
+Status RowMutation::CheckErased(const RowPlan& plan) const {
+  if (plan.n == 0 || plan.erase_keys.empty()) return Status();
+  const std::unordered_set<int64_t> keys(plan.erase_keys.begin(), plan.erase_keys.end());
+  for (size_t i = 0; i < plan.n; ++i) {
+    if (keys.count(plan.keys[i]) == 0) continue;
+    return Error(Code::kInvalidArgument, "table ", group_.files(plan.table)->folder(), ": key ",
+                 plan.keys[i], " is changed and erased in one mutation");
+  }
+  return Status();
+}
+
+// A row is in one tier.
+Status RowMutation::CheckMoved(const RowPlan& plan) const {
+  if (!plan.moves) return Status();
+  TableFiles& files = *group_.files(plan.table);
+  if ((StateOf(plan).flags & kTableAbsentElsewhere) == 0) {
+    return Error(Code::kInvalidArgument, "table ", files.folder(), " has no other tier");
+  }
+  const auto here = std::lower_bound(plan.existing.begin(), plan.existing.end(), plan.updates);
+  if (here != plan.existing.end()) {
+    return Error(Code::kFailedPrecondition, "key ", plan.keys[*here], " of table ", files.folder(),
+                 " cannot come from the other tier: it is here");
+  }
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
+  const RowRecords records(*list);
+  for (size_t i = plan.updates; i < plan.n; ++i) {
+    if (records.ChangedOf(plan.records[i - plan.updates]) == kFreeRow) {
+      return Damaged("table " + files.folder(), "the record of key ", plan.keys[i],
+                     " has no change generation");
+    }
+  }
+  if (plan.erased.size() != plan.erase_keys.size()) {
+    return Error(Code::kFailedPrecondition, plan.erase_keys.size() - plan.erased.size(),
+                 " of the rows that table ", files.folder(),
+                 " is to give to the other tier are not here");
+  }
+  return Status();
+}
+
+}  // namespace tsps

@@ -1,0 +1,12 @@
+"""Ports for ranks that a test starts itself, as the launcher chooses them. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+from tf_sparse_ps.launch.meeting import Ports
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports that nobody uses now, and that no outgoing connection gets."""
+    ports = Ports(count)
+    ports.release()
+    return ports.numbers
