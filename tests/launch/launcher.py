@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,10 @@ import psutil
 from free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
+# What is started in the background, or by nohup, may ignore these, and what it starts would, too.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 LONGEST_S = 60.0  # for what takes seconds, on a machine that has something else to do
 PROLOGUE = """
 import json, os, pathlib, signal, subprocess, sys, time
