@@ -284,7 +284,7 @@ def policies(rank: Any) -> None:
         got, want = tf.function(ours)(tf.constant([1])), theirs(tf.constant([1]))
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(tf.cast(got, tf.float32), tf.cast(want, tf.float32))
-    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, dtype="float64"), "float32")
+    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, dtype="float64"), "policy mixed_float16")
 
 
 @works("layers", "`layer.compute_dtype` (Keras 3), `layer.dtype` (Keras 2)")
