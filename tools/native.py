@@ -71,7 +71,7 @@ VARIANTS = {
     "tsan": Variant(
         "-O1 -g -fsanitize=thread -DTFSPS_FAULT_POINTS",
         "-fsanitize=thread",
-        (("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1"),),
+        (("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1:die_after_fork=0"),),
     ),
 }
 

@@ -68,6 +68,9 @@ Status CreateTable(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(config.row_type, PlaneTypeFromName(dtype));
   TSPS_ASSIGN_OR_RETURN(const std::string rounding, context.String(10, "rounding"));
   TSPS_ASSIGN_OR_RETURN(config.rounding, RoundingFromName(rounding));
+  TSPS_ASSIGN_OR_RETURN(config.storage.folder, context.String(11, "storage_folder"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t memory, context.Scalar<int64_t>(12, "storage_memory"));
+  config.storage.memory = static_cast<uint64_t>(memory);
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner,
                         GroupRegistry::Get().Open(split.parent));
   return owner->Write([&](GroupWriter& writer) { return writer.CreateTable(config).status(); });

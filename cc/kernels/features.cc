@@ -212,7 +212,7 @@ Status ReadRows(const Features& features, const std::vector<TableHandle>& tables
   TSPS_RETURN_IF_ERROR(ReadOrScan(tables.front().group(), numbers,
                                   std::accumulate(sizes.begin(), sizes.end(), size_t{0}),
                                   /*beside_writer=*/false, Scan::RowsAlone(), attempt, scan_all));
-  for (const RowGather& gather : gathers) TSPS_RETURN_IF_ERROR(gather.CheckPresent());
+  for (const RowGather& gather : gathers) TSPS_RETURN_IF_ERROR(gather.status());
   return Status();
 }
 

@@ -255,7 +255,7 @@ std::vector<Op> Ops() {
        {},
        {"path: string", "uuid: string", "dim: int64", "key_limit: int64", "max_rows: int64",
         "initializer: string", "initializer_args: float", "seed: int64", "salt: int64",
-        "dtype: string", "rounding: string"},
+        "dtype: string", "rounding: string", "storage_folder: string", "storage_memory: int64"},
        {}},
       {"TspsBindOptimizer",
        true,

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "core/os/file_lock.h"
+#include "core/os/mapped_file.h"
+#include "core/table/tiered_storage.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -17,10 +19,16 @@ bool HasWriter(const std::string& path) {
   return ValueOrThrow(std::move(probe))->Held();
 }
 
+// Of all tables of a group that nobody needs any more, and that may be damaged.
+void RemoveRowsOnDisk(const std::string& path) {
+  for (const std::string& table : EntriesOf(path)) RemoveStorage(path + "/" + table);
+}
+
 }  // namespace
 
 void BindGroup(py::module_& module) {
   module.def("has_writer", &HasWriter, py::arg("path"));
+  module.def("remove_rows_on_disk", &RemoveRowsOnDisk, py::arg("path"));
   py::class_<PyScan>(module, "Scan")
       .def("step", &PyScan::Step)
       .def("rows", &PyScan::Rows)
@@ -58,7 +66,8 @@ void BindGroup(py::module_& module) {
       .def("create_table", &PyGroup::CreateTable, py::kw_only(), py::arg("name"), py::arg("uuid"),
            py::arg("dim"), py::arg("key_limit"), py::arg("max_rows"), py::arg("initializer"),
            py::arg("metadata") = py::list(), py::arg("dtype") = "float32",
-           py::arg("rounding") = "stochastic")
+           py::arg("rounding") = "stochastic", py::arg("storage_folder") = "",
+           py::arg("storage_memory") = 0)
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
       .def("lookup", &PyGroup::Lookup, py::arg("table"), py::arg("keys").noconvert())

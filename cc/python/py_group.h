@@ -30,7 +30,7 @@ class PyScan {
 
   Status Begin(uint64_t limit);
   uint64_t Step() const { return Open().step(); }
-  uint64_t Rows() const { return Open().StateOf(table_).live; }
+  uint64_t Rows() const { return Open().RowsOf(table_); }
   py::dict Optimizer() const { return ToPython(Open().Planes(table_).optimizer); }
   // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]], {name:
   // metadata [m, elements]}). m is 0 at the end.
@@ -91,7 +91,8 @@ class PyGroup {
 
   int CreateTable(const std::string& name, const std::string& uuid, int64_t dim, int64_t key_limit,
                   int64_t max_rows, const py::dict& initializer, const py::list& metadata,
-                  const std::string& dtype, const std::string& rounding);
+                  const std::string& dtype, const std::string& rounding,
+                  const std::string& storage_folder, uint64_t storage_memory);
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
 

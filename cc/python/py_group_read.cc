@@ -6,7 +6,7 @@
 #include "core/group/row_gather.h"
 #include "core/group/scan.h"
 #include "core/table/planes.h"
-#include "core/table/table_checks.h"
+#include "core/table/row_records.h"
 #include "python/py_group.h"
 
 namespace tsps {
@@ -18,6 +18,19 @@ Scan::Options KeysAlone() {
   options.embedding = options.slots_and_metadata = false;
   return options;
 }
+
+// Keys that are not in memory.
+struct Absent {
+  Absent(const int64_t* all, const std::vector<uint32_t>& rows) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] != kAbsentRow) continue;
+      keys.push_back(all[i]);
+      positions.push_back(i);
+    }
+  }
+  std::vector<int64_t> keys;
+  std::vector<size_t> positions;
+};
 
 }  // namespace
 
@@ -63,6 +76,8 @@ py::dict PyGroup::TableInfo(int table) {
   result["metadata"] = ToPython(StatsOf(table).metadata);
   result["dtype"] = PlaneTypeName(config.row_type);
   result["rounding"] = RoundingName(config.rounding);
+  result["storage_folder"] = config.storage.folder;
+  result["storage_memory"] = config.storage.memory;
   return result;
 }
 
@@ -73,6 +88,8 @@ py::dict PyGroup::Stats(int table) {
   result["row_capacity"] = stats.row_capacity;
   result["segments"] = stats.segments;
   result["bytes"] = stats.bytes;
+  result["rows_on_disk"] = stats.rows_on_disk;
+  result["bytes_on_disk"] = stats.bytes_on_disk;
   result["optimizer"] = ToPython(stats.optimizer);
   return result;
 }
@@ -118,7 +135,7 @@ py::tuple PyGroup::LookupTables(const std::vector<std::pair<int, KeyArray>>& par
   };
   ThrowIfError(WithoutGil(
       [&] { return ReadOrScan(*group_, tables, total, true, Scan::RowsAlone(), read, scan); }));
-  for (const RowGather& gather : gathers) ThrowIfError(gather.CheckPresent());
+  for (const RowGather& gather : gathers) ThrowIfError(gather.status());
   return py::make_tuple(step, rows);
 }
 
@@ -153,9 +170,22 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
     return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
                  " got another optimizer while it was read");
   };
-  bool elsewhere = false;
+  char* planes[kMaxPlanes] = {row_data};
+  for (size_t slot = 0; slot < slot_data.size(); ++slot) {
+    planes[1 + slot] = reinterpret_cast<char*>(slot_data[slot]);
+  }
+  // Of keys that are not in memory.
+  const auto read_records = [&](auto& source, const PlaneList* list) -> Status {
+    if (!config->storage.tiered() || list == nullptr) return Status();
+    const Absent absent(key_data, numbers);
+    const RowRecords records(*list);
+    return source.ReadRecords(table, absent.keys.data(), absent.keys.size(),
+                              [&](size_t i, const char* payload) {
+                                records.Split(payload, absent.positions[i], planes);
+                                found_data[absent.positions[i]] = true;
+                              });
+  };
   const auto read = [&](const ReadView& view) -> Status {
-    elsewhere = view.AbsentElsewhere(table);
     if (with_slots && view.Stats(table).optimizer.kind != kind) return other_optimizer();
     view.FindRows(table, key_data, n, numbers.data());
     for (size_t i = 0; i < n; ++i) {
@@ -171,31 +201,22 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
         RacyRead(slot_data[slot] + i * slot_width[slot], row, slot_width[slot] * sizeof(float));
       }
     }
-    return Status();
+    return read_records(view, view.Planes(table));
   };
   const auto scan = [&](Scan& scan) -> Status {
-    elsewhere = (scan.StateOf(table).flags & kTableAbsentElsewhere) != 0;
     if (with_slots && scan.Planes(table).optimizer.kind != kind) return other_optimizer();
     TSPS_RETURN_IF_ERROR(scan.Find(table, key_data, n, numbers.data(), *executor_));
-    char* planes[kMaxPlanes] = {row_data};
-    for (size_t slot = 0; slot < slot_data.size(); ++slot) {
-      planes[1 + slot] = reinterpret_cast<char*>(slot_data[slot]);
-    }
     TSPS_RETURN_IF_ERROR(scan.Copy(table, numbers.data(), n, planes, *executor_));
     for (size_t i = 0; i < n; ++i) {
       found_data[i] = numbers[i] != kAbsentRow;
       if (!found_data[i]) zero(i);
     }
-    return Status();
+    return read_records(scan, &scan.Planes(table));
   };
   Scan::Options options;
   options.slots_and_metadata = with_slots;
   ThrowIfError(
       WithoutGil([&] { return ReadOrScan(*group_, {table}, n, true, options, read, scan); }));
-  const auto absent = std::find(numbers.begin(), numbers.end(), kAbsentRow);
-  if (elsewhere && absent != numbers.end()) {
-    Throw(AskTheOtherTier(config->name, key_data[absent - numbers.begin()]));
-  }
   return py::make_tuple(std::move(found), WidenRows(config->row_type, row_data, n, dim),
                         std::move(slots));
 }
@@ -204,6 +225,7 @@ py::dict PyGroup::Metadata(int table, const KeyArray& keys) {
   const size_t n = KeyCount(keys);
   const int64_t* key_data = keys.data();
   const std::vector<MetadataPlane> planes = StatsOf(table).metadata;  // never changes
+  const bool tiered = Config(table)->storage.tiered();
   py::dict result;
   std::vector<char*> data;
   std::vector<size_t> row_bytes;
@@ -228,7 +250,15 @@ py::dict PyGroup::Metadata(int table, const KeyArray& keys) {
         }
       }
     }
-    return Status();
+    const PlaneList* const list = view.Planes(table);
+    if (!tiered || list == nullptr) return Status();
+    const Absent absent(key_data, numbers);
+    const RowRecords records(*list);
+    char* to[kMaxPlanes] = {};
+    for (size_t p = 0; p < planes.size(); ++p) to[list->first_metadata() + p] = data[p];
+    return view.ReadRecords(
+        table, absent.keys.data(), absent.keys.size(),
+        [&](size_t i, const char* payload) { records.Split(payload, absent.positions[i], to); });
   }));
   return result;
 }
@@ -238,7 +268,7 @@ KeyArray PyGroup::Keys(int table) {
   std::vector<int64_t> keys;
   ThrowIfError(WithoutGil([&]() -> Status {
     TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*group_, {table}, KeysAlone()));
-    keys.resize(scan->StateOf(table).live + kRows);
+    keys.resize(scan->RowsOf(table) + kRows);
     char* planes[kMaxPlanes] = {};
     size_t n = 0;
     while (true) {

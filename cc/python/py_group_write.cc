@@ -53,7 +53,8 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
 int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64_t dim,
                          int64_t key_limit, int64_t max_rows, const py::dict& initializer,
                          const py::list& metadata, const std::string& dtype,
-                         const std::string& rounding) {
+                         const std::string& rounding, const std::string& storage_folder,
+                         uint64_t storage_memory) {
   const TableConfig config{name,
                            uuid,
                            dim,
@@ -62,7 +63,8 @@ int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64
                            InitializerFromPython(initializer),
                            MetadataFromPython(metadata),
                            ValueOrThrow(PlaneTypeFromName(dtype)),
-                           ValueOrThrow(RoundingFromName(rounding))};
+                           ValueOrThrow(RoundingFromName(rounding)),
+                           {storage_folder, storage_memory}};
   int table = 0;
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(config));

@@ -22,7 +22,7 @@ namespace tsps {
 namespace {
 
 constexpr size_t kPayload = 132;  // 144 bytes a record
-const char kGroup[] = "0123456789abcdef0123456789abcdef";
+const char kOther[] = "0123456789abcdef0123456789abcdef";
 const char kTable[] = "fedcba9876543210fedcba9876543210";
 
 class RecordLogTest : public testing::Test {
@@ -35,7 +35,7 @@ class RecordLogTest : public testing::Test {
   }
 
   RecordLayout Layout(size_t payload = kPayload) const {
-    return RecordLayout(kGroup, kTable, payload, 256 * 1024);
+    return RecordLayout(kTable, payload, 256 * 1024);
   }
 
   void Reopen() {
@@ -173,8 +173,7 @@ TEST_F(RecordLogTest, FilesOfAnotherGroupOrOfOtherRecordsAreRefused) {
     EXPECT_EQ(status.code(), Code::kDataLoss);
     EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
   };
-  refused(RecordLayout(kTable, kTable, kPayload, 256 * 1024), "belongs to table");
-  refused(RecordLayout(kGroup, kGroup, kPayload, 256 * 1024), "belongs to table");
+  refused(RecordLayout(kOther, kPayload, 256 * 1024), "belongs to the table");
   refused(Layout(kPayload + 8), "expected file");
   ASSERT_EQ(truncate(RecordFile::PathOf(dir_ / "", 0).c_str(), 100), 0);
   refused(Layout(), "fewer than its header");
@@ -243,7 +242,7 @@ TEST_F(RecordLogTest, ThreadsSharedByManyCallersServeThemAll) {
 }
 
 TEST(RecordReads, NearRecordsAreReadTogetherAndFarOnesAlone) {
-  const RecordLayout layout(kGroup, kTable, kPayload, 1 << 20);
+  const RecordLayout layout(kTable, kPayload, 1 << 20);
   const std::vector<uint32_t> places = {0, 1, 30, 400, 401, 5000};
   const auto none = PlanReads(layout, places.data(), places.size(), {0, 64 * 1024});
   ASSERT_EQ(none.size(), 3u);

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tf_sparse_ps import _table, optimizers, table
-from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.config import TableConfig, Tiered
 from tf_sparse_ps.table import Table
 
 DIM = 3
@@ -24,15 +24,21 @@ KEY_LISTS = st.lists(KEYS, min_size=0, max_size=20)
 
 
 class Tables(RuleBasedStateMachine):
-    """Two Adagrad tables of one group; the model holds a row and an accumulator per key."""
+    """Two Adagrad tables of one group, of which one has 64 rows in memory and the rest on disk.
+
+    The model holds a row and an accumulator per key.
+    """
 
     @initialize()
     def create(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="tf_sparse_ps-model-", dir="/dev/shm")
         adagrad = optimizers.Adagrad(learning_rate=float(RATE))
+        tiered = {"storage": Tiered(f"{self.folder}/disk", memory=14_162_500), "max_rows": 2**17}
         self.tables = [
-            Table.create(f"{self.folder}/g/{name}", TableConfig(name, DIM, initializer="normal", optimizer=adagrad))
-            for name in ("a", "b")
+            Table.create(
+                f"{self.folder}/g/{name}", TableConfig(name, DIM, initializer="normal", optimizer=adagrad, **storage)
+            )
+            for name, storage in (("a", {}), ("b", tiered))
         ]
         self.models: list[dict[int, tuple[np.ndarray, np.ndarray]]] = [{}, {}]
         self.steps = 0

@@ -531,7 +531,7 @@ def control_flow(rank: Any) -> None:
     np.testing.assert_array_equal(_rows(layer)[[1, 2, 3]], [[0.0] * DIM, [0.0] * DIM, [1.0] * DIM])
 
 
-@works("layers", "`table=TableConfig(...)`, `placement`, `cache`")
+@works("layers", "`table=TableConfig(...)`, `placement`, `storage`, `cache`")
 def table_configuration(rank: Any) -> None:
     config = tsps.TableConfig("users", DIM, max_rows=100, seed=3, optimizer=tsps.optimizers.SGD(learning_rate=0.5))
     ours = model(tsps.Embedding(None, DIM, table=config, placement="replicated", cache=None))
@@ -541,6 +541,10 @@ def table_configuration(rank: Any) -> None:
     assert np.abs(_rows(ours.layers[1]) - before).max() > 1e-4, "the table's own rate"
     again = tsps.Embedding(None, DIM, table=tsps.TableConfig("others", DIM, seed=3))
     rank.same(_rows(again).tolist())
+    theirs = model(KerasEmbedding(ROWS, DIM))
+    ours = model(tsps.Embedding(ROWS, DIM, storage=tsps.Tiered(rank.folder / "disk", memory="16 MiB")))
+    ours.set_weights(theirs.get_weights())
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adagrad", 0.05))
     _assert_refused(lambda: tsps.Embedding(ROWS, DIM, placement="sharded"), "replicated")
     _assert_refused(lambda: tsps.Embedding(ROWS, DIM, cache=100), "cache")
 

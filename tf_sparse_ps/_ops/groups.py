@@ -153,6 +153,8 @@ def create_table(
     salt: int = 0,
     dtype: str = "float32",
     rounding: str = "stochastic",
+    storage_folder: str = "",
+    storage_memory: int = 0,
 ) -> None:
     """Creates a table. Writer only.
 
@@ -168,9 +170,12 @@ def create_table(
         salt: of the table, so that tables with one seed differ.
         dtype: of the rows: "float32", "bfloat16", "float16".
         rounding: of rows of 16 bits: "stochastic", "nearest".
+        storage_folder: on a disk, for rows that are not in memory; "": all are.
+        storage_memory: bytes of memory that the table may take then.
     """
     args = tf.constant(initializer_args, tf.float32)
-    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, initializer, args, seed, salt, dtype, rounding)
+    given = (initializer, args, seed, salt, dtype, rounding, storage_folder, tf.constant(storage_memory, tf.int64))
+    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, *given)
 
 
 def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:

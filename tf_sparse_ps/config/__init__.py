@@ -2,5 +2,6 @@
 
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.config.table_config import COMBINERS, FeatureConfig, TableConfig
+from tf_sparse_ps.config.tiered import Tiered
 
-__all__ = ["COMBINERS", "FeatureConfig", "MetadataPlane", "TableConfig"]
+__all__ = ["COMBINERS", "FeatureConfig", "MetadataPlane", "TableConfig", "Tiered"]

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from tf_sparse_ps import optimizers
-from tf_sparse_ps.config import constraints, initializers
+from tf_sparse_ps.config import constraints, initializers, tiered
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import UnsupportedError
 
@@ -48,6 +48,7 @@ class TableConfig:
       seed: Of the initial values; None: drawn when the table is made, in a job by rank 0.
       admission, eviction: Not in this version; must be None.
       key_limit: Keys are 0 .. key_limit - 1; None: every int64 is a key.
+      storage: Where the rows are: "memory", or a `tsps.Tiered`, for tables larger than memory.
       metadata: Planes that the table keeps for every row beside the row and the slots (`tsps.MetadataPlane`); of
         `tsps.Table`, not of layers.
 
@@ -69,6 +70,7 @@ class TableConfig:
     eviction: None = None
     key_limit: int | None = None
     metadata: tuple[MetadataPlane, ...] = ()
+    storage: tiered.Storage = "memory"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -99,6 +101,7 @@ class TableConfig:
                 "`metadata` must be a tuple of tsps.MetadataPlane, none of them named as another one, or embedding, "
                 f"key or changed. Received: metadata={self.metadata!r}"
             )
+        object.__setattr__(self, "storage", tiered.get(self.storage))
         self.resolved_initializer()
         self.resolved_constraint()
 
@@ -116,6 +119,7 @@ class TableConfig:
         config["initializer"] = initializers.serialize(self.initializer)
         config["optimizer"] = optimizers.serialize(self.optimizer)
         config["constraint"] = constraints.serialize(self.constraint)
+        config["storage"] = tiered.serialize(self.storage)
         config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
 

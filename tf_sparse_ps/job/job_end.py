@@ -21,14 +21,17 @@ def end_group(group_path: str, exchange_path: str, pid: int, *, keep: bool) -> N
       pid: The leader's.
       keep: The job is named: its tables are the next one's.
     """
-    if os.getpid() != pid:
+    if os.getpid() != pid or not os.path.isdir(group_path):
         return
     kept = ""
     with eager_ops(f"closing {group_path}") as _ops:
         if not keep and _ops.out_of_room():
             kept = _tables_with_rows(group_path)
         _ops.close_group(group_path)
-    shutil.rmtree(exchange_path if keep or kept else group_path, ignore_errors=True)
+    if keep or kept:
+        shutil.rmtree(exchange_path, ignore_errors=True)
+    else:
+        job_folder.remove_group(group_path)
     if kept:
         job_folder.say(
             f"this job ran out of room. Its tables are kept until the next job of this user begins: {group_path} "

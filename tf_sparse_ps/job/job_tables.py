@@ -23,6 +23,7 @@ from tf_sparse_ps.job.node_group import NodeGroup
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.job.table_lifetime import TableLifetimes
 from tf_sparse_ps.job.table_seeds import TableSeeds
+from tf_sparse_ps.table import disk_folders
 
 
 class JobTables:
@@ -111,6 +112,7 @@ class JobTables:
             self._attach(binding, initializer)
             return
         config = binding.config
+        storage_folder, storage_memory = disk_folders.prepare(config.storage, binding.path)
         with eager_ops(f"making table {binding.path}") as _ops:
             _ops.create_table(
                 binding.path,
@@ -124,6 +126,8 @@ class JobTables:
                 salt=binding.salt,
                 dtype=config.dtype,
                 rounding=config.rounding,
+                storage_folder=storage_folder,
+                storage_memory=storage_memory,
             )
         if values is None and initializer.values is not None:
             values = initializer.values()
@@ -137,6 +141,7 @@ class JobTables:
         info = group.table_info(group.find_table(os.path.basename(binding.path)))
         expected = {"dim": config.dim, "key_limit": config.key_limit or 0, "uuid": binding.uuid}
         expected |= {"dtype": config.dtype, "rounding": config.rounding}
+        expected["storage_folder"], expected["storage_memory"] = disk_folders.of(config.storage, binding.path)
         found = {fact: info[fact] for fact in expected}
         if found != expected:
             raise StateError(

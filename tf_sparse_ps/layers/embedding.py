@@ -11,8 +11,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.config import constraints
+from tf_sparse_ps.config import constraints, tiered
 from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import row_source, rows
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, refuse_other_than_integers, table_name
@@ -69,6 +70,7 @@ class Embedding(TableLayer):
       weights: Matrix float[input_dim, output_dim] to start with.
       table: A `TableConfig`, for what Keras has no argument for, such as rows of 16 bits; its dim and key_limit must
         agree, and its initializer and constraint are used in place of the layer's.
+      storage: "memory", or a `tsps.Tiered`, for a table larger than memory.
       placement: "replicated", one table per machine: the only one in this version.
       cache: None, the only one in this version.
       **options: `EmbeddingOptions`, those of keras.layers.Layer among them.
@@ -93,6 +95,7 @@ class Embedding(TableLayer):
         *args: Any,
         table: TableConfig | None = None,
         placement: str = "replicated",
+        storage: Storage = "memory",
         cache: None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
@@ -128,6 +131,12 @@ class Embedding(TableLayer):
         self.embeddings_initializer = _initializer(arguments["embeddings_initializer"])
         self.embeddings_regularizer = None
         self.embeddings_constraint = _constraint(arguments["embeddings_constraint"])
+        self.storage = tiered.get(storage)
+        if table is not None and self.storage != "memory":
+            raise ValueError(
+                f"{name}: give the storage to the table, TableConfig(storage=...), not to the layer beside it. "
+                f"Received: storage={storage!r}, table={table}"
+            )
         if table is not None and self.embeddings_constraint is not None:
             raise ValueError(
                 f"{name}: give the constraint to the table, TableConfig(constraint=...), not to both. Received: "
@@ -155,6 +164,7 @@ class Embedding(TableLayer):
                 key_limit=self.input_dim,
                 initializer=self.embeddings_initializer,
                 constraint=self.embeddings_constraint,
+                storage=self.storage,
             )
         key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
         if self.table.dim != self.output_dim or key_limit != self.input_dim:
@@ -267,6 +277,7 @@ class Embedding(TableLayer):
             "mask_zero": self.mask_zero,
             "table": None if self.table is None else self.table.get_config(),
             "placement": self.placement,
+            "storage": tiered.serialize(self.storage),
             "cache": self.cache,
         }
         if not _keras.IS_KERAS_3:
@@ -288,7 +299,7 @@ class Embedding(TableLayer):
 
 
 Embedding.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
-    table=None, placement="replicated", cache=None
+    table=None, placement="replicated", storage="memory", cache=None
 )
 
 

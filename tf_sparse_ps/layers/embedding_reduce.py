@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import COMBINERS, TableConfig
+from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags, row_source
 from tf_sparse_ps.layers.embedding import Embedding, EmbeddingOptions
@@ -46,6 +47,7 @@ class EmbeddingReduce(Embedding):
         combiner: str = "mean",
         table: TableConfig | None = None,
         placement: str = "replicated",
+        storage: Storage = "memory",
         cache: None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
@@ -59,6 +61,7 @@ class EmbeddingReduce(Embedding):
             *args,
             table=table,
             placement=placement,
+            storage=storage,
             cache=cache,
             **options,
         )
@@ -99,5 +102,5 @@ class EmbeddingReduce(Embedding):
 
 
 EmbeddingReduce.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
-    combiner="mean", table=None, placement="replicated", cache=None
+    combiner="mean", table=None, placement="replicated", storage="memory", cache=None
 )

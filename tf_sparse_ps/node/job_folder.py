@@ -80,7 +80,7 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
     """
     removed = []
     for entry in os.scandir(folder):
-        if not _UNNAMED.fullmatch(entry.name) or entry.path == keep or not entry.is_dir(follow_symlinks=False):
+        if not is_unnamed(entry.name) or entry.path == keep or not entry.is_dir(follow_symlinks=False):
             continue
         try:
             alive = _table.has_writer(entry.path)
@@ -88,7 +88,7 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
             continue
         if not alive:
             size = mebibytes(entry.path)
-            shutil.rmtree(entry.path, ignore_errors=True)
+            remove_group(entry.path)
             say(f"removed {entry.path} ({size}), tables of a job that was killed, or ran out of room")
             removed.append(entry.path)
     return removed
@@ -107,13 +107,25 @@ def remove_groups_of(pids: Collection[int]) -> None:
         return
     with locked(folder):
         for entry in os.scandir(folder):
-            if not _UNNAMED.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+            if not is_unnamed(entry.name) or not entry.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(TableError):  # what cannot be looked at stays
                 info = _table.Group.open(entry.path).info()
                 ended_itself = not any(name.startswith(EXCHANGE) for name in os.listdir(entry.path))
                 if info["writer_pid"] in pids and not info["writer_alive"] and not ended_itself:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_group(entry.path)
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether a group of this name is an unnamed job's."""
+    return _UNNAMED.fullmatch(name) is not None
+
+
+def remove_group(path: str) -> None:
+    """Removes a group's directory, and what its tables have on disks."""
+    with contextlib.suppress(TableError):
+        _table.remove_rows_on_disk(path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def say(text: str) -> None:

@@ -72,6 +72,11 @@ class DelayedGlobal(Schedule):
                 f"reproducible=True, late_after_s={late!r}"
             )
 
+    @property
+    def refuses_tiered(self) -> str | None:
+        """See `Schedule.refuses_tiered`."""
+        return "its updates come batches later than the look-ups, and would bring rows from the disk a second time."
+
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """See `Schedule.refuse`."""
         delayed_rules.kind_of(optimizer)

@@ -42,6 +42,11 @@ class LocalStep:
 class Schedule(abc.ABC):
     """What a user chooses: options, checked, without state. Equal ones have equal `repr`."""
 
+    @property
+    def refuses_tiered(self) -> str | None:
+        """Why tables that are partly on disk cannot be trained so; None: they can."""
+        return None
+
     @abc.abstractmethod
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """Raises ValueError, with the reason, if a wrapped Keras optimizer or the job cannot have this schedule."""

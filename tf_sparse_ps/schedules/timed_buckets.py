@@ -74,6 +74,13 @@ class TimedBuckets(Schedule):
             raise ValueError(f"`plan` {has} owners of buckets, which does not go with server={self.server}")
         object.__setattr__(self, "plan", plan)
 
+    @property
+    def refuses_tiered(self) -> str | None:
+        """See `Schedule.refuses_tiered`."""
+        if not self.server:
+            return None
+        return "server=True sends new dense weights beside the step of the tables, which may wait for a disk."
+
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """See `Schedule.refuse`."""
         if collectives.kind == "tf.distribute":

@@ -23,7 +23,7 @@ from tf_sparse_ps import optimizers
 from tf_sparse_ps.config.metadata import MetadataPlane, as_planes
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, StateError, TableExistsError
-from tf_sparse_ps.table import groups, parameter_files
+from tf_sparse_ps.table import disk_folders, groups, parameter_files
 from tf_sparse_ps.table.arrays import Keys, Rows, as_counts, as_keys, as_rows, block_rows, chunks
 
 # keys and gradients, or keys, gradients and counts
@@ -165,6 +165,7 @@ class Table:
         group = groups.open_group(folder, create=True)
         group.open_writer()
         seeds = (config.seed, resolved.seed, secrets.randbits(63))
+        storage_folder, storage_memory = disk_folders.prepare(config.storage, os.path.abspath(path))
         index = group.create_table(
             name=name,
             uuid=secrets.token_hex(16),
@@ -181,6 +182,8 @@ class Table:
             metadata=[plane.for_core() for plane in config.metadata],
             dtype=config.dtype,
             rounding=config.rounding,
+            storage_folder=storage_folder,
+            storage_memory=storage_memory,
         )
         if config.optimizer is not None:
             group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
@@ -231,6 +234,7 @@ class Table:
             dtype=info["dtype"],
             rounding=info["rounding"],
             metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
+            storage=disk_folders.storage_of(info),
         )
         return cls(group, index, seen, mode)
 

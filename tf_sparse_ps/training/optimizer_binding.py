@@ -81,6 +81,7 @@ class OptimizerBinding:
         refusals.refuse_other_rules([(one.table, self.rule_of(one.table)) for one in tables if one.table not in new])
         if self._number is not None and not new:
             return
+        refusals.refuse_tiered(self._owner.schedule, new)
         settings = self._settings(tables, dense, begins_equal)
         rules = [self.rule_of(table) for table in new]
         self._number = binding.bind(self._collectives, job, new, rules, settings)

@@ -8,7 +8,9 @@ from typing import Any
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.table_layer import TableLayer
+from tf_sparse_ps.schedules.protocol import Schedule
 
 LOSS_SCALING = (
     "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "
@@ -56,6 +58,18 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
             f"{kind}(use_ema=True) is not supported: it would average the dense weights and not the tables, and put "
             "the averages in place at the end of fit."
         )
+
+
+def refuse_tiered(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
+    """Raises UnsupportedError, with the reason, if a schedule cannot train a table that is partly on disk."""
+    if (reason := schedule.refuses_tiered) is None:
+        return
+    for table in tables:
+        if table.config.storage != "memory":
+            raise UnsupportedError(
+                f"table {table.config.name!r} has storage={table.config.storage} and cannot be trained with "
+                f"{schedule}: {reason} Use schedules.Synchronous() or TimedBuckets()."
+            )
 
 
 def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:

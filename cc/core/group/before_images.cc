@@ -123,11 +123,19 @@ bool BeforeImages::Look(size_t place, uint64_t epoch) {
   return false;
 }
 
-void BeforeImages::Save(const std::vector<TouchedRows>& touched, Executor* executor) {
+bool BeforeImages::any() const {
+  for (const std::atomic<uint64_t>& scan : control_.live().scans) {
+    if (scan.load(std::memory_order_seq_cst) != 0) return true;
+  }
+  return false;
+}
+
+void BeforeImages::Save(const std::vector<TouchedRows>& touched,
+                        const std::vector<LeavingRecords>& leaving, Executor* executor) {
   if (TSPS_FAULT_OFF("scan_images")) return;
   for (size_t place = 0; place < kMaxScans; ++place) {
     if (open_[place].id == 0) continue;
-    Save(place, touched, executor);
+    Save(place, touched, leaving, executor);
     if (open_[place].id == 0) continue;  // ended
     ScanHeader& header = open_[place].file->header();
     if (header.complete.load(std::memory_order_relaxed) == 0) {
@@ -136,7 +144,8 @@ void BeforeImages::Save(const std::vector<TouchedRows>& touched, Executor* execu
   }
 }
 
-void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, Executor* executor) {
+void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched,
+                        const std::vector<LeavingRecords>& leaving, Executor* executor) {
   ScanFile& file = *open_[place].file;
   std::vector<Part> parts;
   uint64_t bytes = 0;
@@ -157,7 +166,16 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, E
       parts.push_back(std::move(part));
     }
   }
-  if (parts.empty()) return;
+  std::vector<std::pair<size_t, const std::vector<RecordMove>*>> moves;  // by the scan's table
+  for (const LeavingRecords& one : leaving) {
+    for (size_t t = 0; t < file.tables().size(); ++t) {
+      const ScanFile::Wanted& table = file.tables()[t];
+      if (table.place != one.place || table.removed != one.removed || one.moves->empty()) continue;
+      bytes += ScanRecordBytes(one.moves->size(), kScanMoveBytes);
+      moves.emplace_back(t, one.moves);
+    }
+  }
+  if (parts.empty() && moves.empty()) return;
   const uint64_t begin = file.header().end.load(std::memory_order_relaxed);
   if (begin > file.limit() || bytes > file.limit() - begin) return End(place, ScanEnd::kLimit);
   if (!OpenImages(place, begin, bytes, file.limit()).ok()) return End(place, ScanEnd::kNoRoom);
@@ -169,6 +187,11 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, E
     end += record->bytes;
     TSPS_FAULT_POINT("scan.record");
   }
+  for (const auto& [t, left] : moves) {
+    auto* const record = reinterpret_cast<ScanRecord*>(images_[place].file->data() + end);
+    WriteMoves(t, *left, record);
+    end += record->bytes;
+  }
   file.header().end.store(end, std::memory_order_release);
   TSPS_FAULT_POINT("scan.end");
   for (const Part& part : parts) {
@@ -179,6 +202,17 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched, E
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
   TSPS_FAULT_POINT("scan.bits");
+}
+
+void BeforeImages::WriteMoves(size_t table, const std::vector<RecordMove>& moves,
+                              ScanRecord* record) {
+  *record = ScanRecord();
+  record->n = moves.size();
+  record->row_bytes = kScanMoveBytes;
+  record->bytes = ScanRecordBytes(record->n, kScanMoveBytes);
+  record->table = static_cast<uint32_t>(table);
+  record->kind = kScanMoves;
+  std::memcpy(ScanImages(record), moves.data(), moves.size() * sizeof(RecordMove));
 }
 
 void BeforeImages::Write(const Part& part, ScanRecord* record, Executor* executor) {

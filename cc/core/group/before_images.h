@@ -17,6 +17,7 @@
 #include "core/os/file_lock.h"
 #include "core/os/storage_reserver.h"
 #include "core/table/planes.h"
+#include "core/tier/record_moves.h"
 
 namespace tsps {
 
@@ -29,6 +30,13 @@ struct TouchedRows {
   size_t n;
 };
 
+// Entries that a mutation is going to take out of an index of records.
+struct LeavingRecords {
+  size_t place;  // of the table
+  uint64_t removed;
+  const std::vector<RecordMove>* moves;
+};
+
 class BeforeImages {
  public:
   // Removes what a killed writer has left.
@@ -39,7 +47,10 @@ class BeforeImages {
   // announced since.
   bool Refresh(uint64_t epoch);
   // For all of them. `executor` may be null.
-  void Save(const std::vector<TouchedRows>& touched, Executor* executor);
+  void Save(const std::vector<TouchedRows>& touched, const std::vector<LeavingRecords>& leaving,
+            Executor* executor);
+  // Whether a scan is under way.
+  bool any() const;
 
  private:
   struct Open {
@@ -65,8 +76,10 @@ class BeforeImages {
   Status OpenImages(size_t place, uint64_t begin, uint64_t bytes, uint64_t limit);
   void RemoveImages(size_t place);
   void End(size_t place, ScanEnd why);
-  void Save(size_t place, const std::vector<TouchedRows>& touched, Executor* executor);
+  void Save(size_t place, const std::vector<TouchedRows>& touched,
+            const std::vector<LeavingRecords>& leaving, Executor* executor);
   static void Write(const Part& part, ScanRecord* record, Executor* executor);
+  static void WriteMoves(size_t table, const std::vector<RecordMove>& moves, ScanRecord* record);
 
   const int pid_;
   const std::string group_path_;

@@ -30,7 +30,6 @@
 #include "core/group/control_file.h"
 #include "core/group/read_view.h"
 #include "core/group/row_number_cache.h"
-#include "core/group/row_records.h"
 #include "core/table/initializer.h"
 #include "core/table/row_optimizer.h"
 #include "core/table/table_config.h"
@@ -185,31 +184,16 @@ struct TableErases {
   size_t n = 0;
 };
 
-// Rows of one table that move between its tiers: they are not changed, nor erased. Of a table whose
-// absent keys may be elsewhere.
-struct TableMoves {
-  int table = 0;
-  // Rows that come, none of which is here: a record of each (row_records.h).
-  const int64_t* coming = nullptr;  // int64[n_coming], unique
-  const char* const* records = nullptr;
-  size_t n_coming = 0;
-  // Rows that go, all of which are here.
-  const int64_t* going = nullptr;  // int64[n_going]
-  size_t n_going = 0;
-};
-
 // What becomes of rows in one commit. Each key of a table is in one part at most.
 struct RowChanges {
-  // Of a step: the committed step + 1. It leaves the group's version as it is, and so do rows that
-  // move between the tiers; other changes raise it.
+  // Of a step: the committed step + 1. It leaves the group's version as it is; other changes raise
+  // it.
   std::optional<uint64_t> step = {};
   // Of a step only. Absent keys get their initial row first. A non-finite gradient and a key that
   // repeats are refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.
   std::vector<TableUpdate> updates = {};
   std::vector<TableWrites> writes = {};
   std::vector<TableErases> erases = {};
-  // Of a table whose rows are neither set nor erased in the same commit.
-  std::vector<TableMoves> moves = {};
 };
 
 // The group's one writer. Not thread-safe: callers serialise. Every method either happens whole or,
@@ -236,7 +220,9 @@ class GroupWriter {
   // Makes one optimizer step of all tables. `step` must be the committed step + 1.
   Status ApplyStep(uint64_t step, const std::vector<TableUpdate>& updates, Executor& executor);
   // Sets rows, adding absent keys. slots: SlotCount pointers to float[n, SlotWidth], or null:
-  // existing keys keep theirs, new keys get initial ones. Of equal keys the last wins.
+  // existing keys keep theirs, new keys get initial ones. Of equal keys the last wins. Of a tiered
+  // table in parts of a quarter of the rows that it has room for in memory, each of which happens
+  // whole.
   Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
                 size_t n, Executor& executor);
   // The same for any of the embedding, the slots and the metadata planes.
@@ -252,8 +238,6 @@ class GroupWriter {
   // Creates the slot files. The table's rows get the slots' initial values. Binding the same
   // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
   Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
-  // The rows of a table as records. Until the next mutation.
-  Result<RowRecords> Records(int table);
   // Begins another change generation and returns it: Scan::ChangedSince tells what is written
   // from here on. Any number of consumers may do so.
   Result<uint32_t> MarkChanges();
@@ -267,6 +251,8 @@ class GroupWriter {
  private:
   friend class Group;
   explicit GroupWriter(Group& group);
+  // How many rows of a table are set in one commit.
+  Result<size_t> RowsAtOnce(int table) const;
   Group& group_;
   std::unique_ptr<Impl> impl_;
 };

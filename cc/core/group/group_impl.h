@@ -11,6 +11,7 @@
 #include "core/base/clock.h"
 #include "core/group/before_images.h"
 #include "core/group/control_file.h"
+#include "core/group/evictions.h"
 #include "core/group/group.h"
 #include "core/group/mapped_tables.h"
 #include "core/group/overlay.h"
@@ -64,6 +65,7 @@ enum class Checked : uint8_t { kNot, kEntries, kKeys };
 struct TableMemory {
   RowMarks marks;
   std::vector<Checked> checked;  // by segment
+  Evictions evictions;           // of a tiered table
 };
 
 class PreparedChanges;

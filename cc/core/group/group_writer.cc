@@ -44,6 +44,7 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
                  PlaneTypeName(config.row_type));
   }
   TSPS_RETURN_IF_ERROR(ValidateMetadata(config));
+  TSPS_RETURN_IF_ERROR(ValidateStorage(config));
   return ValidateInitializer(config.initializer);
 }
 
@@ -93,6 +94,18 @@ Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
                ", or not any more");
 }
 
+namespace {
+
+// As the committed state has them, after a recovery.
+Status OpenRecordsToWrite(TableFiles& files, const TableState& state) {
+  TSPS_ASSIGN_OR_RETURN(RecordStore* const records, files.Records(state));
+  if (records == nullptr) return Status();
+  RemoveOtherRecords(files.folder(), files.config().storage, state.planes);
+  return records->MakeWritable(state.moves);
+}
+
+}  // namespace
+
 Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
   TSPS_RETURN_IF_ERROR(CheckInPlace());  // the lock would be another group's
   auto lock = FileLock::Acquire(path_ + "/writer.lock");
@@ -129,6 +142,7 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
     TableFiles& files = *impl_->tables.files(place);
     TSPS_RETURN_IF_ERROR(CheckIndex(files, state.tables[place]));
     TSPS_RETURN_IF_ERROR(files.RemoveOtherPlanes(state.tables[place]));
+    TSPS_RETURN_IF_ERROR(OpenRecordsToWrite(files, state.tables[place]));
   }
   RemoveLeftovers(path_, *impl_->control, state);
   return writer;
@@ -140,6 +154,7 @@ Status GroupWriter::Impl::MapAnew(const Group& group, int place) {
   TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *impl.control,
                                                        static_cast<size_t>(place), table));
   TSPS_RETURN_IF_ERROR(files->MakeWritable(table));
+  TSPS_RETURN_IF_ERROR(OpenRecordsToWrite(*files, table));
   reserver.Cancel(impl.files(place)->Mappings());
   impl.tables.Put(static_cast<size_t>(place), table.removed, std::move(files));
   return Status();
@@ -184,7 +199,7 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   state.segments = 1;
   state.planes = TableFiles::kFirstGeneration;
   state.flags = kTableUsed;
-  if (config.absent_elsewhere) state.flags |= kTableAbsentElsewhere;
+  if (config.storage.tiered()) state.flags |= kTableAbsentElsewhere;
   group.control->SetTableName(place, config.name);
   ++next.version;
   const int table = TableNumber(place, state.removed);
@@ -223,10 +238,9 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
   TableFiles& files = *group_.impl_->files(place);
-  Mutation mutation(*group_.impl_, *impl_);
-  State& next = mutation.next();
-  TableState& state = next.tables[static_cast<size_t>(place)];
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, files.BoundPlanes(state));
+  const bool tiered = files.config().storage.tiered();
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now,
+                        files.BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
   const OptimizerConfig& bound = now->optimizer;
   if (bound.kind == config.kind &&
       std::equal(bound.slot_init, bound.slot_init + SlotCount(bound.kind), config.slot_init)) {
@@ -237,7 +251,15 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
                  OptimizerKindName(bound.kind), " (or to other initial slot values); binding ",
                  OptimizerKindName(config.kind), " would drop its slots: ask for it with replace");
   }
+  if (tiered) TSPS_RETURN_IF_ERROR(MoveAllOut(*group_.impl_, *impl_, group_.counters_, place));
+  Mutation mutation(*group_.impl_, *impl_);
+  State& next = mutation.next();
+  TableState& state = next.tables[static_cast<size_t>(place)];
   TSPS_RETURN_IF_ERROR(files.CreatePlanes(state, config));
+  if (tiered) {
+    TSPS_ASSIGN_OR_RETURN(state.moves, files.ConvertRecords(state));
+    state.rows = state.free_rows = 0;
+  }
   TSPS_FAULT_POINT("bind.files");
   ++state.planes;
   state.complete_since = next.changes + 1;  // all rows have other slots
@@ -247,17 +269,14 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   // The table is bound. What follows gives the old slots' memory back, if it can.
   const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
   static_cast<void>(files.RemoveOtherPlanes(committed));
-  if (bound.kind != OptimizerKind::kNone) static_cast<void>(impl_->MapAnew(group_, place));
+  if (tiered) {
+    impl_->memory[static_cast<size_t>(place)] = TableMemory();
+    RemoveOtherRecords(files.folder(), files.config().storage, committed.planes);
+  }
+  if (tiered || bound.kind != OptimizerKind::kNone) {
+    static_cast<void>(impl_->MapAnew(group_, place));
+  }
   return Status();
-}
-
-Result<RowRecords> GroupWriter::Records(int table) {
-  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
-  TSPS_ASSIGN_OR_RETURN(
-      const PlaneList* const list,
-      group_.impl_->files(place)->BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
-  return RowRecords(*list);
 }
 
 Result<uint32_t> GroupWriter::MarkChanges() {

@@ -24,14 +24,18 @@ class Grower {
   Status MakeRoom(uint32_t number, uint64_t hash, uint32_t demand) {
     TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files_, table_, number, Checked::kKeys));
     Segment* segment = files_.segment(number);
-    const bool split = LiveEntries(*segment) + demand > SplitLimit(number) / 2;
+    const bool tiered = files_.config().storage.tiered();
+    // Of a tiered table, whose keys come and go all the time, segments must not be half empty.
+    const uint32_t full = tiered ? SplitLimit(number) / 5 * 4 : SplitLimit(number) / 2;
+    const bool split = LiveEntries(*segment) + demand > full;
     if (split && segment->local_depth == state().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
     const uint32_t depth = state().depth;
     const uint32_t local_depth = segment->local_depth;
     const uint32_t sibling = state().segments;
     if (split) {
-      TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(
-          files_.segments(), (static_cast<size_t>(sibling) + 1) * kSegmentBytes));
+      const size_t used = (static_cast<size_t>(sibling) + 1) * kSegmentBytes;
+      TSPS_RETURN_IF_ERROR(tiered ? files_.segments().Reserve(used)
+                                  : writer_.reserver.Ensure(files_.segments(), used));
     }
     Mutation mutation(group_, writer_);
     TSPS_RETURN_IF_ERROR(mutation.Start(UndoSegmentBytes()));

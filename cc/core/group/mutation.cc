@@ -43,13 +43,20 @@ void Mutation::Touches(int table, const uint32_t* rows, size_t n) {
     touched_.push_back({place, state.removed, group_.files(table)->Planes(state), rows, n});
 }
 
+void Mutation::Leaves(int table, const std::vector<RecordMove>& moves) {
+  const auto place = static_cast<size_t>(table);
+  leaving_.push_back({place, writer_.state.tables[place].removed, &moves});
+}
+
 void Mutation::Begin(Executor* executor) {
   writer_.images.Refresh(next_.epoch);
-  writer_.images.Save(touched_, executor);
+  writer_.images.Save(touched_, leaving_, executor);
   begun_ns_ = NowNs();
   group_.control->Begin(next_.epoch);
   // A scan that was announced before this epoch became odd may begin with the state before it.
-  if (writer_.images.Refresh(next_.epoch)) writer_.images.Save(touched_, executor);
+  if (writer_.images.Refresh(next_.epoch)) {
+    writer_.images.Save(touched_, leaving_, executor);
+  }
 }
 
 void Mutation::Seal(const Sealed& sealed) {

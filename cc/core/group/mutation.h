@@ -50,6 +50,8 @@ class Mutation {
   void DeclareUndo();
   // Between Begin and Publish these rows are written, each once. `rows` stays until then.
   void Touches(int table, const uint32_t* rows, size_t n);
+  // These entries leave the index of a table's records. `moves` stays until Begin.
+  void Leaves(int table, const std::vector<RecordMove>& moves);
   // `executor` may be null.
   void Begin(Executor* executor = nullptr);
   // After the writes: says that it is for others to decide, too, whether this is published.
@@ -65,6 +67,7 @@ class Mutation {
   GroupWriter::Impl& writer_;
   State next_;
   std::vector<TouchedRows> touched_;
+  std::vector<LeavingRecords> leaving_;
   uint64_t begun_ns_ = 0;
   uint64_t nanoseconds_ = 0;
 };

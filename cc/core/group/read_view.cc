@@ -171,8 +171,18 @@ void ReadView::ForEach(int table,
   }
 }
 
-bool ReadView::AbsentElsewhere(int table) const {
-  return Has(table) && (StateOf(table).flags & kTableAbsentElsewhere) != 0;
+Status ReadView::ReadRecords(
+    int table, const int64_t* keys, size_t n,
+    const std::function<void(size_t i, const char* payload)>& visit) const {
+  if (n == 0 || !Has(table) || (StateOf(table).flags & kTableAbsentElsewhere) == 0) return Status();
+  if (!Mapped(table)) return Status();  // Read maps it, or fails
+  TSPS_ASSIGN_OR_RETURN(RecordStore* const records, Files(table).Records(StateOf(table)));
+  std::vector<uint32_t> places(n);
+  return records->Read(keys, n, /*urgent=*/true, places.data(), visit);
+}
+
+const PlaneList* ReadView::Planes(int table) const {
+  return Mapped(table) ? Files(table).Planes(StateOf(table)) : nullptr;
 }
 
 TableStats ReadView::Stats(int table) const {
@@ -184,6 +194,14 @@ TableStats ReadView::Stats(int table) const {
   stats.segments = state.segments;
   stats.bytes = Files(table).Bytes(state);
   const PlaneList* const list = Files(table).Planes(state);
+  const auto records = Files(table).Records(state);
+  if (!records.ok()) {
+    Fail(records.status());
+  } else if (*records != nullptr && (*records)->RowsOf(state.moves, &stats.rows_on_disk)) {
+    stats.rows += stats.rows_on_disk;
+    stats.bytes += (*records)->index_bytes();
+    stats.bytes_on_disk = (*records)->log_bytes();
+  }
   if (list != nullptr) {
     stats.optimizer = list->optimizer;
     stats.metadata = MetadataOf(*list);

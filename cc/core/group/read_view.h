@@ -19,15 +19,18 @@ class GroupWriter;
 class Overlay;
 class TableFiles;
 struct MappedTable;
+struct PlaneList;
 struct State;
 struct TableState;
 
 // A table as of one committed state.
 struct TableStats {
-  uint64_t rows = 0;          // live keys
+  uint64_t rows = 0;  // live keys, those on disk included
+  uint64_t rows_on_disk = 0;
   uint64_t row_capacity = 0;  // row numbers handed out, free ones included
   uint64_t segments = 0;
-  uint64_t bytes = 0;  // all files of the table, reserved storage included
+  uint64_t bytes = 0;  // all files of the table in memory, reserved storage included
+  uint64_t bytes_on_disk = 0;
   OptimizerConfig optimizer;
   std::vector<MetadataPlane> metadata;
 };
@@ -60,8 +63,12 @@ class ReadView {
   // Calls visit(key, row) for every live key, in the index's order.
   void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
   TableStats Stats(int table) const;
-  // Whether a key that is not found may be a row of another tier.
-  bool AbsentElsewhere(int table) const;
+  // Null if they cannot be mapped.
+  const PlaneList* Planes(int table) const;
+  // Of keys that are not found: calls visit(i, payload), on many threads, for those that have a row
+  // on disk (table/row_records.h).
+  Status ReadRecords(int table, const int64_t* keys, size_t n,
+                     const std::function<void(size_t i, const char* payload)>& visit) const;
 
  private:
   friend class Group;

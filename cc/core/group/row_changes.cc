@@ -6,7 +6,6 @@
 
 #include "core/base/fault_point.h"
 #include "core/gradients/merge.h"
-#include "core/group/row_records.h"
 
 namespace tsps {
 namespace {
@@ -151,22 +150,6 @@ Status PreparedChanges::AddErases(const Group& group, const TableErases& erases)
   return Status();
 }
 
-Status PreparedChanges::AddMoves(const Group& group, const TableMoves& moves) {
-  TSPS_ASSIGN_OR_RETURN(Part* const part, PartOf(group, moves.table));
-  const TableConfig& config = group_.files(part->table)->config();
-  if (part->moves || part->erases || !part->writes.empty()) {
-    return Error(Code::kInvalidArgument, "rows of table ", config.name,
-                 " move between its tiers twice at once, or are set or erased in the same commit");
-  }
-  part->moves = true;
-  const size_t updates = part->update.empty() ? 0 : part->update[0].n;
-  TSPS_RETURN_IF_ERROR(CheckCount(config.name, updates + moves.n_coming));
-  TSPS_RETURN_IF_ERROR(CheckCount(config.name, moves.n_going));
-  TSPS_RETURN_IF_ERROR(CheckKeys(config, moves.coming, moves.n_coming));
-  mutation_.AddMoves(part->table, moves);
-  return Status();
-}
-
 Status PreparedChanges::Prepare(const Group& group, const RowChanges& changes) {
   step_ = changes.step;
   if (step_.has_value() && *step_ != writer_.state.step + 1) {
@@ -185,7 +168,6 @@ Status PreparedChanges::Prepare(const Group& group, const RowChanges& changes) {
   for (const TableUpdate& update : changes.updates) TSPS_RETURN_IF_ERROR(AddUpdate(group, update));
   for (const TableWrites& writes : changes.writes) TSPS_RETURN_IF_ERROR(AddWrites(group, writes));
   for (const TableErases& erases : changes.erases) TSPS_RETURN_IF_ERROR(AddErases(group, erases));
-  for (const TableMoves& moves : changes.moves) TSPS_RETURN_IF_ERROR(AddMoves(group, moves));
   std::vector<int64_t> not_finite(parts_.size(), -1);
   const Status planned = mutation_.Plan([&](size_t p) {
     if (!parts_[p].update.empty()) {
@@ -232,13 +214,6 @@ void PreparedChanges::SetRows(size_t p, const uint32_t* positions, size_t n, boo
   if (n == 0) return;
   const RowPlan& plan = mutation_.plans()[p];
   const RowPlanes planes = mutation_.Planes(plan);
-  if (plan.records != nullptr) {
-    const RowRecords records(planes.list);
-    for (size_t k = 0; k < n; ++k) {
-      records.Put(plan.records[positions[k] - plan.updates], plan.rows[positions[k]]);
-    }
-    return;
-  }
   const TableWrites& writes = parts_[p].writes[0];
   for (size_t k = 0; k < n; ++k) {
     const uint32_t i = positions[k];
@@ -270,11 +245,6 @@ void PreparedChanges::WriteRows(size_t p, bool fresh) {
   });
 }
 
-bool PreparedChanges::OnlyMoves() const {
-  const auto moves = [](const Part& part) { return part.moves; };
-  return !parts_.empty() && std::all_of(parts_.begin(), parts_.end(), moves);
-}
-
 void PreparedChanges::Write() {
   if (mutation_.HasFresh()) {
     mutation_.ForEachPlan([&](size_t p) {
@@ -287,7 +257,7 @@ void PreparedChanges::Write() {
   mutation_.WriteIndex();
   if (step_.has_value()) {
     mutation_.next().step = *step_;
-  } else if (!OnlyMoves()) {
+  } else {
     ++mutation_.next().version;
   }
   written_ = true;

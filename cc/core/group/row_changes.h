@@ -59,7 +59,6 @@ class PreparedChanges {
     std::vector<TableWrites> writes = {};  // one, or none
     std::vector<size_t> planes = {};       // where in the table's list those of `writes` are
     bool erases = false;
-    bool moves = false;
   };
 
   // The part of a table, made if need be.
@@ -67,9 +66,6 @@ class PreparedChanges {
   Status AddUpdate(const Group& group, const TableUpdate& update);
   Status AddWrites(const Group& group, const TableWrites& writes);
   Status AddErases(const Group& group, const TableErases& erases);
-  Status AddMoves(const Group& group, const TableMoves& moves);
-  // Without a step: no row is set or erased, and some may have moved between the tiers.
-  bool OnlyMoves() const;
   // Of the plan's fresh keys, or of those that are there, whose images are saved first: updates and
   // writes.
   void WriteRows(size_t p, bool fresh);

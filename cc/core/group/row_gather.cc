@@ -1,6 +1,7 @@
 #include "core/group/row_gather.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/base/prefetch.h"
@@ -8,7 +9,6 @@
 #include "core/table/initializer.h"
 #include "core/table/planes.h"
 #include "core/table/row_type.h"
-#include "core/table/table_checks.h"
 
 namespace tsps {
 namespace {
@@ -39,8 +39,31 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
   for (size_t i = 0; i < n_; ++i) {
     if (rows_[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
   }
-  elsewhere_ = view.AbsentElsewhere(table_);
-  Initialize(std::move(absent), executor);
+  const auto read = [&](const int64_t* keys, size_t n, const auto& visit) {
+    return view.ReadRecords(table_, keys, n, visit);
+  };
+  Fetch(std::move(absent), read, executor);
+}
+
+void RowGather::Fetch(std::vector<uint32_t> absent, const Read& read, Executor& executor) {
+  if (!config_->storage.tiered() || absent.empty()) {
+    return Initialize(std::move(absent), executor);
+  }
+  std::vector<int64_t> keys(absent.size());
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = keys_[absent[i]];
+  fetched_.resize(keys.size() * row_bytes_);
+  std::vector<char> found(keys.size());  // not bits: threads write side by side
+  // A record begins with the embedding.
+  status_ = read(keys.data(), keys.size(), [&](size_t i, const char* payload) {
+    std::memcpy(&fetched_[i * row_bytes_], payload, row_bytes_);
+    found[i] = 1;
+  });
+  std::vector<uint32_t> nowhere;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (found[i] == 0) nowhere.push_back(absent[i]);
+    rows_[absent[i]] = &fetched_[i * row_bytes_];
+  }
+  Initialize(std::move(nowhere), executor);
 }
 
 void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
@@ -58,11 +81,6 @@ void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
 }
 
 RowNumberCache::Found RowGather::TakeFound() { return std::move(found_); }
-
-Status RowGather::CheckPresent() const {
-  if (!elsewhere_ || absent_.empty()) return Status();
-  return AskTheOtherTier(config_->name, keys_[absent_.front()]);
-}
 
 const float* const* RowGather::Floats(Executor& executor) {
   if (floats_ != nullptr) return floats_.get();
@@ -101,9 +119,11 @@ Status RowGather::Find(Scan& scan, Executor& executor) {
     rows_[i] = &copies_[i * row_bytes_];
     if (numbers[i] == kAbsentRow) absent.push_back(static_cast<uint32_t>(i));
   }
-  elsewhere_ = (scan.StateOf(table_).flags & kTableAbsentElsewhere) != 0;
-  Initialize(std::move(absent), executor);
-  return Status();
+  const auto read = [&](const int64_t* keys, size_t n, const auto& visit) {
+    return scan.ReadRecords(table_, keys, n, visit);
+  };
+  Fetch(std::move(absent), read, executor);
+  return status_;
 }
 
 void RowGather::CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const {

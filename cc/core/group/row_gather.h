@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,13 +31,12 @@ class RowGather {
   Status Find(Scan& scan, Executor& executor);
 
   size_t n() const { return n_; }
-  size_t n_absent() const { return absent_.size(); }
+  size_t n_absent() const { return absent_.size(); }  // in no tier
   // After the last attempt: its state, and the row numbers that it found; none, if they were not
   // kept. Once.
   RowNumberCache::Found TakeFound();
-  // After the last attempt. FailedPrecondition, naming a key, if absent keys may be rows of another
-  // tier: then what follows would give initial rows for theirs.
-  Status CheckPresent() const;
+  // After the last attempt: why rows on disk could not be read, if they could not.
+  Status status() const { return status_; }
 
   // --- The rows of the last Find(), in its attempt: they may be where a writer is changing them.
 
@@ -49,7 +49,10 @@ class RowGather {
   void CopyAll(float* out, Executor& executor) const;
 
  private:
-  // Gives absent keys their initial rows.
+  // Gives keys that are not in memory their rows on disk, by `read`, or initial ones.
+  using Read = std::function<Status(const int64_t* keys, size_t n,
+                                    const std::function<void(size_t, const char*)>& visit)>;
+  void Fetch(std::vector<uint32_t> absent, const Read& read, Executor& executor);
   void Initialize(std::vector<uint32_t> absent, Executor& executor);
 
   const std::shared_ptr<const TableConfig> config_;
@@ -63,9 +66,10 @@ class RowGather {
   std::unique_ptr<char[]> copies_;          // row_bytes_ for each key, of a scan
   std::unique_ptr<const float*[]> floats_;  // once they are asked for
   std::unique_ptr<float[]> widened_;        // float[n, dim], where floats_ are, if rows are narrow
-  bool elsewhere_ = false;                  // absent keys may be rows of another tier
-  std::vector<uint32_t> absent_;            // positions in keys_
-  std::unique_ptr<char[]> initial_;         // their rows
+  Status status_;
+  std::vector<uint32_t> absent_;     // positions in keys_
+  std::unique_ptr<char[]> initial_;  // their rows
+  std::vector<char> fetched_;        // rows that are on disk
 };
 
 }  // namespace tsps

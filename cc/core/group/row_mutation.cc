@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/base/fault_point.h"
 #include "core/gradients/dedupe.h"
 #include "core/table/index.h"
+#include "core/table/row_records.h"
 
 namespace tsps {
 namespace {
@@ -54,12 +56,8 @@ void RowMutation::AddWrites(int place, const int64_t* keys, size_t n, size_t pla
   plan.n += n;
 }
 
-void RowMutation::AddMoves(int place, const TableMoves& moves) {
-  AddWrites(place, moves.coming, moves.n_coming, 0);
-  AddErases(place, moves.going, moves.n_going);
-  RowPlan& plan = PlanOf(place);
-  plan.moves = true;
-  plan.records = moves.records;
+void RowMutation::AddGoing(int place, std::vector<int64_t> keys) {
+  PlanOf(place).moves.going = std::move(keys);
 }
 
 void RowMutation::AddErases(int place, const int64_t* keys, size_t n) {
@@ -74,9 +72,13 @@ void RowMutation::ForEachPlan(const std::function<void(size_t p)>& body) {
   ForEachItem(sizes, executor_, body);
 }
 
+size_t RowMutation::n_erased(const RowPlan& plan) {
+  return plan.erased.size() - plan.moves.n_going + plan.moves.erased.size();
+}
+
 size_t RowMutation::n_erased() const {
   size_t n = 0;
-  for (const RowPlan& plan : plans_) n += plan.erased.size();
+  for (const RowPlan& plan : plans_) n += n_erased(plan);
   return n;
 }
 
@@ -87,12 +89,24 @@ bool RowMutation::HasFresh() const {
 
 Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
   const TableFiles& files = *group_.files(plan.table);
-  const uint64_t live = StateOf(plan).live + plan.fresh.size() - plan.erased.size();
+  const uint64_t on_disk = plan.moves.store == nullptr ? 0 : plan.moves.store->rows();
+  const uint64_t live =
+      StateOf(plan).live + on_disk + plan.fresh.size() - plan.moves.n_coming() - n_erased(plan);
   const int64_t max_rows = files.config().max_rows;
   if (max_rows == 0 || plan.fresh.empty() || live <= static_cast<uint64_t>(max_rows))
     return Status();
   return Error(Code::kResourceExhausted, "table ", files.folder(), " would have ", live,
                " rows, max_rows is ", max_rows);
+}
+
+// A tiered table has no more than it may, not even for a moment.
+Status RowMutation::ReserveRowsOf(const TableFiles& files, const PlaneList& list,
+                                  const Plane& plane, uint64_t rows) {
+  const size_t used = rows * plane.row_bytes;
+  if (!files.config().storage.tiered()) return writer_.reserver.Ensure(*plane.file, used);
+  if (used <= plane.file->size()) return Status();
+  const uint64_t ahead = std::min<uint64_t>(rows + rows / 8 + kRowGrain, files.PlanOf(list).rows);
+  return plane.file->Reserve(std::max<size_t>(used, ahead * plane.row_bytes));
 }
 
 // Gives the fresh keys row numbers: returned ones first, then new ones.
@@ -108,7 +122,7 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
   }
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(state));
   for (const Plane& plane : list->planes) {
-    TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(*plane.file, rows * plane.row_bytes));
+    TSPS_RETURN_IF_ERROR(ReserveRowsOf(files, *list, plane, rows));
   }
   for (const uint32_t i : plan.fresh) {
     plan.rows[i] = state.free_rows > 0 ? files.free_stack()[--state.free_rows]
@@ -124,8 +138,8 @@ namespace {
 // Adds keys to the log of erased ones, behind those of the committed state. A log that has become
 // too long is emptied, which is remembered: what it had begins to be overwritten by the erase after
 // this one, when no state has it any more.
-Status LogErased(TableFiles& files, StorageReserver& reserver,
-                 const std::vector<ErasedEntry>& erased, uint32_t generation, TableState* state) {
+Status LogErased(TableFiles& files, StorageReserver& reserver, const std::vector<int64_t>& erased,
+                 uint32_t generation, TableState* state) {
   const uint64_t length = state->erased + erased.size();
   if (length > TableFiles::MaxErased(state->live)) {
     state->erased = 0;
@@ -133,8 +147,7 @@ Status LogErased(TableFiles& files, StorageReserver& reserver,
     return Status();
   }
   TSPS_RETURN_IF_ERROR(reserver.Ensure(files.erased(), length * sizeof(ErasedKey)));
-  for (const ErasedEntry& entry : erased) {
-    const int64_t key = files.segment(entry.segment)->entries[entry.entry].key;
+  for (const int64_t key : erased) {
     files.erased_keys()[state->erased++] = {key, generation, 0};
   }
   return Status();
@@ -143,13 +156,18 @@ Status LogErased(TableFiles& files, StorageReserver& reserver,
 }  // namespace
 
 Status RowMutation::ReserveErased(RowPlan& plan) {
-  if (plan.erase_keys.empty()) return Status();
-  if (!plan.fresh.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
+  if (plan.erase_keys.empty() && plan.moves.going.empty()) return Status();
+  if (!plan.fresh.empty() || !plan.moves.going.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
   TableFiles& files = *group_.files(plan.table);
   TableState& state = StateOf(plan);
-  if (!plan.moves) {
+  if (n_erased(plan) > 0) {
+    std::vector<int64_t> keys = plan.moves.erased;
+    for (size_t i = 0; i < plan.erased.size() - plan.moves.n_going; ++i) {
+      const ErasedEntry& entry = plan.erased[i];
+      keys.push_back(files.segment(entry.segment)->entries[entry.entry].key);
+    }
     TSPS_RETURN_IF_ERROR(
-        LogErased(files, writer_.reserver, plan.erased, mutation_.next().changes, &state));
+        LogErased(files, writer_.reserver, keys, mutation_.next().changes, &state));
   }
   return writer_.reserver.Ensure(files.free_rows(),
                                  (state.free_rows + plan.erased.size()) * sizeof(uint32_t));
@@ -158,6 +176,7 @@ Status RowMutation::ReserveErased(RowPlan& plan) {
 Status RowMutation::Prepare(bool is_step) {
   // First: the index must not grow for rows that are refused.
   for (const RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(CheckMaxRows(plan));
+  for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(MakeRoom(plan));
   for (RowPlan& plan : plans_) {
     if (plan.fresh.empty()) continue;
     TSPS_RETURN_IF_ERROR(GrowIndex(group_, writer_, counters_, plan.table, plan.keys, plan.fresh));
@@ -167,9 +186,10 @@ Status RowMutation::Prepare(bool is_step) {
   for (RowPlan& plan : plans_) {
     TSPS_RETURN_IF_ERROR(ReserveRows(plan));
     TSPS_RETURN_IF_ERROR(ReserveErased(plan));
-    if (plan.moves) ++StateOf(plan).moves;
   }
-  return WriteUndo(is_step);
+  TSPS_RETURN_IF_ERROR(WriteUndo(is_step));
+  for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(PrepareMoves(plan));
+  return Status();
 }
 
 // The planes are mapped: ReserveRows or WriteUndo has seen to it.
@@ -181,12 +201,16 @@ RowPlanes RowMutation::Planes(const RowPlan& plan) const {
 void RowMutation::InitializeFresh(const RowPlan& plan) {
   const TableConfig& config = group_.files(plan.table)->config();
   const RowPlanes planes = Planes(plan);
+  const RowRecords records(planes.list);
   executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
       const uint32_t i = plan.fresh[k];
       const uint32_t row = plan.rows[i];
       planes.keys[row] = plan.keys[i];
-      if (plan.records != nullptr && i >= plan.updates) continue;  // it has values of its own
+      if (const char* const record = plan.moves.Record(k)) {
+        records.Put(record, row);
+        continue;
+      }
       for (const Plane& plane : planes.list.planes) {
         if (plane.role == PlaneRole::kSlot || plane.role == PlaneRole::kMetadata) {
           plane.Initialize(row, 1);
@@ -202,7 +226,13 @@ void RowMutation::Begin() {
     mutation_.Touches(plan.table, plan.rows.data(), plan.n);
     mutation_.Touches(plan.table, plan.erased_rows.data(), plan.erased_rows.size());
   }
+  for (const RowPlan& plan : plans_) {
+    if (plan.moves.prepared) mutation_.Leaves(plan.table, plan.moves.store->entering());
+  }
   mutation_.Begin(&executor_);
+  for (const RowPlan& plan : plans_) {
+    if (plan.moves.prepared) plan.moves.store->Declare();
+  }
 }
 
 void RowMutation::WriteIndex() {
@@ -210,17 +240,11 @@ void RowMutation::WriteIndex() {
     TableFiles& files = *group_.files(plan.table);
     const uint32_t depth = StateOf(plan).depth;
     const RowPlanes planes = Planes(plan);
-    const RowRecords records(planes.list);
     for (const uint32_t i : plan.fresh) {
       const uint64_t hash = files.Hash(plan.keys[i]);
       const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
       InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
-      if (plan.records != nullptr && i >= plan.updates) {
-        StoreRelaxed(planes.changed[plan.rows[i]],
-                     records.ChangedOf(plan.records[i - plan.updates]));
-      } else {
-        planes.Touch(plan.rows[i]);
-      }
+      planes.Touch(plan.rows[i]);
       TSPS_FAULT_POINT("commit.insert");
     }
     EraseEntries(plan);
@@ -243,11 +267,13 @@ void RowMutation::EraseEntries(const RowPlan& plan) {
 
 void RowMutation::Publish() {
   mutation_.Publish();
+  FinishMoves(/*published=*/true);
   RaiseMax(counters_.publish_ns_max, mutation_.nanoseconds());
 }
 
 void RowMutation::Undo() {
   if (mutation_.begun()) mutation_.Undo();
+  FinishMoves(/*published=*/false);
 }
 
 }  // namespace tsps

@@ -2,6 +2,7 @@
 #ifndef TFSPS_CORE_GROUP_ROW_MUTATION_H_
 #define TFSPS_CORE_GROUP_ROW_MUTATION_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,6 +18,31 @@
 
 namespace tsps {
 
+// How rows move between the tiers of a table, if it has two.
+struct RowMoves {
+  RecordStore* store = nullptr;  // null: all rows are in memory
+  // --- Of each fresh key. ---
+  std::vector<uint32_t> places;  // of its record; kNoRecord: it has none
+  std::vector<char> payloads;    // of the records; payload_bytes each
+  size_t payload_bytes = 0;
+  // --- ---
+  std::vector<int64_t> erased;  // keys that are erased from the disk
+  std::vector<uint32_t> erased_places;
+  std::vector<int64_t> going;  // keys of rows in memory that go to the disk
+  size_t n_going = 0;          // of them that have been found
+  bool prepared = false;
+
+  size_t n_coming() const {
+    return places.size() - static_cast<size_t>(std::count(places.begin(), places.end(), kNoRecord));
+  }
+
+  // The record of the k-th fresh key; null: it has none.
+  const char* Record(size_t k) const {
+    return k < places.size() && places[k] != kNoRecord ? payloads.data() + k * payload_bytes
+                                                       : nullptr;
+  }
+};
+
 // What a mutation does to the rows of one table: which keys are there, which are new, and where
 // they go.
 struct RowPlan {
@@ -26,14 +52,13 @@ struct RowPlan {
   std::vector<int64_t> joined;  // the keys, if they come from several places
   size_t updates = 0;           // the first ones are updated, the others set
   size_t planes = 0;  // that are changed of rows that are there: the first ones of the table's list
-  bool moves = false;                    // rows that are set or taken away move between the tiers
-  const char* const* records = nullptr;  // of those that come
-  std::vector<uint32_t> rows;            // row number of each key, new ones included
-  std::vector<uint32_t> existing;        // positions in keys
-  std::vector<uint32_t> fresh;           // positions in keys
+  std::vector<uint32_t> rows;      // row number of each key, new ones included
+  std::vector<uint32_t> existing;  // positions in keys
+  std::vector<uint32_t> fresh;     // positions in keys
+  RowMoves moves;
   // --- Rows that are taken away. ---
   std::vector<int64_t> erase_keys;  // unique, some perhaps absent
-  std::vector<ErasedEntry> erased;
+  std::vector<ErasedEntry> erased;  // of rows in memory; and then of those that go to the disk
   std::vector<uint32_t> erased_rows;
   uint64_t reused = 0;  // of the free rows: as many are taken from the end of the stack
 };
@@ -78,22 +103,24 @@ class RowMutation {
         counters_(counters),
         executor_(executor),
         mutation_(group, writer) {}
+  ~RowMutation() { FinishMoves(/*published=*/false); }
   // Announces changes to rows of the table in a place, of `n` keys, at most 2^31 - 1: what steps
   // change, once for a table, first; other values, in the first `planes` planes of its list; that
   // they are taken away.
   void AddUpdates(int place, const int64_t* keys, size_t n);
   void AddWrites(int place, const int64_t* keys, size_t n, size_t planes);
   void AddErases(int place, const int64_t* keys, size_t n);
-  // In place of writes and erases.
-  void AddMoves(int place, const TableMoves& moves);
+  // Rows that go to the disk; of a table that nothing else is done to.
+  void AddGoing(int place, std::vector<int64_t> keys);
   // Finds out which of the keys are there; calls also(p) for every plan p on the way.
   // InvalidArgument, naming table and key, if a key repeats: its row would be updated twice, or be
   // two rows; or if it is changed and taken away. DataLoss if two keys have one row.
   Status Plan(const std::function<void(size_t p)>& also = nullptr);
   // Whether some key is not there.
   bool HasFresh() const;
-  // How many keys are taken away.
+  // How many keys are erased.
   size_t n_erased() const;
+  static size_t n_erased(const RowPlan& plan);
   // Storage for new rows, and for their images in the next mutation, if it is a step of the same
   // keys: trained keys can then be trained on where there is no room any more. The undo log, but
   // for the images of rows.
@@ -126,13 +153,25 @@ class RowMutation {
   Status FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan);
   // Where the entries of the keys to erase are: growth of the index moves them.
   Status FindErased(RowPlan& plan);
+  Status FindEntries(RowPlan& plan, const std::vector<int64_t>& keys);
   Status CheckErased(const RowPlan& plan) const;
-  Status CheckMoved(const RowPlan& plan) const;
+  // --- Rows on disk (row_mutation_tiers.cc). ---
+  // Reads the records of fresh keys, and finds those of erased ones.
+  Status FetchRecords(RowPlan& plan);
+  // Chooses rows that go, so that there is room for the rows that come next time. Moves out others,
+  // in a mutation of their own, if there is none for those that come now.
+  Status MakeRoom(RowPlan& plan);
+  Status GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept);
+  // The last thing that can fail.
+  Status PrepareMoves(RowPlan& plan);
+  void FinishMoves(bool published);
   Status ReserveErased(RowPlan& plan);
   void EraseEntries(const RowPlan& plan);
   Status CheckFreshUnique(const RowPlan& plan) const;
   Status CheckMaxRows(const RowPlan& plan) const;
   Status ReserveRows(RowPlan& plan);
+  Status ReserveRowsOf(const TableFiles& files, const PlaneList& list, const Plane& plane,
+                       uint64_t rows);
   Status WriteUndo(bool is_step);
   const TableState& StateOf(const RowPlan& plan) const {
     return mutation_.next().tables[static_cast<size_t>(plan.table)];
@@ -149,6 +188,10 @@ class RowMutation {
   std::vector<RowPlan> plans_;
   std::vector<UndoRecordHeader*> images_;  // by plan; null: no row that is there is written
 };
+
+// Moves all rows of a tiered table to the disk, in mutations of their own.
+Status MoveAllOut(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+                  int place);
 
 }  // namespace tsps
 

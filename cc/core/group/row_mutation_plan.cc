@@ -7,10 +7,8 @@
 #include "core/gradients/dedupe.h"
 #include "core/group/probe.h"
 #include "core/group/row_mutation.h"
-#include "core/group/row_records.h"
 #include "core/group/table_number.h"
 #include "core/table/index.h"
-#include "core/table/table_checks.h"
 
 namespace tsps {
 namespace {
@@ -78,14 +76,9 @@ Status RowMutation::PlanTable(RowPlan& plan) {
       plan.rows, plan.existing, state.rows);
   if (repeated < 0) {
     TSPS_RETURN_IF_ERROR(CheckFreshUnique(plan));
-    // Rows that are set are brought in.
-    if ((state.flags & kTableAbsentElsewhere) != 0 && !plan.fresh.empty() &&
-        plan.fresh.front() < plan.updates) {
-      return AskTheOtherTier(files.config().name, plan.keys[plan.fresh.front()]);
-    }
     TSPS_RETURN_IF_ERROR(FindErased(plan));
     TSPS_RETURN_IF_ERROR(CheckErased(plan));
-    return CheckMoved(plan);
+    return FetchRecords(plan);
   }
   const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
   const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
@@ -107,13 +100,21 @@ Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
 }
 
 Status RowMutation::FindErased(RowPlan& plan) {
-  if (plan.erase_keys.empty()) return Status();
+  if (plan.erase_keys.empty() && plan.moves.going.empty()) return Status();
+  plan.erased.clear();
+  plan.erased_rows.clear();
+  TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.erase_keys));
+  const size_t n_erased = plan.erased.size();
+  TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.moves.going));
+  plan.moves.n_going = plan.erased.size() - n_erased;
+  return Status();
+}
+
+Status RowMutation::FindEntries(RowPlan& plan, const std::vector<int64_t>& keys) {
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   const uint32_t depth = StateOf(plan).depth;
-  plan.erased.clear();
-  plan.erased_rows.clear();
-  for (const int64_t key : plan.erase_keys) {
+  for (const int64_t key : keys) {
     const uint64_t hash = files.Hash(key);
     const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
     TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));
@@ -140,34 +141,6 @@ Status RowMutation::CheckErased(const RowPlan& plan) const {
     if (keys.count(plan.keys[i]) == 0) continue;
     return Error(Code::kInvalidArgument, "table ", group_.files(plan.table)->folder(), ": key ",
                  plan.keys[i], " is changed and erased in one mutation");
-  }
-  return Status();
-}
-
-// A row is in one tier.
-Status RowMutation::CheckMoved(const RowPlan& plan) const {
-  if (!plan.moves) return Status();
-  TableFiles& files = *group_.files(plan.table);
-  if ((StateOf(plan).flags & kTableAbsentElsewhere) == 0) {
-    return Error(Code::kInvalidArgument, "table ", files.folder(), " has no other tier");
-  }
-  const auto here = std::lower_bound(plan.existing.begin(), plan.existing.end(), plan.updates);
-  if (here != plan.existing.end()) {
-    return Error(Code::kFailedPrecondition, "key ", plan.keys[*here], " of table ", files.folder(),
-                 " cannot come from the other tier: it is here");
-  }
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
-  const RowRecords records(*list);
-  for (size_t i = plan.updates; i < plan.n; ++i) {
-    if (records.ChangedOf(plan.records[i - plan.updates]) == kFreeRow) {
-      return Damaged("table " + files.folder(), "the record of key ", plan.keys[i],
-                     " has no change generation");
-    }
-  }
-  if (plan.erased.size() != plan.erase_keys.size()) {
-    return Error(Code::kFailedPrecondition, plan.erase_keys.size() - plan.erased.size(),
-                 " of the rows that table ", files.folder(),
-                 " is to give to the other tier are not here");
   }
   return Status();
 }

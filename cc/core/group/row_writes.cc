@@ -1,4 +1,5 @@
 // GroupWriter's changes of rows: in acts, and in one.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -77,11 +78,25 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const std::vector<Pla
   const std::vector<int64_t> unique = Dedupe({{keys, n, inverse.data()}});
   std::vector<uint32_t> last(unique.size());
   for (size_t i = 0; i < n; ++i) last[static_cast<size_t>(inverse[i])] = static_cast<uint32_t>(i);
-  RowChanges changes;
-  changes.writes.push_back({table, unique.data(), unique.size(), planes, last.data()});
-  TSPS_RETURN_IF_ERROR(Prepare(changes, executor));
-  Publish();
+  TSPS_ASSIGN_OR_RETURN(const size_t part, RowsAtOnce(table));
+  for (size_t begin = 0; begin < unique.size() || begin == 0; begin += part) {
+    RowChanges changes;
+    changes.writes.push_back({table, unique.data() + begin, std::min(part, unique.size() - begin),
+                              planes, last.data() + begin});
+    TSPS_RETURN_IF_ERROR(Prepare(changes, executor));
+    Publish();
+  }
   return Status();
+}
+
+Result<size_t> GroupWriter::RowsAtOnce(int table) const {
+  constexpr size_t kAll = SIZE_MAX / 2;
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TableFiles& files = *group_.impl_->files(place);
+  if (!files.config().storage.tiered()) return kAll;
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
+                        files.BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
+  return std::max<size_t>(1, files.PlanOf(*list).rows / 4);
 }
 
 Result<size_t> GroupWriter::Erase(int table, const int64_t* keys, size_t n) {

@@ -76,6 +76,12 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
     }
     changed = !scan->MapTables();
     if (changed) continue;
+    bool passed = false;
+    for (Part& part : scan->parts_) {
+      TSPS_ASSIGN_OR_RETURN(const bool begun, scan->BeginRecords(part));
+      passed = passed || !begun;
+    }
+    if (passed) continue;
     scan->waited_ns_ += lost;
     RaiseMax(group.counters().read_blocked_ns_max, scan->waited_ns_);
     group.counters().read_blocked_ns_total.fetch_add(scan->waited_ns_, std::memory_order_relaxed);
@@ -210,6 +216,13 @@ Status Scan::TakeImages() {
                       record->bytes == ScanRecordBytes(record->n, record->row_bytes);
     if (!sane) return Damaged(path, "the record at ", taken_);
     Part& part = parts_[record->table];
+    if (record->kind == kScanMoves && record->row_bytes == kScanMoveBytes) {
+      if (part.records != nullptr) {
+        part.records->Left(reinterpret_cast<const RecordMove*>(ScanImages(record)), record->n);
+      }
+      taken_ += record->bytes;
+      continue;
+    }
     if (record->row_bytes != RowBytesOf(*part.list, part.wanted)) {
       return Damaged(path, "images of ", record->row_bytes, " bytes at ", taken_);
     }
@@ -341,11 +354,17 @@ Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* plane
     // After all that was read of them.
     if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
   }
-  if (live < n && part.live != StateOf(table).live && !TSPS_FAULT_OFF("damage")) {
+  if (live == n) return live;
+  if (part.live != StateOf(table).live && !TSPS_FAULT_OFF("damage")) {
     return Damaged("table " + part.files->folder(), part.live, " rows with a key, ",
                    StateOf(table).live, " counted");
   }
-  return live;
+  char* to[kMaxPlanes] = {};
+  for (size_t p = 0; p < n_planes; ++p) {
+    if (planes[p] != nullptr) to[p] = planes[p] + live * list.planes[p].row_bytes;
+  }
+  TSPS_ASSIGN_OR_RETURN(const size_t on_disk, NextOnDisk(table, n - live, keys + live, to));
+  return live + on_disk;
 }
 
 }  // namespace tsps

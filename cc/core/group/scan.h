@@ -32,6 +32,7 @@
 #include "core/group/scan_announcement.h"
 #include "core/group/scan_file.h"
 #include "core/table/planes.h"
+#include "core/tier/record_scan.h"
 
 namespace tsps {
 
@@ -74,15 +75,21 @@ class Scan {
   uint32_t changes() const { return state_.changes; }  // the change generation
   const std::vector<int>& tables() const { return tables_; }
   const TableState& StateOf(int table) const;
+  uint64_t RowsOf(int table) const;  // those on disk included
   const PlaneList& Planes(int table) const { return *PartOf(table).list; }
 
-  // Live rows of a table, up to n, in the order of their numbers, from where the last call ended.
-  // Into planes[p] go their bytes in plane p of the table's list; null: not wanted. Returns how
-  // many there were: 0 at the end.
+  // Live rows of a table, up to n, in the order of their numbers, and then those on disk, from
+  // where the last call ended. Into planes[p] go their bytes in plane p of the table's list; null:
+  // not wanted. Returns how many there were: 0 at the end.
   Result<size_t> Next(int table, size_t n, int64_t* keys, char* const* planes);
-  // Row numbers of keys, kAbsentRow for absent ones; any number of them. Not of rows that Next has
+  // The same for rows on disk alone; in no order that means anything. Next has none of them then.
+  Result<size_t> NextOnDisk(int table, size_t n, int64_t* keys, char* const* planes);
+  // Row numbers of keys in memory, else kAbsentRow; any number of them. Not of rows that Next has
   // passed.
   Status Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor);
+  // Of keys that have no row in memory: calls visit(i, payload), on many threads, for those that
+  // have one on disk (table/row_records.h).
+  Status ReadRecords(int table, const int64_t* keys, size_t n, const RecordStore::Visit& visit);
   // What was written or erased in a change generation (GroupWriter::MarkChanges) or after it. A key
   // that was both is in both: it has been written after it was erased. After a kill there may be
   // more, never less. As Next, of a table whose rows it has not passed.
@@ -105,6 +112,11 @@ class Scan {
     std::unordered_map<uint32_t, const char*> images = {};  // by row
     std::unordered_map<int64_t, uint32_t> by_key = {};      // rows of images, once `keys`
     bool keys = false;
+    // --- Of a tiered table. ---
+    std::unique_ptr<RecordScan> records = nullptr;
+    std::vector<char> payloads = {};  // of rows on disk that Next has read and not returned
+    std::vector<int64_t> payload_keys = {};
+    size_t payload = 0;  // the next of them
   };
   Scan(Group& group, std::vector<int> tables) : group_(group), tables_(std::move(tables)) {}
 
@@ -128,6 +140,8 @@ class Scan {
   // Takes in the images that the writer has made since.
   Status TakeImages();
   void TakeKeys(Part& part);
+  // False: the table has other rows on disk by now.
+  Result<bool> BeginRecords(Part& part);
   // Where a plane is in an image.
   static size_t OffsetOf(const Part& part, size_t plane) {
     return RowBytesOf(*part.list, part.wanted & ((uint64_t{1} << plane) - 1));

@@ -66,12 +66,20 @@ struct ScanTable {
 };
 static_assert(sizeof(ScanTable) == 64, "shared between builds of one layout");
 
+constexpr uint32_t kScanImages = 0;  // of rows
+// In place of images, RecordMove[n]: entries that are taken out of the index of the table's records
+// on disk. The row numbers are 0.
+constexpr uint32_t kScanMoves = 1;
+constexpr uint32_t kScanMoveBytes = 16;
+
 struct ScanRecord {
   uint64_t n;
   uint64_t bytes;      // of the whole record, padding included
   uint32_t table;      // its number among the scan's
   uint32_t row_bytes;  // of a row in the wanted planes, one after another
-  uint64_t reserved[5];
+  uint32_t kind;       // kScanImages, or kScanMoves
+  uint32_t zero;
+  uint64_t reserved[4];
 };
 static_assert(sizeof(ScanRecord) == 64, "shared between builds of one layout");
 

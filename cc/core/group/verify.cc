@@ -196,6 +196,29 @@ Status CheckRows(Scan& scan, int table, const std::string& folder) {
   return Damaged(folder, live, " keys, ", state.live, " counted");
 }
 
+// Every row on disk can be read, and is not in memory, too.
+Status CheckRecords(Scan& scan, int table, const std::string& folder) {
+  SerialExecutor executor;
+  std::vector<uint32_t> changed(kRows), found(kRows);
+  std::vector<int64_t> keys(kRows);
+  char* planes[kMaxPlanes] = {};
+  planes[scan.Planes(table).trained() + 1] = reinterpret_cast<char*>(changed.data());
+  while (true) {
+    TSPS_ASSIGN_OR_RETURN(const size_t n, scan.NextOnDisk(table, kRows, keys.data(), planes));
+    if (n == 0) return Status();
+    TSPS_RETURN_IF_ERROR(scan.Find(table, keys.data(), n, found.data(), executor));
+    for (size_t i = 0; i < n; ++i) {
+      if (found[i] != kAbsentRow) {
+        return Damaged(folder, "key ", keys[i], " has a row in memory and one on disk");
+      }
+      if (changed[i] <= scan.changes()) continue;
+      return Damaged(folder, "the row of key ", keys[i],
+                     " on disk was written in change generation ", changed[i], " of ",
+                     scan.changes());
+    }
+  }
+}
+
 }  // namespace
 
 Status Group::Verify(int table) {
@@ -238,7 +261,8 @@ Status Group::Verify(int table) {
   Scan::Options options;
   options.embedding = options.slots_and_metadata = false;
   TSPS_ASSIGN_OR_RETURN(const auto scan, Scan::Begin(*this, {table}, options));
-  return CheckRows(*scan, table, folder);
+  TSPS_RETURN_IF_ERROR(CheckRows(*scan, table, folder));
+  return CheckRecords(*scan, table, folder);
 }
 
 Status GroupWriter::Verify() {

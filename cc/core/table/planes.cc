@@ -13,7 +13,7 @@ namespace tsps {
 namespace {
 
 template <typename T>
-void Fill(char* to, size_t bytes, uint64_t bits) {
+void FillWith(char* to, size_t bytes, uint64_t bits) {
   std::fill_n(reinterpret_cast<T*>(to), bytes / sizeof(T), static_cast<T>(bits));
 }
 
@@ -60,14 +60,14 @@ size_t ElementBytes(PlaneType type) {
   return 0;
 }
 
-void Plane::Initialize(uint32_t first, size_t n) const {
+void Plane::Fill(char* rows, size_t n) const {
   switch (ElementBytes(type)) {
     case 2:
-      return Fill<uint16_t>(row(first), n * row_bytes, initial);
+      return FillWith<uint16_t>(rows, n * row_bytes, initial);
     case 4:
-      return Fill<uint32_t>(row(first), n * row_bytes, initial);
+      return FillWith<uint32_t>(rows, n * row_bytes, initial);
     default:
-      return Fill<uint64_t>(row(first), n * row_bytes, initial);
+      return FillWith<uint64_t>(rows, n * row_bytes, initial);
   }
 }
 

@@ -28,7 +28,8 @@ struct Plane {
   char* row(uint32_t number) const { return file->data() + size_t{number} * row_bytes; }
   // Writes what the rows [row, row + n) of a new table, or of a new optimizer, have. Not of the
   // embedding and the key, which follow from the row's key.
-  void Initialize(uint32_t row, size_t n) const;
+  void Initialize(uint32_t row, size_t n) const { Fill(this->row(row), n); }
+  void Fill(char* rows, size_t n) const;
 };
 
 size_t ElementBytes(PlaneType type);

@@ -109,10 +109,4 @@ Status CheckKeyPlaces(const TableFiles& files, const TableState& state, uint32_t
   return Status();
 }
 
-Status AskTheOtherTier(const std::string& table, int64_t key) {
-  return Error(Code::kFailedPrecondition, "key ", key,
-               " is not in memory, and may be a row of the ", "other tier of table ", table,
-               ": ask there, and bring the row in first");
-}
-
 }  // namespace tsps

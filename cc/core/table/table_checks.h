@@ -28,9 +28,6 @@ Status CheckSegment(const TableFiles& files, const TableState& state, uint32_t n
 // would hide wrong ones. A look-up per key.
 Status CheckKeyPlaces(const TableFiles& files, const TableState& state, uint32_t number);
 
-// FailedPrecondition: the table does not know what a key's row is.
-Status AskTheOtherTier(const std::string& table, int64_t key);
-
 }  // namespace tsps
 
 #endif  // TFSPS_CORE_TABLE_TABLE_CHECKS_H_

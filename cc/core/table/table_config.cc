@@ -31,6 +31,15 @@ Result<StoredRows> StoredRows::Of(const TableConfig& config, const int64_t* keys
   return stored;
 }
 
+uint64_t MostRows(const TableConfig& config) {
+  uint64_t rows = 0;
+  for (const int64_t limit : {config.max_rows, config.key_limit}) {
+    const auto one = static_cast<uint64_t>(limit);
+    if (limit > 0 && (rows == 0 || one < rows)) rows = one;
+  }
+  return rows;
+}
+
 Status CheckKeys(const TableConfig& config, const int64_t* keys, size_t n) {
   if (config.key_limit <= 0) return Status();
   const auto limit = static_cast<uint64_t>(config.key_limit);

@@ -23,6 +23,14 @@ struct MetadataPlane {
   uint64_t initial = 0;   // bits of every element of a new row
 };
 
+// That a table has rows on a disk, too.
+struct TieredStorage {
+  std::string folder;   // absolute, the table's own; "": the table has all rows in memory
+  uint64_t memory = 0;  // bytes that it may take, on this node
+
+  bool tiered() const { return !folder.empty(); }
+};
+
 struct TableConfig {
   std::string name;       // folder name in the group: [A-Za-z0-9._-]{1,128}, not starting with '.'
   std::string uuid;       // 32 hexadecimal digits, drawn by the caller
@@ -33,10 +41,11 @@ struct TableConfig {
   std::vector<MetadataPlane> metadata;
   PlaneType row_type = PlaneType::kFloat32;   // IsRowType()
   Rounding rounding = Rounding::kStochastic;  // of rows of 16 bits
-  // A key that is not here may be a row of another tier: it has no initial value
-  // (kTableAbsentElsewhere). Not kept in the table's config, but in the group's record of it.
-  bool absent_elsewhere = false;
+  TieredStorage storage;
 };
+
+// How many rows it can have; 0: any number.
+uint64_t MostRows(const TableConfig& config);
 
 // What a new row of a key is, as it is stored: values of the initializer, rounded to the nearest.
 void InitialRow(const TableConfig& config, int64_t key, void* row);

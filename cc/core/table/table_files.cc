@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "core/base/crc32c.h"
@@ -19,9 +18,6 @@ namespace tsps {
 namespace {
 
 constexpr size_t kFirstDirectoryBytes = kPageBytes;
-// Files' names begin with it.
-constexpr const char* kPlane = "plane.";
-constexpr const char* kPlanes = "planes.";
 constexpr size_t kMaxDirectoryBytes = (size_t{2} << kMaxDepth) * sizeof(uint32_t);
 
 // What the index of `rows` keys cannot outgrow: four times what hashing ever takes (20 to 57 bytes
@@ -83,19 +79,9 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   return Error(Code::kDataLoss, path, " is damaged: ", initializer.message());
 }
 
-bool IsPlaneFile(const std::string& name) {
-  return name.rfind(kPlane, 0) == 0 || name.rfind(kPlanes, 0) == 0;
-}
-
-bool IsOfGeneration(const std::string& name, uint32_t generation) {
-  const std::string suffix = "." + std::to_string(generation);
-  return IsPlaneFile(name) && name.size() > suffix.size() &&
-         name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
-}
-
 bool IsTableFile(const std::string& name) {
   return name == "directory" || name == "segments" || name == "free" || name == "erased" ||
-         IsPlaneFile(name);
+         TableFiles::IsPlaneFile(name);
 }
 
 }  // namespace
@@ -106,6 +92,7 @@ void TableFiles::Remove(const std::string& folder) {
     unlink((folder + "/" + name).c_str());
     TSPS_FAULT_POINT("remove.file");
   }
+  RemoveStorage(folder);
   // Last: by it a folder is known to be a table's (IsLeftover).
   unlink((folder + "/config").c_str());
   TSPS_FAULT_POINT("remove.config");
@@ -122,16 +109,15 @@ bool TableFiles::IsLeftover(const std::string& folder) {
   return n >= 0 && (magic == 0 || magic == kTableMagic);
 }
 
-size_t TableFiles::MaxRows() const {
-  size_t rows = kMaxRowNumber;
-  for (const int64_t limit : {config_->max_rows, config_->key_limit}) {
-    if (limit > 0) rows = std::min(rows, static_cast<size_t>(limit));
-  }
-  return rows;
-}
-
 size_t TableFiles::RoomRows() const {
-  size_t rows = 2 * MaxRows();
+  if (config_->storage.tiered()) {  // as long as it has no slots
+    const PlaneList planes = PlanesOf(*config_, OptimizerConfig(), 1, 1);
+    const TieredStorage& storage = config_->storage;
+    return PlanMemory(storage.memory, RowBytes(planes, planes.planes.size()), MostRows(*config_))
+        .rows;
+  }
+  const uint64_t most = MostRows(*config_);
+  size_t rows = 2 * std::min<size_t>(most == 0 ? kMaxRowNumber : most, kMaxRowNumber);
   if (config_->key_limit > 0) rows = std::min(rows, static_cast<size_t>(config_->key_limit));
   return std::min<size_t>(rows, kMaxRowNumber);
 }
@@ -147,6 +133,7 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder
                           MappedFile::Create(folder + "/config", kPageBytes, kPageBytes));
     std::memcpy(file->data(), &header, sizeof(header));
   }
+  if (config.storage.tiered()) TSPS_RETURN_IF_ERROR(CreateStorage(folder, config));
   const size_t max_rows = files->RoomRows();
   TSPS_ASSIGN_OR_RETURN(
       files->directory_,
@@ -161,6 +148,10 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder
   files->writable_ = true;
   const PlaneList planes = PlanesOf(config, OptimizerConfig(), kFirstGeneration, kFirstGeneration);
   TSPS_RETURN_IF_ERROR(files->MakePlanes(planes, kFirstGeneration, 0));
+  if (config.storage.tiered()) {
+    TSPS_ASSIGN_OR_RETURN(auto records, CreateRecords(folder, config, planes, files->seed_));
+    files->records_.emplace(kFirstGeneration, std::move(records));
+  }
   return files;
 }
 
@@ -172,6 +163,7 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Open(const std::string& folder) 
   std::memcpy(&header, config_file->data(), sizeof(header));
   TSPS_ASSIGN_OR_RETURN(TableConfig config, ConfigFrom(header, config_file->path(),
                                                        folder.substr(folder.rfind('/') + 1)));
+  TSPS_ASSIGN_OR_RETURN(config.storage, LoadStorage(folder, config.uuid));
   std::unique_ptr<TableFiles> files(new TableFiles(folder, std::move(config)));
   const size_t max_rows = files->RoomRows();
   TSPS_ASSIGN_OR_RETURN(
@@ -221,126 +213,6 @@ Status TableFiles::CheckFiles(const TableState& state) const {
     if (!bound && plane.role == PlaneRole::kSlot) continue;
     TSPS_RETURN_IF_ERROR(check(*plane.file, state.rows * plane.row_bytes));
   }
-  return Status();
-}
-
-// --- Planes. ---
-
-std::string TableFiles::PlanePath(const Plane& plane) const {
-  return folder_ + "/" + kPlane + plane.name + "." + std::to_string(plane.generation);
-}
-
-std::string TableFiles::ListPath(uint32_t generation) const {
-  return folder_ + "/" + kPlanes + std::to_string(generation);
-}
-
-const PlaneList* TableFiles::Planes(const TableState& state) {
-  const PlaneList* const latest = latest_.load(std::memory_order_acquire);
-  if (latest != nullptr && latest->generation == state.planes) return latest;
-  const auto list = BoundPlanes(state);
-  return list.ok() ? *list : nullptr;
-}
-
-Result<const PlaneList*> TableFiles::BoundPlanes(const TableState& state) {
-  std::lock_guard<std::mutex> lock(planes_mutex_);
-  for (const auto& known : lists_) {
-    if (known->generation == state.planes) return known.get();
-  }
-  const std::string path = ListPath(state.planes);
-  const auto file = MappedFile::Open(path, sizeof(PlaneListFile), kPageBytes);
-  if (!file.ok()) return Error(Code::kDataLoss, folder_, ": ", file.status().message());
-  PlaneListFile content;
-  std::memcpy(&content, (*file)->data(), sizeof(content));
-  TSPS_ASSIGN_OR_RETURN(PlaneList list, PlaneListFromFile(content, *config_, state.planes, path));
-  for (Plane& plane : list.planes) {
-    const Status mapped = MapPlane(&plane);
-    if (mapped.ok()) continue;
-    return Error(Code::kDataLoss, folder_, ": plane ", plane.name, ", with optimizer ",
-                 OptimizerKindName(list.optimizer.kind), ", cannot be mapped: ", mapped.message());
-  }
-  TSPS_RETURN_IF_ERROR(CheckInPlace());  // they may be another table's
-  return Keep(std::move(list));
-}
-
-Status TableFiles::MapPlane(Plane* plane) {
-  const std::string path = PlanePath(*plane);
-  for (const auto& known : plane_files_) {
-    if (known->path() == path) plane->file = known.get();
-  }
-  if (plane->file != nullptr) return Status();
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, 0, RoomRows() * plane->row_bytes));
-  if (writable_) TSPS_RETURN_IF_ERROR(file->MakeWritable());
-  plane->file = file.get();
-  plane_files_.push_back(std::move(file));
-  return Status();
-}
-
-const PlaneList* TableFiles::Keep(PlaneList list) {
-  lists_.push_back(std::make_unique<const PlaneList>(std::move(list)));
-  const PlaneList* const kept = lists_.back().get();
-  // The same plane in all lists: others may be reading it.
-  if (embedding_ == nullptr) {
-    row_bytes_ = kept->embedding().row_bytes;
-    embedding_ = kept->embedding().file->data();
-  }
-  latest_.store(kept, std::memory_order_release);
-  return kept;
-}
-
-Status TableFiles::MakePlanes(PlaneList list, uint32_t generation, uint64_t rows) {
-  std::lock_guard<std::mutex> lock(planes_mutex_);
-  for (Plane& plane : list.planes) {
-    if (plane.generation != generation) {
-      TSPS_RETURN_IF_ERROR(MapPlane(&plane));
-      continue;
-    }
-    const size_t bytes = std::max<size_t>(kPageBytes, rows * plane.row_bytes);
-    TSPS_ASSIGN_OR_RETURN(
-        auto file, MappedFile::Create(PlanePath(plane), bytes, RoomRows() * plane.row_bytes));
-    plane.file = file.get();
-    plane.Initialize(0, rows);
-    plane_files_.push_back(std::move(file));
-  }
-  // Last: without it there is no such generation.
-  const PlaneListFile content = PlaneListToFile(list);
-  TSPS_ASSIGN_OR_RETURN(const auto file,
-                        MappedFile::Create(ListPath(generation), kPageBytes, kPageBytes));
-  std::memcpy(file->data(), &content, sizeof(content));
-  Keep(std::move(list));
-  return Status();
-}
-
-Status TableFiles::CreatePlanes(const TableState& state, const OptimizerConfig& optimizer) {
-  TSPS_RETURN_IF_ERROR(CheckInPlace());
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, BoundPlanes(state));
-  const uint32_t generation = state.planes + 1;
-  for (const std::string& name : EntriesOf(folder_)) {  // of a binding that was killed, or failed
-    if (IsOfGeneration(name, generation)) unlink((folder_ + "/" + name).c_str());
-  }
-  TableConfig config = *config_;  // the planes say what metadata there is
-  config.metadata.clear();
-  PlaneList next = PlanesOf(config, optimizer, generation, now->embedding().generation);
-  const auto metadata = static_cast<std::ptrdiff_t>(now->first_metadata());
-  next.planes.insert(next.planes.end(), now->planes.begin() + metadata, now->planes.end());
-  return MakePlanes(std::move(next), generation, state.rows);
-}
-
-Status TableFiles::RemoveOtherPlanes(const TableState& state) {
-  TSPS_RETURN_IF_ERROR(CheckInPlace());
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, BoundPlanes(state));
-  std::set<std::string> current = {ListPath(state.planes)};
-  for (const Plane& plane : list->planes) current.insert(PlanePath(plane));
-  std::vector<std::string> others;
-  for (const std::string& name : EntriesOf(folder_)) {
-    const std::string path = folder_ + "/" + name;
-    if (!IsPlaneFile(name) || current.count(path) != 0) continue;
-    if (IsOfGeneration(name, state.planes)) {
-      return Damaged(folder_, name, " is no plane of a table with optimizer ",
-                     OptimizerKindName(list->optimizer.kind));
-    }
-    others.push_back(path);
-  }
-  for (const std::string& path : others) unlink(path.c_str());
   return Status();
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,7 @@
 #include "core/table/planes.h"
 #include "core/table/row_optimizer.h"
 #include "core/table/table_config.h"
+#include "core/table/tiered_storage.h"
 
 namespace tsps {
 
@@ -69,12 +71,15 @@ class TableFiles {
   // How long the log of erased keys of a table with so many keys may become.
   static uint64_t MaxErased(uint64_t live) { return std::max<uint64_t>(1u << 16, live); }
 
+  // Whether a file of this name is one of planes, or a list of them.
+  static bool IsPlaneFile(const std::string& name);
   // The planes of the state's binding, which are mapped on first use; null when they cannot be.
   const PlaneList* Planes(const TableState& state);
   // Likewise, with the reason.
   Result<const PlaneList*> BoundPlanes(const TableState& state);
   // Writer: the list of planes after the state's, with new slots, which have room for the rows that
-  // are there and are filled with initial values for them.
+  // are there and are filled with initial values for them. Of a tiered table, which must have no
+  // rows in memory, all planes are new.
   Status CreatePlanes(const TableState& state, const OptimizerConfig& optimizer);
   // Writer: deletes lists and slots of other bindings than the committed state's: killed ones, and
   // those before it. Mappings of them stay valid. DataLoss, with nothing deleted, if there is a
@@ -82,6 +87,15 @@ class TableFiles {
   Status RemoveOtherPlanes(const TableState& state);
   // Whether planes of another binding than the committed state's are mapped.
   bool HasOtherPlanes(uint32_t generation) const;
+
+  // The rows that are on disk, with the planes of the state's binding; opened on first use. Null:
+  // the table has all rows in memory.
+  Result<RecordStore*> Records(const TableState& state);
+  // Writer: makes the rows on disk anew with the planes after the state's (CreatePlanes). Returns
+  // the number of moves that their state has.
+  Result<uint32_t> ConvertRecords(const TableState& state);
+  // Of a tiered table with these planes.
+  MemoryPlan PlanOf(const PlaneList& list) const;
 
   // All files of the table that are mapped.
   std::vector<const MappedFile*> Mappings();
@@ -107,7 +121,6 @@ class TableFiles {
   // Under planes_mutex_.
   Status MapPlane(Plane* plane);
   const PlaneList* Keep(PlaneList list);
-  size_t MaxRows() const;
   // Row numbers that it may need: a commit adds rows before it takes others away.
   size_t RoomRows() const;
 
@@ -122,6 +135,7 @@ class TableFiles {
   std::vector<std::unique_ptr<MappedFile>> plane_files_;
   std::vector<std::unique_ptr<const PlaneList>> lists_;  // all mapped so far: readers may hold any
   std::atomic<const PlaneList*> latest_{nullptr};
+  std::map<uint32_t, std::unique_ptr<RecordStore>> records_;  // by generation of planes
 };
 
 }  // namespace tsps

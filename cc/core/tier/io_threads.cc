@@ -1,10 +1,25 @@
 #include "core/tier/io_threads.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <system_error>
 #include <utility>
 
 namespace tsps {
+
+IoThreads::IoThreads(size_t buffer_bytes) : pid_(getpid()), buffer_bytes_(buffer_bytes) {}
+
+Result<IoThreads*> IoThreads::OfProcess() {
+  static std::mutex mutex;
+  static IoThreads* threads = nullptr;  // they end with the process
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (threads == nullptr) {
+    TSPS_ASSIGN_OR_RETURN(auto started, Start(32, size_t{1} << 20));
+    threads = started.release();
+  }
+  return threads;
+}
 
 Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, size_t buffer_bytes) {
   std::unique_ptr<IoThreads> pool(new IoThreads(buffer_bytes));
@@ -27,6 +42,10 @@ Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, size_t buffer_b
 }
 
 IoThreads::~IoThreads() {
+  if (getpid() != pid_) {
+    for (std::thread& thread : threads_) thread.detach();  // there are none to wait for
+    return;
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ending_ = true;
@@ -37,6 +56,7 @@ IoThreads::~IoThreads() {
 
 Status IoThreads::Run(size_t n, bool urgent, const Body& body) {
   if (n == 0) return {};
+  if (getpid() != pid_) return RunHere(n, body);
   Job job{n, &body};
   std::unique_lock<std::mutex> lock(mutex_);
   urgent ? jobs_.push_front(&job) : jobs_.push_back(&job);
@@ -47,6 +67,12 @@ Status IoThreads::Run(size_t n, bool urgent, const Body& body) {
   }
   job.done.wait(lock, [&job] { return job.next == job.n && job.running == 0; });
   return job.status;
+}
+
+Status IoThreads::RunHere(size_t n, const Body& body) const {
+  TSPS_ASSIGN_OR_RETURN(const PageBuffer buffer, PageBuffer::Make(buffer_bytes_));
+  for (size_t item = 0; item < n; ++item) TSPS_RETURN_IF_ERROR(body(item, buffer));
+  return {};
 }
 
 void IoThreads::Work(const PageBuffer& buffer) {

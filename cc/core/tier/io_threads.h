@@ -23,13 +23,17 @@ class IoThreads {
  public:
   // Each thread has a buffer of `buffer_bytes` for what it reads.
   static Result<std::unique_ptr<IoThreads>> Start(int threads, size_t buffer_bytes);
+  // Those that all stores of the process share, started for the first one: 32, with buffers of
+  // 1 MiB, of which they use as much as they read at once.
+  static Result<IoThreads*> OfProcess();
   ~IoThreads();  // after all jobs
   IoThreads(const IoThreads&) = delete;
   IoThreads& operator=(const IoThreads&) = delete;
 
   using Body = std::function<Status(size_t item, const PageBuffer& buffer)>;
   // Calls body(item) for 0 to n - 1 on the threads and returns when all are done, with the first
-  // error; after one the other items are left out. Thread-safe.
+  // error; after one the other items are left out. Thread-safe. In a forked child, which has none
+  // of its parent's threads, one after another.
   Status Run(size_t n, bool urgent, const Body& body);
 
   int threads() const { return static_cast<int>(threads_.size()); }
@@ -45,9 +49,11 @@ class IoThreads {
     std::condition_variable done = {};
   };
 
-  explicit IoThreads(size_t buffer_bytes) : buffer_bytes_(buffer_bytes) {}
+  explicit IoThreads(size_t buffer_bytes);
   void Work(const PageBuffer& buffer);
+  Status RunHere(size_t n, const Body& body) const;
 
+  const int pid_;
   const size_t buffer_bytes_;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -27,14 +27,13 @@ struct Header {
   char magic[8];
   uint32_t version;
   uint32_t number;
-  char group_uuid[32];
   char table_uuid[32];
   uint64_t payload_bytes;
   uint64_t records_per_file;
   uint32_t zero;
   uint32_t crc;  // of the bytes before
 };
-static_assert(sizeof(Header) == 104);
+static_assert(sizeof(Header) == 72);
 
 size_t Rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -43,7 +42,6 @@ Header HeaderOf(uint32_t number, const RecordLayout& layout) {
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.version = kVersion;
   header.number = number;
-  layout.group_uuid.copy(header.group_uuid, sizeof(header.group_uuid));
   layout.table_uuid.copy(header.table_uuid, sizeof(header.table_uuid));
   header.payload_bytes = layout.payload_bytes;
   header.records_per_file = layout.records_per_file;
@@ -62,12 +60,10 @@ Status CheckHeader(const Header& found, uint32_t number, const RecordLayout& lay
   }
   if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
   const Header wanted = HeaderOf(number, layout);
-  if (std::memcmp(found.group_uuid, wanted.group_uuid, sizeof(wanted.group_uuid)) != 0 ||
-      std::memcmp(found.table_uuid, wanted.table_uuid, sizeof(wanted.table_uuid)) != 0) {
-    return Error(Code::kDataLoss, path, " belongs to table ",
-                 std::string(found.table_uuid, sizeof(found.table_uuid)), " of group ",
-                 std::string(found.group_uuid, sizeof(found.group_uuid)), ", not to table ",
-                 layout.table_uuid, " of group ", layout.group_uuid);
+  if (std::memcmp(found.table_uuid, wanted.table_uuid, sizeof(wanted.table_uuid)) != 0) {
+    return Error(Code::kDataLoss, path, " belongs to the table with uuid ",
+                 std::string(found.table_uuid, sizeof(found.table_uuid)), ", not to that with ",
+                 layout.table_uuid);
   }
   if (std::memcmp(&found, &wanted, sizeof(found)) != 0) {
     return Damaged(path, "file ", found.number, " of records of ", found.payload_bytes,
@@ -85,9 +81,8 @@ int OpenPastCache(const std::string& path, int flags) {
 
 }  // namespace
 
-RecordLayout::RecordLayout(std::string group, std::string table, size_t payload, size_t file_bytes)
-    : group_uuid(std::move(group)),
-      table_uuid(std::move(table)),
+RecordLayout::RecordLayout(std::string uuid, size_t payload, size_t file_bytes)
+    : table_uuid(std::move(uuid)),
       payload_bytes(payload),
       record_bytes(Rounded(sizeof(int64_t) + payload + sizeof(uint32_t), 8)),
       records_per_file(std::max<size_t>(1, (file_bytes - kHeaderBytes) / record_bytes)) {}

@@ -22,10 +22,9 @@ namespace tsps {
 
 // Of a table and of the files of its log, which are all alike.
 struct RecordLayout {
-  RecordLayout(std::string group, std::string table, size_t payload_bytes, size_t file_bytes);
+  RecordLayout(std::string table_uuid, size_t payload_bytes, size_t file_bytes);
 
-  std::string group_uuid;  // 32 hexadecimal digits
-  std::string table_uuid;
+  std::string table_uuid;  // 32 hexadecimal digits
   size_t payload_bytes;
   size_t record_bytes;
   size_t records_per_file;

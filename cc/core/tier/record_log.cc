@@ -21,6 +21,8 @@ constexpr size_t kAppendBytes = size_t{1} << 20;  // of one write, unless a reco
 // (measured: 85,000 reads of a page per second at 32 threads, 1.5 GB/s of long ones).
 constexpr size_t kReadBytes = 16 * 1024;
 
+constexpr size_t kMaxReadBytes = 128 * 1024;  // at once, but for larger records
+
 constexpr size_t kOpenFiles = 128;  // a process may often have 1,024 in all
 
 // Number of a file of records; none: it is another file.
@@ -168,8 +170,9 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
   std::vector<uint32_t> sorted(n);
   for (size_t i = 0; i < n; ++i) sorted[i] = places[order[i]];
 
+  const size_t most = std::max(kMaxReadBytes, layout_.record_bytes + 2 * kPageBytes);
   const ReadCosts costs =
-      CheapestReads(layout_, sorted.data(), n, kReadBytes, threads_.buffer_bytes());
+      CheapestReads(layout_, sorted.data(), n, kReadBytes, std::min(most, threads_.buffer_bytes()));
   const std::vector<RecordRead> reads = PlanReads(layout_, sorted.data(), n, costs);
   std::map<uint32_t, std::shared_ptr<RecordFile>> files;
   uint64_t bytes = 0;

@@ -1,11 +1,13 @@
 #include "core/tier/record_moves.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "core/base/fault_point.h"
 #include "core/base/limits.h"
+#include "core/base/racy_copy.h"
 
 namespace tsps {
 
@@ -13,6 +15,7 @@ struct RecordMoves::Header {
   uint32_t number;
   uint32_t declared;  // 0 or 1: any number may come round
   uint64_t n_entering, n_leaving;
+  RecordState states[2];  // of even and odd numbers
 };
 
 namespace {
@@ -22,12 +25,13 @@ std::string PathOf(const std::string& folder) { return folder + "/records.moves"
 
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Create(const std::string& folder) {
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(PathOf(folder), kPageBytes, SIZE_MAX));
-  return std::unique_ptr<RecordMoves>(new RecordMoves(std::move(file)));
+  std::unique_ptr<RecordMoves> moves(new RecordMoves(std::move(file)));
+  moves->header().states[0] = {0, kNoRecord, 0};
+  return moves;
 }
 
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Open(const std::string& folder) {
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(PathOf(folder), kPageBytes, SIZE_MAX));
-  TSPS_RETURN_IF_ERROR(file->MakeWritable());
   return std::unique_ptr<RecordMoves>(new RecordMoves(std::move(file)));
 }
 
@@ -39,14 +43,16 @@ Status RecordMoves::Reserve(size_t n) {
   return file_->Reserve(kHeaderBytes + n * sizeof(RecordMove));
 }
 
-void RecordMoves::Declare(uint32_t number, const std::vector<RecordMove>& entering,
+void RecordMoves::Declare(const RecordState& next, const std::vector<RecordMove>& entering,
                           const std::vector<RecordMove>& leaving) {
   Header& made = header();
+  static_assert(sizeof(Header) <= kHeaderBytes);
+  made.states[next.number & 1] = next;
   std::copy(entering.begin(), entering.end(), moves());
   std::copy(leaving.begin(), leaving.end(), moves() + entering.size());
   made.n_entering = entering.size();
   made.n_leaving = leaving.size();
-  made.number = number;
+  made.number = next.number;
   TSPS_FAULT_POINT("record_moves_written");
   __atomic_store_n(&made.declared, 1u, __ATOMIC_RELEASE);
   TSPS_FAULT_POINT("record_moves_declared");
@@ -77,6 +83,35 @@ Status RecordMoves::Recover(uint32_t committed, RecordIndex& index) {
   }
   Clear();
   return {};
+}
+
+bool RecordMoves::StateOf(uint32_t committed, RecordState* state) const {
+  const RecordState& kept = header().states[committed & 1];
+  RacyRead(state, &kept, sizeof(kept));
+  return state->number == committed;
+}
+
+bool RecordMoves::Unfinished(uint32_t committed, std::vector<uint32_t>* places) const {
+  Header found;
+  const auto look = [&] {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    RacyRead(&found, &header(), sizeof(found));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  };
+  places->clear();
+  look();
+  // Moves are finished before others are declared.
+  if (found.declared == 0 || found.number != committed) return true;
+  const size_t room = (file_->RefreshSize() - kHeaderBytes) / sizeof(RecordMove);
+  if (found.n_entering > room) return false;
+  std::vector<RecordMove> entering(found.n_entering);
+  RacyRead(entering.data(), moves(), entering.size() * sizeof(RecordMove));
+  look();
+  if (found.declared == 0 || found.number != committed || found.n_entering != entering.size()) {
+    return false;
+  }
+  for (const RecordMove& move : entering) places->push_back(move.place);
+  return true;
 }
 
 }  // namespace tsps

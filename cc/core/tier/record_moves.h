@@ -28,23 +28,37 @@ struct RecordMove {
 };
 static_assert(sizeof(RecordMove) == 16);
 
+// What a committed state has in the log.
+struct RecordState {
+  uint32_t number;  // of the last moves
+  uint32_t last;    // the place behind which no record is this state's; kNoRecord: there is none
+  uint64_t rows;
+};
+
 class RecordMoves {
  public:
   static Result<std::unique_ptr<RecordMoves>> Create(const std::string& folder);
-  // The writer's.
   static Result<std::unique_ptr<RecordMoves>> Open(const std::string& folder);
+  Status MakeWritable() { return file_->MakeWritable(); }
 
   // Room for so many moves.
   Status Reserve(size_t n);
-  // `number`: of the mutation among those that move rows of this table; it is in the state that the
-  // mutation publishes, and goes round. There is room.
-  void Declare(uint32_t number, const std::vector<RecordMove>& entering,
+  // `next`: what the mutation publishes. Its number is that of the mutation among those that move
+  // rows of this table; it is in the group's state, too, and goes round. There is room.
+  void Declare(const RecordState& next, const std::vector<RecordMove>& entering,
                const std::vector<RecordMove>& leaving);
   // The index is as the declared moves leave it.
   void Clear();
   // What a killed writer has left. `committed`: the number in the group's committed state.
   // DataLoss if that cannot be.
   Status Recover(uint32_t committed, RecordIndex& index);
+
+  // --- Any process. ---
+  // Of a committed state that is the last one, or the one before. False: it is older.
+  bool StateOf(uint32_t committed, RecordState* state) const;
+  // Places of rows that have come into memory with a committed state, the last one, and whose
+  // entries may still be in the index. False: look again.
+  bool Unfinished(uint32_t committed, std::vector<uint32_t>* places) const;
 
  private:
   explicit RecordMoves(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}

@@ -1,7 +1,7 @@
 #include "core/tier/record_store.h"
 
 #include <algorithm>
-#include <atomic>
+#include <unordered_set>
 #include <utility>
 
 #include "core/base/fault_point.h"
@@ -9,9 +9,6 @@
 namespace tsps {
 namespace {
 
-// A log may have this many times the bytes of its live records, and two files more, before it pays
-// to copy.
-constexpr double kSlack = 1.4;
 // How often a reader looks again where a record is that is not where it was.
 constexpr int kAttempts = 5;
 
@@ -27,6 +24,7 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shar
   }
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Create(shared, seed));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
+  store->shared_ = shared;
   TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Create(shared));
   return store;
 }
@@ -38,15 +36,23 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& shared
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Open(shared, seed));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
   store->shared_ = shared;
+  TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Open(shared));
   return store;
 }
 
 Status RecordStore::MakeWritable(uint32_t committed) {
   TSPS_RETURN_IF_ERROR(index_->MakeWritable(log_->layout().max_places()));
-  TSPS_ASSIGN_OR_RETURN(moves_, RecordMoves::Open(shared_));
+  TSPS_RETURN_IF_ERROR(moves_->MakeWritable());
   TSPS_RETURN_IF_ERROR(moves_->Recover(committed, *index_));
   committed_ = committed;
-  return CountLive();
+  TSPS_RETURN_IF_ERROR(CountLive());
+  RecordState state;
+  if (!moves_->StateOf(committed, &state) || state.rows != rows()) {
+    return Damaged(shared_ + "/records.moves", "it does not know the state of moves ", committed,
+                   ", with ", rows(), " rows");
+  }
+  last_ = state.last;
+  return {};
 }
 
 Status RecordStore::CountLive() {
@@ -63,9 +69,10 @@ Status RecordStore::CountLive() {
                    " is gone, which has ", live_[file], " rows of the table");
     }
   }
+  if (!files.empty() && live_.size() <= files.back()) live_.resize(files.back() + 1);
+  emptied_.clear();
   for (const uint32_t file : files) {
-    if (file < live_.size() && live_[file] > 0) continue;
-    TSPS_RETURN_IF_ERROR(log_->RemoveFile(file));
+    if (live_[file] == 0) emptied_.push_back(file);  // a scan may need it
   }
   return {};
 }
@@ -78,7 +85,16 @@ void RecordStore::Enter(uint64_t tag, uint32_t place) {
 }
 
 void RecordStore::Drop(uint64_t tag, uint32_t place) {
-  if (index_->Remove(tag, place)) --live_[log_->layout().file_of(place)];
+  if (!index_->Remove(tag, place)) return;
+  const uint32_t file = log_->layout().file_of(place);
+  if (--live_[file] == 0) emptied_.push_back(file);
+}
+
+bool RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
+  RecordState state;
+  if (!moves_->StateOf(committed, &state)) return false;
+  *rows = state.rows;
+  return true;
 }
 
 uint64_t RecordStore::live_bytes() const { return rows() * log_->layout().record_bytes; }
@@ -144,7 +160,9 @@ Status RecordStore::Read(const int64_t* keys, size_t n, bool urgent, uint32_t* p
         again.size() != wanted.size() ||
         !std::equal(again.begin(), again.end(), wanted.begin(),
                     [](const Wanted& a, const Wanted& b) { return a.place == b.place; });
-    if (!moved) return read;
+    if (moved) continue;
+    if (read.code() != Code::kNotFound) return read;
+    return Error(Code::kDataLoss, read.message(), "; the table has rows in it");
   }
   return {};
 }
@@ -160,45 +178,72 @@ Result<uint32_t> RecordStore::PlaceNow(int64_t key, uint64_t tag, uint32_t place
   return now;
 }
 
+void RecordStore::ChooseCopies() {
+  copies_.clear();
+  slice_ = compaction_.Ready();
+  if (slice_ == nullptr) return;
+  std::unordered_set<uint32_t> coming;
+  for (const RecordMove& move : entering_) coming.insert(move.place);
+  for (const Compaction::Slice::Copy& copy : slice_->copies) {
+    if (coming.count(copy.place) != 0) continue;
+    if (index_->Has(TagOf(copy.key, index_->seed()), copy.place)) copies_.push_back(&copy);
+  }
+}
+
+// The rows that go, and then compaction's copies.
+Status RecordStore::Append(size_t n, const RecordLog::Fill& fill) {
+  const size_t all = n + copies_.size();
+  std::vector<uint64_t> tags(all);
+  std::vector<uint32_t> places(all);
+  TSPS_RETURN_IF_ERROR(log_->Append(
+      all,
+      [&](size_t i, char* payload) {
+        int64_t key;
+        if (i < n) {
+          key = fill(i, payload);
+        } else {
+          const Compaction::Slice::Copy& copy = *copies_[i - n];
+          std::copy_n(slice_->payloads.data() + copy.at, log_->layout().payload_bytes, payload);
+          key = copy.key;
+        }
+        tags[i] = TagOf(key, index_->seed());
+        return key;
+      },
+      places.data()));
+  for (size_t i = 0; i < all; ++i) leaving_.push_back({tags[i], places[i]});
+  for (size_t i = n; i < all; ++i) entering_.push_back({tags[i], copies_[i - n]->place});
+  return index_->Reserve(tags.data(), all);
+}
+
 Status RecordStore::Leave(const Entering& entering, size_t n, const RecordLog::Fill& fill) {
-  moving_ = std::unique_lock<std::mutex>(mutex_);
-  const Status status = [&]() -> Status {
-    entering_.clear();
-    leaving_.clear();
-    for (size_t i = 0; i < entering.n; ++i) {
-      const uint64_t tag = TagOf(entering.keys[i], index_->seed());
-      TSPS_ASSIGN_OR_RETURN(const uint32_t place,
-                            PlaceNow(entering.keys[i], tag, entering.places[i]));
-      entering_.push_back({tag, place});
-    }
-    std::vector<uint64_t> tags(n);
-    std::vector<uint32_t> places(n);
-    TSPS_RETURN_IF_ERROR(log_->Append(
-        n,
-        [&](size_t i, char* payload) {
-          const int64_t key = fill(i, payload);
-          tags[i] = TagOf(key, index_->seed());
-          return key;
-        },
-        places.data()));
-    for (size_t i = 0; i < n; ++i) leaving_.push_back({tags[i], places[i]});
-    TSPS_RETURN_IF_ERROR(index_->Reserve(tags.data(), n));
-    return moves_->Reserve(entering.n + n);
-  }();
-  if (!status.ok()) moving_.unlock();
-  return status;
+  entering_.clear();
+  leaving_.clear();
+  for (size_t i = 0; i < entering.n; ++i) {
+    const uint64_t tag = TagOf(entering.keys[i], index_->seed());
+    TSPS_ASSIGN_OR_RETURN(const uint32_t place,
+                          PlaceNow(entering.keys[i], tag, entering.places[i]));
+    entering_.push_back({tag, place});
+  }
+  ChooseCopies();
+  TSPS_RETURN_IF_ERROR(Append(n, fill));
+  return moves_->Reserve(entering_.size() + leaving_.size());
 }
 
 void RecordStore::Declare() {
-  moves_->Declare(next_number(), entering_, leaving_);
+  const uint32_t last = leaving_.empty() ? last_ : leaving_.back().place;
+  const RecordState next{next_number(), last, rows() + leaving_.size() - entering_.size()};
+  moves_->Declare(next, entering_, leaving_);
   for (const RecordMove& move : leaving_) {
     Enter(move.tag, move.place);
     TSPS_FAULT_POINT("record_store_entered_one");
   }
 }
 
-void RecordStore::Finish(bool published) {
-  if (published) ++committed_;
+void RecordStore::Finish(bool published, bool scans) {
+  if (published) {
+    ++committed_;
+    if (!leaving_.empty()) last_ = leaving_.back().place;
+  }
   for (const RecordMove& move : published ? entering_ : leaving_) {
     Drop(move.tag, move.place);
     TSPS_FAULT_POINT("record_store_dropped_one");
@@ -206,93 +251,25 @@ void RecordStore::Finish(bool published) {
   moves_->Clear();
   entering_.clear();
   leaving_.clear();
-  moving_.unlock();
+  compaction_.Done(published && slice_ != nullptr);
+  slice_ = nullptr;
+  if (!scans) RemoveEmptied();
 }
 
-// --- Compaction. ---
-
-uint32_t RecordStore::FileToCompact() const {
-  const RecordLayout& layout = log_->layout();
-  const double live = static_cast<double>(index_->live() * layout.record_bytes);
-  if (static_cast<double>(log_->bytes()) <=
-      kSlack * live + 2 * static_cast<double>(layout.file_end())) {
-    return UINT32_MAX;
-  }
-  uint32_t best = UINT32_MAX, least = UINT32_MAX;
-  for (const uint32_t file : log_->Files()) {
-    const uint32_t live_here = file < live_.size() ? live_[file] : 0;
-    if (file == log_->current_file() || live_here >= least) continue;
-    best = file;
-    least = live_here;
-  }
-  return best;
-}
-
-Result<bool> RecordStore::CompactSome(size_t bytes) {
-  const RecordLayout& layout = log_->layout();
-  uint32_t file, slot;
-  bool nothing_lives = false;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (compaction_.file == UINT32_MAX) compaction_ = {FileToCompact(), 0};
-    file = compaction_.file;
-    slot = compaction_.slot;
-    if (file != UINT32_MAX) nothing_lives = file >= live_.size() || live_[file] == 0;
-    if (nothing_lives) compaction_ = {};
-  }
-  if (file == UINT32_MAX) return false;
-  if (nothing_lives) {
+void RecordStore::RemoveEmptied() {
+  size_t kept = 0;
+  for (const uint32_t file : emptied_) {
+    const bool empty = live_[file] == 0 && file != log_->current_file();
+    if (live_[file] > 0) continue;
+    // An error leaves the file to be removed later.
+    if (!empty || compaction_.IsReading(file) || !log_->RemoveFile(file).ok()) {
+      emptied_[kept++] = file;
+      continue;
+    }
+    compaction_.Forget(file);
     TSPS_FAULT_POINT("record_store_compacted");
-    TSPS_RETURN_IF_ERROR(log_->RemoveFile(file));
-    return true;
   }
-
-  const size_t left = layout.records_per_file - slot;
-  const auto n = static_cast<uint32_t>(std::clamp<size_t>(bytes / layout.record_bytes, 1, left));
-  struct Copy {
-    uint32_t place;
-    int64_t key;
-    size_t payload;
-  };
-  std::vector<Copy> copies;
-  std::vector<char> payloads;
-  TSPS_RETURN_IF_ERROR(
-      log_->ReadSlots(file, slot, n, [&](uint32_t place, int64_t key, const char* payload) {
-        copies.push_back({place, key, payloads.size()});
-        payloads.insert(payloads.end(), payload, payload + layout.payload_bytes);
-      }));
-
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto dead = [&](const Copy& one) {
-    return !index_->Has(TagOf(one.key, index_->seed()), one.place);
-  };
-  copies.erase(std::remove_if(copies.begin(), copies.end(), dead), copies.end());
-  std::vector<uint32_t> places(copies.size());
-  TSPS_RETURN_IF_ERROR(log_->Append(
-      copies.size(),
-      [&](size_t i, char* payload) {
-        std::copy_n(payloads.data() + copies[i].payload, layout.payload_bytes, payload);
-        return copies[i].key;
-      },
-      places.data()));
-  for (size_t i = 0; i < copies.size(); ++i) {
-    TSPS_FAULT_POINT("record_store_compacted_one");
-    index_->Replace(TagOf(copies[i].key, index_->seed()), copies[i].place, places[i]);
-    --live_[file];
-    const uint32_t to = layout.file_of(places[i]);
-    if (live_.size() <= to) live_.resize(to + 1);
-    ++live_[to];
-  }
-  compaction_.slot += n;
-  if (compaction_.slot < layout.records_per_file) return true;
-  compaction_ = {};
-  if (file < live_.size() && live_[file] > 0) {
-    return Damaged(RecordFile::PathOf(log_->folder(), file), live_[file],
-                   " of its records that the table needs cannot be read");
-  }
-  TSPS_FAULT_POINT("record_store_compacted");
-  TSPS_RETURN_IF_ERROR(log_->RemoveFile(file));
-  return true;
+  emptied_.resize(kept);
 }
 
 }  // namespace tsps

@@ -6,13 +6,16 @@
 // a mutation is therefore:
 //
 //   Leave      append the rows that go; room in index and moves. All that can fail
+//   ...        the group begins its mutation
 //   Declare    write the moves down; index entries of the rows that go
 //   ...        the group publishes its mutation, whose state has the moves' number; or undoes it
 //   Finish     take away the entries of the rows that came; or of those that did not go
 //
-// A kill at any instruction leaves what the next Open finishes or takes back.
+// Records that compaction copies move in the same way, from log to log. A kill at any instruction
+// leaves what the next MakeWritable finishes or takes back. So what a committed state has is known
+// by its number: RecordScan (record_scan.h) reads it for as long as it takes.
 //
-// Any process reads. One thread of the writer's process moves rows; another may compact meanwhile.
+// Any process reads; one thread of the writer's process moves rows.
 #ifndef TFSPS_CORE_TIER_RECORD_STORE_H_
 #define TFSPS_CORE_TIER_RECORD_STORE_H_
 
@@ -20,11 +23,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/tier/compaction.h"
 #include "core/tier/io_threads.h"
 #include "core/tier/record_index.h"
 #include "core/tier/record_log.h"
@@ -50,6 +53,8 @@ class RecordStore {
   // visit(i, payload) is called on many threads, for the keys that have one.
   using Visit = std::function<void(size_t i, const char* payload)>;
   Status Read(const int64_t* keys, size_t n, bool urgent, uint32_t* places, const Visit& visit);
+  // How many rows a committed state has here. False: it is not the last one any more.
+  bool RowsOf(uint32_t committed, uint64_t* rows) const;
 
   // --- Writer only. ---
   // Of a mutation: rows that come, of which Read has told the places, and n rows that go, of which
@@ -60,9 +65,16 @@ class RecordStore {
     size_t n;
   };
   Status Leave(const Entering& entering, size_t n, const RecordLog::Fill& fill);
-  // After a Leave that went well: perhaps Declare, and Finish in any case.
+  // The moves of a Leave that went well, those of compaction included.
+  const std::vector<RecordMove>& entering() const { return entering_; }
+  // After a Leave that went well: perhaps Declare, and Finish in any case. `scans`: some are under
+  // way, and need the files.
   void Declare();
-  void Finish(bool published);
+  void Finish(bool published, bool scans = false);
+  // Begins to read what the next Leave copies, if the log has become long enough for that to pay.
+  void CompactAhead(size_t bytes) { compaction_.ReadAhead(bytes, live_); }
+  // Waits for it.
+  void AwaitCompaction() { compaction_.Await(); }
 
   // Number of the next moves: in the state that their mutation publishes.
   uint32_t next_number() const { return committed_ + 1; }
@@ -72,15 +84,12 @@ class RecordStore {
   uint64_t live_bytes() const;
   size_t index_bytes() const { return index_->bytes(); }
   RecordLog::Counters counters() const { return log_->counters(); }
-
-  // Copies live records out of the file that has the most dead ones, at most `bytes` of it are
-  // looked at, and removes the file when none is left. False: the log is not long enough for that
-  // to pay, or there is no such file. An error leaves everything as it was.
-  Result<bool> CompactSome(size_t bytes);
+  const std::string& disk() const { return log_->folder(); }
 
  private:
+  friend class RecordScan;
   RecordStore(std::unique_ptr<RecordLog> log, std::unique_ptr<RecordIndex> index)
-      : log_(std::move(log)), index_(std::move(index)) {}
+      : log_(std::move(log)), index_(std::move(index)), compaction_(*log_, *index_) {}
   // A key of which a record is looked for: candidate number `candidate` of those its tag has.
   struct Wanted {
     size_t i;
@@ -96,7 +105,10 @@ class RecordStore {
   Status CountLive();
   void Enter(uint64_t tag, uint32_t place);
   void Drop(uint64_t tag, uint32_t place);
-  uint32_t FileToCompact() const;
+  // Of compaction's slice, the records that are live and stay.
+  void ChooseCopies();
+  void RemoveEmptied();
+  Status Append(size_t n, const RecordLog::Fill& fill);
 
   std::string shared_;
   const std::unique_ptr<RecordLog> log_;
@@ -105,15 +117,13 @@ class RecordStore {
 
   // --- Writer. ---
   uint32_t committed_ = 0;
+  uint32_t last_ = kNoRecord;  // RecordState
   std::vector<RecordMove> entering_, leaving_;
-  // Of the index's entries, the log's end, and what follows. Held from Leave to Finish.
-  mutable std::mutex mutex_;
-  std::unique_lock<std::mutex> moving_;
-  std::vector<uint32_t> live_;  // records of each file
-  struct {
-    uint32_t file = UINT32_MAX;
-    uint32_t slot = 0;
-  } compaction_;
+  std::vector<const Compaction::Slice::Copy*> copies_;
+  const Compaction::Slice* slice_ = nullptr;  // of which these are
+  std::vector<uint32_t> live_;                // records of each file
+  std::vector<uint32_t> emptied_;             // files to be removed, unless they are filled again
+  Compaction compaction_;
 };
 
 }  // namespace tsps

@@ -1,7 +1,7 @@
 // RowRecords: rows of a table as bytes, to be kept elsewhere: what a row has in all planes but its
 // key, in the order of the table's list, without gaps.
-#ifndef TFSPS_CORE_GROUP_ROW_RECORDS_H_
-#define TFSPS_CORE_GROUP_ROW_RECORDS_H_
+#ifndef TFSPS_CORE_TABLE_ROW_RECORDS_H_
+#define TFSPS_CORE_TABLE_ROW_RECORDS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +15,7 @@ class RowRecords {
  public:
   // The list must stay.
   explicit RowRecords(const PlaneList& list) : list_(list) {
-    ForEach([this](const Plane& plane, size_t at) {
-      if (plane.role == PlaneRole::kChanged) changed_at_ = at;
-      bytes_ = at + plane.row_bytes;
-    });
+    ForEach([this](const Plane& plane, size_t at) { bytes_ = at + plane.row_bytes; });
   }
 
   size_t bytes() const { return bytes_; }
@@ -37,10 +34,13 @@ class RowRecords {
       std::memcpy(plane.row(row), record + at, plane.row_bytes);
     });
   }
-  uint32_t ChangedOf(const char* record) const {
-    uint32_t changed;
-    std::memcpy(&changed, record + changed_at_, sizeof(changed));
-    return changed;
+  // What the record has in the planes that are wanted, as row i of each: planes[p] is that of the
+  // list's plane p, or null.
+  void Split(const char* record, size_t i, char* const* planes) const {
+    ForEach([&](const Plane& plane, size_t at) {
+      char* const to = planes[&plane - list_.planes.data()];
+      if (to != nullptr) std::memcpy(to + i * plane.row_bytes, record + at, plane.row_bytes);
+    });
   }
 
  private:
@@ -56,9 +56,8 @@ class RowRecords {
 
   const PlaneList& list_;
   size_t bytes_ = 0;
-  size_t changed_at_ = 0;  // where the change generation is; every table has one
 };
 
 }  // namespace tsps
 
-#endif  // TFSPS_CORE_GROUP_ROW_RECORDS_H_
+#endif  // TFSPS_CORE_TABLE_ROW_RECORDS_H_

@@ -1,0 +1,182 @@
+// How a mutation moves rows of a tiered table: those that it needs come from the disk, others go
+// there, all in its one commit.
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+#include "core/group/row_mutation.h"
+#include "core/table/row_records.h"
+
+namespace tsps {
+namespace {
+
+// Of the copies that compaction makes beside a mutation: a multiple of what it logs, so that the
+// log does not become longer.
+constexpr size_t kCompaction = 4;
+constexpr size_t kLeastCompaction = 256u << 10;
+constexpr size_t kMostCompaction = 4u << 20;
+
+// In a mutation of its own.
+Status MoveOut(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+               Executor& executor, int place, std::vector<int64_t> keys) {
+  if (keys.empty()) return Status();
+  RowMutation mutation(group, writer, counters, executor);
+  mutation.AddGoing(place, std::move(keys));
+  TSPS_RETURN_IF_ERROR(mutation.Plan());
+  TSPS_RETURN_IF_ERROR(mutation.Prepare(/*is_step=*/false));
+  mutation.Begin();
+  mutation.WriteIndex();
+  mutation.Publish();
+  return Status();
+}
+
+}  // namespace
+
+Status RowMutation::FetchRecords(RowPlan& plan) {
+  TableFiles& files = *group_.files(plan.table);
+  RowMoves& moves = plan.moves;
+  TSPS_ASSIGN_OR_RETURN(moves.store, files.Records(StateOf(plan)));
+  if (moves.store == nullptr) return Status();
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
+  moves.payload_bytes = RowRecords(*list).bytes();
+  moves.places.assign(plan.fresh.size(), kNoRecord);
+  moves.payloads.resize(plan.fresh.size() * moves.payload_bytes);
+  std::vector<int64_t> keys(plan.fresh.size());
+  for (size_t k = 0; k < keys.size(); ++k) keys[k] = plan.keys[plan.fresh[k]];
+  TSPS_RETURN_IF_ERROR(moves.store->Read(
+      keys.data(), keys.size(), /*urgent=*/true, moves.places.data(),
+      [&](size_t k, const char* payload) {
+        std::memcpy(moves.payloads.data() + k * moves.payload_bytes, payload, moves.payload_bytes);
+      }));
+  if (plan.erase_keys.size() == plan.erased.size()) return Status();
+  std::vector<uint32_t> places(plan.erase_keys.size());
+  TSPS_RETURN_IF_ERROR(moves.store->Read(plan.erase_keys.data(), places.size(), /*urgent=*/true,
+                                         places.data(), [](size_t, const char*) {}));
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (places[i] == kNoRecord) continue;
+    moves.erased.push_back(plan.erase_keys[i]);
+    moves.erased_places.push_back(places[i]);
+  }
+  return Status();
+}
+
+Status RowMutation::MakeRoom(RowPlan& plan) {
+  RowMoves& moves = plan.moves;
+  if (moves.store == nullptr || !moves.going.empty()) return Status();
+  TableFiles& files = *group_.files(plan.table);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
+  const MemoryPlan room = files.PlanOf(*list);
+  const TableConfig& config = files.config();
+  Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
+  std::vector<uint32_t> kept(plan.existing.size());
+  for (size_t i = 0; i < kept.size(); ++i) kept[i] = plan.rows[plan.existing[i]];
+  evictions.Resize(StateOf(plan).rows);
+  evictions.Used(kept.data(), kept.size());
+
+  const size_t coming = plan.fresh.size();
+  if (kept.size() + coming > room.rows) {
+    const uint64_t row_bytes = RowBytes(*list, list->planes.size());
+    return Error(Code::kResourceExhausted, "table ", config.name, ": a change of ",
+                 kept.size() + coming, " rows at once, and memory of ", config.storage.memory,
+                 " bytes has room for ", room.rows, "; two such changes take ",
+                 MemoryFor(2 * (kept.size() + coming), row_bytes, MostRows(config)), " bytes");
+  }
+  const uint64_t all = StateOf(plan).live + moves.store->rows() + coming - moves.n_coming();
+  if (all > room.rows_in_all && coming > moves.n_coming()) {
+    return Error(Code::kResourceExhausted, "table ", config.name, " would have ", all,
+                 " rows, and memory of ", config.storage.memory,
+                 " bytes has room for the places of ", room.rows_in_all,
+                 ", in memory and on disk; a million takes 46 MiB");
+  }
+  const uint64_t free = room.rows - std::min(room.rows, StateOf(plan).live);
+  if (coming > free) TSPS_RETURN_IF_ERROR(GoFirst(plan, coming - free + coming / 4, kept));
+  // As many may come the next time.
+  const uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
+  const uint64_t live = StateOf(plan).live + coming - plan.erased.size();
+  if (coming == 0 || live + next <= room.rows) return Status();
+  for (const uint32_t row : evictions.Choose(live + next - room.rows, *list, kept)) {
+    // A row that is erased leaves anyway.
+    const auto& erased = plan.erased_rows;
+    if (std::find(erased.begin(), erased.end(), row) == erased.end()) {
+      moves.going.push_back(list->keys()[row]);
+    }
+  }
+  return Status();
+}
+
+Status RowMutation::GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept) {
+  TableFiles& files = *group_.files(plan.table);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
+  std::vector<uint32_t> stay = kept;
+  stay.insert(stay.end(), plan.erased_rows.begin(), plan.erased_rows.end());
+  std::vector<int64_t> keys;
+  Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
+  for (const uint32_t row : evictions.Choose(n, *list, stay)) keys.push_back(list->keys()[row]);
+  TSPS_RETURN_IF_ERROR(MoveOut(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
+  mutation_.Reset();
+  return Status();
+}
+
+Status MoveAllOut(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+                  int place) {
+  constexpr size_t kRows = 16384;  // in one mutation
+  SerialExecutor executor;
+  const TableState state = writer.state.tables[static_cast<size_t>(place)];
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, group.files(place)->BoundPlanes(state));
+  std::vector<int64_t> keys;
+  for (uint64_t row = 0; row < state.rows; ++row) {
+    if (list->changed_generations()[row] != kFreeRow) keys.push_back(list->keys()[row]);
+    if (keys.size() < kRows && row + 1 < state.rows) continue;
+    TSPS_RETURN_IF_ERROR(MoveOut(group, writer, counters, executor, place, std::move(keys)));
+    keys.clear();
+  }
+  return Status();
+}
+
+Status RowMutation::PrepareMoves(RowPlan& plan) {
+  RowMoves& moves = plan.moves;
+  if (moves.store == nullptr) return Status();
+  TableFiles& files = *group_.files(plan.table);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
+  const size_t going = moves.n_going;
+  // Rows that are erased come from the disk as others do, to nowhere.
+  std::vector<int64_t> keys = moves.erased;
+  std::vector<uint32_t> places = moves.erased_places;
+  for (size_t k = 0; k < moves.places.size(); ++k) {
+    if (moves.places[k] == kNoRecord) continue;
+    keys.push_back(plan.keys[plan.fresh[k]]);
+    places.push_back(moves.places[k]);
+  }
+  const RowRecords records(*list);
+  const size_t first = plan.erased.size() - going;
+  TSPS_RETURN_IF_ERROR(moves.store->Leave({keys.data(), places.data(), keys.size()}, going,
+                                          [&](size_t i, char* payload) {
+                                            const uint32_t row = plan.erased_rows[first + i];
+                                            records.Copy(row, payload);
+                                            return records.KeyOf(row);
+                                          }));
+  moves.prepared = true;
+  StateOf(plan).moves = moves.store->next_number();
+  return Status();
+}
+
+void RowMutation::FinishMoves(bool published) {
+  for (RowPlan& plan : plans_) {
+    RowMoves& moves = plan.moves;
+    if (!moves.prepared) continue;
+    moves.prepared = false;
+    moves.store->Finish(published, writer_.images.any());
+    if (!published) continue;
+    Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
+    std::vector<uint32_t> taken(plan.fresh.size());
+    for (size_t k = 0; k < taken.size(); ++k) taken[k] = plan.rows[plan.fresh[k]];
+    evictions.Resize(StateOf(plan).rows);
+    evictions.Taken(taken);
+    if (plan.updates > 0) evictions.NextStep();
+    const size_t logged = moves.n_going * moves.payload_bytes;
+    moves.store->CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));
+  }
+}
+
+}  // namespace tsps

@@ -1,0 +1,252 @@
+// The planes of a table, and the rows on disk that have them.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "core/table/row_records.h"
+#include "core/table/table_files.h"
+#include "core/tier/record_scan.h"
+
+namespace tsps {
+namespace {
+
+// Files' names begin with it.
+constexpr const char* kPlane = "plane.";
+constexpr const char* kPlanes = "planes.";
+
+bool IsOfGeneration(const std::string& name, uint32_t generation) {
+  const std::string suffix = "." + std::to_string(generation);
+  return TableFiles::IsPlaneFile(name) && name.size() > suffix.size() &&
+         name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+}  // namespace
+
+bool TableFiles::IsPlaneFile(const std::string& name) {
+  return name.rfind(kPlane, 0) == 0 || name.rfind(kPlanes, 0) == 0;
+}
+
+std::string TableFiles::PlanePath(const Plane& plane) const {
+  return folder_ + "/" + kPlane + plane.name + "." + std::to_string(plane.generation);
+}
+
+std::string TableFiles::ListPath(uint32_t generation) const {
+  return folder_ + "/" + kPlanes + std::to_string(generation);
+}
+
+const PlaneList* TableFiles::Planes(const TableState& state) {
+  const PlaneList* const latest = latest_.load(std::memory_order_acquire);
+  if (latest != nullptr && latest->generation == state.planes) return latest;
+  const auto list = BoundPlanes(state);
+  return list.ok() ? *list : nullptr;
+}
+
+Result<const PlaneList*> TableFiles::BoundPlanes(const TableState& state) {
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  for (const auto& known : lists_) {
+    if (known->generation == state.planes) return known.get();
+  }
+  const std::string path = ListPath(state.planes);
+  const auto file = MappedFile::Open(path, sizeof(PlaneListFile), kPageBytes);
+  if (!file.ok()) return Error(Code::kDataLoss, folder_, ": ", file.status().message());
+  PlaneListFile content;
+  std::memcpy(&content, (*file)->data(), sizeof(content));
+  TSPS_ASSIGN_OR_RETURN(PlaneList list, PlaneListFromFile(content, *config_, state.planes, path));
+  for (Plane& plane : list.planes) {
+    const Status mapped = MapPlane(&plane);
+    if (mapped.ok()) continue;
+    return Error(Code::kDataLoss, folder_, ": plane ", plane.name, ", with optimizer ",
+                 OptimizerKindName(list.optimizer.kind), ", cannot be mapped: ", mapped.message());
+  }
+  TSPS_RETURN_IF_ERROR(CheckInPlace());  // they may be another table's
+  return Keep(std::move(list));
+}
+
+Status TableFiles::MapPlane(Plane* plane) {
+  const std::string path = PlanePath(*plane);
+  for (const auto& known : plane_files_) {
+    if (known->path() == path) plane->file = known.get();
+  }
+  if (plane->file != nullptr) return Status();
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, 0, RoomRows() * plane->row_bytes));
+  if (writable_) TSPS_RETURN_IF_ERROR(file->MakeWritable());
+  plane->file = file.get();
+  plane_files_.push_back(std::move(file));
+  return Status();
+}
+
+const PlaneList* TableFiles::Keep(PlaneList list) {
+  lists_.push_back(std::make_unique<const PlaneList>(std::move(list)));
+  const PlaneList* const kept = lists_.back().get();
+  // The same plane in all lists: others may be reading it.
+  if (embedding_ == nullptr) {
+    row_bytes_ = kept->embedding().row_bytes;
+    embedding_ = kept->embedding().file->data();
+  }
+  latest_.store(kept, std::memory_order_release);
+  return kept;
+}
+
+Status TableFiles::MakePlanes(PlaneList list, uint32_t generation, uint64_t rows) {
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  for (Plane& plane : list.planes) {
+    if (plane.generation != generation) {
+      TSPS_RETURN_IF_ERROR(MapPlane(&plane));
+      continue;
+    }
+    const size_t bytes = std::max<size_t>(kPageBytes, rows * plane.row_bytes);
+    TSPS_ASSIGN_OR_RETURN(
+        auto file, MappedFile::Create(PlanePath(plane), bytes, RoomRows() * plane.row_bytes));
+    plane.file = file.get();
+    plane.Initialize(0, rows);
+    plane_files_.push_back(std::move(file));
+  }
+  // Last: without it there is no such generation.
+  const PlaneListFile content = PlaneListToFile(list);
+  TSPS_ASSIGN_OR_RETURN(const auto file,
+                        MappedFile::Create(ListPath(generation), kPageBytes, kPageBytes));
+  std::memcpy(file->data(), &content, sizeof(content));
+  Keep(std::move(list));
+  return Status();
+}
+
+Status TableFiles::CreatePlanes(const TableState& state, const OptimizerConfig& optimizer) {
+  TSPS_RETURN_IF_ERROR(CheckInPlace());
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, BoundPlanes(state));
+  const uint32_t generation = state.planes + 1;
+  for (const std::string& name : EntriesOf(folder_)) {  // of a binding that was killed, or failed
+    if (IsOfGeneration(name, generation)) unlink((folder_ + "/" + name).c_str());
+  }
+  TableConfig config = *config_;  // the planes say what metadata there is
+  config.metadata.clear();
+  // A tiered table has no rows in memory now, and will have as many as the new planes leave room
+  // for.
+  const bool anew = config.storage.tiered();
+  PlaneList next =
+      PlanesOf(config, optimizer, generation, anew ? generation : now->embedding().generation);
+  for (size_t p = now->first_metadata(); p < now->planes.size(); ++p) {
+    next.planes.push_back(now->planes[p]);
+    if (!anew) continue;
+    next.planes.back().generation = generation;
+    next.planes.back().file = nullptr;
+  }
+  return MakePlanes(std::move(next), generation, anew ? 0 : state.rows);
+}
+
+Status TableFiles::RemoveOtherPlanes(const TableState& state) {
+  TSPS_RETURN_IF_ERROR(CheckInPlace());
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, BoundPlanes(state));
+  std::set<std::string> current = {ListPath(state.planes)};
+  for (const Plane& plane : list->planes) current.insert(PlanePath(plane));
+  std::vector<std::string> others;
+  for (const std::string& name : EntriesOf(folder_)) {
+    const std::string path = folder_ + "/" + name;
+    if (!IsPlaneFile(name) || current.count(path) != 0) continue;
+    if (IsOfGeneration(name, state.planes)) {
+      return Damaged(folder_, name, " is no plane of a table with optimizer ",
+                     OptimizerKindName(list->optimizer.kind));
+    }
+    others.push_back(path);
+  }
+  for (const std::string& path : others) unlink(path.c_str());
+  return Status();
+}
+
+Result<RecordStore*> TableFiles::Records(const TableState& state) {
+  if (!config_->storage.tiered()) return static_cast<RecordStore*>(nullptr);
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, BoundPlanes(state));
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  std::unique_ptr<RecordStore>& records = records_[state.planes];
+  if (records == nullptr) {
+    auto opened = OpenRecords(folder_, *config_, *list, seed_);
+    if (!opened.ok()) {
+      records_.erase(state.planes);
+      return opened.status();
+    }
+    records = std::move(*opened);
+  }
+  return records.get();
+}
+
+MemoryPlan TableFiles::PlanOf(const PlaneList& list) const {
+  return PlanMemory(config_->storage.memory, RowBytes(list, list.planes.size()),
+                    MostRows(*config_));
+}
+
+namespace {
+
+// Where the new list's planes are in a record of the old one; slots are new.
+class RecordConversion {
+ public:
+  RecordConversion(const PlaneList& from, const PlaneList& to) : to_(to), bytes_(to.planes.size()) {
+    planes_.resize(from.planes.size(), nullptr);
+    for (size_t t = 0; t < to.planes.size(); ++t) {
+      const Plane& plane = to.planes[t];
+      bytes_[t].resize(plane.row_bytes);
+      if (plane.role == PlaneRole::kSlot) plane.Fill(bytes_[t].data(), 1);
+      for (size_t f = 0; f < from.planes.size(); ++f) {
+        const Plane& one = from.planes[f];
+        if (one.role != plane.role || one.name != plane.name || one.role == PlaneRole::kSlot) {
+          continue;
+        }
+        planes_[f] = bytes_[t].data();
+      }
+    }
+    records_ = std::make_unique<RowRecords>(from);
+  }
+  size_t bytes() const { return RowRecords(to_).bytes(); }
+  void Append(const char* record, std::vector<char>* to) {
+    records_->Split(record, 0, planes_.data());
+    for (size_t t = 0; t < to_.planes.size(); ++t) {
+      if (to_.planes[t].role == PlaneRole::kKey) continue;
+      to->insert(to->end(), bytes_[t].begin(), bytes_[t].end());
+    }
+  }
+
+ private:
+  const PlaneList& to_;
+  std::vector<std::vector<char>> bytes_;  // of a row in each plane
+  std::vector<char*> planes_;
+  std::unique_ptr<RowRecords> records_;
+};
+
+}  // namespace
+
+Result<uint32_t> TableFiles::ConvertRecords(const TableState& state) {
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const from, BoundPlanes(state));
+  TSPS_ASSIGN_OR_RETURN(RecordStore* const old, Records(state));
+  TableState next = state;
+  ++next.planes;
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const to, BoundPlanes(next));
+  TSPS_ASSIGN_OR_RETURN(auto made, CreateRecords(folder_, *config_, *to, seed_));
+  TSPS_ASSIGN_OR_RETURN(const auto scan,
+                        RecordScan::Begin(*old, state.moves, [] { return Status(); }));
+  if (scan == nullptr) return Error(Code::kInternal, folder_, ": rows on disk move");
+  RecordConversion conversion(*from, *to);
+  const size_t bytes = conversion.bytes();
+  while (true) {
+    std::vector<int64_t> keys;
+    std::vector<char> payloads;
+    TSPS_ASSIGN_OR_RETURN(const bool more, scan->Next([&](int64_t key, const char* payload) {
+      keys.push_back(key);
+      conversion.Append(payload, &payloads);
+    }));
+    if (!more) break;
+    TSPS_RETURN_IF_ERROR(
+        made->Leave({nullptr, nullptr, 0}, keys.size(), [&](size_t i, char* payload) {
+          std::copy_n(payloads.data() + i * bytes, bytes, payload);
+          return keys[i];
+        }));
+    made->Declare();
+    made->Finish(/*published=*/true);
+  }
+  const uint32_t moves = made->next_number() - 1;
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  records_[next.planes] = std::move(made);
+  return moves;
+}
+
+}  // namespace tsps

@@ -1,0 +1,269 @@
+#include "core/table/tiered_storage.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/base/crc32c.h"
+#include "core/base/fault_point.h"
+#include "core/os/mapped_file.h"
+#include "core/table/row_records.h"
+
+namespace tsps {
+namespace {
+
+constexpr uint64_t kMagic = 0x73636572737374ULL;  // "tssrecs"
+constexpr uint32_t kVersion = 1;
+constexpr size_t kMaxFolder = 3968;
+
+struct StorageFile {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t folder_bytes;
+  char uuid[32];
+  uint64_t memory;
+  char folder[kMaxFolder];
+  uint32_t zero;
+  uint32_t crc;
+};
+static_assert(sizeof(StorageFile) <= kPageBytes);
+
+// Of each row in memory, beside its planes: entries of the index (16 bytes, in segments that are
+// between two fifths and four fifths full), free row, count of uses, and what a step's undo log
+// has.
+constexpr uint64_t kRowBytes = 56;
+constexpr uint64_t kIndexBytes = 12;  // of a row that is, or was, on disk
+// What reads and writes take: buffers of 32 threads that read, of an append and of compaction.
+constexpr uint64_t kBufferBytes = 12u << 20;
+constexpr uint64_t kLeastRows = 64;
+constexpr uint64_t kMostFileBytes = 64u << 20;
+constexpr uint64_t kLeastFileBytes = 1u << 20;
+
+std::string ConfigPath(const std::string& table) { return table + "/records.config"; }
+std::string OwnerPath(const std::string& folder) { return folder + "/table"; }
+std::string SharedPath(const std::string& table, const std::string& generation) {
+  return table + "/records." + generation;
+}
+
+bool IsGeneration(const std::string& name) {
+  return !name.empty() && name.size() < 10 &&
+         name.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// The files of a folder that has no others, and the folder.
+void RemoveFolder(const std::string& folder) {
+  for (const std::string& name : EntriesOf(folder)) {
+    if (name.rfind("records.", 0) == 0 || name == ".records") unlink((folder + "/" + name).c_str());
+    TSPS_FAULT_POINT("remove.records");
+  }
+  rmdir(folder.c_str());
+}
+
+std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+std::string NameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// Of a table's folder on disk, if it is named as the table's group and has no other table.
+void RemoveParent(const std::string& folder, const std::string& table) {
+  if (NameOf(ParentOf(folder)) == NameOf(ParentOf(table))) rmdir(ParentOf(folder).c_str());
+}
+
+// The uuid of the table whose folder it is; "": nobody's.
+std::string OwnerOf(const std::string& folder, std::string* where) {
+  const int fd = open(OwnerPath(folder).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return "";
+  char text[kPageBytes] = {};
+  const ssize_t n = read(fd, text, sizeof(text) - 1);
+  close(fd);
+  if (n < 33) return "?";
+  *where = std::string(text + 33);
+  while (!where->empty() && where->back() == '\n') where->pop_back();
+  return std::string(text, 32);
+}
+
+Status WriteOwner(const std::string& folder, const std::string& uuid, const std::string& table) {
+  const std::string path = OwnerPath(folder);
+  const std::string text = uuid + " " + table + "\n";
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return ErrnoError("cannot make", path);
+  const ssize_t n = write(fd, text.data(), text.size());
+  const int error = errno;
+  close(fd);
+  if (n == static_cast<ssize_t>(text.size())) return {};
+  unlink(path.c_str());
+  errno = n < 0 ? error : ENOSPC;
+  return ErrnoError("cannot write", path);
+}
+
+}  // namespace
+
+MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows) {
+  MemoryPlan plan;
+  const uint64_t left = memory - std::min(memory, kBufferBytes);
+  const uint64_t each = row_bytes + kRowBytes;
+  // A row keeps its place in the index on disk's account while it is in memory, too: all rows may
+  // be on disk (GroupWriter::BindOptimizer).
+  const uint64_t index = most_rows == 0 ? left / 4 : std::min(most_rows * kIndexBytes, left);
+  plan.rows = (left - index) / each;
+  plan.rows_in_all = index / kIndexBytes;
+  if (most_rows > 0) plan.rows = std::min(plan.rows, most_rows);
+  return plan;
+}
+
+uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows) {
+  const uint64_t each = row_bytes + kRowBytes;
+  if (most_rows == 0) return kBufferBytes + (rows * each + 2) / 3 * 4 + 16;
+  return kBufferBytes + most_rows * kIndexBytes + rows * each;
+}
+
+Status ValidateStorage(const TableConfig& config) {
+  const TieredStorage& storage = config.storage;
+  if (!storage.tiered()) return {};
+  if (storage.folder[0] != '/' || storage.folder.size() > kMaxFolder) {
+    return Error(Code::kInvalidArgument, "table ", config.name,
+                 ": the folder of its rows on disk must be an absolute path of at most ",
+                 kMaxFolder, " bytes. Received: '", storage.folder, "'");
+  }
+  const PlaneList planes = PlanesOf(config, OptimizerConfig(), 1, 1);
+  const uint64_t row_bytes = RowBytes(planes, planes.planes.size());
+  const uint64_t most = MostRows(config);
+  const uint64_t least = most == 0 ? kLeastRows : std::min(kLeastRows, most);
+  if (PlanMemory(storage.memory, row_bytes, most).rows >= least) return {};
+  return Error(Code::kInvalidArgument, "table ", config.name, ": memory of ", storage.memory,
+               " bytes has no room for ", least, " of its rows; that takes ",
+               MemoryFor(least, row_bytes, most), " bytes");
+}
+
+Status CreateStorage(const std::string& table, const TableConfig& config) {
+  const TieredStorage& storage = config.storage;
+  const Status made = MakePrivateDirectory(storage.folder);
+  if (!made.ok()) {
+    if (made.code() != Code::kAlreadyExists) return made;
+    TSPS_RETURN_IF_ERROR(CheckPrivateDirectory(storage.folder));
+    std::string where;
+    const std::string owner = OwnerOf(storage.folder, &where);
+    if (!owner.empty() || !EntriesOf(storage.folder).empty()) {
+      return Error(
+          Code::kAlreadyExists, storage.folder,
+          owner.empty() ? " is not empty, and no table's folder"
+                        : " has the rows of another table, " + where,
+          ". Rows on disk are of no use without the memory of the job that they are of: if "
+          "that has ended, remove the folder and start from a saved file or checkpoint; "
+          "else name another folder");
+    }
+  }
+  TSPS_RETURN_IF_ERROR(WriteOwner(storage.folder, config.uuid, table));
+  StorageFile content = {};
+  content.magic = kMagic;
+  content.version = kVersion;
+  content.folder_bytes = static_cast<uint32_t>(storage.folder.size());
+  config.uuid.copy(content.uuid, sizeof(content.uuid));
+  content.memory = storage.memory;
+  storage.folder.copy(content.folder, sizeof(content.folder));
+  content.crc = HeaderCrc(content);
+  auto file = MappedFile::Create(ConfigPath(table), kPageBytes, kPageBytes);
+  if (!file.ok()) {
+    unlink(OwnerPath(storage.folder).c_str());
+    return file.status();
+  }
+  std::memcpy((*file)->data(), &content, sizeof(content));
+  return {};
+}
+
+Result<TieredStorage> LoadStorage(const std::string& table, const std::string& uuid) {
+  const std::string path = ConfigPath(table);
+  if (access(path.c_str(), F_OK) != 0 && errno == ENOENT) return TieredStorage();
+  TSPS_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path, sizeof(StorageFile), kPageBytes));
+  StorageFile content;
+  std::memcpy(&content, file->data(), sizeof(content));
+  if (content.magic != kMagic) {
+    return Error(Code::kDataLoss, path, " does not say where rows on disk are");
+  }
+  if (content.version != kVersion) {
+    return Error(Code::kDataLoss, path, " has version ", content.version,
+                 "; this build reads version ", kVersion);
+  }
+  if (content.crc != HeaderCrc(content)) return Damaged(path, "its checksum");
+  if (content.folder_bytes == 0 || content.folder_bytes > kMaxFolder || content.folder[0] != '/' ||
+      std::memcmp(content.uuid, uuid.data(), std::min(uuid.size(), sizeof(content.uuid))) != 0) {
+    return Damaged(path, "it is of the table with uuid ",
+                   std::string(content.uuid, sizeof(content.uuid)), ", with a path of ",
+                   content.folder_bytes, " bytes");
+  }
+  return TieredStorage{std::string(content.folder, content.folder_bytes), content.memory};
+}
+
+void RemoveStorage(const std::string& table) {
+  for (const std::string& name : EntriesOf(table)) {
+    if (name.rfind("records.", 0) != 0 || !IsGeneration(name.substr(8))) continue;
+    RemoveFolder(table + "/" + name);
+  }
+  // Last what tells where the rest is.
+  const auto storage = LoadStorage(table, "");
+  if (storage.ok() && storage->tiered() && CheckPrivateDirectory(storage->folder).ok()) {
+    TSPS_FAULT_POINT("remove.storage");
+    StorageFile content;
+    const auto file = MappedFile::Open(ConfigPath(table), sizeof(StorageFile), kPageBytes);
+    std::string where;
+    if (file.ok()) {
+      std::memcpy(&content, (*file)->data(), sizeof(content));
+      if (OwnerOf(storage->folder, &where) == std::string(content.uuid, sizeof(content.uuid))) {
+        for (const std::string& name : EntriesOf(storage->folder)) {
+          if (IsGeneration(name)) RemoveFolder(storage->folder + "/" + name);
+        }
+        unlink(OwnerPath(storage->folder).c_str());
+        rmdir(storage->folder.c_str());
+        RemoveParent(storage->folder, table);
+      }
+    }
+  }
+  unlink(ConfigPath(table).c_str());
+}
+
+// --- Stores. ---
+
+RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list) {
+  const uint64_t bytes = std::clamp(config.storage.memory / 16, kLeastFileBytes, kMostFileBytes);
+  const size_t payload = RowRecords(list).bytes();
+  return RecordLayout(config.uuid, payload, std::max<size_t>(bytes, 16 * (payload + 64)));
+}
+
+Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
+                                                   const TableConfig& config, const PlaneList& list,
+                                                   uint64_t seed) {
+  TSPS_ASSIGN_OR_RETURN(IoThreads* const threads, IoThreads::OfProcess());
+  const std::string generation = std::to_string(list.generation);
+  const std::string shared = SharedPath(table, generation);
+  const std::string disk = config.storage.folder + "/" + generation;
+  RemoveFolder(shared);  // of a binding that was killed, or failed
+  RemoveFolder(disk);
+  TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared));
+  TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk));
+  return RecordStore::Create(shared, disk, LayoutOf(config, list), seed, *threads);
+}
+
+Result<std::unique_ptr<RecordStore>> OpenRecords(const std::string& table,
+                                                 const TableConfig& config, const PlaneList& list,
+                                                 uint64_t seed) {
+  TSPS_ASSIGN_OR_RETURN(IoThreads* const threads, IoThreads::OfProcess());
+  const std::string generation = std::to_string(list.generation);
+  return RecordStore::Open(SharedPath(table, generation), config.storage.folder + "/" + generation,
+                           LayoutOf(config, list), seed, *threads);
+}
+
+void RemoveOtherRecords(const std::string& table, const TieredStorage& storage,
+                        uint32_t generation) {
+  const std::string current = std::to_string(generation);
+  for (const std::string& name : EntriesOf(storage.folder)) {
+    if (IsGeneration(name) && name != current) RemoveFolder(storage.folder + "/" + name);
+  }
+  for (const std::string& name : EntriesOf(table)) {
+    if (name.rfind("records.", 0) != 0 || !IsGeneration(name.substr(8))) continue;
+    if (name.substr(8) != current) RemoveFolder(table + "/" + name);
+  }
+}
+
+}  // namespace tsps

@@ -1,0 +1,118 @@
+#include "core/tier/record_scan.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tsps {
+namespace {
+
+constexpr size_t kSliceBytes = 2u << 20;
+
+}  // namespace
+
+Result<std::unique_ptr<RecordScan>> RecordScan::Begin(RecordStore& store, uint32_t committed,
+                                                      std::function<Status()> refresh) {
+  std::unique_ptr<RecordScan> scan(new RecordScan(store, std::move(refresh)));
+  std::vector<uint32_t> entered;
+  if (!store.moves_->Unfinished(committed, &entered) ||
+      !store.moves_->StateOf(committed, &scan->state_)) {
+    return std::unique_ptr<RecordScan>();
+  }
+  scan->entered_.insert(entered.begin(), entered.end());
+  for (const uint32_t file : store.log_->Files()) {
+    if (scan->OfState(store.log_->layout().place(file, 0))) scan->files_.push_back(file);
+  }
+  return scan;
+}
+
+// Files' numbers go round.
+bool RecordScan::OfState(uint32_t place) const {
+  if (state_.last == kNoRecord) return false;
+  const uint64_t places = store_.log_->layout().max_places();
+  return (state_.last + places - place) % places < places / 2;
+}
+
+void RecordScan::Left(const RecordMove* moves, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    if (!OfState(moves[i].place) || !left_.insert(moves[i].place).second) continue;
+    left_by_tag_.emplace(moves[i].tag, moves[i].place);
+  }
+}
+
+Result<bool> RecordScan::Next(const VisitRow& visit) {
+  RecordLog& log = *store_.log_;
+  const RecordIndex& index = *store_.index_;
+  const RecordLayout& layout = log.layout();
+  if (file_ == files_.size()) {
+    if (visited_ == state_.rows) return false;
+    return Damaged(log.folder(), visited_, " of its ", state_.rows, " rows can be read");
+  }
+  const size_t left = layout.records_per_file - slot_;
+  const auto n =
+      static_cast<uint32_t>(std::clamp<size_t>(kSliceBytes / layout.record_bytes, 1, left));
+  std::vector<Row> rows;
+  std::vector<char> payloads;
+  TSPS_RETURN_IF_ERROR(
+      log.ReadSlots(files_[file_], slot_, n, [&](uint32_t place, int64_t key, const char* payload) {
+        if (!OfState(place) || entered_.count(place) != 0) return;
+        rows.push_back({place, key, payloads.size()});
+        payloads.insert(payloads.end(), payload, payload + layout.payload_bytes);
+      }));
+  // First the index, and then what has left it.
+  std::vector<char> in_index(rows.size());
+  std::vector<uint32_t> places;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!index.Find(TagOf(rows[i].key, index.seed()), &places)) {
+      return Error(Code::kUnavailable, "the index of the records in ", log.folder(),
+                   " is damaged, or grows too fast to be read");
+    }
+    in_index[i] = std::find(places.begin(), places.end(), rows[i].place) != places.end();
+  }
+  TSPS_RETURN_IF_ERROR(refresh_());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!in_index[i] && left_.count(rows[i].place) == 0) continue;
+    visit(rows[i].key, payloads.data() + rows[i].at);
+    ++visited_;
+  }
+  slot_ += n;
+  if (slot_ == layout.records_per_file) {
+    ++file_;
+    slot_ = 0;
+  }
+  return true;
+}
+
+Status RecordScan::Find(const int64_t* keys, size_t n, const RecordStore::Visit& visit) {
+  const RecordIndex& index = *store_.index_;
+  std::vector<uint32_t> places;  // that may have a row of the key
+  std::vector<size_t> wanted;    // for which key
+  const auto add = [&](size_t i, uint32_t place) {
+    if (!OfState(place) || entered_.count(place) != 0) return;
+    places.push_back(place);
+    wanted.push_back(i);
+  };
+  std::vector<uint32_t> found;
+  for (size_t i = 0; i < n; ++i) {
+    if (!index.Find(TagOf(keys[i], index.seed()), &found)) {
+      return Error(Code::kUnavailable, "the index of the records in ", store_.log_->folder(),
+                   " is damaged, or grows too fast to be read");
+    }
+    for (const uint32_t place : found) add(i, place);
+  }
+  TSPS_RETURN_IF_ERROR(refresh_());
+  if (!left_.empty()) {
+    const std::unordered_set<uint32_t> known(places.begin(), places.end());
+    for (size_t i = 0; i < n; ++i) {
+      const auto range = left_by_tag_.equal_range(TagOf(keys[i], index.seed()));
+      for (auto one = range.first; one != range.second; ++one) {
+        if (known.count(one->second) == 0) add(i, one->second);
+      }
+    }
+  }
+  return store_.log_->Read(places.data(), places.size(), /*urgent=*/false,
+                           [&](size_t p, int64_t key, const char* payload) {
+                             if (key == keys[wanted[p]]) visit(wanted[p], payload);
+                           });
+}
+
+}  // namespace tsps

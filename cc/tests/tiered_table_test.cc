@@ -1,0 +1,400 @@
+// Tables of which a part is in memory, and the rest on disk.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "core/base/fault_point.h"
+#include "core/group/row_gather.h"
+#include "core/group/scan.h"
+#include "tests/group_fixture.h"
+#include "tests/killed_at.h"
+
+namespace tsps {
+namespace {
+
+constexpr size_t kDim = 3;
+constexpr int64_t kKeys = 3100;
+constexpr uint64_t kRowsInMemory = 1200;
+constexpr float kRate[] = {0.5f, 1e-7f};
+
+OptimizerConfig Adagrad() {
+  OptimizerConfig config;
+  config.kind = OptimizerKind::kAdagrad;
+  config.slot_init[0] = 0.1f;
+  return config;
+}
+
+OptimizerConfig Sgd() {
+  OptimizerConfig config;
+  config.kind = OptimizerKind::kSgd;
+  return config;
+}
+
+// What a commit does to a table.
+struct Commit {
+  std::vector<int64_t> updated, set, erased;
+  std::vector<float> gradients, rows;
+
+  static Commit Draw(std::mt19937_64& random, int64_t keys, size_t updates, size_t others) {
+    Commit commit;
+    std::set<int64_t> drawn;
+    const auto draw = [&](size_t n) {
+      std::vector<int64_t> some;
+      while (some.size() < n) {
+        // Most of the time of a few keys: these stay in memory.
+        const auto key = static_cast<int64_t>(
+            random() % static_cast<uint64_t>(random() % 2 == 0 ? keys / 16 : keys));
+        if (drawn.insert(key).second) some.push_back(key);
+      }
+      return some;
+    };
+    commit.updated = draw(updates);
+    commit.set = draw(random() % (others + 1));
+    commit.erased = draw(random() % (others + 1));
+    for (size_t i = 0; i < commit.updated.size() * kDim; ++i) {
+      commit.gradients.push_back(static_cast<float>(random() % 64) / 8 - 4);
+    }
+    for (size_t i = 0; i < commit.set.size() * kDim; ++i) {
+      commit.rows.push_back(static_cast<float>(random() % 64));
+    }
+    return commit;
+  }
+
+  void AddTo(RowChanges* changes, int table, size_t n_hyper) const {
+    if (!updated.empty()) {
+      changes->updates.push_back(
+          {table, updated.data(), gradients.data(), updated.size(), kRate, n_hyper});
+    }
+    if (!set.empty()) {
+      const PlaneValues values{PlaneRole::kEmbedding, "embedding", kDim * sizeof(float),
+                               rows.data()};
+      changes->writes.push_back({table, set.data(), set.size(), {values}});
+    }
+    if (!erased.empty()) changes->erases.push_back({table, erased.data(), erased.size()});
+  }
+};
+
+// A table in memory and a tiered one, to which the same is done.
+class TieredTableTest : public GroupTest {
+ protected:
+  using Rows = std::map<int64_t, std::string>;  // bytes in all planes
+
+  void SetUp() override {
+    GroupTest::SetUp();
+    plain_ = Create("plain", 1, {});
+    tiered_ = Create("tiered", 2, {dir_ / "disk", Memory()});
+  }
+
+  static TableConfig Config(const std::string& name, uint64_t salt, const TieredStorage& storage) {
+    TableConfig config = MakeConfig(name, kDim, salt);
+    config.initializer.salt = 1;  // the same initial rows
+    config.metadata.push_back({"count", PlaneType::kUint32, 1, 7});
+    config.storage = storage;
+    return config;
+  }
+  // For kRowsInMemory rows with Adagrad.
+  static uint64_t Memory() {
+    const PlaneList planes = PlanesOf(Config("t", 1, {}), Adagrad(), 1, 1);
+    return MemoryFor(kRowsInMemory, RowBytes(planes, planes.planes.size()), 0);
+  }
+  int Create(const std::string& name, uint64_t salt, const TieredStorage& storage) {
+    const auto table = writer_->CreateTable(Config(name, salt, storage));
+    EXPECT_TRUE(table.ok()) << table.status().message();
+    return table.ok() ? *table : -1;
+  }
+  void Bind(const OptimizerConfig& config) {
+    for (const int table : {plain_, tiered_}) {
+      ASSERT_TSPS_OK(writer_->BindOptimizer(table, config, true));
+    }
+    n_hyper_ = static_cast<size_t>(HyperCount(config.kind));
+  }
+
+  Status Apply(const Commit& commit) {
+    RowChanges changes;
+    if (!commit.updated.empty()) changes.step = group_->step() + 1;
+    commit.AddTo(&changes, plain_, n_hyper_);
+    commit.AddTo(&changes, tiered_, n_hyper_);
+    TSPS_RETURN_IF_ERROR(writer_->Prepare(changes, executor_));
+    writer_->Publish();
+    return Status();
+  }
+
+  std::vector<float> Lookup(Group& group, int table, const std::vector<int64_t>& keys) {
+    const auto config = group.Config(table);
+    EXPECT_TRUE(config.ok());
+    RowGather gather(*config, table, keys.data(), keys.size());
+    std::vector<float> rows(keys.size() * kDim);
+    const Status status = group.Read([&](const ReadView& view) {
+      gather.Find(view, executor_);
+      gather.CopyAll(rows.data(), executor_);
+      return gather.status();
+    });
+    EXPECT_TRUE(status.ok()) << status.message();
+    return rows;
+  }
+
+  static Rows Dump(Scan& scan, int table, Status* status) {
+    constexpr size_t kRows = 700;
+    const PlaneList& list = scan.Planes(table);
+    std::vector<std::string> values(list.planes.size());
+    char* planes[kMaxPlanes] = {};
+    for (size_t p = 0; p < values.size(); ++p) {
+      values[p].resize(kRows * list.planes[p].row_bytes);
+      planes[p] = values[p].data();
+    }
+    std::vector<int64_t> keys(kRows);
+    Rows rows;
+    while (true) {
+      const auto n = scan.Next(table, kRows, keys.data(), planes);
+      if (!n.ok()) *status = n.status();
+      if (!n.ok() || *n == 0) return rows;
+      for (size_t i = 0; i < *n; ++i) {
+        std::string& row = rows[keys[i]];
+        if (!row.empty()) *status = Error(Code::kInternal, "key ", keys[i], " is there twice");
+        for (size_t p = 0; p < values.size(); ++p) {
+          const size_t bytes = list.planes[p].row_bytes;
+          row += values[p].substr(i * bytes, bytes);
+        }
+      }
+    }
+  }
+  Rows Dump(Group& group, int table) {
+    const auto scan = Scan::Begin(group, {table});
+    EXPECT_TRUE(scan.ok()) << scan.status().message();
+    if (!scan.ok()) return {};
+    Status status;
+    const Rows rows = Dump(**scan, table, &status);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ((*scan)->RowsOf(table), rows.size());
+    return rows;
+  }
+
+  void ExpectEqual() {
+    const Rows rows = Dump(*group_, tiered_);
+    const Rows expected = Dump(*group_, plain_);
+    EXPECT_EQ(rows.size(), expected.size());
+    for (const auto& [key, row] : expected) {
+      const auto found = rows.find(key);
+      ASSERT_TRUE(found != rows.end() && found->second == row) << "key " << key;
+    }
+    ASSERT_TSPS_OK(group_->Verify(tiered_));
+    EXPECT_EQ(Stats(tiered_).rows, rows.size());
+    if (Stats(tiered_).optimizer.kind == OptimizerKind::kAdagrad) {
+      EXPECT_LE(Stats(tiered_).row_capacity, kRowsInMemory);
+    }
+    std::vector<int64_t> keys(kKeys + 10);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+    EXPECT_EQ(Lookup(*group_, tiered_, keys), Lookup(*group_, plain_, keys));
+  }
+  TableStats Stats(int table) {
+    TableStats stats;
+    const Status status = group_->Read([&](const ReadView& view) {
+      stats = view.Stats(table);
+      return Status();
+    });
+    EXPECT_TRUE(status.ok()) << status.message();
+    return stats;
+  }
+  Changes ChangedSince(int table, uint32_t generation) {
+    const auto scan = Scan::Begin(*group_, {table});
+    EXPECT_TRUE(scan.ok()) << scan.status().message();
+    auto changes = (*scan)->ChangedSince(table, generation);
+    EXPECT_TRUE(changes.ok()) << changes.status().message();
+    std::sort(changes->written.begin(), changes->written.end());
+    return *changes;
+  }
+
+  int plain_ = 0, tiered_ = 0;
+  size_t n_hyper_ = 0;
+};
+
+TEST_F(TieredTableTest, RandomCommitsLeaveWhatATableInMemoryHas) {
+  std::mt19937_64 random(5);
+  Bind(Adagrad());
+  uint32_t generation = 0;
+  for (int commit = 1; commit <= 240; ++commit) {
+    // Now and then none is a step.
+    const size_t updates = commit % 7 == 0 ? 0 : random() % 500;
+    ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, updates, 40)));
+    const Commit some = Commit::Draw(random, kKeys, 200, 0);
+    ASSERT_EQ(Lookup(*group_, tiered_, some.updated), Lookup(*group_, plain_, some.updated));
+    if (commit % 30 == 0) {
+      ExpectEqual();
+      const Changes now = ChangedSince(tiered_, generation);
+      const Changes expected = ChangedSince(plain_, generation);
+      EXPECT_EQ(now.written, expected.written);
+      EXPECT_EQ(now.erased, expected.erased);
+      EXPECT_EQ(now.everything, expected.everything);
+      const auto mark = writer_->MarkChanges();
+      ASSERT_TRUE(mark.ok());
+      generation = *mark;
+    }
+    if (commit % 50 == 0) Reopen();
+    if (commit == 100) Bind(Sgd());
+    if (commit == 160) Bind(Adagrad());
+  }
+  EXPECT_GT(Stats(tiered_).rows_on_disk, 1000u);
+  ASSERT_TSPS_OK(writer_->RemoveTable(tiered_));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "disk"));
+}
+
+// A reader in another process, in effect: another Group of the same folder.
+TEST_F(TieredTableTest, ScansAndLookupsBesideTheWriterAreOfOneState) {
+  Bind(Adagrad());
+  std::mt19937_64 random(6);
+  ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 1000, 0)));
+  ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 1000, 0)));
+  auto other = Group::Open(dir_ / "g");
+  ASSERT_TRUE(other.ok());
+  std::atomic<bool> stop{false};
+  std::atomic<size_t> scans{0};
+  std::thread reader([&] {
+    while (!stop.load()) {
+      // Both tables of one state are equal.
+      const auto scan = Scan::Begin(**other, {plain_, tiered_});
+      ASSERT_TRUE(scan.ok()) << scan.status().message();
+      Status status;
+      const Rows tiered = Dump(**scan, tiered_, &status);
+      ASSERT_TRUE(status.ok()) << status.message();
+      const Rows plain = Dump(**scan, plain_, &status);
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_TRUE(tiered == plain) << tiered.size() << " " << plain.size();
+      ++scans;
+    }
+  });
+  for (int commit = 0; commit < 600 || scans.load() < 20; ++commit) {
+    ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, random() % 300, 30)));
+  }
+  stop = true;
+  reader.join();
+  ExpectEqual();
+}
+
+TEST_F(TieredTableTest, WhatCannotBeIsRefusedWithTheNumbers) {
+  Bind(Adagrad());
+  const auto refused = [&](const TieredStorage& storage, Code code, const std::string& text) {
+    const auto table = writer_->CreateTable(Config("other", 3, storage));
+    ASSERT_FALSE(table.ok());
+    EXPECT_EQ(table.status().code(), code) << table.status().message();
+    EXPECT_NE(table.status().message().find(text), std::string::npos) << table.status().message();
+  };
+  refused({"disk", Memory()}, Code::kInvalidArgument, "must be an absolute path");
+  refused({dir_ / "small", 1 << 20}, Code::kInvalidArgument, "has no room for 64 of its rows");
+  refused({dir_ / "disk", Memory()}, Code::kAlreadyExists, "has the rows of another table");
+  std::filesystem::create_directory(dir_ / "full");
+  std::filesystem::permissions(dir_ / "full", std::filesystem::perms::owner_all);
+  fclose(fopen((dir_ / "full/mine").c_str(), "w"));
+  refused({dir_ / "full", Memory()}, Code::kAlreadyExists, "is not empty, and no table's folder");
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "full/mine"));
+
+  std::mt19937_64 random(7);
+  const Commit large = Commit::Draw(random, kKeys, kRowsInMemory + 1, 0);
+  const Status status = Apply(large);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_NE(status.message().find("a change of 1201 rows at once"), std::string::npos)
+      << status.message();
+  EXPECT_EQ(group_->step(), 0u);
+  const Commit fits = Commit::Draw(random, kKeys, kRowsInMemory, 0);
+  ASSERT_TSPS_OK(Apply(fits));
+  ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, kRowsInMemory, 0)));
+  ExpectEqual();
+}
+
+TEST_F(TieredTableTest, MoreRowsThanMemoryHasRoomForAreSetInParts) {
+  std::vector<int64_t> keys(kKeys);
+  std::vector<float> rows(keys.size() * kDim);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i);
+  for (const int table : {plain_, tiered_}) {
+    ASSERT_TSPS_OK(
+        writer_->Assign(table, keys.data(), rows.data(), nullptr, keys.size(), executor_));
+  }
+  EXPECT_EQ(Lookup(*group_, tiered_, keys), rows);
+  Bind(Adagrad());
+  ExpectEqual();
+  for (const int table : {plain_, tiered_}) {
+    const auto erased = writer_->Erase(table, keys.data(), keys.size() / 2);
+    ASSERT_TRUE(erased.ok()) << erased.status().message();
+    EXPECT_EQ(*erased, keys.size() / 2);
+  }
+  ExpectEqual();
+}
+
+#ifdef TFSPS_FAULT_POINTS
+// The writer is killed at a point of a step, of an eviction, of a binding, of a removal. Afterwards
+// both tables are as of the same state.
+class KilledTieredTableTest : public TieredTableTest {
+ protected:
+  // Of the tables after a kill, 1 if they differ.
+  size_t Violations(const std::string& point, long n, bool* killed) {
+    writer_.reset();
+    group_.reset();
+    dir_.Clear();
+    SetUp();
+    Bind(Adagrad());
+    writer_.reset();
+    group_.reset();
+    *killed = KilledAt(point, n, [&] {
+      Reopen();
+      std::mt19937_64 random(8);
+      for (int commit = 0; commit < 40; ++commit) {
+        if (!Apply(Commit::Draw(random, kKeys, 300, 30)).ok()) _exit(1);
+        if (commit % 8 == 7 && !writer_->MarkChanges().ok()) _exit(1);
+        if (commit == 20) Bind(Sgd());
+        if (commit == 30) Bind(Adagrad());
+      }
+    });
+    Reopen();
+    if (writer_ == nullptr) return 1;
+    const auto optimizer = [&](int table) { return Stats(table).optimizer.kind; };
+    n_hyper_ = static_cast<size_t>(HyperCount(optimizer(plain_)));
+    size_t wrong = 0;
+    // One of the tables is bound before the other.
+    if (optimizer(tiered_) == optimizer(plain_)) {
+      wrong += WithoutChanged(Dump(*group_, tiered_)) != WithoutChanged(Dump(*group_, plain_));
+    }
+    const Status verified = group_->Verify(tiered_);
+    EXPECT_TRUE(verified.ok()) << verified.message();
+    wrong += !verified.ok();
+    // And they can be trained.
+    Bind(Sgd());
+    Bind(Adagrad());
+    std::mt19937_64 random(9);
+    EXPECT_TRUE(Apply(Commit::Draw(random, kKeys, 300, 30)).ok());
+    wrong += WithoutChanged(Dump(*group_, tiered_)) != WithoutChanged(Dump(*group_, plain_));
+    return wrong;
+  }
+  // After a kill more may be marked as changed.
+  static Rows WithoutChanged(Rows rows) {
+    for (auto& [key, row] : rows) row.replace(row.size() - 2 * sizeof(uint32_t), 4, "....");
+    return rows;
+  }
+};
+
+TEST_F(KilledTieredTableTest, EveryRowIsInOneTierAfterAKill) {
+  for (const char* point :
+       {"tier_file_created", "tier_write", "tier_appended", "record_moves_written",
+        "record_moves_declared", "record_store_entered_one", "record_store_dropped_one",
+        "record_index_copied", "commit.insert", "erase.entry", "apply.row", "undo.record",
+        "bind.files", "bind.published", "remove.records", "split.rebuilt"}) {
+    size_t kills = 0;
+    for (const long n : {1, 3, 40, 1500}) {
+      bool killed = false;
+      EXPECT_EQ(Violations(point, n, &killed), 0u) << point << " " << n;
+      kills += killed;
+    }
+    EXPECT_GT(kills, 0u) << point;
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace tsps

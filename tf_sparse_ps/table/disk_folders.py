@@ -1,0 +1,79 @@
+"""Where the rows of tiered tables are on a disk: `<path>/<group's folder>/<table>`, of `tsps.Tiered(path)`.
+
+A folder says whose it is, in a file `table`. Rows on disk are of no use without the table in memory: a folder whose
+table is gone, as after a restart of the machine, is removed if it was an unnamed job's, else it stays and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from typing import Any
+
+from tf_sparse_ps.config.tiered import Storage, Tiered
+from tf_sparse_ps.errors import AccessError, NoSpaceError
+from tf_sparse_ps.node import job_folder
+
+
+def of(storage: Storage, table_path: str) -> tuple[str, int]:
+    """Folder on disk and bytes of memory of a table, as the core takes them.
+
+    Args:
+      storage: The table's.
+      table_path: `<group directory>/<table>`.
+    """
+    if not isinstance(storage, Tiered):
+        return "", 0
+    group, table = os.path.split(table_path)
+    return os.path.join(storage.path, os.path.basename(group), table), int(storage.memory)
+
+
+def storage_of(info: dict[str, Any]) -> Storage:
+    """The inverse of `of`, from what the core says of a table."""
+    folder = info["storage_folder"]
+    if not folder:
+        return "memory"
+    return Tiered(os.path.dirname(os.path.dirname(folder)), info["storage_memory"])
+
+
+def prepare(storage: Storage, table_path: str) -> tuple[str, int]:
+    """Makes the folder that the table's own will be in; returns what `of` does.
+
+    Raises:
+      AccessError, NoSpaceError: It cannot be made.
+    """
+    folder, memory = of(storage, table_path)
+    if isinstance(storage, Tiered):
+        try:
+            os.makedirs(storage.path, exist_ok=True)
+            _remove_leftovers(str(storage.path))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(folder), 0o700)
+        except OSError as error:
+            raise (NoSpaceError if error.errno == 28 else AccessError)(
+                f"cannot make {os.path.dirname(folder)} for rows on disk: {error.strerror}"
+            ) from error
+    return folder, memory
+
+
+def _remove_leftovers(path: str) -> None:
+    """Removes what unnamed jobs have left whose memory is gone."""
+    for group in os.scandir(path):
+        if not job_folder.is_unnamed(group.name) or not group.is_dir(follow_symlinks=False):
+            continue
+        for table in os.scandir(group.path):
+            if not os.path.exists(_table_of(table.path)):
+                shutil.rmtree(table.path, ignore_errors=True)
+                job_folder.say(f"removed {table.path}, rows of a table that is gone")
+        with contextlib.suppress(OSError):  # others are in use
+            os.rmdir(group.path)
+
+
+def _table_of(folder: str) -> str:
+    """The folder of the table in memory; "/" if that is not known, which exists."""
+    try:
+        with open(os.path.join(folder, "table")) as file:
+            return file.read()[33:].rstrip("\n") or "/"
+    except OSError:
+        return "/"
