@@ -19,7 +19,7 @@ def test_arguments_have_the_order_and_defaults_of_keras():
     assert list(ours)[: len(names)] == names
     assert all(ours[name].default == theirs[name].default for name in names)
     extra = [name for name, p in ours.items() if p.kind is p.KEYWORD_ONLY]
-    assert extra == ["table", "placement", "cache"]
+    assert extra == ["table", "placement", "storage", "cache"]
 
 
 def test_positional_arguments():
