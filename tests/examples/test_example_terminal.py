@@ -87,7 +87,12 @@ def in_terminal(command: list[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "collectives"), [(1, "auto"), pytest.param(2, "horovod", marks=pytest.mark.multirank), (2, "tensorflow")]
+    ("ranks", "collectives"),
+    [
+        (1, "auto"),
+        pytest.param(2, "horovod", marks=pytest.mark.multirank),
+        pytest.param(2, "tensorflow", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: int, collectives: str) -> None:
     if collectives == "horovod":

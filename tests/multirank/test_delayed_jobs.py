@@ -34,7 +34,9 @@ def test_fit_drains_before_anything_looks() -> None:
     assert int(first["most_late"]) <= 2
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), [(launch.TWO_NODES, 4), ("localhost:2", 2)])
+@pytest.mark.parametrize(
+    ("hosts", "ranks"), [pytest.param(launch.TWO_NODES, 4, marks=pytest.mark.nightly), ("localhost:2", 2)]
+)
 def test_ranks_of_unequal_speed_keep_the_bound(hosts: str, ranks: int) -> None:
     found = results("unequal", ranks, hosts)
     for other in found[1:]:
@@ -49,9 +51,8 @@ def test_ranks_of_unequal_speed_keep_the_bound(hosts: str, ranks: int) -> None:
     assert max(one["outstanding"].max() for one in found) == 3, "the fast ranks used the bound"
 
 
-@pytest.mark.parametrize(
-    ("hosts", "ranks"), [pytest.param(launch.TWO_NODES, 4, marks=pytest.mark.nightly), ("localhost:2", 2)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("hosts", "ranks"), [(launch.TWO_NODES, 4), ("localhost:2", 2)])
 def test_a_late_rank_is_left_out_and_nothing_of_it_is_lost(hosts: str, ranks: int) -> None:
     found = results("late", ranks, hosts)
     for other in found[1:]:
@@ -81,6 +82,7 @@ def test_late_ranks_and_a_rule_that_counts_steps() -> None:
     assert all(int(one["without_own"]) > 0 and int(one["most_late"]) <= 2 for one in found)
 
 
+@pytest.mark.nightly
 def test_ranks_may_end_with_gradients_on_their_way() -> None:
     """A rank that ends first still takes part in what the others wait for."""
     assert [int(one["iterations"]) for one in results("undrained", 2, "localhost:2")] == [8, 8]

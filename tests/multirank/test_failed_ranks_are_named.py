@@ -84,9 +84,11 @@ NIGHTLY = pytest.mark.nightly
     ("what", "hosts", "says"),
     [
         ("kill", TWO_NODES, rf"the leader of node 1 \(pid {PID}\) died after step {AT_STEP - 1} of"),
-        ("stop", TWO_NODES, WAITED + "which is stopped by a signal"),
-        ("slow", TWO_NODES, WAITED + ALIVE + rf"in step {AT_STEP}, in no operation"),
-        ("kill-dense", TWO_NODES, rf"rank 2 of node 1 \(pid {PID}\) died; rank 3 is in step"),
+        pytest.param("stop", TWO_NODES, WAITED + "which is stopped by a signal", marks=NIGHTLY),
+        pytest.param("slow", TWO_NODES, WAITED + ALIVE + rf"in step {AT_STEP}, in no operation", marks=NIGHTLY),
+        pytest.param(
+            "kill-dense", TWO_NODES, rf"rank 2 of node 1 \(pid {PID}\) died; rank 3 is in step", marks=NIGHTLY
+        ),
         ("raise-dense", TWO_NODES, "rank 2 ended with ValueError: no such shard"),
         pytest.param("raise-dense-delayed", TWO_NODES, "rank 2 ended with ValueError: no such shard", marks=NIGHTLY),
         pytest.param("stop-dense", TWO_NODES, WAITED + "which is stopped by a signal", marks=NIGHTLY),
@@ -138,7 +140,9 @@ def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
     ("what", "says", "ranks"),
     [
         ("join", r"rank 2 called hvd\.join\(\), .* tsps\.callbacks\.EqualSteps; .*rank_weight", (0, 1, 2, 3)),
-        ("short", r"rank 2 had no more steps to make: .* tsps\.callbacks\.EqualSteps", OTHERS),
+        pytest.param(
+            "short", r"rank 2 had no more steps to make: .* tsps\.callbacks\.EqualSteps", OTHERS, marks=NIGHTLY
+        ),
     ],
 )
 def test_ranks_that_leave_the_others_alone_are_named_on_all_nodes(

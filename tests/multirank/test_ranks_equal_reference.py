@@ -119,7 +119,7 @@ def test_nodes_and_ranks_are_bit_identical(results: Results, name: str) -> None:
             assert values.tobytes() == other[key].tobytes(), key
 
 
-@pytest.mark.parametrize("which", ["single", "single-2048"])
+@pytest.mark.parametrize("which", ["single", pytest.param("single-2048", marks=pytest.mark.nightly)])
 def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
     with run(which, ONE_NODE, batches.RANKS) as results:
         for name in ("adagrad-frequency", "adam-average", "sgd-sum", "sgd-frequency-clipped"):
@@ -141,7 +141,7 @@ def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "senders"),
     [
-        pytest.param(TWO_NODES, NODES, id="2+2"),
+        pytest.param(TWO_NODES, NODES, id="2+2", marks=pytest.mark.nightly),
         pytest.param("localhost:3,127.0.0.1:1", [[0, 1, 2], [3]], id="3+1", marks=pytest.mark.nightly),
     ],
 )

@@ -56,7 +56,7 @@ def steps_made(folder: Path) -> int:
     return int(text)
 
 
-@pytest.mark.parametrize("mode", ["plain", "fork"])
+@pytest.mark.parametrize("mode", ["plain", pytest.param("fork", marks=pytest.mark.nightly)])
 def test_a_killed_leader_ends_the_others_with_its_pid_and_step(mode: str) -> None:
     """Ranks are shielded from the launcher, which ends them as soon as one has ended."""
     with launched("shielded.py", "sharing_program.py", mode, hosts=ONE_NODE) as job:

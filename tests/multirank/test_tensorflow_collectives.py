@@ -117,7 +117,7 @@ def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
             rank.kill()
 
 
-@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("gone", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_worker_that_ends_before_it_is_connected_ends_the_others_in_time(tmp_path: Path, gone: int) -> None:
     """TensorFlow would wait for it for an hour, with Python's lock held."""
     come_and_go = (
