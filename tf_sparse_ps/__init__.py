@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr_
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
     from tf_sparse_ps.training.gradient_tape import DistributedGradientTape
+    from tf_sparse_ps.training.look_ahead import lookahead
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "init",
     "job",
     "layers",
+    "lookahead",
     "optimizers",
     "schedules",
     "table",
@@ -61,6 +63,7 @@ _HOME = {
     "Table": "table",
     "DistributedOptimizer": "training.distributed_optimizer",
     "DistributedGradientTape": "training.gradient_tape",
+    "lookahead": "training.look_ahead",
 }
 _MODULES = ("callbacks", "collectives", "config", "errors", "job", "layers", "optimizers", "schedules", "table")
 

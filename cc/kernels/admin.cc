@@ -7,9 +7,11 @@
 #include "core/table/initializer.h"
 #include "core/table/planes.h"
 #include "core/table/row_optimizer.h"
+#include "core/tier/record_log.h"
 #include "kernels/group_registry.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
+#include "kernels/stager.h"
 
 namespace tsps {
 namespace {
@@ -216,6 +218,35 @@ Status SetPoolThreads(const KernelContext& context) {
   return Status();
 }
 
+// A batch that a dataset has come to will look keys up.
+Status Announce(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2, 1, "keys"));
+  Stager::Batch batch;
+  TSPS_ASSIGN_OR_RETURN(batch.dataset, context.Scalar<int64_t>(3, "dataset"));
+  TSPS_ASSIGN_OR_RETURN(batch.index, context.Scalar<int64_t>(4, "index"));
+  TSPS_ASSIGN_OR_RETURN(batch.pass, context.Scalar<int64_t>(5, "batches"));
+  const int64_t* const data = keys.data<int64_t>();
+  batch.keys.assign(data, data + keys.size());
+  batch.table = table;
+  Stager::Get().Announce(std::move(batch));
+  return Status();
+}
+
+// No inputs.
+Status DiskCounters(const KernelContext& context) {
+  const Stager::Counters counters = Stager::Get().counters();
+  const ReadTotals& totals = ReadTotals::OfProcess();
+  int output = 0;
+  for (const uint64_t count :
+       {totals.records.load(), totals.bytes.load(), totals.late.load(), totals.cached.load(),
+        totals.waited_ns.load(), counters.batches, counters.passes, counters.dropped,
+        counters.failed, counters.nanoseconds}) {
+    TSPS_RETURN_IF_ERROR(context.OutputScalar(output++, static_cast<int64_t>(count)));
+  }
+  return Status();
+}
+
 // No inputs.
 Status HoldProcessEnd(const KernelContext&) {
   HoldTerminate();
@@ -237,6 +268,8 @@ void RegisterAdminKernels() {
   RegisterKernel<AssignKernel>("TspsAssign");
   RegisterKernel<AdminKernel<Erase>>("TspsErase");
   RegisterKernel<AdminKernel<SetStep>>("TspsSetStep");
+  RegisterKernel<AdminKernel<Announce>>("TspsAnnounce");
+  RegisterKernel<AdminKernel<DiskCounters>>("TspsDiskCounters");
   RegisterKernel<AdminKernel<DescribeGroup>>("TspsGroupInfo");
   RegisterKernel<AdminKernel<RemoveTable>>("TspsRemoveTable");
   RegisterKernel<AdminKernel<ForgetTable>>("TspsForgetTable");

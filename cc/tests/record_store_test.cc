@@ -35,12 +35,14 @@ class TwoTiers {
   Status Create() {
     TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared_));
     TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk_));
-    TSPS_ASSIGN_OR_RETURN(store_, RecordStore::Create(shared_, disk_, Layout(), kSeed, *threads_));
+    TSPS_ASSIGN_OR_RETURN(
+        store_, RecordStore::Create(shared_, disk_, Layout(), kSeed, cache_bytes_, *threads_));
     return {};
   }
   Status Open() {
     store_.reset();
-    TSPS_ASSIGN_OR_RETURN(store_, RecordStore::Open(shared_, disk_, Layout(), kSeed, *threads_));
+    TSPS_ASSIGN_OR_RETURN(
+        store_, RecordStore::Open(shared_, disk_, Layout(), kSeed, cache_bytes_, *threads_));
     return {};
   }
 
@@ -103,12 +105,14 @@ class TwoTiers {
     return found;
   }
 
+  void NoCache() { cache_bytes_ = 0; }
   RecordStore& store() { return *store_; }
   const std::string& disk() const { return disk_; }
   const std::string& shared() const { return shared_; }
 
  private:
   const std::string shared_, disk_;
+  size_t cache_bytes_ = 64 * 1024;
   std::unique_ptr<IoThreads> threads_;
   std::unique_ptr<RecordStore> store_;
 };

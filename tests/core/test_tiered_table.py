@@ -16,7 +16,7 @@ from tf_sparse_ps.errors import AccessError, DamagedFileError, InvalidArgumentEr
 from tf_sparse_ps.table import Table
 
 ROWS = 4000
-MEMORY = 12_750_000  # 12 MiB are buffers, 96,000 bytes places of 8,000 rows: room for some 700 of these
+MEMORY = 12_780_000  # 12 MiB are buffers, 96,000 bytes places of 8,000 rows: room for some 700 of these
 
 
 def tiered(folder: str, **kwargs: object) -> dict[str, object]:

@@ -212,6 +212,41 @@ def erase(path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor) -> tf.T
     return lib.tsps_erase(path, uuid, keys)
 
 
+def announce(
+    path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor, dataset: int, index: tf.Tensor, batches: int
+) -> tf.Operation:
+    """Says that a coming batch looks up keys, int64[n]: those on disk are read ahead, in passes of several batches.
+
+    Args:
+        path, uuid: of a table.
+        keys: of the batch.
+        dataset: a number of the dataset's.
+        index: of the batch in its iterator, int64; 0 drops what the iterator before it has announced.
+        batches: of a pass.
+    """
+    return lib.tsps_announce(path, uuid, keys, tf.constant(dataset, tf.int64), index, tf.constant(batches, tf.int64))
+
+
+class DiskCounters(NamedTuple):
+    """What `disk_counters` returns, int64 each."""
+
+    records: tf.Tensor  # rows read from disks
+    bytes: tf.Tensor  # of these reads, what lies between the rows included
+    late: tf.Tensor  # of the rows, those that were needed when they were read
+    cached: tf.Tensor  # rows that were needed and had been read before
+    waited_ns: tf.Tensor  # for rows that were needed
+    batches: tf.Tensor  # announced
+    passes: tf.Tensor  # of several batches, whose rows were read ahead
+    dropped: tf.Tensor  # batches of iterators that were given up
+    failed: tf.Tensor  # passes
+    staging_ns: tf.Tensor  # for passes
+
+
+def disk_counters() -> DiskCounters:
+    """What this process has read from disks since it began."""
+    return DiskCounters(*lib.tsps_disk_counters())
+
+
 def set_step(path: tf.Tensor | str, step: tf.Tensor | int) -> None:
     """Sets the committed step of a group, for a restored state. Writer only."""
     lib.tsps_set_step(path, step)

@@ -231,6 +231,11 @@ class DistributedOptimizer(_keras.Optimizer):
             and how much of them this rank was merging and packing the next, or reducing the last, waits for the other
             ranks of its node included.
           - bytes_sent, bytes_received: sparse gradients handed to the all-gather by this rank, and what came out of it.
+          - rows_read, disk_bytes: rows of tables that are partly on disk, read there, ahead or when they were needed,
+            and bytes of these reads; rows_read_late: of the rows, those that were needed when they were read.
+          - rows_read_before: rows that were needed, were not in memory with their table, and had been read already:
+            by `tsps.lookahead`, or for the same step.
+          - disk_waited_s: seconds in which look-ups and steps of this rank waited for rows on disk.
           - dense_bytes_per_step: dense gradients that this optimizer hands to the all-reduce in a step.
         """
         return self._step.statistics()

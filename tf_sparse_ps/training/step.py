@@ -88,6 +88,10 @@ class Step:
             found = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
         for name in ("waited", "sending", "overlapped"):
             found[f"{name}_s"] = found.pop(f"{name}_ns") * 1e-9
+        disk = _ops.disk_counters()
+        found |= {"rows_read": float(disk.records), "rows_read_late": float(disk.late)}
+        found |= {"rows_read_before": float(disk.cached)}
+        found |= {"disk_bytes": float(disk.bytes), "disk_waited_s": float(disk.waited_ns) * 1e-9}
         dense_bytes = 0 if self._started is None else self._started.dense_bytes
         return {**found, "dense_bytes_per_step": float(dense_bytes)}
 

@@ -97,6 +97,9 @@ class Group {
   // The same, but false, after as many lost attempts.
   Result<bool> TryRead(const std::function<Status(const ReadView&)>& read, double timeout_s,
                        int attempts);
+  // Reads rows of keys that are on disk, so that who needs them next finds them in memory
+  // (tier/record_cache.h). Nothing for tables in memory.
+  Status Stage(int table, const int64_t* keys, size_t n);
   // Checks index, row numbers and free list of a table against each other: DataLoss, saying what is
   // damaged. Beside any writer.
   Status Verify(int table);

@@ -31,6 +31,7 @@ struct TableStats {
   uint64_t segments = 0;
   uint64_t bytes = 0;  // all files of the table in memory, reserved storage included
   uint64_t bytes_on_disk = 0;
+  uint64_t rows_to_stage = 0;  // how many rows can be read ahead of their need
   OptimizerConfig optimizer;
   std::vector<MetadataPlane> metadata;
 };

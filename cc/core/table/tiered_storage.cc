@@ -39,6 +39,8 @@ constexpr uint64_t kRowBytes = 56;
 constexpr uint64_t kIndexBytes = 12;  // of a row that is, or was, on disk
 // What reads and writes take: buffers of 32 threads that read, of an append and of compaction.
 constexpr uint64_t kBufferBytes = 12u << 20;
+// Of the rest an eighth is for records that were read: those of a step, and what is staged.
+constexpr uint64_t kCacheShare = 8;
 constexpr uint64_t kLeastRows = 64;
 constexpr uint64_t kMostFileBytes = 64u << 20;
 constexpr uint64_t kLeastFileBytes = 1u << 20;
@@ -102,7 +104,9 @@ Status WriteOwner(const std::string& folder, const std::string& uuid, const std:
 
 MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows) {
   MemoryPlan plan;
-  const uint64_t left = memory - std::min(memory, kBufferBytes);
+  const uint64_t beside = memory - std::min(memory, kBufferBytes);
+  plan.cache_bytes = beside / kCacheShare;
+  const uint64_t left = beside - plan.cache_bytes;
   const uint64_t each = row_bytes + kRowBytes;
   // A row keeps its place in the index on disk's account while it is in memory, too: all rows may
   // be on disk (GroupWriter::BindOptimizer).
@@ -115,8 +119,9 @@ MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows) {
 
 uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows) {
   const uint64_t each = row_bytes + kRowBytes;
-  if (most_rows == 0) return kBufferBytes + (rows * each + 2) / 3 * 4 + 16;
-  return kBufferBytes + most_rows * kIndexBytes + rows * each;
+  const uint64_t left =
+      most_rows == 0 ? (rows * each + 2) / 3 * 4 + 16 : most_rows * kIndexBytes + rows * each;
+  return kBufferBytes + left / (kCacheShare - 1) * kCacheShare + kCacheShare * kCacheShare;
 }
 
 Status ValidateStorage(const TableConfig& config) {
@@ -231,6 +236,14 @@ RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list) {
   return RecordLayout(config.uuid, payload, std::max<size_t>(bytes, 16 * (payload + 64)));
 }
 
+namespace {
+
+size_t CacheBytes(const TableConfig& config) {
+  return PlanMemory(config.storage.memory, 0, 0).cache_bytes;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
                                                    const TableConfig& config, const PlaneList& list,
                                                    uint64_t seed) {
@@ -242,7 +255,8 @@ Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
   RemoveFolder(disk);
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared));
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk));
-  return RecordStore::Create(shared, disk, LayoutOf(config, list), seed, *threads);
+  return RecordStore::Create(shared, disk, LayoutOf(config, list), seed, CacheBytes(config),
+                             *threads);
 }
 
 Result<std::unique_ptr<RecordStore>> OpenRecords(const std::string& table,
@@ -251,7 +265,7 @@ Result<std::unique_ptr<RecordStore>> OpenRecords(const std::string& table,
   TSPS_ASSIGN_OR_RETURN(IoThreads* const threads, IoThreads::OfProcess());
   const std::string generation = std::to_string(list.generation);
   return RecordStore::Open(SharedPath(table, generation), config.storage.folder + "/" + generation,
-                           LayoutOf(config, list), seed, *threads);
+                           LayoutOf(config, list), seed, CacheBytes(config), *threads);
 }
 
 void RemoveOtherRecords(const std::string& table, const TieredStorage& storage,

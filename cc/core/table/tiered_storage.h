@@ -23,6 +23,7 @@ namespace tsps {
 struct MemoryPlan {
   uint64_t rows = 0;         // that it has room for
   uint64_t rows_in_all = 0;  // whose places on disk it has room for
+  uint64_t cache_bytes = 0;  // for records that were read, or are staged
 };
 // Of rows of `row_bytes` in all planes. `most_rows`: what the table can have; 0: any number. Then a
 // quarter is kept for the places of rows on disk.

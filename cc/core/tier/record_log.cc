@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/base/limits.h"
 #include "core/os/mapped_file.h"
@@ -36,6 +37,11 @@ bool ParseName(const std::string& name, uint32_t* number) {
 }
 
 }  // namespace
+
+ReadTotals& ReadTotals::OfProcess() {
+  static ReadTotals* const totals = new ReadTotals();
+  return *totals;
+}
 
 Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, RecordLayout layout,
                                                    IoThreads& threads) {
@@ -162,13 +168,35 @@ Result<std::shared_ptr<RecordFile>> RecordLog::FileOf(uint32_t number) {
   return file;
 }
 
+void RecordLog::VisitCached(std::vector<uint32_t>* places, std::vector<uint32_t>* order,
+                            const Visit& visit) const {
+  if (cache_ == nullptr) return;
+  std::vector<char> record(layout_.record_bytes);
+  size_t kept = 0;
+  for (size_t i = 0; i < places->size(); ++i) {
+    if (cache_->Find((*places)[i], record.data())) {
+      visit((*order)[i], RecordLayout::KeyOf(record.data()),
+            RecordLayout::PayloadOf(static_cast<const char*>(record.data())));
+      continue;
+    }
+    (*places)[kept] = (*places)[i];
+    (*order)[kept++] = (*order)[i];
+  }
+  places->resize(kept);
+  order->resize(kept);
+}
+
 Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit) {
+  const uint64_t began = NowNs();
   std::vector<uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);
   std::sort(order.begin(), order.end(),
             [places](uint32_t a, uint32_t b) { return places[a] < places[b]; });
   std::vector<uint32_t> sorted(n);
   for (size_t i = 0; i < n; ++i) sorted[i] = places[order[i]];
+  VisitCached(&sorted, &order, visit);
+  const size_t cached = n - sorted.size();
+  n = sorted.size();
 
   const size_t most = std::max(kMaxReadBytes, layout_.record_bytes + 2 * kPageBytes);
   const ReadCosts costs =
@@ -192,14 +220,24 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
           if (!layout_.Sealed(sorted[i], record)) {
             return Damaged(file.path(), "the checksum of record ", slot);
           }
+          if (cache_ != nullptr) cache_->Put(sorted[i], record);
           visit(order[i], RecordLayout::KeyOf(record), RecordLayout::PayloadOf(record));
         }
         return {};
       });
+  ReadTotals& totals = ReadTotals::OfProcess();
+  totals.records.fetch_add(n, std::memory_order_relaxed);
+  totals.bytes.fetch_add(bytes, std::memory_order_relaxed);
+  if (urgent) {
+    totals.late.fetch_add(n, std::memory_order_relaxed);
+    totals.cached.fetch_add(cached, std::memory_order_relaxed);
+    totals.waited_ns.fetch_add(NowNs() - began, std::memory_order_relaxed);
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   counters_.reads += reads.size();
   counters_.bytes_read += bytes;
   counters_.records_read += n;
+  counters_.records_cached += cached;
   return status;
 }
 

@@ -8,6 +8,7 @@
 #ifndef TFSPS_CORE_TIER_RECORD_LOG_H_
 #define TFSPS_CORE_TIER_RECORD_LOG_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,15 +21,32 @@
 #include "core/base/status.h"
 #include "core/tier/io_threads.h"
 #include "core/tier/page_buffer.h"
+#include "core/tier/record_cache.h"
 #include "core/tier/record_file.h"
 
 namespace tsps {
+
+// Of all logs of this process, since it began.
+struct ReadTotals {
+  std::atomic<uint64_t> records{0};    // read from a disk
+  std::atomic<uint64_t> bytes{0};      // of these reads, what lies between the records included
+  std::atomic<uint64_t> late{0};       // of the records, those that somebody was waiting for
+  std::atomic<uint64_t> cached{0};     // records that were wanted and had been read before
+  std::atomic<uint64_t> waited_ns{0};  // for reads that somebody was waiting for
+
+  static ReadTotals& OfProcess();
+};
 
 class RecordLog {
  public:
   // `folder` is private to the user and may be empty. The threads must stay.
   static Result<std::unique_ptr<RecordLog>> Open(const std::string& folder, RecordLayout layout,
                                                  IoThreads& threads);
+
+  // Records that are read are kept there, and looked for. Before the first Read.
+  void UseCache(std::unique_ptr<RecordCache> cache) { cache_ = std::move(cache); }
+
+  size_t cached_records() const { return cache_ == nullptr ? 0 : cache_->records(); }
 
   const RecordLayout& layout() const { return layout_; }
   const std::string& folder() const { return folder_; }
@@ -61,6 +79,7 @@ class RecordLog {
   // Since it was opened.
   struct Counters {
     uint64_t reads = 0, bytes_read = 0, records_read = 0, bytes_written = 0, records_written = 0;
+    uint64_t records_cached = 0;  // that were wanted and found in the cache
   };
   Counters counters() const;
 
@@ -68,12 +87,16 @@ class RecordLog {
   RecordLog(std::string folder, RecordLayout layout, IoThreads& threads)
       : folder_(std::move(folder)), layout_(std::move(layout)), threads_(threads) {}
   Status BeginFile();
+  // Visits those of the ascending places that are cached; leaves the others.
+  void VisitCached(std::vector<uint32_t>* places, std::vector<uint32_t>* order,
+                   const Visit& visit) const;
   // Opened, and still under its name.
   Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number);
 
   const std::string folder_;
   const RecordLayout layout_;
   IoThreads& threads_;
+  std::unique_ptr<RecordCache> cache_;  // or null
 
   // --- Writer. ---
   std::shared_ptr<RecordFile> current_;

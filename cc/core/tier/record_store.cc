@@ -17,11 +17,13 @@ constexpr int kAttempts = 5;
 Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shared,
                                                          const std::string& disk,
                                                          RecordLayout layout, uint64_t seed,
-                                                         IoThreads& threads) {
+                                                         size_t cache_bytes, IoThreads& threads) {
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
   if (!log->Files().empty()) {
     return Error(Code::kAlreadyExists, disk, " has files of records already");
   }
+  TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Create(shared, log->layout(), cache_bytes));
+  log->UseCache(std::move(cache));
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Create(shared, seed));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
   store->shared_ = shared;
@@ -31,8 +33,11 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shar
 
 Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& shared,
                                                        const std::string& disk, RecordLayout layout,
-                                                       uint64_t seed, IoThreads& threads) {
+                                                       uint64_t seed, size_t cache_bytes,
+                                                       IoThreads& threads) {
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
+  TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Open(shared, log->layout(), cache_bytes));
+  log->UseCache(std::move(cache));
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Open(shared, seed));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
   store->shared_ = shared;
@@ -165,6 +170,11 @@ Status RecordStore::Read(const int64_t* keys, size_t n, bool urgent, uint32_t* p
     return Error(Code::kDataLoss, read.message(), "; the table has rows in it");
   }
   return {};
+}
+
+Status RecordStore::Stage(const int64_t* keys, size_t n) {
+  std::vector<uint32_t> places(n);
+  return Read(keys, n, /*urgent=*/false, places.data(), [](size_t, const char*) {});
 }
 
 // --- Moves. ---

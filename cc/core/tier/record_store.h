@@ -38,14 +38,16 @@ namespace tsps {
 class RecordStore {
  public:
   // `shared`: the table's folder in shared memory; `disk`: the log's. Both are there, and empty of
-  // its files.
+  // its files. `cache_bytes`: of memory, for records that were read (record_cache.h).
   static Result<std::unique_ptr<RecordStore>> Create(const std::string& shared,
                                                      const std::string& disk, RecordLayout layout,
-                                                     uint64_t seed, IoThreads& threads);
+                                                     uint64_t seed, size_t cache_bytes,
+                                                     IoThreads& threads);
   // To read. DataLoss, naming the file, for what is another table's or damaged.
   static Result<std::unique_ptr<RecordStore>> Open(const std::string& shared,
                                                    const std::string& disk, RecordLayout layout,
-                                                   uint64_t seed, IoThreads& threads);
+                                                   uint64_t seed, size_t cache_bytes,
+                                                   IoThreads& threads);
   // To write, too, alone. `committed`: the number of the last moves in the group's committed state.
   Status MakeWritable(uint32_t committed);
 
@@ -53,6 +55,8 @@ class RecordStore {
   // visit(i, payload) is called on many threads, for the keys that have one.
   using Visit = std::function<void(size_t i, const char* payload)>;
   Status Read(const int64_t* keys, size_t n, bool urgent, uint32_t* places, const Visit& visit);
+  // Reads records of keys into the cache, for whoever needs them next.
+  Status Stage(const int64_t* keys, size_t n);
   // How many rows a committed state has here. False: it is not the last one any more.
   bool RowsOf(uint32_t committed, uint64_t* rows) const;
 
@@ -83,6 +87,7 @@ class RecordStore {
   uint64_t log_bytes() const { return log_->bytes(); }
   uint64_t live_bytes() const;
   size_t index_bytes() const { return index_->bytes(); }
+  size_t cached_records() const { return log_->cached_records(); }  // at most
   RecordLog::Counters counters() const { return log_->counters(); }
   const std::string& disk() const { return log_->folder(); }
 

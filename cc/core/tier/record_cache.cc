@@ -1,0 +1,81 @@
+#include "core/tier/record_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/racy_copy.h"
+
+namespace tsps {
+namespace {
+
+std::string PathOf(const std::string& folder) { return folder + "/records.cache"; }
+
+}  // namespace
+
+size_t RecordCache::SetsFor(const RecordLayout& layout, size_t bytes) {
+  return bytes / (sizeof(Set) + kWays * layout.record_bytes);
+}
+
+size_t RecordCache::BytesOf(const RecordLayout& layout, size_t sets) {
+  return sets * (sizeof(Set) + kWays * layout.record_bytes);
+}
+
+Result<std::unique_ptr<RecordCache>> RecordCache::Create(const std::string& folder,
+                                                         const RecordLayout& layout, size_t bytes) {
+  const size_t sets = SetsFor(layout, bytes);
+  std::unique_ptr<MappedFile> file;
+  if (sets > 0) {
+    const size_t size = BytesOf(layout, sets);
+    TSPS_ASSIGN_OR_RETURN(file, MappedFile::Create(PathOf(folder), size, size));
+  }
+  return std::unique_ptr<RecordCache>(new RecordCache(std::move(file), layout, sets));
+}
+
+Result<std::unique_ptr<RecordCache>> RecordCache::Open(const std::string& folder,
+                                                       const RecordLayout& layout, size_t bytes) {
+  const size_t sets = SetsFor(layout, bytes);
+  std::unique_ptr<MappedFile> file;
+  if (sets > 0) {
+    const size_t size = BytesOf(layout, sets);
+    TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(PathOf(folder), size, size));
+  }
+  std::unique_ptr<RecordCache> cache(new RecordCache(std::move(file), layout, sets));
+  // Where the file system cannot be written to it is read, and nothing is put.
+  cache->writable_ = sets > 0 && cache->file_->MakeWritable().ok();
+  return cache;
+}
+
+RecordCache::Set& RecordCache::SetOf(uint32_t place) const {
+  // Places of one append follow each other: they spread over the sets by themselves.
+  return reinterpret_cast<Set*>(file_->data())[place % sets_];
+}
+
+char* RecordCache::Slot(const Set& set, size_t way) const {
+  const auto number = static_cast<size_t>(&set - reinterpret_cast<const Set*>(file_->data()));
+  return file_->data() + sets_ * sizeof(Set) + (number * kWays + way) * layout_.record_bytes;
+}
+
+bool RecordCache::Find(uint32_t place, char* record) const {
+  if (file_ == nullptr) return false;
+  const Set& set = SetOf(place);
+  for (size_t way = 0; way < kWays; ++way) {
+    if (__atomic_load_n(&set.places[way], __ATOMIC_ACQUIRE) != place + 1) continue;
+    RacyRead(record, Slot(set, way), layout_.record_bytes);
+    if (layout_.Sealed(place, record)) return true;
+  }
+  return false;
+}
+
+void RecordCache::Put(uint32_t place, const char* record) {
+  if (file_ == nullptr || !writable_) return;
+  Set& set = SetOf(place);
+  for (size_t way = 0; way < kWays; ++way) {
+    if (__atomic_load_n(&set.places[way], __ATOMIC_RELAXED) == place + 1) return;
+  }
+  const size_t way = __atomic_fetch_add(&set.next[0], 1u, __ATOMIC_RELAXED) % kWays;
+  __atomic_store_n(&set.places[way], 0u, __ATOMIC_RELEASE);
+  RacyRead(Slot(set, way), record, layout_.record_bytes);
+  __atomic_store_n(&set.places[way], place + 1, __ATOMIC_RELEASE);
+}
+
+}  // namespace tsps

@@ -1,0 +1,58 @@
+// RecordCache: copies of records of a log, by their places, in memory that all processes of a job
+// share. What one of them has read, ahead of its need or for a look-up, the others find: a step's
+// rows are read from the disk once.
+//
+// There are no locks. A record is sealed with its place: what two have written at once, or one
+// writes while another reads, is none. A record never changes while its place is in the index, so
+// nothing is ever taken out; what is old is overwritten.
+#ifndef TFSPS_CORE_TIER_RECORD_CACHE_H_
+#define TFSPS_CORE_TIER_RECORD_CACHE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/os/mapped_file.h"
+#include "core/tier/record_file.h"
+
+namespace tsps {
+
+class RecordCache {
+ public:
+  // In `folder`, of at most `bytes`; with less than a page it keeps nothing.
+  static Result<std::unique_ptr<RecordCache>> Create(const std::string& folder,
+                                                     const RecordLayout& layout, size_t bytes);
+  static Result<std::unique_ptr<RecordCache>> Open(const std::string& folder,
+                                                   const RecordLayout& layout, size_t bytes);
+
+  // How many records it has room for.
+  size_t records() const { return sets_ * kWays; }
+  // Copies a whole record. False: it is not there. Thread-safe, as is Put.
+  bool Find(uint32_t place, char* record) const;
+  void Put(uint32_t place, const char* record);
+
+ private:
+  static constexpr size_t kWays = 16;  // a place may be in any of those of one set
+  struct Set {
+    uint32_t places[kWays];  // and 1; 0: none
+    uint32_t next[kWays];    // the first one counts what was put; a cache line of its own
+  };
+
+  RecordCache(std::unique_ptr<MappedFile> file, const RecordLayout& layout, size_t sets)
+      : file_(std::move(file)), layout_(layout), sets_(sets) {}
+  static size_t SetsFor(const RecordLayout& layout, size_t bytes);
+  static size_t BytesOf(const RecordLayout& layout, size_t sets);
+  Set& SetOf(uint32_t place) const;
+  char* Slot(const Set& set, size_t way) const;
+
+  const std::unique_ptr<MappedFile> file_;  // null: there is no room for a set
+  const RecordLayout& layout_;
+  const size_t sets_;
+  bool writable_ = true;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TIER_RECORD_CACHE_H_

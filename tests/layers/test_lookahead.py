@@ -1,0 +1,170 @@
+"""`tsps.lookahead` changes when rows are read, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_support import functional, keras
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops
+from tf_sparse_ps.errors import UnsupportedError
+
+ROWS, DIM, BATCH, BATCHES = 3000, 4, 64, 24
+MEMORY = 12_800_000  # 12 MiB are buffers; room for some 1,300 rows
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> tsps.Tiered:
+    return tsps.Tiered(tmp_path / "disk", memory=MEMORY)
+
+
+def dataset(batches: int = BATCHES, seed: int = 0) -> tf.data.Dataset:
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, ROWS, (batches * BATCH, 3))
+    return tf.data.Dataset.from_tensor_slices((ids, random.normal(size=(len(ids), 1)).astype(np.float32))).batch(BATCH)
+
+
+class Subclassed(keras.Model):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.words, self.flat, self.out = layer, keras.layers.Flatten(), keras.layers.Dense(1)
+
+    def call(self, ids: Any) -> Any:
+        return self.out(self.flat(self.words(ids)))
+
+
+def sequential(layer: Any) -> Any:
+    return keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
+def built(storage: Any, make: Any = functional, **options: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    model = make(tsps.Embedding(ROWS, DIM, "ones", storage=storage))
+    model(tf.zeros([1, 3], tf.int64))
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse", **options)
+    return model
+
+
+def table_of(model: Any) -> Any:
+    return next(layer for layer in model.layers if isinstance(layer, tsps.Embedding)).bindings[0].reader()
+
+
+def content(model: Any) -> list[np.ndarray]:
+    keys = np.arange(ROWS)
+    _, rows, slots = table_of(model).entries(keys)
+    return [rows, *slots]
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    for x, y in zip(content(a), content(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_elements_are_those_of_the_dataset(disk: tsps.Tiered) -> None:
+    model = built(disk)
+    plain = dataset()
+    ahead = tsps.lookahead(plain, model, batches=4)
+    assert ahead.element_spec == plain.element_spec
+    assert ahead.cardinality() == plain.cardinality()
+    for ours, theirs in zip(ahead, plain, strict=True):
+        for x, y in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(x, y)
+    endless = tsps.lookahead(plain.repeat(), model, batches=4)
+    assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+@pytest.mark.parametrize(
+    ("batches", "make"), [(1, functional), (4, sequential), (32, Subclassed), ("auto", functional)]
+)
+def test_training_is_that_in_memory_bit_for_bit(disk: tsps.Tiered, batches: Any, make: Any) -> None:
+    memory, tiered = built("memory", make), built(disk, make)
+    for data in (dataset(), dataset(seed=1)):
+        memory.fit(data, epochs=2, verbose=0, validation_data=dataset(2))
+        ahead = tsps.lookahead(data, tiered, batches=batches)
+        tiered.fit(ahead, epochs=2, verbose=0, validation_data=dataset(2))
+    assert table_of(tiered).stats()["rows_on_disk"] > 0
+    assert_equal(memory, tiered)
+
+
+def test_rows_are_read_ahead(disk: tsps.Tiered) -> None:
+    model = built(disk)
+    model.fit(dataset(), verbose=0)  # rows that there is no room for go to the disk
+    before = _ops.disk_counters()
+    # Batches that nobody hurries for: what was read ahead is there when they come.
+    for ids, labels in tsps.lookahead(dataset(), model, batches=1):
+        time.sleep(0.05)
+        model.train_on_batch(ids, labels)
+    after = _ops.disk_counters()
+    late, hits = int(after.late - before.late), int(after.cached - before.cached)
+    assert int(after.passes - before.passes) == BATCHES
+    assert int(after.failed) == 0
+    # Hits are two for a row, in the forward pass and in the update. Some rows that were in memory when the pass was
+    # read leave before they are needed.
+    assert hits > 3 * late, (hits, late)
+    found = model.optimizer.statistics()
+    assert found["rows_read_before"] >= hits
+    assert found["disk_bytes"] > 0
+    assert found["disk_waited_s"] > 0
+
+
+def test_early_breaks_leave_nothing_behind(disk: tsps.Tiered) -> None:
+    memory, tiered = built("memory"), built(disk)
+    random = np.random.default_rng(0)
+    data = dataset()
+    ahead = tsps.lookahead(data, tiered, batches=4)
+    for _ in range(20):
+        stop = int(random.integers(0, 6))
+        for model, one in ((memory, data), (tiered, ahead)):
+            for index, (ids, labels) in enumerate(one):
+                if index == stop:
+                    break
+                model.train_on_batch(ids, labels)
+        time.sleep(random.uniform(0, 0.02))
+    assert_equal(memory, tiered)
+    iterators = [iter(ahead), iter(ahead)]  # two at once
+    plain = [iter(data), iter(data)]
+    for index in (0, 1, 1, 0, 1, 0, 0):
+        tiered.train_on_batch(*next(iterators[index]))
+        memory.train_on_batch(*next(plain[index]))
+    assert_equal(memory, tiered)
+
+
+def test_several_steps_at_once_and_eagerly(disk: tsps.Tiered) -> None:
+    for options in ({"steps_per_execution": 3}, {"run_eagerly": True}):
+        memory, tiered = built("memory", **options), built(disk, **options)
+        for model in (memory, tiered):
+            data = dataset().repeat() if model is memory else tsps.lookahead(dataset().repeat(), tiered, batches=4)
+            model.fit(data, steps_per_epoch=6, epochs=3, verbose=0)
+        assert_equal(memory, tiered)
+
+
+def test_what_cannot_be_is_refused(disk: tsps.Tiered) -> None:
+    with pytest.raises(UnsupportedError, match="has all its rows in memory"):
+        tsps.lookahead(dataset(), built("memory"), batches=4)
+    model = built(disk)
+    for wrong in (0, -1, 1.5, True, "all", None):
+        with pytest.raises(ValueError, match=r"`batches` must be a positive integer or \"auto\""):
+            tsps.lookahead(dataset(), model, batches=wrong)
+    with pytest.raises(ValueError, match=r"`dataset` must be a tf\.data\.Dataset"):
+        tsps.lookahead([1, 2], model, batches=4)
+    with pytest.raises(ValueError, match="it looks nothing up"):
+        tsps.lookahead(dataset(), sequential(keras.layers.Embedding(5, 2)), batches=4)
+    # A dataset for another model: an error where its elements cannot be, before anything is trained.
+    other = tf.data.Dataset.from_tensor_slices(np.zeros((8, 2, 5), np.float32)).batch(4)
+    with pytest.raises(Exception, match=r"integer|shape|cannot be run"):
+        for _ in tsps.lookahead(other, model, batches=4):
+            pass
+
+
+def test_shuffled_after_it_the_numbers_are_the_same(disk: tsps.Tiered) -> None:
+    memory, tiered = built("memory"), built(disk)
+    memory.fit(dataset().shuffle(8, seed=3, reshuffle_each_iteration=False), verbose=0)
+    ahead = tsps.lookahead(dataset(), tiered, batches=4)
+    tiered.fit(ahead.shuffle(8, seed=3, reshuffle_each_iteration=False), verbose=0)
+    assert_equal(memory, tiered)

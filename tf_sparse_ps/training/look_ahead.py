@@ -1,0 +1,89 @@
+"""`lookahead`: what the next batches need is known, and fetched, ahead of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.layers.table_keys import KeysOf, table_keys
+from tf_sparse_ps.layers.table_layer import TableLayer
+
+MAX_BATCHES = 128
+MAX_QUEUED_BYTES = 256 * 2**20
+_datasets = itertools.count()
+
+
+def lookahead(
+    dataset: tf.data.Dataset, model: Any, *, batches: int | Literal["auto"] = "auto", keys_of: KeysOf | None = None
+) -> tf.data.Dataset:
+    """Reads the rows that the next batches need from disk to memory, while the batches before them train.
+
+    The last stage of a dataset: after `batch`, and after `shuffle`, `cache` and `prefetch`, if there are any. Of tables
+    that are partly on disk (`tsps.Tiered`); others need nothing. The numbers never change: a row that is not there in
+    time is read when it is needed.
+
+    Args:
+      dataset: Yields batches as `model.fit` takes them.
+      model: A Keras model whose table layers are built: functional, Sequential or subclassed.
+      batches: Length of a pass: so many batches' rows are read together, while as many train. Longer passes read more
+        rows with one access to the disk, and take more room for what is read. "auto": as many as there is room for,
+        at most 128 and 256 MiB of elements; takes an element of the dataset.
+      keys_of: See `tf_sparse_ps.layers.table_keys.table_keys`.
+
+    Returns:
+      A dataset of the same elements in the same order, with the same `element_spec` and cardinality.
+
+    Raises:
+      ValueError: `batches` is no positive integer; the model has no built table layer; its keys cannot be known ahead.
+      UnsupportedError: No table of the model is partly on disk.
+
+    Example:
+      dataset = tf.data.Dataset.from_tensor_slices((ids, labels)).shuffle(10_000).batch(4096)
+      model.fit(tsps.lookahead(dataset, model, batches=32))
+    """
+    if batches != "auto" and (not isinstance(batches, int) or isinstance(batches, bool) or batches < 1):
+        raise ValueError(f'`batches` must be a positive integer or "auto". Received: batches={batches!r}')
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(f"`dataset` must be a tf.data.Dataset. Received: {type(dataset).__name__}")
+    keys = table_keys(model, keys_of=keys_of)
+    every = [one for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings]
+    tiered = {os.path.basename(one.path): one for one in every if one.config.storage != "memory"}
+    if not tiered:
+        raise UnsupportedError(
+            f"model {model.name!r} has all its rows in memory: there is nothing to look ahead for. See tsps.Tiered"
+        )
+    n = _choose(dataset, keys, tiered) if batches == "auto" else batches
+    number = next(_datasets)
+
+    def announce(index: tf.Tensor, element: Any) -> Any:
+        found = keys(element)
+        announced = [
+            _ops.announce(binding.path_tensor, binding.uuid, found[name], number, index, n)
+            for name, binding in tiered.items()
+            if name in found
+        ]
+        with tf.control_dependencies(announced):
+            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+
+    ahead = dataset.enumerate().map(announce).prefetch(2 * n)
+    # TensorFlow 2.15 numbers an endless dataset as if it ended.
+    return ahead.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
+
+
+def _choose(dataset: tf.data.Dataset, keys: Any, tiered: dict[str, Any]) -> int:
+    """As many batches as there is room for twice."""
+    for element in dataset.take(1):
+        leaves = tf.nest.flatten(element, expand_composites=True)
+        size = sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in leaves if leaf.dtype != tf.string)
+        n = min(MAX_BATCHES, MAX_QUEUED_BYTES // (2 * max(size, 1)))
+        for name, found in keys(element).items():
+            if name in tiered:
+                n = min(n, tiered[name].reader().stats()["rows_to_stage"] // (2 * max(int(tf.size(found)), 1)))
+        return max(1, n)
+    return 1
