@@ -21,6 +21,10 @@ constexpr std::chrono::milliseconds kPatience{20};
 // Keys of one read: near records are read together, and what is planned for them takes memory.
 constexpr size_t kKeysAtOnce = size_t{1} << 18;
 
+bool IsLike(const Stager::Batch& a, const Stager::Batch& b) {
+  return a.dataset == b.dataset && a.table.table == b.table.table && a.table.owner == b.table.owner;
+}
+
 }  // namespace
 
 // Never destroyed: at exit its thread may be reading.
@@ -34,17 +38,19 @@ Stager::Counters Stager::counters() {
   return counters_;
 }
 
+void Stager::Drop(const Batch& like, size_t keep) {
+  auto same = static_cast<size_t>(
+      std::count_if(waiting_.begin(), waiting_.end(),
+                    [&](const Batch& one) { return IsLike(one, like); }));
+  const auto is_past = [&](const Batch& one) { return IsLike(one, like) && same-- > keep; };
+  const size_t before = waiting_.size();
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_past), waiting_.end());
+  counters_.dropped += before - waiting_.size();
+}
+
 void Stager::Announce(Batch batch) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (batch.index == 0) {
-    const auto is_old = [&](const Batch& one) {
-      return one.dataset == batch.dataset && one.table.table == batch.table.table &&
-             one.table.owner == batch.table.owner;
-    };
-    const size_t before = waiting_.size();
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_old), waiting_.end());
-    counters_.dropped += before - waiting_.size();
-  }
+  Drop(batch, batch.index == 0 ? 0 : static_cast<size_t>(2 * batch.pass) - 1);
   ++counters_.batches;
   waiting_.push_back(std::move(batch));
   if (!started_) {
@@ -57,11 +63,7 @@ void Stager::Announce(Batch batch) {
 std::vector<Stager::Batch> Stager::Next() {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return !waiting_.empty(); });
-  const auto same = [this](const Batch& one) {
-    const Batch& first = waiting_.front();
-    return one.dataset == first.dataset && one.table.table == first.table.table &&
-           one.table.owner == first.table.owner;
-  };
+  const auto same = [this](const Batch& one) { return IsLike(one, waiting_.front()); };
   while (true) {
     const auto there = std::count_if(waiting_.begin(), waiting_.end(), same);
     const size_t known = waiting_.size();
@@ -74,8 +76,7 @@ std::vector<Stager::Batch> Stager::Next() {
   for (Batch& one : waiting_) {
     const bool taken =
         batches.empty() ||
-        (static_cast<int64_t>(batches.size()) < one.pass && one.dataset == batches[0].dataset &&
-         one.table.table == batches[0].table.table && one.table.owner == batches[0].table.owner);
+        (static_cast<int64_t>(batches.size()) < one.pass && IsLike(one, batches[0]));
     if (taken) {
       batches.push_back(std::move(one));
     } else {

@@ -22,10 +22,11 @@ class Stager {
   struct Batch {
     int64_t dataset;  // which one
     int64_t index;  // in an iterator; 0 begins one, and what the one before it announced is dropped
-    int64_t pass;   // batches that are read together
+    int64_t pass;   // batches that are read together; two passes are announced ahead of training
     TableHandle table;
     std::vector<int64_t> keys;
   };
+  // Drops batches of the same dataset and table that must be past: two passes before it.
   void Announce(Batch batch);
 
   struct Counters {
@@ -35,6 +36,8 @@ class Stager {
 
  private:
   Stager() = default;
+  // Those that wait, of one dataset and table, but for the last `keep`. Under mutex_.
+  void Drop(const Batch& like, size_t keep);
   void Run();
   // The batches of the next pass, of one table; waits for them.
   std::vector<Batch> Next();
