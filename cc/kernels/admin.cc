@@ -226,11 +226,8 @@ Status Announce(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(batch.dataset, context.Scalar<int64_t>(3, "dataset"));
   TSPS_ASSIGN_OR_RETURN(batch.index, context.Scalar<int64_t>(4, "index"));
   TSPS_ASSIGN_OR_RETURN(batch.pass, context.Scalar<int64_t>(5, "batches"));
-  const int64_t* const data = keys.data<int64_t>();
-  batch.keys.assign(data, data + keys.size());
   batch.table = table;
-  Stager::Get().Announce(std::move(batch));
-  return Status();
+  return Stager::Get().Announce(batch, keys.data<int64_t>(), static_cast<size_t>(keys.size()));
 }
 
 // No inputs.

@@ -15,15 +15,14 @@
 namespace tsps {
 namespace {
 
-// How long a pass waits for its last batches, when no others come: at the end of a dataset, or
-// where it is slow.
-constexpr std::chrono::milliseconds kPatience{20};
-// Keys of one read: near records are read together, and what is planned for them takes memory.
-constexpr size_t kKeysAtOnce = size_t{1} << 18;
+// How often it looks whether training has come far enough for a pass to be read.
+constexpr std::chrono::milliseconds kPoll{10};
+// After so long without another batch a pass is read as it is: the dataset has ended, or is slow.
+constexpr uint64_t kPatienceNs = 200'000'000;
+constexpr size_t kMostStreams = 64;  // that are remembered without a batch that waits
 
-bool IsLike(const Stager::Batch& a, const Stager::Batch& b) {
-  return a.dataset == b.dataset && a.table.table == b.table.table && a.table.owner == b.table.owner;
-}
+// Within how many steps what is announced will have been used.
+uint64_t StepsAhead(const Stager::Batch& batch) { return 2 * static_cast<uint64_t>(batch.pass) + 2; }
 
 }  // namespace
 
@@ -38,76 +37,130 @@ Stager::Counters Stager::counters() {
   return counters_;
 }
 
-void Stager::Drop(const Batch& like, size_t keep) {
-  auto same = static_cast<size_t>(
-      std::count_if(waiting_.begin(), waiting_.end(),
-                    [&](const Batch& one) { return IsLike(one, like); }));
-  const auto is_past = [&](const Batch& one) { return IsLike(one, like) && same-- > keep; };
-  const size_t before = waiting_.size();
-  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_past), waiting_.end());
-  counters_.dropped += before - waiting_.size();
+Stager::Stream& Stager::StreamOf(const Batch& batch) {
+  for (Stream& one : streams_) {
+    if (one.dataset == batch.dataset && one.table == batch.table.table &&
+        one.group == batch.table.owner.get()) {
+      return one;
+    }
+  }
+  if (streams_.size() >= kMostStreams) {
+    streams_.remove_if([](const Stream& one) { return one.waiting.empty(); });
+  }
+  Stream& added = streams_.emplace_back();
+  added.dataset = batch.dataset;
+  added.group = batch.table.owner.get();
+  added.table = batch.table.table;
+  return added;
 }
 
-void Stager::Announce(Batch batch) {
+void Stager::DropFirst(Stream* stream) {
+  stream->waiting.pop_front();
+  ++counters_.dropped;
+}
+
+int64_t Stager::Advance(Stream* stream) {
+  const Batch& last = stream->waiting.back().batch;
+  // Training makes a step of each batch; evaluation makes none, but takes them off the queue.
+  const auto steps = static_cast<int64_t>(last.table.group().step() - stream->first_step);
+  const int64_t position = std::max(steps, last.index - 2 * last.pass - 1);
+  while (!stream->staged.empty() && stream->staged.front().last < position) {
+    stream->staged.pop_front();
+  }
+  while (stream->waiting.size() > 1 && stream->waiting.front().batch.index < position) {
+    DropFirst(stream);
+  }
+  return position;
+}
+
+Status Stager::Announce(const Batch& batch, const int64_t* ids, size_t n) {
+  std::vector<int32_t> inverse(n);
+  const std::vector<int64_t> keys = Dedupe({{ids, n, inverse.data()}});
+  TSPS_ASSIGN_OR_RETURN(Group::Announced announced,
+                        batch.table.group().Announce(batch.table.table, keys.data(), keys.size(),
+                                                     StepsAhead(batch)));
   const std::lock_guard<std::mutex> lock(mutex_);
-  Drop(batch, batch.index == 0 ? 0 : static_cast<size_t>(2 * batch.pass) - 1);
+  Stream& stream = StreamOf(batch);
+  if (batch.index == 0) {
+    while (!stream.waiting.empty()) DropFirst(&stream);
+    stream.staged.clear();
+    stream.first_step = announced.step;
+  }
   ++counters_.batches;
-  waiting_.push_back(std::move(batch));
+  stream.announced_ns = NowNs();
+  stream.room = announced.room;
+  stream.waiting.push_back({batch, std::move(announced.absent)});
+  Advance(&stream);
   if (!started_) {
     started_ = true;
     std::thread([this] { Run(); }).detach();
   }
   changed_.notify_one();
+  return Status();
 }
 
-std::vector<Stager::Batch> Stager::Next() {
+size_t Stager::Ready(Stream* stream, uint64_t now) {
+  if (stream->waiting.empty()) return 0;
+  const int64_t position = Advance(stream);
+  const Batch& first = stream->waiting.front().batch;
+  size_t n = 0, keys = 0, outstanding = 0;
+  bool full = false;
+  for (const Waiting& one : stream->waiting) {
+    full = static_cast<int64_t>(n) == first.pass ||
+           (n > 0 && keys + one.keys.size() > stream->room / 2);
+    if (full) break;
+    keys += one.keys.size();
+    ++n;
+  }
+  full |= static_cast<int64_t>(n) == first.pass;
+  for (const Pass& one : stream->staged) outstanding += one.keys;
+  const bool ended = now - stream->announced_ns > kPatienceNs;
+  if (first.index <= position + 1) return n;
+  if (outstanding + keys > stream->room && !ended) return 0;
+  return full || ended || first.index <= position + first.pass ? n : 0;
+}
+
+std::vector<Stager::Waiting> Stager::Next() {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return !waiting_.empty(); });
-  const auto same = [this](const Batch& one) { return IsLike(one, waiting_.front()); };
   while (true) {
-    const auto there = std::count_if(waiting_.begin(), waiting_.end(), same);
-    const size_t known = waiting_.size();
-    if (there >= waiting_.front().pass) break;
-    const bool more = changed_.wait_for(lock, kPatience, [&] { return waiting_.size() != known; });
-    if (!more || waiting_.empty()) break;
-  }
-  std::vector<Batch> batches;
-  std::deque<Batch> left;
-  for (Batch& one : waiting_) {
-    const bool taken =
-        batches.empty() ||
-        (static_cast<int64_t>(batches.size()) < one.pass && IsLike(one, batches[0]));
-    if (taken) {
-      batches.push_back(std::move(one));
-    } else {
-      left.push_back(std::move(one));
+    bool some = false;
+    for (auto stream = streams_.begin(); stream != streams_.end(); ++stream) {
+      Stream& one = *stream;
+      const size_t n = Ready(&one, NowNs());
+      some |= !one.waiting.empty();
+      if (n == 0) continue;
+      std::vector<Waiting> pass;
+      size_t keys = 0;
+      for (size_t i = 0; i < n; ++i) {
+        pass.push_back(std::move(one.waiting.front()));
+        keys += pass.back().keys.size();
+        one.waiting.pop_front();
+      }
+      one.staged.push_back({pass.back().batch.index, keys});
+      streams_.splice(streams_.end(), streams_, stream);  // others come before it
+      return pass;
     }
+    some ? void(changed_.wait_for(lock, kPoll)) : changed_.wait(lock);
   }
-  waiting_.swap(left);
-  return batches;
 }
 
-void Stager::Stage(const std::vector<Batch>& batches) {
+void Stager::Stage(std::vector<Waiting> pass) {
   const uint64_t began = NowNs();
-  std::vector<std::vector<int32_t>> inverses(batches.size());
-  std::vector<IdSpan> inputs;
-  for (size_t b = 0; b < batches.size(); ++b) {
-    inverses[b].resize(batches[b].keys.size());
-    inputs.push_back({batches[b].keys.data(), batches[b].keys.size(), inverses[b].data()});
+  const Batch& first = pass[0].batch;
+  std::vector<int64_t> keys;
+  for (Waiting& one : pass) {
+    keys.insert(keys.end(), one.keys.begin(), one.keys.end());
+    std::vector<int64_t>().swap(one.keys);
   }
-  const std::vector<int64_t> keys = Dedupe(inputs);
-  inverses.clear();
-  Group& group = batches[0].table.group();
-  bool failed = false;
-  for (size_t begin = 0; begin < keys.size() && !failed; begin += kKeysAtOnce) {
-    const size_t n = std::min(kKeysAtOnce, keys.size() - begin);
-    // Whoever needs the rows reads them then, and learns what is wrong.
-    failed = !group.Stage(batches[0].table.table, keys.data() + begin, n).ok();
-  }
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  // Whoever needs the rows reads them then, and learns what is wrong.
+  const Status staged =
+      first.table.group().Stage(first.table.table, keys.data(), keys.size(), StepsAhead(first));
   const std::lock_guard<std::mutex> lock(mutex_);
   ++counters_.passes;
   counters_.keys += keys.size();
-  counters_.failed += failed;
+  counters_.failed += !staged.ok();
   counters_.nanoseconds += NowNs() - began;
 }
 

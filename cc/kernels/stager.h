@@ -1,4 +1,7 @@
 // Stager: reads the rows that coming batches need from disks, on a thread of its own.
+//
+// A dataset announces its batches, up to two passes ahead of training. What they have on disk is
+// read a pass at a time: sorted by place, so that near rows take one access.
 #ifndef TFSPS_KERNELS_STAGER_H_
 #define TFSPS_KERNELS_STAGER_H_
 
@@ -6,9 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <mutex>
 #include <vector>
 
+#include "core/base/status.h"
 #include "kernels/group_registry.h"
 
 namespace tsps {
@@ -18,16 +23,14 @@ class Stager {
  public:
   static Stager& Get();
 
-  // A batch of a dataset will look these keys up.
   struct Batch {
     int64_t dataset;  // which one
     int64_t index;  // in an iterator; 0 begins one, and what the one before it announced is dropped
     int64_t pass;   // batches that are read together; two passes are announced ahead of training
     TableHandle table;
-    std::vector<int64_t> keys;
   };
-  // Drops batches of the same dataset and table that must be past: two passes before it.
-  void Announce(Batch batch);
+  // A batch of a dataset will look these ids up, any of them any number of times.
+  Status Announce(const Batch& batch, const int64_t* ids, size_t n);
 
   struct Counters {
     uint64_t batches = 0, passes = 0, keys = 0, dropped = 0, failed = 0, nanoseconds = 0;
@@ -35,17 +38,43 @@ class Stager {
   Counters counters();
 
  private:
+  struct Waiting {
+    Batch batch;
+    std::vector<int64_t> keys;  // that had no row in memory
+  };
+  struct Pass {
+    int64_t last;  // of its batches
+    size_t keys;
+  };
+  // What one dataset announces of one table.
+  struct Stream {
+    int64_t dataset = 0;
+    const OpenGroup* group = nullptr;  // to compare
+    int table = 0;
+    uint64_t first_step = 0;  // that was committed when the iterator began
+    uint64_t announced_ns = 0;
+    size_t room = 0;  // rows that may have been read and not been needed yet
+    std::deque<Waiting> waiting;
+    std::deque<Pass> staged;
+  };
+
   Stager() = default;
-  // Those that wait, of one dataset and table, but for the last `keep`. Under mutex_.
-  void Drop(const Batch& like, size_t keep);
+  // Under mutex_.
+  Stream& StreamOf(const Batch& batch);
+  void DropFirst(Stream* stream);
+  // Forgets what is past. Returns the batch that training has come to.
+  int64_t Advance(Stream* stream);
+  // How many batches are a pass that is to be read now; 0: none.
+  size_t Ready(Stream* stream, uint64_t now);
+
   void Run();
-  // The batches of the next pass, of one table; waits for them.
-  std::vector<Batch> Next();
-  void Stage(const std::vector<Batch>& batches);
+  // The next pass; waits for it.
+  std::vector<Waiting> Next();
+  void Stage(std::vector<Waiting> pass);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Batch> waiting_;
+  std::list<Stream> streams_;
   Counters counters_;
   bool started_ = false;
 };

@@ -90,6 +90,7 @@ py::dict PyGroup::Stats(int table) {
   result["bytes"] = stats.bytes;
   result["rows_on_disk"] = stats.rows_on_disk;
   result["bytes_on_disk"] = stats.bytes_on_disk;
+  result["live_bytes_on_disk"] = stats.live_bytes_on_disk;
   result["rows_to_stage"] = stats.rows_to_stage;
   result["optimizer"] = ToPython(stats.optimizer);
   return result;

@@ -36,13 +36,13 @@ class TwoTiers {
     TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared_));
     TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk_));
     TSPS_ASSIGN_OR_RETURN(
-        store_, RecordStore::Create(shared_, disk_, Layout(), kSeed, cache_bytes_, *threads_));
+        store_, RecordStore::Create(shared_, disk_, Layout(), kSeed, {cache_bytes_, 0}, *threads_));
     return {};
   }
   Status Open() {
     store_.reset();
     TSPS_ASSIGN_OR_RETURN(
-        store_, RecordStore::Open(shared_, disk_, Layout(), kSeed, cache_bytes_, *threads_));
+        store_, RecordStore::Open(shared_, disk_, Layout(), kSeed, {cache_bytes_, 0}, *threads_));
     return {};
   }
 

@@ -72,6 +72,8 @@ def lookahead(
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
     ahead = dataset.enumerate().map(announce).prefetch(2 * n)
+    if int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
+        return ahead
     # TensorFlow 2.15 numbers an endless dataset as if it ended.
     return ahead.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/table/planes.h"
+#include "core/tier/announced_rows.h"
 #include "core/tier/use_counts.h"
 
 namespace tsps {
@@ -24,18 +25,24 @@ class Evictions {
   // Rows that other keys have from now on.
   void Taken(const std::vector<uint32_t>& rows);
 
-  // n rows with a key, none of `kept`; fewer, if there are no more.
-  std::vector<uint32_t> Choose(size_t n, const PlaneList& planes,
-                               const std::vector<uint32_t>& kept);
+  // Who may go, in which step of the group.
+  struct Rows {
+    const PlaneList& planes;
+    const AnnouncedRows* announced;
+    uint64_t step;
+  };
+  // n rows with a key, none of `kept`; fewer, if there are no more. Of the announced ones none, as
+  // long as there are others.
+  std::vector<uint32_t> Choose(size_t n, Rows rows, const std::vector<uint32_t>& kept);
 
  private:
   struct Candidate {
     uint32_t row;
     float count;  // when it was chosen: one that is used more by now stays
   };
-  bool MayGo(uint32_t row, const PlaneList& planes) const;
-  void Refill(size_t n, const PlaneList& planes);
-  void Take(size_t n, const PlaneList& planes, std::vector<uint32_t>* rows);
+  bool MayGo(uint32_t row, const Rows& rows) const;
+  void Refill(size_t n, const Rows& rows);
+  void Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken);
 
   UseCounts counts_;
   std::vector<Candidate> candidates_;  // taken from the end

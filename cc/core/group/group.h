@@ -97,9 +97,17 @@ class Group {
   // The same, but false, after as many lost attempts.
   Result<bool> TryRead(const std::function<Status(const ReadView&)>& read, double timeout_s,
                        int attempts);
-  // Reads rows of keys that are on disk, so that who needs them next finds them in memory
-  // (tier/record_cache.h). Nothing for tables in memory.
-  Status Stage(int table, const int64_t* keys, size_t n);
+  // Says that keys of a tiered table are needed within so many steps: those of their rows that are
+  // in memory stay until then, if others can leave.
+  struct Announced {
+    std::vector<int64_t> absent;  // keys that have no row in memory
+    size_t room = 0;              // rows that Stage may read before they are needed
+    uint64_t step = 0;            // that is committed
+  };
+  Result<Announced> Announce(int table, const int64_t* keys, size_t n, uint64_t steps);
+  // The same, and reads rows that are on disk: who needs them next finds them in memory
+  // (tier/record_cache.h).
+  Status Stage(int table, const int64_t* keys, size_t n, uint64_t steps);
   // Checks index, row numbers and free list of a table against each other: DataLoss, saying what is
   // damaged. Beside any writer.
   Status Verify(int table);

@@ -160,6 +160,7 @@ class RowMutation {
   Status FetchRecords(RowPlan& plan);
   // Chooses rows that go, so that there is room for the rows that come next time. Moves out others,
   // in a mutation of their own, if there is none for those that come now.
+  Evictions::Rows RowsOf(const RowPlan& plan, const PlaneList& list) const;
   Status MakeRoom(RowPlan& plan);
   Status GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept);
   // The last thing that can fail.

@@ -61,6 +61,10 @@ Status RowMutation::FetchRecords(RowPlan& plan) {
   return Status();
 }
 
+Evictions::Rows RowMutation::RowsOf(const RowPlan& plan, const PlaneList& list) const {
+  return {list, &plan.moves.store->announced(), writer_.state.step};
+}
+
 Status RowMutation::MakeRoom(RowPlan& plan) {
   RowMoves& moves = plan.moves;
   if (moves.store == nullptr || !moves.going.empty()) return Status();
@@ -95,7 +99,7 @@ Status RowMutation::MakeRoom(RowPlan& plan) {
   const uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
   const uint64_t live = StateOf(plan).live + coming - plan.erased.size();
   if (coming == 0 || live + next <= room.rows) return Status();
-  for (const uint32_t row : evictions.Choose(live + next - room.rows, *list, kept)) {
+  for (const uint32_t row : evictions.Choose(live + next - room.rows, RowsOf(plan, *list), kept)) {
     // A row that is erased leaves anyway.
     const auto& erased = plan.erased_rows;
     if (std::find(erased.begin(), erased.end(), row) == erased.end()) {
@@ -112,7 +116,7 @@ Status RowMutation::GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>
   stay.insert(stay.end(), plan.erased_rows.begin(), plan.erased_rows.end());
   std::vector<int64_t> keys;
   Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
-  for (const uint32_t row : evictions.Choose(n, *list, stay)) keys.push_back(list->keys()[row]);
+  for (const uint32_t row : evictions.Choose(n, RowsOf(plan, *list), stay)) keys.push_back(list->keys()[row]);
   TSPS_RETURN_IF_ERROR(MoveOut(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
   mutation_.Reset();
   return Status();

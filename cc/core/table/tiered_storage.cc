@@ -33,14 +33,14 @@ struct StorageFile {
 static_assert(sizeof(StorageFile) <= kPageBytes);
 
 // Of each row in memory, beside its planes: entries of the index (16 bytes, in segments that are
-// between two fifths and four fifths full), free row, count of uses, and what a step's undo log
-// has.
-constexpr uint64_t kRowBytes = 56;
+// between two fifths and four fifths full), free row, count of uses, the step for which it is
+// announced, and what a step's undo log has.
+constexpr uint64_t kRowBytes = 58;
 constexpr uint64_t kIndexBytes = 12;  // of a row that is, or was, on disk
 // What reads and writes take: buffers of 32 threads that read, of an append and of compaction.
 constexpr uint64_t kBufferBytes = 12u << 20;
-// Of the rest an eighth is for records that were read: those of a step, and what is staged.
-constexpr uint64_t kCacheShare = 8;
+// Of the rest a sixth is for records that were read: those of a step, and what is staged.
+constexpr uint64_t kCacheShare = 6;
 constexpr uint64_t kLeastRows = 64;
 constexpr uint64_t kMostFileBytes = 64u << 20;
 constexpr uint64_t kLeastFileBytes = 1u << 20;
@@ -238,8 +238,10 @@ RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list) {
 
 namespace {
 
-size_t CacheBytes(const TableConfig& config) {
-  return PlanMemory(config.storage.memory, 0, 0).cache_bytes;
+RecordStore::Memory MemoryOf(const TableConfig& config, const PlaneList& list) {
+  const MemoryPlan plan = PlanMemory(config.storage.memory, RowBytes(list, list.planes.size()),
+                                     MostRows(config));
+  return {plan.cache_bytes, plan.rows};
 }
 
 }  // namespace
@@ -255,7 +257,7 @@ Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
   RemoveFolder(disk);
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared));
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk));
-  return RecordStore::Create(shared, disk, LayoutOf(config, list), seed, CacheBytes(config),
+  return RecordStore::Create(shared, disk, LayoutOf(config, list), seed, MemoryOf(config, list),
                              *threads);
 }
 
@@ -265,7 +267,7 @@ Result<std::unique_ptr<RecordStore>> OpenRecords(const std::string& table,
   TSPS_ASSIGN_OR_RETURN(IoThreads* const threads, IoThreads::OfProcess());
   const std::string generation = std::to_string(list.generation);
   return RecordStore::Open(SharedPath(table, generation), config.storage.folder + "/" + generation,
-                           LayoutOf(config, list), seed, CacheBytes(config), *threads);
+                           LayoutOf(config, list), seed, MemoryOf(config, list), *threads);
 }
 
 void RemoveOtherRecords(const std::string& table, const TieredStorage& storage,

@@ -72,10 +72,25 @@ void RecordCache::Put(uint32_t place, const char* record) {
   for (size_t way = 0; way < kWays; ++way) {
     if (__atomic_load_n(&set.places[way], __ATOMIC_RELAXED) == place + 1) return;
   }
-  const size_t way = __atomic_fetch_add(&set.next[0], 1u, __ATOMIC_RELAXED) % kWays;
+  size_t way = __atomic_fetch_add(&set.next[0], 1u, __ATOMIC_RELAXED) % kWays;
+  for (size_t i = 0; i < kWays; ++i) {  // the first free one, if there is any
+    const size_t other = (way + i) % kWays;
+    if (__atomic_load_n(&set.places[other], __ATOMIC_RELAXED) != 0) continue;
+    way = other;
+    break;
+  }
   __atomic_store_n(&set.places[way], 0u, __ATOMIC_RELEASE);
   RacyRead(Slot(set, way), record, layout_.record_bytes);
   __atomic_store_n(&set.places[way], place + 1, __ATOMIC_RELEASE);
+}
+
+void RecordCache::Remove(uint32_t place) {
+  if (file_ == nullptr || !writable_) return;
+  Set& set = SetOf(place);
+  for (size_t way = 0; way < kWays; ++way) {
+    if (__atomic_load_n(&set.places[way], __ATOMIC_RELAXED) != place + 1) continue;
+    __atomic_store_n(&set.places[way], 0u, __ATOMIC_RELAXED);
+  }
 }
 
 }  // namespace tsps

@@ -3,8 +3,8 @@
 // rows are read from the disk once.
 //
 // There are no locks. A record is sealed with its place: what two have written at once, or one
-// writes while another reads, is none. A record never changes while its place is in the index, so
-// nothing is ever taken out; what is old is overwritten.
+// writes while another reads, is none. A record never changes while its place is in the index.
+// Those of rows that have come to memory make room first, then the oldest.
 #ifndef TFSPS_CORE_TIER_RECORD_CACHE_H_
 #define TFSPS_CORE_TIER_RECORD_CACHE_H_
 
@@ -32,6 +32,8 @@ class RecordCache {
   // Copies a whole record. False: it is not there. Thread-safe, as is Put.
   bool Find(uint32_t place, char* record) const;
   void Put(uint32_t place, const char* record);
+  // Nobody needs it any more.
+  void Remove(uint32_t place);
 
  private:
   static constexpr size_t kWays = 16;  // a place may be in any of those of one set

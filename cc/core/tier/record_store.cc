@@ -17,31 +17,33 @@ constexpr int kAttempts = 5;
 Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shared,
                                                          const std::string& disk,
                                                          RecordLayout layout, uint64_t seed,
-                                                         size_t cache_bytes, IoThreads& threads) {
+                                                         const Memory& memory, IoThreads& threads) {
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
   if (!log->Files().empty()) {
     return Error(Code::kAlreadyExists, disk, " has files of records already");
   }
-  TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Create(shared, log->layout(), cache_bytes));
+  TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Create(shared, log->layout(), memory.cache_bytes));
   log->UseCache(std::move(cache));
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Create(shared, seed));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
   store->shared_ = shared;
   TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Create(shared));
+  TSPS_ASSIGN_OR_RETURN(store->announced_, AnnouncedRows::Create(shared, memory.rows));
   return store;
 }
 
 Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& shared,
                                                        const std::string& disk, RecordLayout layout,
-                                                       uint64_t seed, size_t cache_bytes,
+                                                       uint64_t seed, const Memory& memory,
                                                        IoThreads& threads) {
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
-  TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Open(shared, log->layout(), cache_bytes));
+  TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Open(shared, log->layout(), memory.cache_bytes));
   log->UseCache(std::move(cache));
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Open(shared, seed));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
   store->shared_ = shared;
   TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Open(shared));
+  TSPS_ASSIGN_OR_RETURN(store->announced_, AnnouncedRows::Open(shared, memory.rows));
   return store;
 }
 
@@ -101,8 +103,6 @@ bool RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
   *rows = state.rows;
   return true;
 }
-
-uint64_t RecordStore::live_bytes() const { return rows() * log_->layout().record_bytes; }
 
 // --- Reading. ---
 
@@ -173,8 +173,24 @@ Status RecordStore::Read(const int64_t* keys, size_t n, bool urgent, uint32_t* p
 }
 
 Status RecordStore::Stage(const int64_t* keys, size_t n) {
-  std::vector<uint32_t> places(n);
-  return Read(keys, n, /*urgent=*/false, places.data(), [](size_t, const char*) {});
+  constexpr size_t kAtOnce = size_t{1} << 16;  // what a read plans takes some 100 bytes each
+  std::vector<uint32_t> places, found;
+  places.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    // Whoever needs the row learns what is wrong.
+    if (!index_->Find(TagOf(keys[i], index_->seed()), &found)) continue;
+    places.insert(places.end(), found.begin(), found.end());
+  }
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  for (size_t begin = 0; begin < places.size(); begin += kAtOnce) {
+    const size_t m = std::min(kAtOnce, places.size() - begin);
+    const Status read = log_->Read(places.data() + begin, m, /*urgent=*/false,
+                                   [](size_t, int64_t, const char*) {});
+    // Compaction may have removed a file.
+    if (!read.ok() && read.code() != Code::kNotFound) return read;
+  }
+  return {};
 }
 
 // --- Moves. ---
@@ -256,6 +272,7 @@ void RecordStore::Finish(bool published, bool scans) {
   }
   for (const RecordMove& move : published ? entering_ : leaving_) {
     Drop(move.tag, move.place);
+    log_->Forget(move.place);
     TSPS_FAULT_POINT("record_store_dropped_one");
   }
   moves_->Clear();

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/tier/announced_rows.h"
 #include "core/tier/compaction.h"
 #include "core/tier/io_threads.h"
 #include "core/tier/record_index.h"
@@ -37,16 +38,20 @@ namespace tsps {
 
 class RecordStore {
  public:
+  struct Memory {
+    size_t cache_bytes = 0;  // for records that were read (record_cache.h)
+    size_t rows = 0;         // that the table has room for (announced_rows.h)
+  };
   // `shared`: the table's folder in shared memory; `disk`: the log's. Both are there, and empty of
-  // its files. `cache_bytes`: of memory, for records that were read (record_cache.h).
+  // its files.
   static Result<std::unique_ptr<RecordStore>> Create(const std::string& shared,
                                                      const std::string& disk, RecordLayout layout,
-                                                     uint64_t seed, size_t cache_bytes,
+                                                     uint64_t seed, const Memory& memory,
                                                      IoThreads& threads);
   // To read. DataLoss, naming the file, for what is another table's or damaged.
   static Result<std::unique_ptr<RecordStore>> Open(const std::string& shared,
                                                    const std::string& disk, RecordLayout layout,
-                                                   uint64_t seed, size_t cache_bytes,
+                                                   uint64_t seed, const Memory& memory,
                                                    IoThreads& threads);
   // To write, too, alone. `committed`: the number of the last moves in the group's committed state.
   Status MakeWritable(uint32_t committed);
@@ -55,8 +60,9 @@ class RecordStore {
   // visit(i, payload) is called on many threads, for the keys that have one.
   using Visit = std::function<void(size_t i, const char* payload)>;
   Status Read(const int64_t* keys, size_t n, bool urgent, uint32_t* places, const Visit& visit);
-  // Reads records of keys into the cache, for whoever needs them next.
+  // Reads records of keys into the cache, for whoever needs them next; perhaps some of other keys.
   Status Stage(const int64_t* keys, size_t n);
+  AnnouncedRows& announced() const { return *announced_; }
   // How many rows a committed state has here. False: it is not the last one any more.
   bool RowsOf(uint32_t committed, uint64_t* rows) const;
 
@@ -85,7 +91,8 @@ class RecordStore {
   uint64_t rows() const { return index_->live(); }
   // Of the log's files, and what live records need of them.
   uint64_t log_bytes() const { return log_->bytes(); }
-  uint64_t live_bytes() const;
+  uint64_t live_bytes() const { return rows() * record_bytes(); }
+  size_t record_bytes() const { return log_->layout().record_bytes; }
   size_t index_bytes() const { return index_->bytes(); }
   size_t cached_records() const { return log_->cached_records(); }  // at most
   RecordLog::Counters counters() const { return log_->counters(); }
@@ -119,6 +126,7 @@ class RecordStore {
   const std::unique_ptr<RecordLog> log_;
   const std::unique_ptr<RecordIndex> index_;
   std::unique_ptr<RecordMoves> moves_;
+  std::unique_ptr<AnnouncedRows> announced_;
 
   // --- Writer. ---
   uint32_t committed_ = 0;

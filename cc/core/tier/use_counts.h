@@ -9,7 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <cstring>
 #include <vector>
 
 namespace tsps {
@@ -30,14 +30,41 @@ class UseCounts {
   void Decay(float factor);
 
   // Appends to `rows` the n rows with the lowest counts, of those that may go: all of them, if they
-  // are fewer. Of rows whose counts differ by less than one in 128 any may be taken.
-  void Lowest(size_t n, const std::function<bool(uint32_t row)>& may_go,
-              std::vector<uint32_t>* rows) const;
+  // are fewer. Of rows whose counts differ by less than one in 128 any may be taken. Looks at all
+  // rows, twice.
+  template <typename MayGo>
+  void Lowest(size_t n, const MayGo& may_go, std::vector<uint32_t>* rows) const;
 
  private:
+  static constexpr size_t kClasses = size_t{1} << 16;
+  // Of counts, which are no less than 0: the leading half of their bits ascends with them.
+  static size_t ClassOf(float count) {
+    uint32_t bits;
+    std::memcpy(&bits, &count, sizeof(bits));
+    return bits >> 16;
+  }
+
   std::vector<float> counts_;
   float weight_ = 1.0f;  // of a use of now, in place of making all others less
 };
+
+template <typename MayGo>
+void UseCounts::Lowest(size_t n, const MayGo& may_go, std::vector<uint32_t>* rows) const {
+  if (n == 0) return;
+  std::vector<uint32_t> in_class(kClasses, 0);
+  for (uint32_t row = 0; row < counts_.size(); ++row) {
+    if (may_go(row)) ++in_class[ClassOf(counts_[row])];
+  }
+  // Whole classes from below, and a part of the next one.
+  size_t last = 0, left = n;
+  while (last < kClasses - 1 && in_class[last] <= left) left -= in_class[last++];
+  for (uint32_t row = 0; row < counts_.size(); ++row) {
+    const size_t its = ClassOf(counts_[row]);
+    if (its > last || (its == last && left == 0) || !may_go(row)) continue;
+    left -= its == last;
+    rows->push_back(row);
+  }
+}
 
 }  // namespace tsps
 

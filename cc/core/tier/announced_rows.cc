@@ -1,0 +1,50 @@
+#include "core/tier/announced_rows.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tsps {
+namespace {
+
+// Steps are kept modulo this, and 1: 0 is no step. One that has long been made may look as if it
+// was to come, in kMostSteps of so many.
+constexpr uint64_t kSteps = 65535;
+
+std::string PathOf(const std::string& folder) { return folder + "/records.announced"; }
+size_t BytesFor(size_t rows) { return std::max<size_t>(rows, 1) * sizeof(uint16_t); }
+
+}  // namespace
+
+Result<std::unique_ptr<AnnouncedRows>> AnnouncedRows::Create(const std::string& folder,
+                                                             size_t rows) {
+  const size_t bytes = BytesFor(rows);
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(PathOf(folder), bytes, bytes));
+  return std::unique_ptr<AnnouncedRows>(new AnnouncedRows(std::move(file), rows));
+}
+
+Result<std::unique_ptr<AnnouncedRows>> AnnouncedRows::Open(const std::string& folder, size_t rows) {
+  const size_t bytes = BytesFor(rows);
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(PathOf(folder), bytes, bytes));
+  std::unique_ptr<AnnouncedRows> announced(new AnnouncedRows(std::move(file), rows));
+  // Where the file system cannot be written to nothing is announced.
+  announced->writable_ = announced->file_->MakeWritable().ok();
+  return announced;
+}
+
+uint64_t AnnouncedRows::StepsLeft(uint32_t row, uint64_t step) const {
+  if (row >= rows_) return 0;
+  const uint16_t until = __atomic_load_n(Until(row), __ATOMIC_RELAXED);
+  if (until == 0) return 0;
+  const uint64_t left = (until - 1 + kSteps - step % kSteps) % kSteps;
+  return left > kMostSteps ? 0 : left;
+}
+
+void AnnouncedRows::Announce(uint32_t row, uint64_t step, uint64_t steps) {
+  if (row >= rows_ || !writable_) return;
+  steps = std::min(steps, kMostSteps);
+  if (StepsLeft(row, step) >= steps) return;
+  const auto until = static_cast<uint16_t>((step + steps) % kSteps + 1);
+  __atomic_store_n(Until(row), until, __ATOMIC_RELAXED);
+}
+
+}  // namespace tsps
