@@ -328,6 +328,59 @@ TEST_F(TieredTableTest, MoreRowsThanMemoryHasRoomForAreSetInParts) {
   ExpectEqual();
 }
 
+// Rows that have been used once, long ago, are the first to leave: not those that are announced.
+TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere) {
+  Bind(Adagrad());
+  const auto update = [&](int64_t begin, int64_t end) {
+    Commit commit;
+    for (int64_t key = begin; key < end; ++key) commit.updated.push_back(key);
+    commit.gradients.assign(commit.updated.size() * kDim, 1.0f);
+    return Apply(commit);
+  };
+  std::vector<int64_t> announced(200), others(200);
+  for (int64_t i = 0; i < 200; ++i) {
+    announced[static_cast<size_t>(i)] = i;
+    others[static_cast<size_t>(i)] = 200 + i;
+  }
+  const auto absent = [&](const std::vector<int64_t>& keys) {
+    const auto found = group_->Announce(tiered_, keys.data(), keys.size(), 0);
+    EXPECT_TRUE(found.ok()) << found.status().message();
+    return found->absent.size();
+  };
+  ASSERT_TSPS_OK(update(0, 400));
+  const auto first = group_->Announce(tiered_, announced.data(), announced.size(), 10);
+  ASSERT_TRUE(first.ok());
+  EXPECT_TRUE(first->absent.empty());
+  EXPECT_EQ(first->step, 1u);
+  EXPECT_GT(first->room, 0u);
+  for (int64_t step = 1; step < 10; ++step) ASSERT_TSPS_OK(update(400 * step, 400 * step + 400));
+  EXPECT_EQ(absent(announced), 0u);
+  EXPECT_EQ(absent(others), others.size());
+  for (int64_t step = 10; step < 20; ++step) ASSERT_TSPS_OK(update(400 * step, 400 * step + 400));
+  EXPECT_EQ(absent(announced), announced.size());  // they were not needed
+
+  // Of a group of another process: what it has read is there for all.
+  auto other = Group::Open(dir_ / "g");
+  ASSERT_TRUE(other.ok());
+  ASSERT_TSPS_OK((*other)->Stage(tiered_, announced.data(), announced.size(), 10));
+  const uint64_t late = ReadTotals::OfProcess().late;
+  const std::vector<float> rows = Lookup(*group_, tiered_, announced);
+  ASSERT_TSPS_OK(update(0, 200));
+  EXPECT_EQ(ReadTotals::OfProcess().late, late);
+  EXPECT_EQ(absent(announced), 0u);
+  Lookup(*group_, tiered_, others);
+  EXPECT_GT(ReadTotals::OfProcess().late, late);
+
+  // With all that memory has room for announced others come all the same.
+  std::vector<int64_t> all(kKeys);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  ASSERT_TSPS_OK((*other)->Stage(tiered_, all.data(), all.size(), 100));
+  ASSERT_TSPS_OK(update(0, 1000));
+  ASSERT_TSPS_OK((*other)->Stage(tiered_, all.data(), all.size(), 100));
+  ASSERT_TSPS_OK(update(1000, 2000));
+  ASSERT_TSPS_OK(group_->Verify(tiered_));
+}
+
 #ifdef TFSPS_FAULT_POINTS
 // The writer is killed at a point of a step, of an eviction, of a binding, of a removal. Afterwards
 // both tables are as of the same state.
