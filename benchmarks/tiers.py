@@ -103,7 +103,7 @@ class _Job:
         self, folder: Path, storage: str, sizes: _Sizes, threads: int, *, limit: int | None, empty: bool = False
     ) -> None:
         self._command = [sys.executable, "-m", "benchmarks.tier_job", "--storage", storage, "--rows", str(sizes.rows)]
-        memory = sizes.memory * (8 if empty else 1)
+        memory = sizes.memory * (2 if empty else 1)
         self._command += ["--folder", str(folder / "disk"), "--memory", str(memory), "--threads", str(threads)]
         self._command += ["--batch", str(sizes.batch), *(["--empty"] if empty else [])]
         self._storage, self._limit, self._watched = storage, limit, empty or limit is not None

@@ -199,7 +199,7 @@ TableStats ReadView::Stats(int table) const {
     Fail(records.status());
   } else if (*records != nullptr && (*records)->RowsOf(state.moves, &stats.rows_on_disk)) {
     stats.rows += stats.rows_on_disk;
-    stats.bytes += (*records)->index_bytes();
+    stats.bytes += (*records)->memory_bytes();
     stats.bytes_on_disk = (*records)->log_bytes();
     stats.live_bytes_on_disk = stats.rows_on_disk * (*records)->record_bytes();
     stats.rows_to_stage = (*records)->cached_records();

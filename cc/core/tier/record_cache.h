@@ -29,6 +29,7 @@ class RecordCache {
 
   // How many records it has room for.
   size_t records() const { return sets_ * kWays; }
+  size_t bytes() const { return file_ == nullptr ? 0 : BytesOf(layout_, sets_); }
   // Copies a whole record. False: it is not there. Thread-safe, as is Put.
   bool Find(uint32_t place, char* record) const;
   void Put(uint32_t place, const char* record);

@@ -50,6 +50,7 @@ class RecordLog {
   void Forget(uint32_t place) {
     if (cache_ != nullptr) cache_->Remove(place);
   }
+  size_t cache_bytes() const { return cache_ == nullptr ? 0 : cache_->bytes(); }
   size_t cached_records() const { return cache_ == nullptr ? 0 : cache_->records(); }
 
   const RecordLayout& layout() const { return layout_; }

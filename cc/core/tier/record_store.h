@@ -94,6 +94,10 @@ class RecordStore {
   uint64_t live_bytes() const { return rows() * record_bytes(); }
   size_t record_bytes() const { return log_->layout().record_bytes; }
   size_t index_bytes() const { return index_->bytes(); }
+  // Of memory that all processes share.
+  size_t memory_bytes() const {
+    return index_->bytes() + log_->cache_bytes() + announced_->bytes();
+  }
   size_t cached_records() const { return log_->cached_records(); }  // at most
   RecordLog::Counters counters() const { return log_->counters(); }
   const std::string& disk() const { return log_->folder(); }
