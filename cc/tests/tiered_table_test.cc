@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -342,6 +344,10 @@ TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere
     announced[static_cast<size_t>(i)] = i;
     others[static_cast<size_t>(i)] = 200 + i;
   }
+  const auto step_of = [&](int64_t step) {
+    const int64_t begin = 400 + 400 * (step % 6);
+    ASSERT_TSPS_OK(update(begin, begin + 400));
+  };
   const auto absent = [&](const std::vector<int64_t>& keys) {
     const auto found = group_->Announce(tiered_, keys.data(), keys.size(), 0);
     EXPECT_TRUE(found.ok()) << found.status().message();
@@ -353,10 +359,10 @@ TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere
   EXPECT_TRUE(first->absent.empty());
   EXPECT_EQ(first->step, 1u);
   EXPECT_GT(first->room, 0u);
-  for (int64_t step = 1; step < 10; ++step) ASSERT_TSPS_OK(update(400 * step, 400 * step + 400));
+  for (int64_t step = 1; step < 10; ++step) step_of(step);
   EXPECT_EQ(absent(announced), 0u);
   EXPECT_EQ(absent(others), others.size());
-  for (int64_t step = 10; step < 20; ++step) ASSERT_TSPS_OK(update(400 * step, 400 * step + 400));
+  for (int64_t step = 10; step < 20; ++step) step_of(step);
   EXPECT_EQ(absent(announced), announced.size());  // they were not needed
 
   // Of a group of another process: what it has read is there for all.
@@ -382,6 +388,98 @@ TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere
 }
 
 #ifdef TFSPS_FAULT_POINTS
+// A disk that is full or broken, at any access of a step, an assign or a binding: an error that
+// names the file, nothing has changed, and when the disk is well again it goes on.
+class FailingDiskTest : public TieredTableTest {
+ protected:
+  ~FailingDiskTest() override { FailAt("", 0, 0); }
+
+  // Both tables are changed in one mutation, or by one call each.
+  Status Change(int n) {
+    std::mt19937_64 random(static_cast<uint64_t>(n));
+    if (n % 5 == 4) {
+      const Commit commit = Commit::Draw(random, kKeys, 700, 0);
+      // The tiered one first: if that fails the other is not tried.
+      for (const int table : {tiered_, plain_}) {
+        TSPS_RETURN_IF_ERROR(writer_->Assign(table, commit.updated.data(), commit.gradients.data(),
+                                             nullptr, commit.updated.size(), executor_));
+      }
+      return Status();
+    }
+    if (n % 17 == 16) {
+      const OptimizerConfig next = n_hyper_ == 1 ? Adagrad() : Sgd();
+      for (const int table : {tiered_, plain_}) {
+        TSPS_RETURN_IF_ERROR(writer_->BindOptimizer(table, next, true));
+      }
+      n_hyper_ = static_cast<size_t>(HyperCount(next.kind));
+      return Status();
+    }
+    return Apply(Commit::Draw(random, kKeys, 300, 30));
+  }
+};
+
+TEST_F(FailingDiskTest, NothingIsLostAndItGoesOn) {
+  Bind(Adagrad());
+  int n = 0;
+  for (; n < 12; ++n) ASSERT_TSPS_OK(Change(n));
+  for (const char* point : {"tier_create", "tier_name", "tier_write", "tier_read"}) {
+    size_t failures = 0;
+    for (int round = 0; round < 20; ++round, ++n) {
+      const int error = round % 2 == 0 && point != std::string("tier_read") ? ENOSPC : EIO;
+      // Files are made now and then, and by every binding.
+      const bool makes = strcmp(point, "tier_create") == 0 || strcmp(point, "tier_name") == 0;
+      if (makes) n += 16 - n % 17;
+      FailAt(point, makes ? 1 : 1 + round % 7, error);
+      const uint64_t step = group_->step();
+      const Status status = Change(n);
+      FailAt("", 0, 0);
+      if (!status.ok()) {
+        ++failures;
+        EXPECT_NE(status.message().find(dir_ / "disk"), std::string::npos) << status.message();
+        EXPECT_NE(status.message().find(strerror(error)), std::string::npos) << status.message();
+        EXPECT_EQ(group_->step(), step);
+        if (n % 5 != 4) ExpectEqual();  // an assign is made in parts
+        ASSERT_FALSE(HasFatalFailure()) << point << " " << round;
+        if (round % 3 == 0) Reopen();
+        ASSERT_TSPS_OK(Change(n));
+      }
+      ExpectEqual();
+      ASSERT_FALSE(HasFatalFailure()) << point << " " << round;
+    }
+    EXPECT_GT(failures, 3u) << point;
+  }
+}
+
+TEST_F(FailingDiskTest, ReadersSayWhichFileCannotBeRead) {
+  Bind(Adagrad());
+  for (int n = 0; n < 12; ++n) ASSERT_TSPS_OK(Change(n));
+  std::vector<int64_t> keys(kKeys);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  const auto read = [&] {
+    const auto config = group_->Config(tiered_);
+    RowGather gather(*config, tiered_, keys.data(), keys.size());
+    std::vector<float> rows(keys.size() * kDim);
+    return group_->Read([&](const ReadView& view) {
+      gather.Find(view, executor_);
+      gather.CopyAll(rows.data(), executor_);
+      return gather.status();
+    });
+  };
+  FailAt("tier_read", 1, EIO);
+  const Status lookup = read();
+  EXPECT_NE(lookup.message().find("cannot read " + (dir_ / "disk")), std::string::npos)
+      << lookup.message();
+  EXPECT_FALSE(group_->Verify(tiered_).ok());
+  const auto scan = Scan::Begin(*group_, {tiered_});
+  ASSERT_TRUE(scan.ok());
+  Status scanned;
+  Dump(**scan, tiered_, &scanned);
+  EXPECT_FALSE(scanned.ok());
+  FailAt("", 0, 0);
+  ASSERT_TSPS_OK(read());
+  ExpectEqual();
+}
+
 // The writer is killed at a point of a step, of an eviction, of a binding, of a removal. Afterwards
 // both tables are as of the same state.
 class KilledTieredTableTest : public TieredTableTest {

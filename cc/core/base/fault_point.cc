@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -47,7 +48,37 @@ const Plan& ThePlan() {
   return *plan.load();
 }
 
+struct Failure {
+  std::mutex mutex;
+  std::string name;
+  long n = 0, passages = 0;
+  int error = 0;
+};
+
+Failure& TheFailure() {
+  static Failure* const failure = new Failure();
+  return *failure;
+}
+
 }  // namespace
+
+void FailAt(const char* name, long n, int error) {
+  Failure& failure = TheFailure();
+  const std::lock_guard<std::mutex> lock(failure.mutex);
+  failure.name = name;
+  failure.n = n;
+  failure.passages = 0;
+  failure.error = error;
+}
+
+bool Fails(const char* name) {
+  PassFaultPoint(name);
+  Failure& failure = TheFailure();
+  const std::lock_guard<std::mutex> lock(failure.mutex);
+  if (failure.name != name || ++failure.passages < failure.n) return false;
+  errno = failure.error;
+  return true;
+}
 
 void PassFaultPoint(const char* name) {
   const Plan& plan = ThePlan();

@@ -268,6 +268,7 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   TSPS_FAULT_POINT("bind.published");
   // The table is bound. What follows gives the old slots' memory back, if it can.
   const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
+  files.Planes(committed);
   static_cast<void>(files.RemoveOtherPlanes(committed));
   if (tiered) {
     impl_->memory[static_cast<size_t>(place)] = TableMemory();

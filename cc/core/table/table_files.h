@@ -120,6 +120,7 @@ class TableFiles {
   Status MakePlanes(PlaneList list, uint32_t generation, uint64_t rows);
   // Under planes_mutex_.
   Status MapPlane(Plane* plane);
+  void ForgetPlanes(uint32_t generation);
   const PlaneList* Keep(PlaneList list);
   // Row numbers that it may need: a commit adds rows before it takes others away.
   size_t RoomRows() const;

@@ -41,7 +41,9 @@ const PlaneList* TableFiles::Planes(const TableState& state) {
   const PlaneList* const latest = latest_.load(std::memory_order_acquire);
   if (latest != nullptr && latest->generation == state.planes) return latest;
   const auto list = BoundPlanes(state);
-  return list.ok() ? *list : nullptr;
+  if (!list.ok()) return nullptr;
+  latest_.store(*list, std::memory_order_release);
+  return *list;
 }
 
 Result<const PlaneList*> TableFiles::BoundPlanes(const TableState& state) {
@@ -86,7 +88,9 @@ const PlaneList* TableFiles::Keep(PlaneList list) {
     row_bytes_ = kept->embedding().row_bytes;
     embedding_ = kept->embedding().file->data();
   }
-  latest_.store(kept, std::memory_order_release);
+  // Others become the latest when a state has them: a binding may fail.
+  const PlaneList* none = nullptr;
+  latest_.compare_exchange_strong(none, kept, std::memory_order_acq_rel);
   return kept;
 }
 
@@ -113,13 +117,30 @@ Status TableFiles::MakePlanes(PlaneList list, uint32_t generation, uint64_t rows
   return Status();
 }
 
+// Of a binding that was killed, or failed: by another process, or by this one.
+void TableFiles::ForgetPlanes(uint32_t generation) {
+  for (const std::string& name : EntriesOf(folder_)) {
+    if (IsOfGeneration(name, generation)) unlink((folder_ + "/" + name).c_str());
+  }
+  const std::lock_guard<std::mutex> lock(planes_mutex_);
+  const auto is_its = [generation](const auto& list) { return list->generation == generation; };
+  const auto first = std::find_if(lists_.begin(), lists_.end(), is_its);
+  if (first == lists_.end()) return;
+  for (const Plane& plane : (*first)->planes) {
+    if (plane.generation != generation) continue;
+    plane_files_.erase(
+        std::find_if(plane_files_.begin(), plane_files_.end(),
+                     [&](const auto& file) { return file.get() == plane.file; }));
+  }
+  lists_.erase(first);
+  records_.erase(generation);
+}
+
 Status TableFiles::CreatePlanes(const TableState& state, const OptimizerConfig& optimizer) {
   TSPS_RETURN_IF_ERROR(CheckInPlace());
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, BoundPlanes(state));
   const uint32_t generation = state.planes + 1;
-  for (const std::string& name : EntriesOf(folder_)) {  // of a binding that was killed, or failed
-    if (IsOfGeneration(name, generation)) unlink((folder_ + "/" + name).c_str());
-  }
+  ForgetPlanes(generation);
   TableConfig config = *config_;  // the planes say what metadata there is
   config.metadata.clear();
   // A tiered table has no rows in memory now, and will have as many as the new planes leave room

@@ -141,7 +141,8 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder
   const std::string path = PathOf(folder, number);
   // It has its name when it has its header. A killed writer's is overwritten.
   const std::string unnamed = folder + "/.records";
-  const int fd = OpenPastCache(unnamed, O_RDWR | O_CREAT | O_TRUNC);
+  const int fd =
+      TSPS_FAULT_FAILS("tier_create") ? -1 : OpenPastCache(unnamed, O_RDWR | O_CREAT | O_TRUNC);
   if (fd < 0) return ErrnoError("cannot create", unnamed);
   std::shared_ptr<RecordFile> file(new RecordFile(path, fd));
   TSPS_ASSIGN_OR_RETURN(const PageBuffer page, PageBuffer::Make(kHeaderBytes));
@@ -150,7 +151,7 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder
   std::memcpy(page.data(), &header, sizeof(header));
   TSPS_RETURN_IF_ERROR(file->Write(0, kHeaderBytes, page.data()));
   TSPS_FAULT_POINT("tier_file_written");
-  if (rename(unnamed.c_str(), path.c_str()) != 0) return ErrnoError("cannot name", path);
+  if (TSPS_FAULT_FAILS("tier_name") || rename(unnamed.c_str(), path.c_str()) != 0) return ErrnoError("cannot name", path);
   TSPS_FAULT_POINT("tier_file_created");
   return file;
 }
@@ -182,7 +183,10 @@ RecordFile::~RecordFile() { close(fd_); }
 Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
   size_t done = 0;
   while (done < bytes) {
-    const ssize_t got = pread(fd_, to + done, bytes - done, static_cast<off_t>(offset + done));
+    const ssize_t got =
+        TSPS_FAULT_FAILS("tier_read")
+            ? -1
+            : pread(fd_, to + done, bytes - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoError("cannot read", path_);
     if (got == 0) break;
@@ -197,8 +201,10 @@ Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
 Status RecordFile::Write(size_t offset, size_t bytes, const char* from) {
   size_t done = 0;
   while (done < bytes) {
-    TSPS_FAULT_POINT("tier_write");
-    const ssize_t put = pwrite(fd_, from + done, bytes - done, static_cast<off_t>(offset + done));
+    const ssize_t put =
+        TSPS_FAULT_FAILS("tier_write")
+            ? -1
+            : pwrite(fd_, from + done, bytes - done, static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return ErrnoError("cannot write", path_);
     if (put == 0 || (done + static_cast<size_t>(put)) % kPageBytes != 0) {
