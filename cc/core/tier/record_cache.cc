@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
+#include "core/base/hash.h"
+#include "core/base/prefetch.h"
 #include "core/base/racy_copy.h"
 
 namespace tsps {
@@ -45,9 +48,10 @@ Result<std::unique_ptr<RecordCache>> RecordCache::Open(const std::string& folder
   return cache;
 }
 
-RecordCache::Set& RecordCache::SetOf(uint32_t place) const {
+std::array<RecordCache::Set*, 2> RecordCache::SetsOf(uint32_t place) const {
+  Set* const sets = reinterpret_cast<Set*>(file_->data());
   // Places of one append follow each other: they spread over the sets by themselves.
-  return reinterpret_cast<Set*>(file_->data())[place % sets_];
+  return {sets + place % sets_, sets + HashKey(place, 0) % sets_};
 }
 
 char* RecordCache::Slot(const Set& set, size_t way) const {
@@ -55,42 +59,62 @@ char* RecordCache::Slot(const Set& set, size_t way) const {
   return file_->data() + sets_ * sizeof(Set) + (number * kWays + way) * layout_.record_bytes;
 }
 
+void RecordCache::Prefetch(uint32_t place) const {
+  if (file_ == nullptr) return;
+  for (const Set* set : SetsOf(place)) tsps::Prefetch(set->places, sizeof(set->places));
+}
+
 bool RecordCache::Find(uint32_t place, char* record) const {
   if (file_ == nullptr) return false;
-  const Set& set = SetOf(place);
-  for (size_t way = 0; way < kWays; ++way) {
-    if (__atomic_load_n(&set.places[way], __ATOMIC_ACQUIRE) != place + 1) continue;
-    RacyRead(record, Slot(set, way), layout_.record_bytes);
-    if (layout_.Sealed(place, record)) return true;
+  for (const Set* set : SetsOf(place)) {
+    for (size_t way = 0; way < kWays; ++way) {
+      if (__atomic_load_n(&set->places[way], __ATOMIC_ACQUIRE) != place + 1) continue;
+      RacyRead(record, Slot(*set, way), layout_.record_bytes);
+      if (layout_.Sealed(place, record)) return true;
+    }
   }
   return false;
 }
 
 void RecordCache::Put(uint32_t place, const char* record) {
   if (file_ == nullptr || !writable_) return;
-  Set& set = SetOf(place);
-  for (size_t way = 0; way < kWays; ++way) {
-    if (__atomic_load_n(&set.places[way], __ATOMIC_RELAXED) == place + 1) return;
+  const std::array<Set*, 2> sets = SetsOf(place);
+  Set* set = nullptr;
+  size_t way = 0;
+  for (Set* one : sets) {
+    for (size_t i = 0; i < kWays; ++i) {
+      const uint32_t other = __atomic_load_n(&one->places[i], __ATOMIC_RELAXED);
+      if (other == place + 1) return;
+      if (other != 0 || set != nullptr) continue;
+      set = one;
+      way = i;
+    }
   }
-  size_t way = __atomic_fetch_add(&set.next[0], 1u, __ATOMIC_RELAXED) % kWays;
-  for (size_t i = 0; i < kWays; ++i) {  // the first free one, if there is any
-    const size_t other = (way + i) % kWays;
-    if (__atomic_load_n(&set.places[other], __ATOMIC_RELAXED) != 0) continue;
-    way = other;
-    break;
+  if (set == nullptr) {  // the oldest one makes room
+    set = sets[0];
+    way = __atomic_fetch_add(&set->next[0], 1u, __ATOMIC_RELAXED) % kWays;
   }
-  __atomic_store_n(&set.places[way], 0u, __ATOMIC_RELEASE);
-  RacyRead(Slot(set, way), record, layout_.record_bytes);
-  __atomic_store_n(&set.places[way], place + 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&set->places[way], 0u, __ATOMIC_RELEASE);
+  RacyRead(Slot(*set, way), record, layout_.record_bytes);
+  __atomic_store_n(&set->places[way], place + 1, __ATOMIC_RELEASE);
 }
 
 void RecordCache::Remove(uint32_t place) {
   if (file_ == nullptr || !writable_) return;
-  Set& set = SetOf(place);
-  for (size_t way = 0; way < kWays; ++way) {
-    if (__atomic_load_n(&set.places[way], __ATOMIC_RELAXED) != place + 1) continue;
-    __atomic_store_n(&set.places[way], 0u, __ATOMIC_RELAXED);
+  for (Set* set : SetsOf(place)) {
+    for (size_t way = 0; way < kWays; ++way) {
+      if (__atomic_load_n(&set->places[way], __ATOMIC_RELAXED) != place + 1) continue;
+      __atomic_store_n(&set->places[way], 0u, __ATOMIC_RELAXED);
+    }
   }
+}
+
+void RecordCache::Move(uint32_t from, uint32_t to) {
+  std::vector<char> record(layout_.record_bytes);
+  if (!Find(from, record.data())) return;
+  layout_.Seal(to, RecordLayout::KeyOf(record.data()), record.data());
+  Remove(from);
+  Put(to, record.data());
 }
 
 }  // namespace tsps

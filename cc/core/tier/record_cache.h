@@ -8,6 +8,7 @@
 #ifndef TFSPS_CORE_TIER_RECORD_CACHE_H_
 #define TFSPS_CORE_TIER_RECORD_CACHE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,9 +36,15 @@ class RecordCache {
   void Put(uint32_t place, const char* record);
   // Nobody needs it any more.
   void Remove(uint32_t place);
+  // The record is at another place from now on.
+  void Move(uint32_t from, uint32_t to);
+  // One of these will be called.
+  void Prefetch(uint32_t place) const;
 
  private:
-  static constexpr size_t kWays = 16;  // a place may be in any of those of one set
+  // A place may be in any way of two sets: so most of the ways can be used before one that is needed
+  // makes room for another.
+  static constexpr size_t kWays = 16;
   struct Set {
     uint32_t places[kWays];  // and 1; 0: none
     uint32_t next[kWays];    // the first one counts what was put; a cache line of its own
@@ -47,7 +54,7 @@ class RecordCache {
       : file_(std::move(file)), layout_(layout), sets_(sets) {}
   static size_t SetsFor(const RecordLayout& layout, size_t bytes);
   static size_t BytesOf(const RecordLayout& layout, size_t sets);
-  Set& SetOf(uint32_t place) const;
+  std::array<Set*, 2> SetsOf(uint32_t place) const;
   char* Slot(const Set& set, size_t way) const;
 
   const std::unique_ptr<MappedFile> file_;  // null: there is no room for a set

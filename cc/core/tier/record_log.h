@@ -46,10 +46,8 @@ class RecordLog {
   // Records that are read are kept there, and looked for. Before the first Read.
   void UseCache(std::unique_ptr<RecordCache> cache) { cache_ = std::move(cache); }
 
-  // A record that has become dead.
-  void Forget(uint32_t place) {
-    if (cache_ != nullptr) cache_->Remove(place);
-  }
+  // Of what was read, if there is any. Null: it keeps nothing.
+  RecordCache* cache() const { return cache_.get(); }
   size_t cache_bytes() const { return cache_ == nullptr ? 0 : cache_->bytes(); }
   size_t cached_records() const { return cache_ == nullptr ? 0 : cache_->records(); }
 

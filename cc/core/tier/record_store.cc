@@ -265,14 +265,30 @@ void RecordStore::Declare() {
   }
 }
 
+// Copies of records that are at other places now, and of rows that are in memory now.
+void RecordStore::MoveCached() {
+  constexpr size_t kAhead = 8;
+  RecordCache* const cache = log_->cache();
+  if (cache == nullptr) return;
+  const size_t rows = entering_.size() - copies_.size(), first = leaving_.size() - copies_.size();
+  for (size_t i = 0; i < entering_.size(); ++i) {
+    if (i + kAhead < entering_.size()) cache->Prefetch(entering_[i + kAhead].place);
+    if (i < rows) {
+      cache->Remove(entering_[i].place);
+    } else {
+      cache->Move(entering_[i].place, leaving_[first + i - rows].place);
+    }
+  }
+}
+
 void RecordStore::Finish(bool published, bool scans) {
   if (published) {
     ++committed_;
     if (!leaving_.empty()) last_ = leaving_.back().place;
   }
+  if (published) MoveCached();
   for (const RecordMove& move : published ? entering_ : leaving_) {
     Drop(move.tag, move.place);
-    log_->Forget(move.place);
     TSPS_FAULT_POINT("record_store_dropped_one");
   }
   moves_->Clear();

@@ -123,6 +123,7 @@ class RecordStore {
   void Drop(uint64_t tag, uint32_t place);
   // Of compaction's slice, the records that are live and stay.
   void ChooseCopies();
+  void MoveCached();
   void RemoveEmptied();
   Status Append(size_t n, const RecordLog::Fill& fill);
 
