@@ -139,6 +139,22 @@ bool RecordIndex::Find(uint64_t tag, std::vector<uint32_t>* places) const {
   return false;
 }
 
+void RecordIndex::Prefetch(uint64_t tag) const {
+  uint32_t number;
+  if (!SegmentOf(tag, &number)) return;
+  const State& state = StateOf(number);
+  const uint32_t n_pages = LoadRelaxed(state.n_pages);
+  if (n_pages < kMinPages || n_pages > kMaxPages) return;
+  const uint32_t home = Home(tag, n_pages);
+  const size_t page_number = LoadRelaxed(state.pages[home / kPageEntries]);
+  const uint32_t at = home % kPageEntries;
+  if ((page_number + 1) * kPageBytes > pages_->size()) return;
+  const IndexPage& one = page(static_cast<uint32_t>(page_number));
+  __builtin_prefetch(&one.places[at]);
+  __builtin_prefetch(&one.low[at]);
+  __builtin_prefetch(&one.high[at]);
+}
+
 RecordIndex::Found RecordIndex::FindIn(uint32_t number, uint64_t tag,
                                        std::vector<uint32_t>* places) const {
   places->clear();

@@ -40,6 +40,8 @@ class RecordIndex {
   // Places where a key of this tag may be: none, one, or rarely more. False: the file is damaged,
   // or the writer moves this segment again and again.
   bool Find(uint64_t tag, std::vector<uint32_t>* places) const;
+  // This tag will be looked for: an index of many rows is in no cache.
+  void Prefetch(uint64_t tag) const;
 
   // --- Writer only. ---
   // Room for inserts of these tags. ResourceExhausted: shared memory; nothing has changed then that

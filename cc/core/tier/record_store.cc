@@ -11,6 +11,8 @@ namespace {
 
 // How often a reader looks again where a record is that is not where it was.
 constexpr int kAttempts = 5;
+// Entries of the index that are asked for ahead of the one that is looked at.
+constexpr size_t kAhead = 8;
 
 }  // namespace
 
@@ -109,7 +111,11 @@ bool RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
 Status RecordStore::FindCandidates(const int64_t* keys, std::vector<Wanted>* wanted) const {
   std::vector<uint32_t> found;
   size_t kept = 0;
-  for (Wanted& one : *wanted) {
+  for (size_t w = 0; w < wanted->size(); ++w) {
+    if (w + kAhead < wanted->size()) {
+      index_->Prefetch(TagOf(keys[(*wanted)[w + kAhead].i], index_->seed()));
+    }
+    Wanted one = (*wanted)[w];
     const uint64_t tag = TagOf(keys[one.i], index_->seed());
     if (!index_->Find(tag, &found)) {
       return Error(Code::kDataLoss, shared_,
@@ -177,6 +183,7 @@ Status RecordStore::Stage(const int64_t* keys, size_t n) {
   std::vector<uint32_t> places, found;
   places.reserve(n);
   for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) index_->Prefetch(TagOf(keys[i + kAhead], index_->seed()));
     // Whoever needs the row learns what is wrong.
     if (!index_->Find(TagOf(keys[i], index_->seed()), &found)) continue;
     places.insert(places.end(), found.begin(), found.end());
@@ -210,7 +217,11 @@ void RecordStore::ChooseCopies() {
   if (slice_ == nullptr) return;
   std::unordered_set<uint32_t> coming;
   for (const RecordMove& move : entering_) coming.insert(move.place);
-  for (const Compaction::Slice::Copy& copy : slice_->copies) {
+  for (size_t i = 0; i < slice_->copies.size(); ++i) {
+    const Compaction::Slice::Copy& copy = slice_->copies[i];
+    if (i + kAhead < slice_->copies.size()) {
+      index_->Prefetch(TagOf(slice_->copies[i + kAhead].key, index_->seed()));
+    }
     if (coming.count(copy.place) != 0) continue;
     if (index_->Has(TagOf(copy.key, index_->seed()), copy.place)) copies_.push_back(&copy);
   }
@@ -245,6 +256,9 @@ Status RecordStore::Leave(const Entering& entering, size_t n, const RecordLog::F
   entering_.clear();
   leaving_.clear();
   for (size_t i = 0; i < entering.n; ++i) {
+    if (i + kAhead < entering.n) {
+      index_->Prefetch(TagOf(entering.keys[i + kAhead], index_->seed()));
+    }
     const uint64_t tag = TagOf(entering.keys[i], index_->seed());
     TSPS_ASSIGN_OR_RETURN(const uint32_t place,
                           PlaceNow(entering.keys[i], tag, entering.places[i]));
@@ -259,15 +273,15 @@ void RecordStore::Declare() {
   const uint32_t last = leaving_.empty() ? last_ : leaving_.back().place;
   const RecordState next{next_number(), last, rows() + leaving_.size() - entering_.size()};
   moves_->Declare(next, entering_, leaving_);
-  for (const RecordMove& move : leaving_) {
-    Enter(move.tag, move.place);
+  for (size_t i = 0; i < leaving_.size(); ++i) {
+    if (i + kAhead < leaving_.size()) index_->Prefetch(leaving_[i + kAhead].tag);
+    Enter(leaving_[i].tag, leaving_[i].place);
     TSPS_FAULT_POINT("record_store_entered_one");
   }
 }
 
 // Copies of records that are at other places now, and of rows that are in memory now.
 void RecordStore::MoveCached() {
-  constexpr size_t kAhead = 8;
   RecordCache* const cache = log_->cache();
   if (cache == nullptr) return;
   const size_t rows = entering_.size() - copies_.size(), first = leaving_.size() - copies_.size();
@@ -287,8 +301,10 @@ void RecordStore::Finish(bool published, bool scans) {
     if (!leaving_.empty()) last_ = leaving_.back().place;
   }
   if (published) MoveCached();
-  for (const RecordMove& move : published ? entering_ : leaving_) {
-    Drop(move.tag, move.place);
+  const std::vector<RecordMove>& dropped = published ? entering_ : leaving_;
+  for (size_t i = 0; i < dropped.size(); ++i) {
+    if (i + kAhead < dropped.size()) index_->Prefetch(dropped[i + kAhead].tag);
+    Drop(dropped[i].tag, dropped[i].place);
     TSPS_FAULT_POINT("record_store_dropped_one");
   }
   moves_->Clear();
