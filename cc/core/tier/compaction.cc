@@ -9,7 +9,7 @@
 namespace tsps {
 namespace {
 
-constexpr double kSlack = 1.4;
+constexpr double kSlack = 1.45;
 
 }  // namespace
 

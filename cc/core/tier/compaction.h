@@ -37,7 +37,7 @@ class Compaction {
     uint32_t end_slot;
   };
 
-  // Begins to read `bytes`, unless that is being done or does not pay: the log may have 1.4 times
+  // Begins to read `bytes`, unless that is being done or does not pay: the log may have 1.45 times
   // the bytes of its live records, and two files more. `live`: how many records of each file are.
   void ReadAhead(size_t bytes, const std::vector<uint32_t>& live);
   // Waits for what is being read.
