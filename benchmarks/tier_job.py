@@ -125,11 +125,16 @@ class _Work:
         changed = {name: value - before[name] for name, value in self._counts().items()}
         return {"times": times[skip:], "processor_s": time.process_time() - processor, **changed}
 
-
     def _counts(self) -> dict[str, float]:
         disk = {name: float(value) for name, value in _ops.disk_counters()._asdict().items()}
-        return {"read": disk["records"], "late": disk["late"], "disk_bytes": disk["bytes"],
-                "waited_s": disk["waited_ns"] * 1e-9, "staged_s": disk["staging_ns"] * 1e-9, "passes": disk["passes"]}
+        return {
+            "read": disk["records"],
+            "late": disk["late"],
+            "disk_bytes": disk["bytes"],
+            "waited_s": disk["waited_ns"] * 1e-9,
+            "staged_s": disk["staging_ns"] * 1e-9,
+            "passes": disk["passes"],
+        }
 
 
 def _advise(folder: Path) -> None:

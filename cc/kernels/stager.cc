@@ -22,7 +22,9 @@ constexpr uint64_t kPatienceNs = 200'000'000;
 constexpr size_t kMostStreams = 64;  // that are remembered without a batch that waits
 
 // Within how many steps what is announced will have been used.
-uint64_t StepsAhead(const Stager::Batch& batch) { return 2 * static_cast<uint64_t>(batch.pass) + 2; }
+uint64_t StepsAhead(const Stager::Batch& batch) {
+  return 2 * static_cast<uint64_t>(batch.pass) + 2;
+}
 
 }  // namespace
 
@@ -76,9 +78,9 @@ int64_t Stager::Advance(Stream* stream) {
 Status Stager::Announce(const Batch& batch, const int64_t* ids, size_t n) {
   std::vector<int32_t> inverse(n);
   const std::vector<int64_t> keys = Dedupe({{ids, n, inverse.data()}});
-  TSPS_ASSIGN_OR_RETURN(Group::Announced announced,
-                        batch.table.group().Announce(batch.table.table, keys.data(), keys.size(),
-                                                     StepsAhead(batch)));
+  TSPS_ASSIGN_OR_RETURN(
+      Group::Announced announced,
+      batch.table.group().Announce(batch.table.table, keys.data(), keys.size(), StepsAhead(batch)));
   const std::lock_guard<std::mutex> lock(mutex_);
   Stream& stream = StreamOf(batch);
   if (batch.index == 0) {

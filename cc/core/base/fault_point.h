@@ -16,8 +16,8 @@
 namespace tsps {
 void PassFaultPoint(const char* name);
 bool FaultOff(const char* mechanism);
-// From its n-th passage on (1, 2, ...) what is tried at `name` fails with `error`, of errno.h, until
-// FailAt("", 0, 0).
+// From its n-th passage on (1, 2, ...) what is tried at `name` fails with `error`, of errno.h,
+// until FailAt("", 0, 0).
 void FailAt(const char* name, long n, int error);
 // True, with errno set, if it fails.
 bool Fails(const char* name);

@@ -29,10 +29,10 @@ struct TableStats {
   uint64_t rows_on_disk = 0;
   uint64_t row_capacity = 0;  // row numbers handed out, free ones included
   uint64_t segments = 0;
-  uint64_t bytes = 0;  // all files of the table in memory, reserved storage included
+  uint64_t bytes = 0;               // all files of the table in memory, reserved storage included
   uint64_t bytes_on_disk = 0;       // all files there
   uint64_t live_bytes_on_disk = 0;  // what the rows take of these
-  uint64_t rows_to_stage = 0;  // how many rows can be read ahead of their need
+  uint64_t rows_to_stage = 0;       // how many rows can be read ahead of their need
   OptimizerConfig optimizer;
   std::vector<MetadataPlane> metadata;
 };

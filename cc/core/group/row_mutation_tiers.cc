@@ -72,6 +72,7 @@ Status RowMutation::MakeRoom(RowPlan& plan) {
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   const MemoryPlan room = files.PlanOf(*list);
   const TableConfig& config = files.config();
+  if (MostRows(config) > 0 && MostRows(config) <= room.rows) return Status();  // none has to go
   Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
   std::vector<uint32_t> kept(plan.existing.size());
   for (size_t i = 0; i < kept.size(); ++i) kept[i] = plan.rows[plan.existing[i]];
@@ -95,9 +96,9 @@ Status RowMutation::MakeRoom(RowPlan& plan) {
   }
   const uint64_t free = room.rows - std::min(room.rows, StateOf(plan).live);
   if (coming > free) TSPS_RETURN_IF_ERROR(GoFirst(plan, coming - free + coming / 4, kept));
+  const uint64_t live = StateOf(plan).live + coming - plan.erased.size();
   // As many may come the next time.
   const uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
-  const uint64_t live = StateOf(plan).live + coming - plan.erased.size();
   if (coming == 0 || live + next <= room.rows) return Status();
   for (const uint32_t row : evictions.Choose(live + next - room.rows, RowsOf(plan, *list), kept)) {
     // A row that is erased leaves anyway.
@@ -116,7 +117,8 @@ Status RowMutation::GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>
   stay.insert(stay.end(), plan.erased_rows.begin(), plan.erased_rows.end());
   std::vector<int64_t> keys;
   Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
-  for (const uint32_t row : evictions.Choose(n, RowsOf(plan, *list), stay)) keys.push_back(list->keys()[row]);
+  for (const uint32_t row : evictions.Choose(n, RowsOf(plan, *list), stay))
+    keys.push_back(list->keys()[row]);
   TSPS_RETURN_IF_ERROR(MoveOut(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
   mutation_.Reset();
   return Status();
@@ -175,8 +177,10 @@ void RowMutation::FinishMoves(bool published) {
     Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
     std::vector<uint32_t> taken(plan.fresh.size());
     for (size_t k = 0; k < taken.size(); ++k) taken[k] = plan.rows[plan.fresh[k]];
-    evictions.Resize(StateOf(plan).rows);
-    evictions.Taken(taken);
+    if (!taken.empty()) {
+      evictions.Resize(StateOf(plan).rows);
+      evictions.Taken(taken);
+    }
     if (plan.updates > 0) evictions.NextStep();
     const size_t logged = moves.n_going * moves.payload_bytes;
     moves.store->CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));

@@ -20,8 +20,7 @@ Result<RecordStore*> RecordsOf(const MappedTables::List& mapped, int table,
 
 }  // namespace
 
-Result<Group::Announced> Group::Announce(int table, const int64_t* keys, size_t n,
-                                         uint64_t steps) {
+Result<Group::Announced> Group::Announce(int table, const int64_t* keys, size_t n, uint64_t steps) {
   constexpr size_t kKeys = 16384;  // are looked up at once, between two mutations
   Announced announced;
   TSPS_ASSIGN_OR_RETURN(const auto config, Config(table));

@@ -128,9 +128,8 @@ void TableFiles::ForgetPlanes(uint32_t generation) {
   if (first == lists_.end()) return;
   for (const Plane& plane : (*first)->planes) {
     if (plane.generation != generation) continue;
-    plane_files_.erase(
-        std::find_if(plane_files_.begin(), plane_files_.end(),
-                     [&](const auto& file) { return file.get() == plane.file; }));
+    plane_files_.erase(std::find_if(plane_files_.begin(), plane_files_.end(),
+                                    [&](const auto& file) { return file.get() == plane.file; }));
   }
   lists_.erase(first);
   records_.erase(generation);

@@ -251,8 +251,8 @@ RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list) {
 namespace {
 
 RecordStore::Memory MemoryOf(const TableConfig& config, const PlaneList& list) {
-  const MemoryPlan plan = PlanMemory(config.storage.memory, RowBytes(list, list.planes.size()),
-                                     MostRows(config));
+  const MemoryPlan plan =
+      PlanMemory(config.storage.memory, RowBytes(list, list.planes.size()), MostRows(config));
   return {plan.cache_bytes, plan.rows};
 }
 

@@ -14,6 +14,7 @@ constexpr double kSlack = 1.45;
 }  // namespace
 
 uint32_t Compaction::Choose(const std::vector<uint32_t>& live) const {
+  if (index_.live() == 0) return UINT32_MAX;
   const RecordLayout& layout = log_.layout();
   const double needed = static_cast<double>(index_.live() * layout.record_bytes);
   if (static_cast<double>(log_.bytes()) <=

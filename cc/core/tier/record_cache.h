@@ -42,8 +42,8 @@ class RecordCache {
   void Prefetch(uint32_t place) const;
 
  private:
-  // A place may be in any way of two sets: so most of the ways can be used before one that is needed
-  // makes room for another.
+  // A place may be in any way of two sets: so most of the ways can be used before one that is
+  // needed makes room for another.
   static constexpr size_t kWays = 16;
   struct Set {
     uint32_t places[kWays];  // and 1; 0: none

@@ -151,7 +151,8 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder
   std::memcpy(page.data(), &header, sizeof(header));
   TSPS_RETURN_IF_ERROR(file->Write(0, kHeaderBytes, page.data()));
   TSPS_FAULT_POINT("tier_file_written");
-  if (TSPS_FAULT_FAILS("tier_name") || rename(unnamed.c_str(), path.c_str()) != 0) return ErrnoError("cannot name", path);
+  if (TSPS_FAULT_FAILS("tier_name") || rename(unnamed.c_str(), path.c_str()) != 0)
+    return ErrnoError("cannot name", path);
   TSPS_FAULT_POINT("tier_file_created");
   return file;
 }
@@ -183,10 +184,9 @@ RecordFile::~RecordFile() { close(fd_); }
 Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
   size_t done = 0;
   while (done < bytes) {
-    const ssize_t got =
-        TSPS_FAULT_FAILS("tier_read")
-            ? -1
-            : pread(fd_, to + done, bytes - done, static_cast<off_t>(offset + done));
+    const ssize_t got = TSPS_FAULT_FAILS("tier_read") ? -1
+                                                      : pread(fd_, to + done, bytes - done,
+                                                              static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoError("cannot read", path_);
     if (got == 0) break;
@@ -201,10 +201,9 @@ Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
 Status RecordFile::Write(size_t offset, size_t bytes, const char* from) {
   size_t done = 0;
   while (done < bytes) {
-    const ssize_t put =
-        TSPS_FAULT_FAILS("tier_write")
-            ? -1
-            : pwrite(fd_, from + done, bytes - done, static_cast<off_t>(offset + done));
+    const ssize_t put = TSPS_FAULT_FAILS("tier_write") ? -1
+                                                       : pwrite(fd_, from + done, bytes - done,
+                                                                static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return ErrnoError("cannot write", path_);
     if (put == 0 || (done + static_cast<size_t>(put)) % kPageBytes != 0) {

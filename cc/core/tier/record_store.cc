@@ -192,8 +192,8 @@ Status RecordStore::Stage(const int64_t* keys, size_t n) {
   places.erase(std::unique(places.begin(), places.end()), places.end());
   for (size_t begin = 0; begin < places.size(); begin += kAtOnce) {
     const size_t m = std::min(kAtOnce, places.size() - begin);
-    const Status read = log_->Read(places.data() + begin, m, /*urgent=*/false,
-                                   [](size_t, int64_t, const char*) {});
+    const Status read =
+        log_->Read(places.data() + begin, m, /*urgent=*/false, [](size_t, int64_t, const char*) {});
     // Compaction may have removed a file.
     if (!read.ok() && read.code() != Code::kNotFound) return read;
   }
