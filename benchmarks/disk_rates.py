@@ -1,4 +1,4 @@
-"""What a disk does: reads of a page at a time, at several depths, and long reads and writes, past the kernel's cache."""
+"""What a disk does past the kernel's cache: reads of a page at a time, at several depths, and long reads and writes."""
 
 from __future__ import annotations
 

@@ -82,6 +82,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "buckets",
         "delayed",
         "scans",
+        "tiers",
         "ranks",
     ]
 
@@ -89,7 +90,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
 def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
-    names = "all, kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, ranks"
+    names = "all, kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, tiers, ranks"
     assert f"no such suite. Expected: {names}. Received: speed" in done.stderr
 
 
@@ -120,6 +121,15 @@ def test_growth_suite_inserts_its_keys_and_reports_what_readers_paid(tmp_path: P
     held_up = next(value for name, value in results.items() if name.startswith("longest that growth held up a read,"))
     assert held_up >= 0  # milliseconds
     assert results["bytes per row, all files"] > 16 * 4 * 2  # row and accumulator
+
+
+def test_tiers_suite_runs_with_small_sizes(tmp_path: Path) -> None:
+    done = benchmarks("tiers", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = {(r["case"], r["variant"]): r["median"] for r in json.loads((tmp_path / "r.json").read_text())["results"]}
+    assert results["the disk", "long reads"] > 0
+    late = {variant: value for (case, variant), value in results.items() if case.startswith("of them late")}
+    assert late["on demand"] > late["ahead 8"], late
 
 
 def test_variant_that_makes_no_sense_is_refused() -> None:
