@@ -91,13 +91,16 @@ Status RowMutation::MakeRoom(RowPlan& plan) {
     return Error(Code::kResourceExhausted, "table ", config.name, " would have ", all,
                  " rows, and memory of ", config.storage.memory,
                  " bytes has room for the places of ", room.rows_in_all,
-                 ", in memory and on disk; a million takes 46 MiB");
+                 ", in memory and on disk; a million takes 55 MiB");
   }
   const uint64_t free = room.rows - std::min(room.rows, StateOf(plan).live);
   if (coming > free) TSPS_RETURN_IF_ERROR(GoFirst(plan, coming - free + coming / 4, kept));
-  // As many may come the next time.
-  const uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
   const uint64_t live = StateOf(plan).live + coming - plan.erased.size();
+  // As many may come the next time, if the table can have so many that are not in memory.
+  uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
+  if (const uint64_t most = MostRows(config); most > 0) {
+    next = std::min(next, most - std::min(most, live));
+  }
   if (coming == 0 || live + next <= room.rows) return Status();
   for (const uint32_t row : evictions.Choose(live + next - room.rows, RowsOf(plan, *list), kept)) {
     // A row that is erased leaves anyway.
@@ -116,7 +119,8 @@ Status RowMutation::GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>
   stay.insert(stay.end(), plan.erased_rows.begin(), plan.erased_rows.end());
   std::vector<int64_t> keys;
   Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
-  for (const uint32_t row : evictions.Choose(n, RowsOf(plan, *list), stay)) keys.push_back(list->keys()[row]);
+  for (const uint32_t row : evictions.Choose(n, RowsOf(plan, *list), stay))
+    keys.push_back(list->keys()[row]);
   TSPS_RETURN_IF_ERROR(MoveOut(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
   mutation_.Reset();
   return Status();
