@@ -3,6 +3,7 @@
     python examples/train_ctr.py --ranks 4                                    # a generator whose best AUC is known
     python examples/train_ctr.py --data criteo --path DIR --model wide_deep   # DIR holds train.* and test.*
     python examples/train_ctr.py --data avazu --path train.csv                # the last tenth is held out
+    python examples/train_ctr.py --storage tiered --storage-memory 32MiB      # most rows of large tables on disk
 
 Ends with a report, `OUT/report.txt` and `OUT/report.json`, and the curves, `OUT/curves.png`. The training itself is
 in ctr/job.py.
@@ -14,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from support import arguments, launch, schedules
+from support import arguments, launch, schedules, storage
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -37,6 +38,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--evaluations", type=count, default=5, help="points of the AUC curve (default: 5)")
     add("--dtype", choices=arguments.DTYPES, default="float32", help="of the tables' rows (default: float32)")
     schedules.add_arguments(parser)
+    storage.add_arguments(parser)
     add("--seed", type=int, default=0, help="of the generator and the initial weights (default: 0)")
     add("--out", type=Path, default=Path("build/train_ctr"), help="folder of the results (default: build/train_ctr)")
     options = parser.parse_args(argv)
@@ -44,6 +46,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--data {options.data} needs --path")
     if options.data == "generator" and (options.path or options.test_path):
         parser.error("--path and --test-path go with --data criteo or avazu")
+    if options.storage == "memory" and options.storage_folder is not None:
+        parser.error("--storage-folder goes with --storage tiered")
+    if options.storage == "tiered" and options.schedule == "delayed":
+        parser.error("--schedule delayed trains tables in memory only")
     if options.batch is None:
         options.batch = max(1, 8192 // options.ranks) if options.data == "generator" else 256
     if options.learning_rate is None:

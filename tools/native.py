@@ -52,7 +52,7 @@ class Variant:
 
 
 VARIANTS = {
-    "release": Variant("-O3 -DNDEBUG", "-g0"),
+    "release": Variant("-O3 -DNDEBUG", "-s"),
     "crash": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS"),
     # Loops for one set of instructions alone (cc/core/base/simd.h).
     "baseline": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_BASELINE"),

@@ -310,6 +310,52 @@ TEST_F(TieredTableTest, WhatCannotBeIsRefusedWithTheNumbers) {
   ExpectEqual();
 }
 
+TEST_F(TieredTableTest, DisksWithoutRoomAreRefusedBeforeAnythingIsMade) {
+  TableConfig config = Config("large", 3, {dir_ / "large", uint64_t{1} << 60});
+  const auto refused = [&](const std::string& what) {
+    const auto made = writer_->CreateTable(config);
+    EXPECT_EQ(made.status().code(), Code::kResourceExhausted);
+    const std::string message(made.status().message());
+    EXPECT_NE(message.find(what), std::string::npos) << message;
+    EXPECT_NE(message.find(dir_ / "large"), std::string::npos) << message;
+    EXPECT_NE(access((dir_ / "large").c_str(), F_OK), 0);
+  };
+  refused("less room than its memory of 1152921504606846976 bytes");
+  config.max_rows = int64_t{1} << 50;  // the product has no room in 64 bits
+  config.dim = 65536;
+  refused("1125899906842624 rows of 262168 bytes can take");
+  config.max_rows = 1000;
+  config.dim = kDim;
+  const auto small = writer_->CreateTable(config);
+  ASSERT_TRUE(small.ok()) << small.status().message();
+  // Whatever memory it may take.
+  EXPECT_GE(Stats(*small).rows_to_stage, 1000u);
+  EXPECT_LE(Stats(*small).rows_to_stage, 2000u);
+}
+
+TEST_F(TieredTableTest, ATableThatMemoryHasRoomForHasNothingOnDisk) {
+  TableConfig config = Config("whole", 3, {dir_ / "whole", 0});
+  config.max_rows = 1000;
+  const PlaneList planes = PlanesOf(config, Adagrad(), 1, 1);
+  config.storage.memory = MemoryFor(1000, RowBytes(planes, planes.planes.size()), 1000);
+  const auto table = writer_->CreateTable(config);
+  ASSERT_TRUE(table.ok()) << table.status().message();
+  ASSERT_TSPS_OK(writer_->BindOptimizer(*table, Adagrad(), true));
+  Commit commit;
+  commit.gradients.assign(100 * kDim, 1.0f);
+  for (int64_t step = 0; step < 10; ++step) {
+    commit.updated.clear();
+    for (int64_t key = 0; key < 100; ++key) commit.updated.push_back(100 * step + key);
+    RowChanges changes;
+    changes.step = group_->step() + 1;
+    commit.AddTo(&changes, *table, static_cast<size_t>(HyperCount(Adagrad().kind)));
+    ASSERT_TSPS_OK(writer_->Prepare(changes, executor_));
+    writer_->Publish();
+  }
+  EXPECT_EQ(Stats(*table).rows, 1000u);
+  EXPECT_EQ(Stats(*table).rows_on_disk, 0u);
+}
+
 TEST_F(TieredTableTest, MoreRowsThanMemoryHasRoomForAreSetInParts) {
   std::vector<int64_t> keys(kKeys);
   std::vector<float> rows(keys.size() * kDim);
@@ -344,10 +390,6 @@ TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere
     announced[static_cast<size_t>(i)] = i;
     others[static_cast<size_t>(i)] = 200 + i;
   }
-  const auto step_of = [&](int64_t step) {
-    const int64_t begin = 400 + 400 * (step % 6);
-    ASSERT_TSPS_OK(update(begin, begin + 400));
-  };
   const auto absent = [&](const std::vector<int64_t>& keys) {
     const auto found = group_->Announce(tiered_, keys.data(), keys.size(), 0);
     EXPECT_TRUE(found.ok()) << found.status().message();
@@ -359,10 +401,14 @@ TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere
   EXPECT_TRUE(first->absent.empty());
   EXPECT_EQ(first->step, 1u);
   EXPECT_GT(first->room, 0u);
-  for (int64_t step = 1; step < 10; ++step) step_of(step);
+  const auto others_in_turn = [&](int64_t step) {  // there are places for some 3,200 rows
+    const int64_t begin = 400 + 400 * (step % 6);
+    return update(begin, begin + 400);
+  };
+  for (int64_t step = 1; step < 10; ++step) ASSERT_TSPS_OK(others_in_turn(step));
   EXPECT_EQ(absent(announced), 0u);
   EXPECT_EQ(absent(others), others.size());
-  for (int64_t step = 10; step < 20; ++step) step_of(step);
+  for (int64_t step = 10; step < 20; ++step) ASSERT_TSPS_OK(others_in_turn(step));
   EXPECT_EQ(absent(announced), announced.size());  // they were not needed
 
   // Of a group of another process: what it has read is there for all.

@@ -16,7 +16,7 @@ from ctr.generator import PlantedModel
 from ctr.models import MODELS
 from ctr.source import ClickData
 from ctr.text_files import Avazu, Criteo
-from support import launch, metrics, schedules
+from support import launch, metrics, schedules, storage
 from support.progress import Progress
 
 _TEST_BATCH = 4096
@@ -25,7 +25,6 @@ _TEST_BATCH = 4096
 def run(options: argparse.Namespace) -> int:
     """Trains, evaluates and reports; returns the exit status."""
     ranks = launch.begin_rank(options.seed)
-    leader = ranks.rank == 0
     try:
         data = open_data(options)
         dataset, steps = data.train(options.batch, ranks.rank, ranks.size)
@@ -33,7 +32,16 @@ def run(options: argparse.Namespace) -> int:
         print(f"train_ctr: {error}", file=sys.stderr)
         return 2
 
-    model = MODELS[options.model](data.features, options.dim, options.dtype)
+    with storage.make(options, ranks) as rows:
+        return train(options, data, dataset, steps, ranks, rows)
+
+
+def train(
+    options: argparse.Namespace, data: ClickData, dataset: tf.data.Dataset, steps: int, ranks: Any, rows: Any
+) -> int:
+    """See `run`; `rows` is the storage of the tables."""
+    leader = ranks.rank == 0
+    model = MODELS[options.model](data.features, options.dim, options.dtype, rows)
     # Built now, so that the broadcast finds its weights before the first step.
     model({"dense": tf.zeros([1, data.dense_width]), "ids": tf.zeros([1, len(data.features)], tf.int64)})
     model.compile(
@@ -45,11 +53,14 @@ def run(options: argparse.Namespace) -> int:
     evaluations = min(options.evaluations, total_steps)
     per_evaluation = total_steps // evaluations
     progress = Progress(
-        total_steps=per_evaluation * evaluations, samples_per_step=options.batch * ranks.size, show=leader
+        total_steps=per_evaluation * evaluations,
+        samples_per_step=options.batch * ranks.size,
+        show=leader,
+        disk=options.storage == "tiered",
     )
     curve = Evaluation(data, progress, per_evaluation) if leader else None
     model.fit(
-        dataset.repeat(options.epochs).prefetch(2),
+        storage.ahead(dataset.repeat(options.epochs), model, options),
         epochs=evaluations,
         steps_per_epoch=per_evaluation,
         callbacks=[tsps.callbacks.BroadcastVariables(), tsps.callbacks.Drain(), progress, *([curve] if curve else [])],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -29,6 +30,7 @@ class Dlrm(keras.Model):
         features: names of the columns of `ids`; each has a table of its own.
         dim: width of an embedding.
         dtype: of the tables' rows.
+        storage: of the tables.
         bottom: widths of the hidden layers below the interaction.
         top: widths of the hidden layers above it.
 
@@ -41,6 +43,7 @@ class Dlrm(keras.Model):
         features: Sequence[str],
         dim: int,
         dtype: str = "float32",
+        storage: tsps.Tiered | str = "memory",
         bottom: Sequence[int] = (64,),
         top: Sequence[int] = (128, 64),
     ) -> None:
@@ -48,7 +51,7 @@ class Dlrm(keras.Model):
         self.widths = (dim,)
         self._features = tuple(features)
         self.embeddings = tsps.EmbeddingCollection(
-            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, dtype=dtype)) for name in features}
+            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, dtype=dtype, storage=storage)) for name in features}
         )
         self._bottom = _mlp((*bottom, dim), "bottom")
         self._top = _mlp(top, "top", linear_end=True)
@@ -71,6 +74,7 @@ class WideAndDeep(keras.Model):
         features: names of the columns of `ids`; each has a wide table of width 1 and a deep one of width `dim`.
         dim: width of a deep embedding.
         dtype: of the tables' rows.
+        storage: of the tables.
         hidden: widths of the hidden layers.
 
     Attributes:
@@ -78,18 +82,21 @@ class WideAndDeep(keras.Model):
     """
 
     def __init__(
-        self, features: Sequence[str], dim: int, dtype: str = "float32", hidden: Sequence[int] = (128, 64)
+        self,
+        features: Sequence[str],
+        dim: int,
+        dtype: str = "float32",
+        storage: tsps.Tiered | str = "memory",
+        hidden: Sequence[int] = (128, 64),
     ) -> None:
         super().__init__(name="wide_deep")
         self.widths = (1, dim)
         self._wide = tuple(f"wide_{name}" for name in features)
         self._deep = tuple(f"deep_{name}" for name in features)
+        rows: Any = {"dtype": dtype, "storage": storage}
         self.embeddings = tsps.EmbeddingCollection(
-            {
-                name: tsps.FeatureConfig(tsps.TableConfig(name, 1, initializer="zeros", dtype=dtype))
-                for name in self._wide
-            }
-            | {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, dtype=dtype)) for name in self._deep}
+            {name: tsps.FeatureConfig(tsps.TableConfig(name, 1, initializer="zeros", **rows)) for name in self._wide}
+            | {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, **rows)) for name in self._deep}
         )
         self._mlp = _mlp(hidden, "deep", linear_end=True)
 

@@ -26,6 +26,9 @@ class Usage:
         sparse_ring_bytes: what the ranks hand to the all-gather in a step, mean of all; 0 on one machine.
         shared_bytes: keys and rows that the ranks merge in shared memory in a step, mean of all.
         table_writes: steps that the writer of this machine's tables has published.
+        rows_on_disk: rows that are not in memory.
+        rows_read: rows that were read from a disk; rows_read_late: those of them that were needed when they were.
+        disk_waited_s: what a rank has waited for them, mean of all.
     """
 
     tables: int
@@ -38,6 +41,10 @@ class Usage:
     sparse_ring_bytes: int
     shared_bytes: int
     table_writes: int
+    rows_on_disk: int
+    rows_read: int
+    rows_read_late: int
+    disk_waited_s: float
 
 
 def measure(ranks: Any, model: Any) -> Usage:
@@ -68,6 +75,10 @@ def measure(ranks: Any, model: Any) -> Usage:
         sparse_ring_bytes=round(total("bytes_sent") / steps),
         shared_bytes=round(total("bytes_shared") / steps),
         table_writes=tables[0].step,
+        rows_on_disk=sum(table.stats()["rows_on_disk"] for table in tables),
+        rows_read=round(total("rows_read")),
+        rows_read_late=round(total("rows_read_late")),
+        disk_waited_s=total("disk_waited_s") / len(every),
     )
 
 
@@ -99,9 +110,13 @@ def write(
         "sparse ring": f"{readable(usage.sparse_ring_bytes)} of keys and gradient rows per step, all ranks; "
         f"{readable(usage.shared_bytes)} merged in shared memory",
         "table writes": f"{usage.table_writes / usage.steps:g} per step",
+        "disk": f"{usage.rows_on_disk:,} rows there; {usage.rows_read:,} read, {usage.rows_read_late:,} of them late; "
+        f"{usage.disk_waited_s:.1f} s waited per rank",
         "curves": str(picture) if drawn else "not drawn: matplotlib is not installed",
     }
     text = [f"{options.model} on {data_name}, {of_ranks} x {options.batch} samples, {usage.steps} steps"]
+    if options.storage == "memory":
+        del lines["disk"]
     text += [f"  {name:21s} {value}" for name, value in lines.items()]
     (options.out / "report.txt").write_text("\n".join(text) + "\n")
     figures = {

@@ -13,12 +13,18 @@ from tqdm import tqdm
 class Progress(keras.callbacks.Callback):
     """Shows one bar for the whole fit, and keeps what the curves need.
 
+    Args:
+        total_steps: of the fit.
+        samples_per_step: of all ranks together.
+        show: whether this rank does.
+        disk: shows what this rank has read from a disk too late, and for how long it has waited for that.
+
     Attributes:
         losses: (step, mean loss of the steps since the entry before), of this rank, about 200 over the fit.
         train_seconds: time spent in epochs, evaluation between them and the first step, which traces, left out.
     """
 
-    def __init__(self, *, total_steps: int, samples_per_step: int, show: bool) -> None:
+    def __init__(self, *, total_steps: int, samples_per_step: int, show: bool, disk: bool = False) -> None:
         super().__init__()
         self.losses: list[tuple[int, float]] = []
         self.train_seconds = 0.0
@@ -26,6 +32,7 @@ class Progress(keras.callbacks.Callback):
         self._samples = samples_per_step
         self._every = max(1, total_steps // 200)
         self._show = show
+        self._disk = disk
         self._step = 0
         self._began = 0.0
         self._counted = (0, 0.0)  # steps of this epoch that are in `losses`, and the sum of their losses
@@ -64,7 +71,14 @@ class Progress(keras.callbacks.Callback):
             steps, total = batch + 1, (batch + 1) * float(logs["loss"])
             self.losses.append((self._step, (total - self._counted[1]) / (steps - self._counted[0])))
             self._counted = (steps, total)
-            self._bar.set_postfix_str(f"loss {self.losses[-1][1]:.4f}", refresh=False)
+            self._bar.set_postfix_str(f"loss {self.losses[-1][1]:.4f}{self._of_disk()}", refresh=False)
+
+    def _of_disk(self) -> str:
+        if not self._disk:
+            return ""
+        found = self.model.optimizer.statistics()
+        late, read = (tqdm.format_sizeof(found[name]) for name in ("rows_read_late", "rows_read"))
+        return f", waited {found['disk_waited_s']:.1f} s for the disk, {late} of {read} rows late"
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops the clock."""

@@ -19,11 +19,13 @@ PATHS = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": PATHS}
 
 
-def run(tmp_path: Path, program: str, *arguments: object, path: Path | None = None) -> dict[str, Any]:
+def run(
+    tmp_path: Path, program: str, *arguments: object, path: Path | None = None, **environment: str
+) -> dict[str, Any]:
     """Runs a program, with the modules of `path` before all others; returns what it reported."""
     out = tmp_path / "out"
     command = [sys.executable, str(EXAMPLES / program), "--out", str(out), *map(str, arguments)]
-    env = ENVIRONMENT | {"PYTHONPATH": f"{path}{os.pathsep}{PATHS}"} if path else ENVIRONMENT
+    env = ENVIRONMENT | ({"PYTHONPATH": f"{path}{os.pathsep}{PATHS}"} if path else {}) | environment
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (out / "report.txt").read_text() in done.stdout
@@ -78,6 +80,28 @@ def test_dlrm_on_the_generator_reports_everything(tmp_path: Path) -> None:
     assert report["table_writes"] == report["steps"]
     assert report["dense_ring_bytes"] == report["sparse_ring_bytes"] == 0
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("model", "temporary"), [("dlrm", False), ("wide_deep", True)])
+def test_tables_on_disk_learn_the_same(tmp_path: Path, model: str, temporary: bool) -> None:
+    options = (
+        "--samples", 60_000, "--test-samples", 6_000, "--batch", 500, "--dim", 4, "--evaluations", 2,
+        "--learning-rate", 0.02, "--model", model,
+    )  # fmt: skip
+    memory = run(tmp_path / "memory", "train_ctr.py", *options)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    folder = [] if temporary else ["--storage-folder", disk]
+    tiered = run(
+        tmp_path / "tiered", "train_ctr.py", *options, "--storage", "tiered", "--storage-memory", "14MB", *folder,
+        TMPDIR=str(disk),
+    )  # fmt: skip
+    assert tiered["curve"] == memory["curve"]  # to the last digit
+    assert tiered["rows"] == memory["rows"]
+    assert 0 == memory["rows_on_disk"] < tiered["rows"] / 10 < tiered["rows_on_disk"]
+    assert tiered["rows_read"] > tiered["rows_read_late"]
+    assert tiered["disk_waited_s"] > memory["disk_waited_s"] == 0
+    assert not os.listdir(disk)
 
 
 @pytest.mark.parametrize("model", ["dlrm", "wide_deep"])

@@ -101,6 +101,9 @@ def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: i
     out = tmp_path / "out"
     command = [sys.executable, str(EXAMPLES / "train_ctr.py"), *options, "--ranks", str(ranks), "--out", str(out)]
     command += ["--collectives", collectives]
+    on_disk = collectives == "auto"
+    if on_disk:
+        command += ["--storage", "tiered", "--storage-folder", str(tmp_path / "disk"), "--storage-memory", "14MB"]
     status, shown = in_terminal(command)
     assert status == 0, shown
     lines = [line.rsplit("\r", 1)[-1].rstrip() for line in shown.split("\n")]  # what is left of each on the screen
@@ -109,6 +112,8 @@ def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: i
     assert re.fullmatch(r"step \d+: held-out AUC 0\.\d+", held_out)
     assert bar.startswith("100%")
     assert "40.0k/40.0k" in bar
+    assert bool(re.search(r", waited \d+\.\d s for the disk, \S+ of \S+ rows late\]$", bar)) == on_disk
+    assert ("s waited per rank" in shown) == on_disk
     assert report == (out / "report.txt").read_text().rstrip("\n").splitlines()
     assert shown.count("  0%") == 1
     assert "<stderr>" not in shown

@@ -124,7 +124,8 @@ class TableKeys:
                     self.model(inputs, training=True)
                 except Exception as error:
                     raise ValueError(
-                        f"model {self.model.name!r} cannot be run to find the keys of its tables: {error}. {_ADVICE}"
+                        f"model {self.model.name!r} cannot be run to find the keys of its tables: {error}. "
+                        f"Received: inputs {_shapes(inputs)}. {_ADVICE}"
                     ) from error
         if not recording.ids:
             raise ValueError(f"model {self.model.name!r} looked nothing up for an element of its dataset. {_ADVICE}")
@@ -144,6 +145,11 @@ class TableKeys:
 
 def _as_tensor(leaf: Any) -> Any:
     return leaf if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(leaf)
+
+
+def _shapes(inputs: Any) -> Any:
+    """What a user can compare with the model's own."""
+    return tf.nest.map_structure(lambda leaf: f"{leaf.dtype.name}{[*leaf.shape]}", inputs)
 
 
 def _any_batch(spec: Any) -> Any:

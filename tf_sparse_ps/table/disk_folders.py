@@ -7,8 +7,11 @@ table is gone, as after a restart of the machine, is removed if it was an unname
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
+import stat
 from typing import Any
 
 from tf_sparse_ps.config.tiered import Storage, Tiered
@@ -51,10 +54,20 @@ def prepare(storage: Storage, table_path: str) -> tuple[str, int]:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(folder), 0o700)
         except OSError as error:
-            raise (NoSpaceError if error.errno == 28 else AccessError)(
+            raise (NoSpaceError if error.errno == errno.ENOSPC else AccessError)(
                 f"cannot make {os.path.dirname(folder)} for rows on disk: {error.strerror}"
             ) from error
+        _check_owner(os.path.dirname(folder))
     return folder, memory
+
+
+def _check_owner(folder: str) -> None:
+    """Whoever owns a folder can put another one in the place of those in it."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        raise AccessError(f"{folder}, for rows on disk, is not a directory")
+    if found.st_uid != os.geteuid():
+        raise AccessError(f"{folder}, for rows on disk, belongs to user {found.st_uid}: name another path")
 
 
 def _remove_leftovers(path: str) -> None:
@@ -62,12 +75,30 @@ def _remove_leftovers(path: str) -> None:
     for group in os.scandir(path):
         if not job_folder.is_unnamed(group.name) or not group.is_dir(follow_symlinks=False):
             continue
-        for table in os.scandir(group.path):
-            if not os.path.exists(_table_of(table.path)):
-                shutil.rmtree(table.path, ignore_errors=True)
-                job_folder.say(f"removed {table.path}, rows of a table that is gone")
-        with contextlib.suppress(OSError):  # others are in use
-            os.rmdir(group.path)
+        with contextlib.suppress(OSError):  # another user's, or another job is removing it
+            for table in os.scandir(group.path):
+                if not os.path.exists(_table_of(table.path)) and not _is_used(table.path):
+                    shutil.rmtree(table.path, ignore_errors=True)
+                    job_folder.say(f"removed {table.path}, rows of a table that is gone")
+            os.rmdir(group.path)  # if nobody uses it
+
+
+def _is_used(folder: str) -> bool:
+    """Whether a process has the rows open: also one of a container, whose table this one cannot see."""
+    for generation in os.scandir(folder):
+        if not generation.is_dir(follow_symlinks=False):
+            continue
+        try:
+            opened = os.open(generation.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone, or another user's
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(opened)
+    return False
 
 
 def _table_of(folder: str) -> str:

@@ -40,7 +40,8 @@ def lookahead(
       A dataset of the same elements in the same order, with the same `element_spec` and cardinality.
 
     Raises:
-      ValueError: `batches` is no positive integer; the model has no built table layer; its keys cannot be known ahead.
+      ValueError: `batches` is no positive integer; the model has no built table layer, or cannot be called on what
+        the dataset yields; its keys cannot be known ahead.
       UnsupportedError: No table of the model is partly on disk.
 
     Example:

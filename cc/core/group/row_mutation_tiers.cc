@@ -92,13 +92,16 @@ Status RowMutation::MakeRoom(RowPlan& plan) {
     return Error(Code::kResourceExhausted, "table ", config.name, " would have ", all,
                  " rows, and memory of ", config.storage.memory,
                  " bytes has room for the places of ", room.rows_in_all,
-                 ", in memory and on disk; a million takes 46 MiB");
+                 ", in memory and on disk; a million takes 55 MiB");
   }
   const uint64_t free = room.rows - std::min(room.rows, StateOf(plan).live);
   if (coming > free) TSPS_RETURN_IF_ERROR(GoFirst(plan, coming - free + coming / 4, kept));
   const uint64_t live = StateOf(plan).live + coming - plan.erased.size();
-  // As many may come the next time.
-  const uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
+  // As many may come the next time, if the table can have so many that are not in memory.
+  uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
+  if (const uint64_t most = MostRows(config); most > 0) {
+    next = std::min(next, most - std::min(most, live));
+  }
   if (coming == 0 || live + next <= room.rows) return Status();
   for (const uint32_t row : evictions.Choose(live + next - room.rows, RowsOf(plan, *list), kept)) {
     // A row that is erased leaves anyway.

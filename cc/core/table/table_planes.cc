@@ -241,6 +241,7 @@ Result<uint32_t> TableFiles::ConvertRecords(const TableState& state) {
   TableState next = state;
   ++next.planes;
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const to, BoundPlanes(next));
+  TSPS_RETURN_IF_ERROR(CheckDisk(*config_, *to));
   TSPS_ASSIGN_OR_RETURN(auto made, CreateRecords(folder_, *config_, *to, seed_));
   TSPS_ASSIGN_OR_RETURN(const auto scan,
                         RecordScan::Begin(*old, state.moves, [] { return Status(); }));

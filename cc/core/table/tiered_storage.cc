@@ -1,6 +1,8 @@
 #include "core/table/tiered_storage.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,6 +46,8 @@ constexpr uint64_t kCacheShare = 6;
 constexpr uint64_t kLeastRows = 64;
 constexpr uint64_t kMostFileBytes = 64u << 20;
 constexpr uint64_t kLeastFileBytes = 1u << 20;
+// What a log may take, in tenths of the bytes of its live records (tier/compaction.h).
+constexpr uint64_t kLogTenths = 16;
 
 std::string ConfigPath(const std::string& table) { return table + "/records.config"; }
 std::string OwnerPath(const std::string& folder) { return folder + "/table"; }
@@ -96,6 +100,20 @@ std::string OwnerOf(const std::string& folder, std::string* where) {
   *where = std::string(text + 33);
   while (!where->empty() && where->back() == '\n') where->pop_back();
   return std::string(text, 32);
+}
+
+// Of the logs in a table's folder.
+uint64_t BytesOnDisk(const std::string& folder) {
+  uint64_t bytes = 0;
+  for (const std::string& generation : EntriesOf(folder)) {
+    if (!IsGeneration(generation)) continue;
+    for (const std::string& name : EntriesOf(folder + "/" + generation)) {
+      struct stat info;
+      const std::string path = folder + "/" + generation + "/" + name;
+      if (lstat(path.c_str(), &info) == 0) bytes += static_cast<uint64_t>(info.st_blocks) * 512;
+    }
+  }
+  return bytes;
 }
 
 Status WriteOwner(const std::string& folder, const std::string& uuid, const std::string& table) {
@@ -154,8 +172,39 @@ Status ValidateStorage(const TableConfig& config) {
                MemoryFor(least, row_bytes, most), " bytes");
 }
 
+Status CheckDisk(const TableConfig& config, const PlaneList& list) {
+  const std::string& folder = config.storage.folder;
+  struct statfs fs;
+  if (statfs(folder.c_str(), &fs) != 0 && statfs(ParentOf(folder).c_str(), &fs) != 0) {
+    return Status();  // whoever makes the folder learns why
+  }
+  if (fs.f_blocks == 0) return Status();  // it does not say
+  // The rows of another list of planes go once these are written.
+  const uint64_t free =
+      static_cast<uint64_t>(fs.f_bavail) * static_cast<uint64_t>(fs.f_bsize) + BytesOnDisk(folder);
+  const uint64_t rows = MostRows(config);
+  if (rows == 0) {
+    if (config.storage.memory <= free) return Status();
+    return Error(Code::kResourceExhausted, "table ", config.name,
+                 ": its disk has less room than its memory of ", config.storage.memory,
+                 " bytes: the file system of ", folder, " has ", free, " bytes free");
+  }
+  const uint64_t record = LayoutOf(config, list).record_bytes;
+  const uint64_t most = UINT64_MAX / record / kLogTenths;
+  const uint64_t needed = std::min(rows, most) * record / 10 * kLogTenths;
+  if (needed <= free) return Status();
+  return Error(Code::kResourceExhausted, "table ", config.name, ": ", rows, " rows of ", record,
+               " bytes can take ", needed, " bytes on disk, with what dead records take: the file ",
+               "system of ", folder, " has ", free, " bytes free");
+}
+
 Status CreateStorage(const std::string& table, const TableConfig& config) {
   const TieredStorage& storage = config.storage;
+  const Status room = CheckDisk(config, PlanesOf(config, OptimizerConfig(), 1, 1));
+  if (!room.ok()) {
+    RemoveParent(storage.folder, table);
+    return room;
+  }
   const Status made = MakePrivateDirectory(storage.folder);
   if (!made.ok()) {
     if (made.code() != Code::kAlreadyExists) return made;
@@ -251,8 +300,13 @@ RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list) {
 namespace {
 
 RecordStore::Memory MemoryOf(const TableConfig& config, const PlaneList& list) {
-  const MemoryPlan plan =
-      PlanMemory(config.storage.memory, RowBytes(list, list.planes.size()), MostRows(config));
+  const uint64_t most = MostRows(config);
+  MemoryPlan plan = PlanMemory(config.storage.memory, RowBytes(list, list.planes.size()), most);
+  if (most > 0) {
+    // It is reserved whole. Twice what there can be: places share sets (record_cache.h).
+    const uint64_t record = LayoutOf(config, list).record_bytes;
+    plan.cache_bytes = std::min(plan.cache_bytes / 2 / record, most) * 2 * record;
+  }
   return {plan.cache_bytes, plan.rows};
 }
 

@@ -35,8 +35,12 @@ uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows);
 // number that it takes.
 Status ValidateStorage(const TableConfig& config);
 
-// Of the table in `table`, a folder in shared memory. AlreadyExists if the folder on disk is
-// another table's: nothing is touched then.
+// ResourceExhausted, with the numbers, if the disk has less room than all rows of the list's planes
+// can take; if the number of rows has no limit, less than memory has.
+Status CheckDisk(const TableConfig& config, const PlaneList& list);
+
+// Of the table in `table`, a folder in shared memory, after CheckDisk. AlreadyExists if the folder
+// on disk is another table's: nothing is touched then.
 Status CreateStorage(const std::string& table, const TableConfig& config);
 // Not tiered, if the table has no such file.
 Result<TieredStorage> LoadStorage(const std::string& table, const std::string& uuid);

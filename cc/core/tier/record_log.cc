@@ -1,6 +1,9 @@
 #include "core/tier/record_log.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -47,6 +50,9 @@ Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, Re
                                                    IoThreads& threads) {
   TSPS_RETURN_IF_ERROR(CheckPrivateDirectory(folder));
   std::unique_ptr<RecordLog> log(new RecordLog(folder, std::move(layout), threads));
+  log->lock_ = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (log->lock_ < 0) return ErrnoError("cannot open", folder);
+  flock(log->lock_, LOCK_SH | LOCK_NB);  // where the file system can
   if (threads.buffer_bytes() < log->layout_.record_bytes + 2 * kPageBytes) {
     return Error(Code::kInternal, "threads with buffers of ", threads.buffer_bytes(),
                  " bytes cannot read records of ", log->layout_.record_bytes);
@@ -60,6 +66,10 @@ Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, Re
     log->next_number_ = number + 1;
   }
   return log;
+}
+
+RecordLog::~RecordLog() {
+  if (lock_ >= 0) close(lock_);
 }
 
 std::vector<uint32_t> RecordLog::Files() const {

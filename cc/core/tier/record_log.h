@@ -39,9 +39,14 @@ struct ReadTotals {
 
 class RecordLog {
  public:
-  // `folder` is private to the user and may be empty. The threads must stay.
+  // `folder` is private to the user and may be empty. The threads must stay. While any process has
+  // the log open its folder has a shared lock (flock): it is not what a job that is gone has left.
   static Result<std::unique_ptr<RecordLog>> Open(const std::string& folder, RecordLayout layout,
                                                  IoThreads& threads);
+
+  ~RecordLog();
+  RecordLog(const RecordLog&) = delete;
+  RecordLog& operator=(const RecordLog&) = delete;
 
   // Records that are read are kept there, and looked for. Before the first Read.
   void UseCache(std::unique_ptr<RecordCache> cache) { cache_ = std::move(cache); }
@@ -100,6 +105,7 @@ class RecordLog {
   const RecordLayout layout_;
   IoThreads& threads_;
   std::unique_ptr<RecordCache> cache_;  // or null
+  int lock_ = -1;                       // file descriptor of the folder
 
   // --- Writer. ---
   std::shared_ptr<RecordFile> current_;
