@@ -496,6 +496,31 @@ TEST_F(FailingDiskTest, NothingIsLostAndItGoesOn) {
   }
 }
 
+// At each read of a binding, until it has no more of them: the last ones are of the new files.
+TEST_F(FailingDiskTest, ABindingIsDoneWholeOrNotAtAll) {
+  Bind(Adagrad());
+  int n = 0;
+  for (; n < 12; ++n) ASSERT_TSPS_OK(Change(n));
+  size_t failures = 0, bound = 0;
+  for (long read = 1; bound < 4; ++read, n += 2) {
+    const OptimizerConfig next = n_hyper_ == 1 ? Adagrad() : Sgd();
+    FailAt("tier_read", read, EIO);
+    const Status status = writer_->BindOptimizer(tiered_, next, true);
+    FailAt("", 0, 0);
+    ++(status.ok() ? bound : failures);
+    if (status.ok()) {
+      ASSERT_TSPS_OK(writer_->BindOptimizer(plain_, next, true));
+      n_hyper_ = static_cast<size_t>(HyperCount(next.kind));
+    }
+    ExpectEqual();
+    if (n % 5 == 4 || n % 17 == 16) ++n;
+    ASSERT_TSPS_OK(Change(n));
+    ExpectEqual();
+    ASSERT_FALSE(HasFailure()) << "read " << read << ": " << status.message();
+  }
+  EXPECT_GT(failures, 3u);
+}
+
 TEST_F(FailingDiskTest, ReadersSayWhichFileCannotBeRead) {
   Bind(Adagrad());
   for (int n = 0; n < 12; ++n) ASSERT_TSPS_OK(Change(n));

@@ -85,8 +85,9 @@ struct GroupWriter::Impl {
   Status CheckWriter(const Group& group) const;
   // Where the table is; NotFound when it is not there any more.
   Result<int> PlaceOf(const Group& group, int table) const;
-  // Maps the table's files again, and lets go of all that was mapped of it.
-  Status MapAnew(const Group& group, int place);
+  // Maps the table's files again, those of the state alone, to write.
+  static Result<std::shared_ptr<TableFiles>> MapAnew(const Group& group, int place,
+                                                     const TableState& table);
   // Looks at a segment, unless that was done.
   Status CheckSegmentOnce(const TableFiles& files, int place, uint32_t number, Checked level);
   void MarkChecked(int place, uint32_t number, Checked level);

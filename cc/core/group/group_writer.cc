@@ -96,12 +96,15 @@ Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
 
 namespace {
 
-// As the committed state has them, after a recovery.
-Status OpenRecordsToWrite(TableFiles& files, const TableState& state) {
+// As the state has them, after a recovery.
+Status MakeRecordsWritable(TableFiles& files, const TableState& state) {
   TSPS_ASSIGN_OR_RETURN(RecordStore* const records, files.Records(state));
-  if (records == nullptr) return Status();
+  return records == nullptr ? Status() : records->MakeWritable(state.moves);
+}
+
+void RemoveRecordsOfOthers(const TableFiles& files, const TableState& state) {
+  if (!files.config().storage.tiered()) return;
   RemoveOtherRecords(files.folder(), files.config().storage, state.planes);
-  return records->MakeWritable(state.moves);
 }
 
 }  // namespace
@@ -142,22 +145,20 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
     TableFiles& files = *impl_->tables.files(place);
     TSPS_RETURN_IF_ERROR(CheckIndex(files, state.tables[place]));
     TSPS_RETURN_IF_ERROR(files.RemoveOtherPlanes(state.tables[place]));
-    TSPS_RETURN_IF_ERROR(OpenRecordsToWrite(files, state.tables[place]));
+    RemoveRecordsOfOthers(files, state.tables[place]);
+    TSPS_RETURN_IF_ERROR(MakeRecordsWritable(files, state.tables[place]));
   }
   RemoveLeftovers(path_, *impl_->control, state);
   return writer;
 }
 
-Status GroupWriter::Impl::MapAnew(const Group& group, int place) {
-  const TableState& table = state.tables[static_cast<size_t>(place)];
-  Group::Impl& impl = *group.impl_;
-  TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *impl.control,
+Result<std::shared_ptr<TableFiles>> GroupWriter::Impl::MapAnew(const Group& group, int place,
+                                                               const TableState& table) {
+  TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *group.impl_->control,
                                                        static_cast<size_t>(place), table));
   TSPS_RETURN_IF_ERROR(files->MakeWritable(table));
-  TSPS_RETURN_IF_ERROR(OpenRecordsToWrite(*files, table));
-  reserver.Cancel(impl.files(place)->Mappings());
-  impl.tables.Put(static_cast<size_t>(place), table.removed, std::move(files));
-  return Status();
+  TSPS_RETURN_IF_ERROR(MakeRecordsWritable(*files, table));
+  return files;
 }
 
 namespace {
@@ -264,18 +265,21 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   ++state.planes;
   state.complete_since = next.changes + 1;  // all rows have other slots
   ++next.version;
+  // Of the new binding alone, so that the memory of the old one is given back. All that can fail.
+  std::shared_ptr<TableFiles> anew;
+  if (tiered || bound.kind != OptimizerKind::kNone) {
+    TSPS_ASSIGN_OR_RETURN(anew, impl_->MapAnew(group_, place, state));
+  }
   TSPS_RETURN_IF_ERROR(CommitState(mutation));
   TSPS_FAULT_POINT("bind.published");
-  // The table is bound. What follows gives the old slots' memory back, if it can.
   const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
   files.Planes(committed);
   static_cast<void>(files.RemoveOtherPlanes(committed));
-  if (tiered) {
-    impl_->memory[static_cast<size_t>(place)] = TableMemory();
-    RemoveOtherRecords(files.folder(), files.config().storage, committed.planes);
-  }
-  if (tiered || bound.kind != OptimizerKind::kNone) {
-    static_cast<void>(impl_->MapAnew(group_, place));
+  RemoveRecordsOfOthers(files, committed);
+  if (tiered) impl_->memory[static_cast<size_t>(place)] = TableMemory();
+  if (anew != nullptr) {
+    impl_->reserver.Cancel(files.Mappings());
+    group_.impl_->tables.Put(static_cast<size_t>(place), committed.removed, std::move(anew));
   }
   return Status();
 }

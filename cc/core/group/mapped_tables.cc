@@ -37,12 +37,10 @@ Status MappedTables::Map(const std::string& group_path, ControlFile& control, co
 }
 
 void MappedTables::DropRemoved(const State& state) {
-  if (looked_at_.load(std::memory_order_relaxed) == state.version) return;
+  if (looked_at_.load(std::memory_order_acquire) == state.version) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  looked_at_.store(state.version, std::memory_order_relaxed);
-  if (owned_) return;
   std::shared_ptr<List> kept;
-  for (size_t place = 0; place < list_->size(); ++place) {
+  for (size_t place = 0; !owned_ && place < list_->size(); ++place) {
     if ((*list_)[place].files == nullptr) continue;
     const MappedTable& mapped = (*list_)[place];
     const bool there = place < state.tables.size() && !IsVacant(state.tables[place]) &&
@@ -52,6 +50,8 @@ void MappedTables::DropRemoved(const State& state) {
     (*kept)[place] = {};
   }
   if (kept != nullptr) Set(std::move(kept));
+  // Last: who sees it does not look, and must not find what is dropped.
+  looked_at_.store(state.version, std::memory_order_release);
 }
 
 void MappedTables::Forget(const std::string& name) {

@@ -190,6 +190,11 @@ Status TableFiles::MakeWritable(const TableState& state) {
 
 Status TableFiles::CheckState(const TableState& state) {
   TSPS_RETURN_IF_ERROR(CheckNumbers(state, RoomRows(), folder_));
+  const bool elsewhere = (state.flags & kTableAbsentElsewhere) != 0;
+  if (elsewhere != config_->storage.tiered()) {
+    return Damaged(folder_, elsewhere ? "it has rows on disk, and no file records.config"
+                                      : "it has a file records.config, and no rows on disk");
+  }
   TSPS_RETURN_IF_ERROR(BoundPlanes(state).status());
   return CheckFiles(state);
 }

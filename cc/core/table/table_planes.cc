@@ -264,10 +264,7 @@ Result<uint32_t> TableFiles::ConvertRecords(const TableState& state) {
     made->Declare();
     made->Finish(/*published=*/true);
   }
-  const uint32_t moves = made->next_number() - 1;
-  std::lock_guard<std::mutex> lock(planes_mutex_);
-  records_[next.planes] = std::move(made);
-  return moves;
+  return made->next_number() - 1;
 }
 
 }  // namespace tsps

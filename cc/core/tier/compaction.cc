@@ -32,16 +32,16 @@ uint32_t Compaction::Choose(const std::vector<uint32_t>& live) const {
 }
 
 Result<Compaction::Slice> Compaction::Read(uint32_t file, uint32_t slot, uint32_t n) const {
-  const size_t payload_bytes = log_.layout().payload_bytes;
   Slice slice{{}, {}, file, slot + n};
+  slice.copies.reserve(n);
   std::vector<uint32_t> places;
   bool found = true;
-  TSPS_RETURN_IF_ERROR(
+  TSPS_ASSIGN_OR_RETURN(
+      slice.records,
       log_.ReadSlots(file, slot, n, [&](uint32_t place, int64_t key, const char* payload) {
         found = found && index_.Find(TagOf(key, index_.seed()), &places);
         if (!found || std::find(places.begin(), places.end(), place) == places.end()) return;
-        slice.copies.push_back({place, key, slice.payloads.size()});
-        slice.payloads.insert(slice.payloads.end(), payload, payload + payload_bytes);
+        slice.copies.push_back({place, key, payload});
       }));
   if (!found) return Error(Code::kUnavailable, "the index of records is being changed");
   return slice;

@@ -29,10 +29,10 @@ class Compaction {
     struct Copy {
       uint32_t place;
       int64_t key;
-      size_t at;  // of its payload
+      const char* payload;  // in `records`
     };
     std::vector<Copy> copies;
-    std::vector<char> payloads;
+    PageBuffer records;
     uint32_t file;
     uint32_t end_slot;
   };

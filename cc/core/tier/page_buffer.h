@@ -1,10 +1,12 @@
 // PageBuffer: private memory that begins on a page, for files that are read and written past the
-// page cache.
+// page cache. It is given back to the system at once: a heap would keep most of what a thread that
+// comes and goes has had.
 #ifndef TFSPS_CORE_TIER_PAGE_BUFFER_H_
 #define TFSPS_CORE_TIER_PAGE_BUFFER_H_
 
+#include <sys/mman.h>
+
 #include <cstddef>
-#include <cstdlib>
 #include <memory>
 
 #include "core/base/limits.h"
@@ -18,24 +20,27 @@ class PageBuffer {
   // ResourceExhausted if there is no memory. `bytes` are rounded up to pages.
   static Result<PageBuffer> Make(size_t bytes) {
     PageBuffer buffer;
-    buffer.bytes_ = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-    buffer.data_.reset(static_cast<char*>(std::aligned_alloc(kPageBytes, buffer.bytes_)));
-    if (buffer.data_ == nullptr && buffer.bytes_ > 0) {
-      return Error(Code::kResourceExhausted, "no memory for ", buffer.bytes_,
+    const size_t pages = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    if (pages == 0) return buffer;
+    void* const data =
+        mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      return Error(Code::kResourceExhausted, "no memory for ", pages,
                    " bytes to read and write records");
     }
+    buffer.data_ = {static_cast<char*>(data), Unmap{pages}};
     return buffer;
   }
 
   char* data() const { return data_.get(); }
-  size_t bytes() const { return bytes_; }
+  size_t bytes() const { return data_.get_deleter().bytes; }
 
  private:
-  struct Free {
-    void operator()(char* data) const { std::free(data); }
+  struct Unmap {
+    size_t bytes;
+    void operator()(char* data) const { munmap(data, bytes); }
   };
-  std::unique_ptr<char, Free> data_;
-  size_t bytes_ = 0;
+  std::unique_ptr<char, Unmap> data_{nullptr, Unmap{0}};
 };
 
 }  // namespace tsps

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/crc32c.h"
+#include "core/base/fault_point.h"
 #include "core/tier/record_index_access.h"
 
 namespace tsps {
@@ -108,6 +109,7 @@ bool RecordIndex::SegmentOf(uint64_t tag, uint32_t* number) const {
 }
 
 bool RecordIndex::Readable(const State& state) const {
+  if (TSPS_FAULT_OFF("damage")) return true;
   if (state.n_pages < kMinPages || state.n_pages > kMaxPages || state.depth > kMaxIndexDepth) {
     return false;
   }

@@ -251,11 +251,12 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
   return status;
 }
 
-Status RecordLog::ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const VisitPlace& visit) {
+Result<PageBuffer> RecordLog::ReadSlots(uint32_t number, uint32_t slot, uint32_t n,
+                                        const VisitPlace& visit) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<RecordFile> file, FileOf(number));
   const size_t begin = layout_.offset(slot) / kPageBytes * kPageBytes;
   const size_t bytes = layout_.offset(slot + n) - begin;
-  TSPS_ASSIGN_OR_RETURN(const PageBuffer buffer, PageBuffer::Make(bytes));
+  TSPS_ASSIGN_OR_RETURN(PageBuffer buffer, PageBuffer::Make(bytes));
   TSPS_RETURN_IF_ERROR(file->Read(begin, buffer.bytes(), buffer.data()));
   for (uint32_t i = slot; i < slot + n; ++i) {
     const char* record = buffer.data() + (layout_.offset(i) - begin);
@@ -266,7 +267,7 @@ Status RecordLog::ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const Vi
   const std::lock_guard<std::mutex> lock(mutex_);
   counters_.reads += 1;
   counters_.bytes_read += buffer.bytes();
-  return {};
+  return buffer;
 }
 
 uint64_t RecordLog::bytes() const {

@@ -77,10 +77,10 @@ class RecordLog {
   using Visit = std::function<void(size_t i, int64_t key, const char* payload)>;
   Status Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit);
 
-  // Visits the records of a file in slots [slot, slot + n), but for those that were never written.
-  // On the calling thread.
+  // Visits the records of a file in slots [slot, slot + n), but for those that were never written,
+  // on the calling thread. What it returns has them all.
   using VisitPlace = std::function<void(uint32_t place, int64_t key, const char* payload)>;
-  Status ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const VisitPlace& visit);
+  Result<PageBuffer> ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const VisitPlace& visit);
   // Of all files.
   uint64_t bytes() const;
 

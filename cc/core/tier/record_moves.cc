@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
 #include "core/base/limits.h"
 #include "core/base/racy_copy.h"
@@ -16,12 +17,20 @@ struct RecordMoves::Header {
   uint32_t declared;  // 0 or 1: any number may come round
   uint64_t n_entering, n_leaving;
   RecordState states[2];  // of even and odd numbers
+  uint32_t crc;           // of the declared moves, their number and counts
+  uint32_t zero;
 };
 
 namespace {
 constexpr size_t kHeaderBytes = 64;
 std::string PathOf(const std::string& folder) { return folder + "/records.moves"; }
 }  // namespace
+
+uint32_t RecordMoves::Crc() const {
+  const Header& of = header();
+  const uint32_t counts = Crc32c(of.number, &of.n_entering, 2 * sizeof(uint64_t));
+  return Crc32c(counts, moves(), (of.n_entering + of.n_leaving) * sizeof(RecordMove));
+}
 
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Create(const std::string& folder) {
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(PathOf(folder), kPageBytes, SIZE_MAX));
@@ -46,13 +55,14 @@ Status RecordMoves::Reserve(size_t n) {
 void RecordMoves::Declare(const RecordState& next, const std::vector<RecordMove>& entering,
                           const std::vector<RecordMove>& leaving) {
   Header& made = header();
-  static_assert(sizeof(Header) <= kHeaderBytes);
+  static_assert(sizeof(Header) == kHeaderBytes);
   made.states[next.number & 1] = next;
   std::copy(entering.begin(), entering.end(), moves());
   std::copy(leaving.begin(), leaving.end(), moves() + entering.size());
   made.n_entering = entering.size();
   made.n_leaving = leaving.size();
   made.number = next.number;
+  made.crc = Crc();
   TSPS_FAULT_POINT("record_moves_written");
   __atomic_store_n(&made.declared, 1u, __ATOMIC_RELEASE);
   TSPS_FAULT_POINT("record_moves_declared");
@@ -67,6 +77,9 @@ Status RecordMoves::Recover(uint32_t committed, RecordIndex& index) {
   if (found.n_entering > room || found.n_leaving > room - found.n_entering) {
     return Damaged(file_->path(), found.n_entering, " and ", found.n_leaving,
                    " moves are more than it has");
+  }
+  if (found.crc != Crc() && !TSPS_FAULT_OFF("damage")) {
+    return Damaged(file_->path(), "the checksum of its moves");
   }
   // Numbers go round.
   if (found.number != committed && found.number != committed + 1) {

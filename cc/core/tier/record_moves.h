@@ -65,6 +65,7 @@ class RecordMoves {
   struct Header;
   Header& header() const { return *reinterpret_cast<Header*>(file_->data()); }
   RecordMove* moves() const;
+  uint32_t Crc() const;  // of what is declared
 
   const std::unique_ptr<MappedFile> file_;
 };

@@ -51,12 +51,11 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
   const auto n =
       static_cast<uint32_t>(std::clamp<size_t>(kSliceBytes / layout.record_bytes, 1, left));
   std::vector<Row> rows;
-  std::vector<char> payloads;
-  TSPS_RETURN_IF_ERROR(
+  TSPS_ASSIGN_OR_RETURN(
+      const PageBuffer records,
       log.ReadSlots(files_[file_], slot_, n, [&](uint32_t place, int64_t key, const char* payload) {
         if (!OfState(place) || entered_.count(place) != 0) return;
-        rows.push_back({place, key, payloads.size()});
-        payloads.insert(payloads.end(), payload, payload + layout.payload_bytes);
+        rows.push_back({place, key, payload});
       }));
   // First the index, and then what has left it.
   std::vector<char> in_index(rows.size());
@@ -71,7 +70,7 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
   TSPS_RETURN_IF_ERROR(refresh_());
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!in_index[i] && left_.count(rows[i].place) == 0) continue;
-    visit(rows[i].key, payloads.data() + rows[i].at);
+    visit(rows[i].key, rows[i].payload);
     ++visited_;
   }
   slot_ += n;

@@ -46,7 +46,7 @@ class RecordScan {
   struct Row {
     uint32_t place;
     int64_t key;
-    size_t at;  // of its payload
+    const char* payload;
   };
 
   RecordStore& store_;

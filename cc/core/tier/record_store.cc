@@ -240,7 +240,7 @@ Status RecordStore::Append(size_t n, const RecordLog::Fill& fill) {
           key = fill(i, payload);
         } else {
           const Compaction::Slice::Copy& copy = *copies_[i - n];
-          std::copy_n(slice_->payloads.data() + copy.at, log_->layout().payload_bytes, payload);
+          std::copy_n(copy.payload, log_->layout().payload_bytes, payload);
           key = copy.key;
         }
         tags[i] = TagOf(key, index_->seed());
