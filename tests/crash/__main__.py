@@ -10,7 +10,7 @@ import sys
 
 from tests.crash import harness
 
-CONTROLS = ("undo", "seqlock", "scan_images")
+CONTROLS = ("undo", "moves", "seqlock", "scan_images")
 
 
 def main() -> int:
@@ -29,9 +29,15 @@ def main() -> int:
         f"{found.reads} reads and {found.scans} scans beside; {len(found.torn)} torn states, "
         f"{len(found.mixed)} mixed reads"
     )
+    print(
+        f"{found.rows_on_disk} rows on disk at most, {found.files_removed} files of them removed by compaction at most"
+    )
     for problem in (*found.torn, *found.mixed):
         print(f"  {problem}")
-    failed = int(found.violations > 0)
+    tiers = found.rows_on_disk > 0 and found.files_removed > 0
+    if not tiers and arguments.kills >= harness.KILLS_PER_ROUND:
+        print("  no round had rows on disk, and files of them that compaction removed")
+    failed = int(found.violations > 0 or (not tiers and arguments.kills >= harness.KILLS_PER_ROUND))
     for mechanism in CONTROLS:
         options = ["--control", mechanism, "--kills", str(arguments.kills), "--seed", str(arguments.seed)]
         control = subprocess.run(

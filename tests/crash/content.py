@@ -1,6 +1,6 @@
 """What the group of the crash tests must contain after step s: a function of s alone.
 
-Six tables, so that a step spans several:
+Seven tables, so that a step spans several:
 
   hot    SGD, rate 1, gradient 1: 256 rows, all in every step, so each element is -s
   mixed  Adagrad, gradient 1: 64 rows in every step, 400 new keys per step (the index grows), and in every fifth step
@@ -10,6 +10,8 @@ Six tables, so that a step spans several:
          in every step, gradient 1
   passing  Adam, gradient 1: 100 new keys per step, which are erased again: after every fourth step all but those of the
          last four steps. So after such a step they are there, all of them, or not, none of them
+  far    Adagrad, gradient 1, partly on disk: 64 rows in every step, 100 new keys per step, and those of 40 steps before
+         once more. Memory has room for the rows of some ten steps: rows go to the disk, come back, and go once more
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ from tests.reference import row_rules
 from tf_sparse_ps import optimizers
 from tf_sparse_ps import table as store
 from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.config.tiered import Tiered
 from tf_sparse_ps.table import Table
 
 HOT, MIXED, RARE, NARROW, NEW, PASSING = 256, 64, 32, 64, 400, 100
+FAR, FAR_NEW, FAR_AGAIN = 64, 100, 40
+FAR_ROWS = 1 << 18  # at most: 3 MiB of its memory say where they are, and 12 are buffers
+FAR_MEMORY = 16_600_000
 ERASE_EVERY = 4  # steps
 _SCANNED = 20  # steps whose new keys' rows are looked at, in a scan
 _ADAGRAD = optimizers.Adagrad(learning_rate=1.0, initial_accumulator_value=0.1, epsilon=1e-7)
@@ -43,6 +49,19 @@ CONFIGS = (
     TableConfig("half", 12, seed=1, optimizer=_AMSGRAD, dtype="float16"),
 )
 
+
+def disk_of(group: Path) -> Path:
+    """Where the rows of `far` are that are not in memory."""
+    return group.with_name(group.name + "-disk")
+
+
+def configs(group: Path) -> list[TableConfig]:
+    """Of the tables of a group; `far` has its rows on disk beside it."""
+    storage = Tiered(disk_of(group), FAR_MEMORY)
+    far = TableConfig("far", 8, seed=1, max_rows=FAR_ROWS, optimizer=_ADAGRAD, storage=storage)
+    return [*CONFIGS, far]
+
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
@@ -58,6 +77,11 @@ def passing_keys(first: int, last: int) -> Ints:
     return np.arange(max(first, 1) * PASSING, (last + 1) * PASSING, dtype=np.int64)
 
 
+def far_keys(step: int) -> Ints:
+    """The keys that enter `far` at `step`."""
+    return np.arange(step * FAR_NEW, (step + 1) * FAR_NEW, dtype=np.int64)
+
+
 def updates(step: int) -> dict[str, Ints]:
     """Keys of each table in `step` (1, 2, ...)."""
     mixed = [np.arange(MIXED, dtype=np.int64), new_keys(step)]
@@ -70,6 +94,10 @@ def updates(step: int) -> dict[str, Ints]:
         "narrow": np.arange(NARROW, dtype=np.int64),
         "half": np.arange(NARROW, dtype=np.int64),
     }
+    far = [np.arange(FAR, dtype=np.int64), far_keys(step)]
+    if step > FAR_AGAIN:
+        far.append(far_keys(step - FAR_AGAIN))
+    parts["far"] = np.concatenate(far)
     if step % 3 == 0:
         parts["rare"] = np.arange(RARE, dtype=np.int64)
     return parts
@@ -83,7 +111,7 @@ class Group:
 
     @classmethod
     def create(cls, path: Path) -> Group:
-        group = cls({config.name: Table.create(path / config.name, config) for config in CONFIGS})
+        group = cls({config.name: Table.create(path / config.name, config) for config in configs(path)})
         for name, rows in (("hot", HOT), ("rare", RARE)):
             table = group.tables[name]
             table.assign(np.arange(rows), np.zeros((rows, table.config.dim), np.float32))
@@ -91,7 +119,7 @@ class Group:
 
     @classmethod
     def open(cls, path: Path, mode: str) -> Group:
-        return cls({config.name: Table.open(path / config.name, mode, config) for config in CONFIGS})  # type: ignore[arg-type]
+        return cls({config.name: Table.open(path / config.name, mode, config) for config in configs(path)})  # type: ignore[arg-type]
 
     @property
     def step(self) -> int:
@@ -152,6 +180,7 @@ class Expectation:
     def __init__(self, untouched: Group) -> None:
         self._initial = untouched.tables["mixed"]
         self._passing = untouched.tables["passing"]
+        self._far = untouched.tables["far"]
         # After n updates by Adagrad with gradient 1: the sum of rates, in the order of float32 operations per element.
         self._accumulators = [np.float32(0.1)]
         self._hot_cache: tuple[int, Floats] | None = None
@@ -163,8 +192,18 @@ class Expectation:
         return self._accumulators[n]
 
     def mixed(self, keys: Ints, n_updates: int) -> tuple[Floats, np.float32]:
-        """Rows after `n_updates` and the accumulator, equal in every element."""
-        rows = self._initial.lookup(keys)
+        """Rows of `mixed` after `n_updates` and the accumulator, equal in every element."""
+        return self._by_adagrad(self._initial, keys, n_updates)
+
+    def far(self, entered: int, step: int) -> tuple[Floats, np.float32]:
+        """The same of the keys of `far` that entered at a step; of those that are always there with `entered` = 0."""
+        again = entered > 0 and entered + FAR_AGAIN <= step
+        n_updates = step if entered == 0 else 0 if entered > step else 2 if again else 1
+        keys = np.arange(FAR, dtype=np.int64) if entered == 0 else far_keys(entered)
+        return self._by_adagrad(self._far, keys, n_updates)
+
+    def _by_adagrad(self, initial: Table, keys: Ints, n_updates: int) -> tuple[Floats, np.float32]:
+        rows = initial.lookup(keys)
         for n in range(1, n_updates + 1):
             rows = rows - np.float32(1) / np.sqrt(self._accumulator(n) + np.float32(1e-7))
         return rows, self._accumulator(n_updates)
@@ -181,6 +220,7 @@ class Expectation:
         now = group.step
         entered = list(range(max(1, now - 3), now + 1 + steps_ahead))
         fresh = np.concatenate([new_keys(s)[:50] for s in entered])
+        distant = sorted({max(1, now - ago) for ago in (0, FAR_AGAIN - 1, FAR_AGAIN, 2 * FAR_AGAIN)})
         step, rows = store.read(
             {
                 group.tables["narrow"]: np.arange(NARROW),
@@ -188,6 +228,7 @@ class Expectation:
                 group.tables["hot"]: np.arange(HOT),
                 group.tables["mixed"]: np.concatenate([np.arange(MIXED), fresh]),
                 group.tables["rare"]: np.arange(RARE),
+                group.tables["far"]: np.concatenate([far_keys(s) for s in distant]),
             }
         )
         wrong = []
@@ -196,6 +237,8 @@ class Expectation:
         for one in self._narrow:
             if not np.array_equal(rows[group.tables[one.name]], one.after(step)[0]):
                 wrong.append(f"rows of {one.name} at step {step} differ")
+        for s, part in zip(distant, np.split(rows[group.tables["far"]], len(distant)), strict=True):
+            _expect(wrong, f"far row of step {s}", step, part, self.far(s, step)[0])
         mixed = rows[group.tables["mixed"]]
         _expect(wrong, "mixed", step, mixed[:MIXED], self._mixed_hot(step))
         for i, s in enumerate(entered):
@@ -232,6 +275,9 @@ class Expectation:
             pairs = zip((values, *slots), (expected_values, *expected_slots), strict=True)
             if not found.all() or (step and not all(np.array_equal(a, b) for a, b in pairs)):
                 wrong.append(f"rows or slots of {one.name} at step {step} differ")
+        wrong += self._check_far(step, *group.tables["far"].entries(self._far_keys(step)))
+        if len(group.tables["far"]) != len(self._far_keys(step)):
+            wrong.append(f"step {step}: {len(group.tables['far'])} far keys, {len(self._far_keys(step))} expected")
         passing = group.tables["passing"]
         there = np.sort(passing.keys())
         wrong += self._check_passing(step, there, *passing.entries(there)[1:])
@@ -261,10 +307,37 @@ class Expectation:
             if len(part):
                 _expect(wrong, "scanned row", step, rows[at], row)
                 _expect(wrong, "scanned slot", step, accumulators[at], accumulator)
+        with group.tables["far"].scan() as scan:
+            step, (keys, rows, slots, _) = scan.step, scan.read()
+        order = np.argsort(keys)
+        if np.array_equal(keys[order], self._far_keys(step)):
+            found = np.ones(len(keys), bool)
+            wrong += self._check_far(step, found, rows[order], tuple(slot[order] for slot in slots))
+        else:
+            wrong.append(
+                f"step {step}: {len(keys)} far keys in a scan, {len(self._far_keys(step))} expected, or others"
+            )
         with group.tables["passing"].scan() as scan:
             step, (keys, rows, slots, _) = scan.step, scan.read()
         order = np.argsort(keys)
         return wrong + self._check_passing(step, keys[order], rows[order], tuple(slot[order] for slot in slots))
+
+    @staticmethod
+    def _far_keys(step: int) -> Ints:
+        """All that `far` has after a step, ascending."""
+        hot = np.arange(FAR if step else 0, dtype=np.int64)
+        return np.concatenate([hot, np.arange(FAR_NEW, (step + 1) * FAR_NEW if step else FAR_NEW, dtype=np.int64)])
+
+    def _check_far(self, step: int, found: npt.NDArray[np.bool_], rows: Floats, slots: tuple[Floats, ...]) -> list[str]:
+        wrong: list[str] = []
+        if not found.all():
+            return [f"step {step}: {int((~found).sum())} far keys are missing"]
+        expected = [self.far(s, step) for s in range(step + 1)] if step else []
+        if expected:
+            _expect(wrong, "far row", step, rows, np.concatenate([row for row, _ in expected]))
+            accumulators = np.concatenate([np.full(len(row), value, np.float32) for row, value in expected])
+            _expect(wrong, "far slot", step, slots[0], np.broadcast_to(accumulators[:, None], rows.shape))
+        return wrong
 
     def _check_passing(self, step: int, keys: Ints, rows: Floats, slots: tuple[Floats, ...]) -> list[str]:
         wrong: list[str] = []

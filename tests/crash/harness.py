@@ -1,7 +1,8 @@
-"""Random SIGKILLs of a writer, with a reader and a scanner running beside, in rounds of one group each."""
+"""Random SIGKILLs of a writer and of a reader, another reader and a scanner beside, in rounds of one group each."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,12 +16,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.crash.content import Expectation, Group
+from tests.crash.content import Expectation, Group, disk_of
 from tf_sparse_ps.errors import DamagedFileError
 from tf_sparse_ps.table import Table
 
-_KILLS_PER_ROUND = 30  # then a new, small group, so that checking every row stays quick
+KILLS_PER_ROUND = 30  # then a new, small group, so that checking every row stays quick
 _CHILD_TIMEOUT_S = 60
+_KILLED_AS_IT_OPENS = 1 / 6  # of the writers
 
 
 @dataclasses.dataclass
@@ -32,6 +34,8 @@ class Result:
     steps: int = 0
     reads: int = 0
     scans: int = 0
+    rows_on_disk: int = 0  # at the end of a round, at most
+    files_removed: int = 0  # by compaction, at least
     torn: list[str] = dataclasses.field(default_factory=list)  # found after a kill
     mixed: list[str] = dataclasses.field(default_factory=list)  # seen by the reader or the scanner
 
@@ -43,8 +47,8 @@ class Result:
 def run(kills: int, seed: int) -> Result:
     """Kills writers until `kills` are dead or a violation is found.
 
-    With TFSPS_FAULT_OFF=undo, seqlock or scan_images in the environment (and the build with fault points) it is a
-    control: it must find violations. The core reads that variable once, so a control needs a process of its own.
+    With TFSPS_FAULT_OFF=undo, moves, seqlock or scan_images in the environment (and the build with fault points) it is
+    a control: it must find violations. The core reads that variable once, so a control needs a process of its own.
 
     Args:
       kills: Number of SIGKILLs.
@@ -55,7 +59,7 @@ def run(kills: int, seed: int) -> Result:
     with tqdm(total=kills, desc="kills", unit="kill", delay=2, disable=None) as bar:
         while result.kills < kills and not result.violations:
             with tempfile.TemporaryDirectory(prefix="tsps-crash-", dir="/dev/shm") as folder:
-                _round(Path(folder), min(_KILLS_PER_ROUND, kills - result.kills), rng, result, bar)
+                _round(Path(folder), min(KILLS_PER_ROUND, kills - result.kills), rng, result, bar)
     return result
 
 
@@ -65,9 +69,14 @@ def _round(folder: Path, kills: int, rng: random.Random, result: Result, bar: tq
     Group.create(path)  # closed at once: the writer process takes it over
     expectation = Expectation(untouched)
     beside = {what: _start(what, path, untouched_path) for what in ("reader", "scanner")}
+    lookers = [_start("looker", path)]
+    acknowledged = 0
     try:
         for _ in range(kills):
-            acknowledged = _kill_a_writer(path, rng)
+            acknowledged = _kill_a_writer(path, rng, acknowledged)
+            if rng.random() < 1 / 3:  # in the middle of what it leaves for all to find
+                _kill(lookers.pop())
+                lookers.append(_start("looker", path))
             result.kills += 1
             bar.update()
             wrong = _check(path, expectation, acknowledged, result)
@@ -77,11 +86,27 @@ def _round(folder: Path, kills: int, rng: random.Random, result: Result, bar: tq
                 break  # nothing after it would mean much
         for what, process in beside.items():
             _report(what, process, result)
+        _look_at_the_disk(path, result)
     finally:
-        for process in beside.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for process in (*beside.values(), *lookers):
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def _look_at_the_disk(path: Path, result: Result) -> None:
+    """Without rows that go to the disk and files that compaction removes a round would not be about these."""
+    group = Group.open(path, "r")
+    try:
+        result.rows_on_disk = max(result.rows_on_disk, group.tables["far"].stats()["rows_on_disk"])
+    finally:
+        _close(group.tables)
+    numbers = [int(file.name.split(".")[1]) for file in disk_of(path).rglob("records.*")]
+    result.files_removed = max(result.files_removed, max(numbers, default=0) + 1 - len(numbers))
 
 
 def _report(what: str, process: subprocess.Popen[str], result: Result) -> None:
@@ -110,15 +135,25 @@ def _start(*arguments: str | Path, delay: str = "0") -> subprocess.Popen[str]:
     )
 
 
-def _kill_a_writer(path: Path, rng: random.Random) -> int:
-    """Starts a writer, kills it at a random instant of its steps, returns the last step that it reported."""
+def _kill_a_writer(path: Path, rng: random.Random, before: int) -> int:
+    """Starts a writer, kills it at a random instant of its steps, or while it takes over from the one before.
+
+    Returns:
+      The last step that it reported; without any, `before`: the last one that the writer before has reported.
+    """
     slowed = rng.random() < 2 / 3  # with fault points: most of its time is spent between two rows of a mutation
     writer = _start("writer", path, delay="1" if slowed else "0")
     assert writer.stdout is not None
-    first = writer.stdout.readline()  # it has the group open
-    if not first:
-        raise AssertionError(f"the writer failed: {writer.communicate(timeout=_CHILD_TIMEOUT_S)[1]}")
-    time.sleep(rng.uniform(0, 0.15 if slowed else 0.05))
+    first = ""
+    if rng.random() < _KILLED_AS_IT_OPENS:
+        while not _has_lock(path, writer):  # it has to read what a table and a disk hold then
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.02))
+    else:
+        first = writer.stdout.readline()  # it has the group open
+        if not first:
+            raise AssertionError(f"the writer failed: {writer.communicate(timeout=_CHILD_TIMEOUT_S)[1]}")
+        time.sleep(rng.uniform(0, 0.15 if slowed else 0.05))
     os.kill(writer.pid, signal.SIGKILL)
     # Not communicate(): it would miss what readline() has buffered.
     lines = [first, *writer.stdout.read().splitlines(keepends=True)]
@@ -127,7 +162,18 @@ def _kill_a_writer(path: Path, rng: random.Random) -> int:
         if stream is not None:
             stream.close()
     lines = [line for line in lines if line.endswith("\n")]  # the last may have been cut
-    return int(lines[-1])
+    return int(lines[-1]) if lines else before
+
+
+def _has_lock(path: Path, writer: subprocess.Popen[str]) -> bool:
+    """Whether the writer has taken the group's lock; or has ended."""
+    file = os.stat(path / "writer.lock")
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{writer.pid}/fd"):
+            found = os.stat(f"/proc/{writer.pid}/fd/{descriptor}")
+            if (found.st_dev, found.st_ino) == (file.st_dev, file.st_ino):
+                return True
+    return writer.poll() is not None
 
 
 def _check(path: Path, expectation: Expectation, acknowledged: int, result: Result) -> list[str]:

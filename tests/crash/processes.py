@@ -1,6 +1,7 @@
-"""The processes that the harness starts: a writer that steps until it is killed; a reader and a scanner that check.
+"""The processes that the harness starts: a writer that steps until it is killed; a reader and a scanner that check; one
+that looks up rows on disk, which all processes then find in shared memory, until it is killed in the middle of it.
 
-python -m tests.crash.processes writer|reader|scanner GROUP [UNTOUCHED]
+python -m tests.crash.processes writer|reader|scanner|looker GROUP [UNTOUCHED]
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import select
 import sys
 from pathlib import Path
 
-from tests.crash.content import Expectation, Group
+import numpy as np
+
+from tests.crash.content import FAR_NEW, Expectation, Group
 from tf_sparse_ps.errors import UnavailableError
 
 
@@ -56,8 +59,21 @@ def scan(path: Path, untouched: Path) -> None:
     print(json.dumps({"reads": scans, "backwards": 0, "violations": len(wrong), "first": wrong[:5]}))
 
 
+def look(path: Path) -> None:
+    """Looks up rows of the table that is partly on disk, for ever."""
+    group = Group.open(path, "r")
+    table, draw = group.tables["far"], np.random.default_rng()
+    os.write(1, b"begun\n")
+    while True:
+        last = (group.step + 2) * FAR_NEW
+        try:
+            table.lookup(draw.integers(0, last, 200))
+        except UnavailableError:  # a writer was killed in the middle of something, and no other one has begun
+            continue
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "writer":
-        write(Path(sys.argv[2]))
+    if sys.argv[1] in ("writer", "looker"):
+        {"writer": write, "looker": look}[sys.argv[1]](Path(sys.argv[2]))
     else:
         {"reader": read, "scanner": scan}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

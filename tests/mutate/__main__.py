@@ -1,5 +1,5 @@
-"""python -m tests.mutate [--mutations 4000]: changes files of closed groups, of groups whose writer was killed, and
-sparse-parameter files at random, and looks what a reader and the next writer make of them.
+"""python -m tests.mutate [--mutations 4000]: changes files of closed groups, of groups whose writer was killed, of rows
+on disk, and sparse-parameter files at random, and looks what a reader and the next writer make of them.
 
 Each mutation comes to one of: refused (with an error of the store), found (by `Table.verify`), harmless (everything as
 without it), wrong (other content than without it, and nobody says so), unclean (an exception of another kind), crash,
@@ -26,12 +26,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first one: one alone is tried again by it")
     parser.add_argument("--seed", type=int, default=1, help="of the mutations (default: 1)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
+    parser.add_argument("--tiered", action="store_true", help="all of them in files of rows on disk")
     parser.add_argument("--verbose", action="store_true", help="every mutation and what came of it")
     parser.add_argument("--control", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
     outcomes = harness.run(
-        range(arguments.first, arguments.first + arguments.mutations), arguments.seed, arguments.jobs
+        range(arguments.first, arguments.first + arguments.mutations),
+        arguments.seed,
+        arguments.jobs,
+        only_tiered=arguments.tiered,
     )
     failures = [outcome for outcome in outcomes if outcome.verdict in harness.FAILURES]
     if arguments.control:
@@ -57,6 +61,7 @@ def main() -> int:
 def _control_fails(arguments: argparse.Namespace) -> bool:
     options = [f"--{name}={getattr(arguments, name)}" for name in ("first", "seed", "jobs")]
     options.append(f"--mutations={min(arguments.mutations, _CONTROL)}")
+    options += ["--tiered"] if arguments.tiered else []
     control = subprocess.run(
         [sys.executable, "-m", "tests.mutate", "--control", *options],
         env={**os.environ, "TFSPS_FAULT_OFF": "damage"},

@@ -158,7 +158,7 @@ def read(group: Path) -> Seen:
     seen = Seen()
     try:
         with opened(group, "r") as tables:
-            _look(tables, seen)
+            look(tables, seen)
             for name, table in tables.items():
                 some = np.arange(0, 450, 9) if name == "small" else spread(ERASED - 40, 120)
                 seen.content.append(table.lookup(some))
@@ -167,7 +167,8 @@ def read(group: Path) -> Seen:
     return seen
 
 
-def _look(tables: dict[str, Table], seen: Seen) -> None:
+def look(tables: dict[str, Table], seen: Seen) -> None:
+    """Reports of all tables, and all that they hold."""
     for table in tables.values():
         seen.problems += table.verify().problems
         keys = np.sort(table.keys())
@@ -195,7 +196,7 @@ def write(group: Path) -> Seen:
             step(tables, {"small": np.arange(0, 40)}, 11)
             seen.problems += [problem for table in tables.values() for problem in table.verify().problems]
         with opened(group, "r") as tables:
-            _look(tables, seen)
+            look(tables, seen)
     except TableError as error:
         seen.error = f"{type(error).__name__}: {error}"
     return seen
@@ -222,7 +223,7 @@ def load(path: Path) -> Seen:
         table = Table.create(folder / "wide", _FILE_CONFIG)
         try:
             table.load_parameter_file(path, progress=False)
-            _look({"wide": table}, seen)
+            look({"wide": table}, seen)
         finally:
             table.close()
     except TableError as error:

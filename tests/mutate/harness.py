@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -35,13 +34,14 @@ class Outcome:
     words: str
 
 
-def run(numbers: Iterable[int], seed: int, jobs: int) -> list[Outcome]:
+def run(numbers: Iterable[int], seed: int, jobs: int, *, only_tiered: bool = False) -> list[Outcome]:
     """Tries these mutations.
 
     Args:
       numbers: Of the mutations.
       seed: Of all of them.
       jobs: Processes at a time.
+      only_tiered: All of them in files of rows on disk.
     """
     todo = list(numbers)
     batches = [todo[start : start + _BATCH] for start in range(0, len(todo), _BATCH)]
@@ -51,13 +51,9 @@ def run(numbers: Iterable[int], seed: int, jobs: int) -> list[Outcome]:
         tqdm(total=len(todo), desc="mutations", delay=2, disable=None) as bar,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
     ):
-        sources = Path(folder, "sources")
-        sources.mkdir()
-        subprocess.run([sys.executable, "-m", "tests.mutate.processes", "make", sources], check=True, timeout=120)
 
         def try_batch(batch: list[int]) -> list[Outcome]:
-            with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch:
-                return _try_all(sources, Path(scratch), seed, batch, bar.update)
+            return _try_all(folder, seed, batch, ["--tiered"] if only_tiered else [], bar.update)
 
         for found in pool.map(try_batch, batches):
             outcomes += found
@@ -65,13 +61,16 @@ def run(numbers: Iterable[int], seed: int, jobs: int) -> list[Outcome]:
 
 
 def _try_all(
-    sources: Path, scratch: Path, seed: int, numbers: list[int], done: Callable[[int], object]
+    folder: str, seed: int, numbers: list[int], options: list[str], done: Callable[[int], object]
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     while len(outcomes) < len(numbers):
         left = numbers[len(outcomes) :]
-        command = [sys.executable, "-m", "tests.mutate.processes", "work", sources, scratch, seed, *left]
-        with tempfile.TemporaryFile("w+") as errors:
+        with (
+            tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch,
+            tempfile.TemporaryFile("w+") as errors,
+        ):
+            command = [sys.executable, "-m", "tests.mutate.processes", *options, scratch, seed, *left]
             with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=errors) as process:
                 before = len(outcomes)
                 fate = _follow(process, outcomes, done)

@@ -6,6 +6,8 @@ import dataclasses
 import struct
 from pathlib import Path
 
+from tests.mutate import record_layout
+
 LIVE = 4096
 RECORDS = (8192, 77_824)
 RECORD_HEAD, TABLE_STATE = 32, 64
@@ -61,7 +63,7 @@ _UNDO_RECORD = (
     (32, 36, "segment"),
     (40, 48, "hash"),
 )
-UNUSED = "unused"
+UNUSED = record_layout.UNUSED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +128,8 @@ def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
       data: The file's bytes.
     """
     folder, _, name = file.rpartition("/")
+    if record_layout.is_one(file):
+        return record_layout.field_of(file, offset)
     if file == "group":
         return _control_field(state, offset)
     if file == "undo":
@@ -164,6 +168,8 @@ def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
 def used_bytes(state: GroupState, file: str, data: bytes) -> int:
     """How much of a file of the group is in use, in whole pages."""
     folder, _, name = file.rpartition("/")
+    if record_layout.is_one(file):
+        return record_layout.used_bytes(data)
     if not folder:
         used = len(data) if file != "undo" else UNDO_RECORDS + int(struct.unpack_from("<Q", data, 16)[0])
     else:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutate import layout
+from tests.mutate import layout, record_layout, tiered
 from tests.mutate.content import STATES
 
 FILE = "parameter file"
@@ -38,7 +38,7 @@ class Mutation:
 
     Attributes:
       number: Of the mutation.
-      state: Of the group, one of `STATES`; or FILE.
+      state: Of the group, one of `STATES`, or of `tiered.STATES`; or FILE.
       file: Relative to the group.
       field: Where, in words.
       what: In words.
@@ -54,10 +54,13 @@ class Mutation:
         return f"{self.number}: {self.state}, {self.file}, {self.field}: {self.what}"
 
 
-def state_of(seed: int, number: int) -> str:
-    """Of what the mutation is: of ten, six of a closed group, three of a killed writer's, one of a file."""
+def state_of(seed: int, number: int, only_tiered: bool) -> str:
+    """Of what the mutation is: of ten, four of a closed group, two of a killed writer's, three of one with rows on
+    disk, one of a parameter file."""
     draw = random.Random(f"{seed} {number} state").random()
-    return "closed" if draw < 0.6 else FILE if draw >= 0.9 else STATES[1 + int((draw - 0.6) * 10)]
+    if only_tiered or draw < 0.3:
+        return tiered.STATES[int(draw * 1000) % 2]
+    return "closed" if draw < 0.7 else FILE if draw >= 0.9 else STATES[1 + int((draw - 0.7) * 15)]
 
 
 def mutate(path: Path, seed: int, number: int, state: str) -> Mutation:
@@ -96,6 +99,8 @@ def mutate(path: Path, seed: int, number: int, state: str) -> Mutation:
 
 def _weight(file: str, state: str) -> int:
     name = os.path.basename(file)
+    if state in tiered.STATES:  # those of rows in memory are mutated in other states
+        return (4 if name.startswith("records.") else 1) if record_layout.is_one(file) else 0
     if name == "undo" and state != "closed":
         return 12
     return 3 if name.startswith("planes.") else _WEIGHTS.get(name, 1)
@@ -110,7 +115,7 @@ def _place(rng: random.Random, group: layout.GroupState | None, file: str, data:
     for _ in range(2000):
         offset = rng.randrange(span)
         if interesting:
-            offset = rng.choice(_beginnings(file, span, group)) + min(int(rng.expovariate(0.02)), 4096)
+            offset = rng.choice(_beginnings(file, data[:span], group)) + min(int(rng.expovariate(0.02)), 4096)
         if offset >= span:
             continue
         field = layout.field_of(group, file, offset, data)
@@ -119,9 +124,11 @@ def _place(rng: random.Random, group: layout.GroupState | None, file: str, data:
     return offset, field
 
 
-def _beginnings(file: str, span: int, group: layout.GroupState) -> Sequence[int]:
-    """Where the numbers of a file begin."""
-    name = os.path.basename(file)
+def _beginnings(file: str, data: bytes, group: layout.GroupState) -> Sequence[int]:
+    """Where the numbers of a file begin, of which `data` are in use."""
+    name, span = os.path.basename(file), len(data)
+    if record_layout.is_one(file):
+        return record_layout.beginnings(file, data)
     if name == "group":
         record = layout.RECORDS[group.epoch & 1]
         return [0, layout.LIVE, *[record, record + layout.RECORD_HEAD] * 4, layout.NAMES]

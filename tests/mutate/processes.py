@@ -1,10 +1,9 @@
 """The process that works with mutated files, and may end by it.
 
-python -m tests.mutate.processes make FOLDER
-python -m tests.mutate.processes work FOLDER SCRATCH SEED NUMBER...
+python -m tests.mutate.processes [--tiered] SCRATCH SEED NUMBER...
 
-`make` leaves in FOLDER what is mutated. `work` takes copies of it, mutates them and says as JSON lines what came of it:
-{"begun": number, "mutation": words}, then {"done": number, ...}.
+It makes what is mutated, mutates copies of it, and says as JSON lines what came of it: {"begun": number, "mutation":
+words}, then {"done": number, ...}.
 """
 
 from __future__ import annotations
@@ -15,37 +14,52 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.mutate import content, mutations
+from tests.mutate import content, mutations, tiered
 from tests.mutate.content import Seen
 
 _PARAMETER_FILE = "wide.tfsps"
 
 
-def make(folder: Path) -> None:
-    for state in content.STATES:
-        content.make_group(folder / state, state)
-    content.make_file(folder / _PARAMETER_FILE)
+class Sources:
+    """What is mutated, each made when it is first needed.
 
+    A group is made in the very folder in which copies of it are opened, and put aside: one with rows on disk says where
+    they are.
+    """
 
-def source_of(folder: Path, state: str) -> Path:
-    """What is mutated, of this state."""
-    return folder / (_PARAMETER_FILE if state == mutations.FILE else state)
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._aside = scratch, scratch / "sources"
+        self._aside.mkdir()
 
+    def copy(self, state: str) -> Path:
+        """A group in this state or a parameter file, in place of the last copy."""
+        name = _PARAMETER_FILE if state == mutations.FILE else state
+        source, target = self._aside / name, self._scratch / name
+        if not source.exists():
+            self._make(target, state)
+            target.rename(source)
+        if source.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)
+        return target
 
-def copy(source: Path, scratch: Path) -> Path:
-    """A copy of a group or a file, in place of the last one."""
-    target = scratch / source.name
-    if source.is_dir():
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target)
-    else:
-        shutil.copyfile(source, target)
-    return target
+    def _make(self, path: Path, state: str) -> None:
+        if state == mutations.FILE:
+            content.make_file(path)
+        elif state in tiered.STATES:
+            tiered.make_group(path, state)
+        else:
+            content.make_group(path, state)
 
 
 def phases(path: Path, state: str) -> list[Seen]:
     """All that is done with the files: by a reader, then by the next writer; or by whoever loads the file."""
-    return [content.load(path)] if state == mutations.FILE else [content.read(path), content.write(path)]
+    if state == mutations.FILE:
+        return [content.load(path)]
+    group = tiered if state in tiered.STATES else content
+    return [group.read(path), group.write(path)]
 
 
 def verdict(seen: Seen, expected: Seen) -> str:
@@ -57,14 +71,15 @@ def verdict(seen: Seen, expected: Seen) -> str:
     return "harmless" if seen.same_content(expected) else "wrong"
 
 
-def work(folder: Path, scratch: Path, seed: int, numbers: list[int]) -> None:
+def work(scratch: Path, seed: int, numbers: list[int], only_tiered: bool) -> None:
+    sources = Sources(scratch)
     expected: dict[str, list[Seen]] = {}
     for number in numbers:
-        state = mutations.state_of(seed, number)
+        state = mutations.state_of(seed, number, only_tiered)
         if state not in expected:
-            expected[state] = phases(copy(source_of(folder, state), scratch), state)
+            expected[state] = phases(sources.copy(state), state)
             assert not any(seen.error or seen.problems for seen in expected[state]), expected[state]
-        path = copy(source_of(folder, state), scratch)
+        path = sources.copy(state)
         mutation = mutations.mutate(path, seed, number, state)
         print(json.dumps({"begun": number, **dataclasses.asdict(mutation)}), flush=True)
         try:
@@ -78,7 +93,6 @@ def work(folder: Path, scratch: Path, seed: int, numbers: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "make":
-        make(Path(sys.argv[2]))
-    else:
-        work(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), [int(number) for number in sys.argv[5:]])
+    only_tiered = sys.argv[1] == "--tiered"
+    folder, *rest = sys.argv[1 + only_tiered :]
+    work(Path(folder), int(rest[0]), [int(number) for number in rest[1:]], only_tiered)
