@@ -52,16 +52,21 @@ class NodeWatch(Watcher):
         failed_since = None
         while not self._stop.wait(_POLL_S):
             ranks = self._ranks.look()
+            dead = [one for one in ranks if not one.alive and not one.left and one.rank != self._rank]
             # This rank's own failure first: where all wait for one, each says so for itself.
             failed = sorted((one for one in ranks if one.failure), key=lambda one: one.rank != self._rank)
             if failed:
                 failed_since = failed_since or time.monotonic()
                 waited = time.monotonic() > failed_since + _OWN_FAILURE_S
                 if waited or failed[0].rank == self._rank or not failed[0].alive:
-                    self._report_failure(failed[0])
+                    # It may have failed of a death, which it saw before this thread did.
+                    cause = [one for one in dead if f"(pid {one.pid}) died" in str(failed[0].failure)]
+                    if cause:
+                        self._report_death(cause[0], group.info()["step"])
+                    else:
+                        self._report_failure(failed[0])
                     return
                 continue
-            dead = [one for one in ranks if not one.alive and not one.left and one.rank != self._rank]
             if dead:
                 self._report_death(dead[0], group.info()["step"])
                 return
