@@ -38,15 +38,18 @@ class Group:
 
     @property
     def peak(self) -> int:
-        """Bytes of private and shared memory: without files that the kernel keeps while there is room."""
+        """Bytes of private and shared memory, and of the kernel's for them: all that counts for the limit, without
+        files that the kernel keeps while there is room.
+        """
         return self._peak
 
     def _watch(self) -> None:
-        names = ("total_rss", "total_shmem") if self._is_first else ("anon", "shmem")
+        names = ("total_rss", "total_shmem") if self._is_first else ("anon", "shmem", "kernel")
         while not self._ending.wait(_INTERVAL_S):
             lines = (line.split() for line in (self._folder / "memory.stat").read_text().splitlines())
             found = {name: int(value) for name, value in lines}
-            self._peak = max(self._peak, sum(found[name] for name in names))
+            of_kernel = int((self._folder / "memory.kmem.usage_in_bytes").read_text()) if self._is_first else 0
+            self._peak = max(self._peak, sum(found[name] for name in names) + of_kernel)
 
     def close(self) -> None:
         """When its processes have ended."""

@@ -102,4 +102,39 @@ Status PackIntoOutput(const KernelContext& context, int index, const std::vector
   return Status();
 }
 
+Status PackForEach(const KernelContext& context, int index, uint32_t receivers,
+                   const std::function<std::vector<WireSet>(uint32_t receiver)>& sets_of,
+                   WireType type, Executor& executor) {
+  std::vector<WirePacker> packers;
+  std::vector<int32_t> splits;
+  int64_t size = 0;
+  for (uint32_t receiver = 0; receiver < receivers; ++receiver) {
+    TSPS_ASSIGN_OR_RETURN(WirePacker packer,
+                          WirePacker::Create(sets_of(receiver), type, executor));
+    const size_t bytes = PaddedBytes(packer.bytes());
+    if (bytes > INT32_MAX) {
+      return Error(Code::kResourceExhausted, bytes, " bytes are for node ", receiver,
+                   "; at most 2^31 - 1 can be sent at once");
+    }
+    splits.push_back(static_cast<int32_t>(bytes));
+    size += splits.back();
+    packers.push_back(std::move(packer));
+  }
+  TSPS_ASSIGN_OR_RETURN(const Tensor buffer, context.Output<uint8_t>(index, {size}));
+  uint8_t* out = buffer.data<uint8_t>();
+  for (uint32_t receiver = 0; receiver < receivers; ++receiver) {
+    const auto bytes = static_cast<size_t>(splits[receiver]);
+    packers[receiver].Write(out, bytes, executor);
+    out += bytes;
+  }
+  ProcessWireCounters().bytes_packed.fetch_add(static_cast<uint64_t>(size),
+                                               std::memory_order_relaxed);
+  return context.OutputVector(index + 1, splits);
+}
+
+Status PackNothing(const KernelContext& context, int index, uint32_t receivers) {
+  TSPS_RETURN_IF_ERROR(context.Output<uint8_t>(index, {0}).status());
+  return context.OutputVector(index + 1, std::vector<int32_t>(receivers, 0));
+}
+
 }  // namespace tsps

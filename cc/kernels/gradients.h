@@ -3,6 +3,8 @@
 #define TFSPS_KERNELS_GRADIENTS_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/base/executor.h"
@@ -33,6 +35,13 @@ Status WriteReducedOutputs(const KernelContext& context, std::vector<ReducedGrad
 // Packs a set per table into output `index`, padded.
 Status PackIntoOutput(const KernelContext& context, int index, const std::vector<WireSet>& sets,
                       WireType type, Executor& executor);
+// Packs sets for each receiver into output `index`, padded, one buffer after another, and writes
+// the buffers' lengths, int32[receivers], to the output behind it. `sets_of` says what is whose.
+Status PackForEach(const KernelContext& context, int index, uint32_t receivers,
+                   const std::function<std::vector<WireSet>(uint32_t receiver)>& sets_of,
+                   WireType type, Executor& executor);
+// The outputs of PackForEach on a rank that has nothing to send.
+Status PackNothing(const KernelContext& context, int index, uint32_t receivers);
 
 }  // namespace tsps
 

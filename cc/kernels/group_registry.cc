@@ -106,6 +106,7 @@ Status OpenGroup::JoinExchange(const std::string& folder, const NodeExchange::Op
   TSPS_ASSIGN_OR_RETURN(std::shared_ptr<NodeExchange> joined,
                         NodeExchange::Create(folder, options));
   joined->SetStep(static_cast<int64_t>(group_->step()));
+  pulls_.Join(folder, options);
   std::lock_guard<std::mutex> pointer_lock(exchange_pointer_mutex_);
   exchange_ = std::move(joined);
   return Status();
@@ -135,6 +136,7 @@ void OpenGroup::ShowStep(int64_t step) {
 
 void OpenGroup::Close() {
   closed_.store(true, std::memory_order_release);
+  pulls_.Close();
   {
     std::lock_guard<std::mutex> lock(exchange_mutex_);
     std::lock_guard<std::mutex> pointer_lock(exchange_pointer_mutex_);

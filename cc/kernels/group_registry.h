@@ -19,6 +19,7 @@
 #include "core/exchange/node_exchange.h"
 #include "core/group/group.h"
 #include "core/wire/wire_buffers.h"
+#include "kernels/row_pulls.h"
 #include "kernels/tensors.h"
 
 namespace tsps {
@@ -49,6 +50,8 @@ class OpenGroup {
   std::shared_ptr<NodeExchange> exchange();
   // What a round of the exchange has received; its memory is kept. Only inside WithExchange.
   WireBuffers& received() { return received_; }
+  // Rows of sharded tables, from other nodes.
+  RowPulls& pulls() { return pulls_; }
   // Tells the other ranks of the node, if it has joined them, which step this process is making.
   void ShowStep(int64_t step);
   // Gives up the writer lock and ends waits. Handles that ops still hold can go on reading.
@@ -69,6 +72,7 @@ class OpenGroup {
   std::mutex exchange_pointer_mutex_;
   std::shared_ptr<NodeExchange> exchange_;
   WireBuffers received_;
+  RowPulls pulls_;
 };
 
 struct TableHandle {

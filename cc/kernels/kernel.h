@@ -67,6 +67,7 @@ void RegisterReduceKernels();
 void RegisterDenseKernels();
 void RegisterExchangeKernels();
 void RegisterRingKernels();
+void RegisterPullKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
 void RegisterTimelineKernels();

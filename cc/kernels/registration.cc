@@ -27,6 +27,7 @@ std::vector<Op> Ops() {
   const char* features = "N: int >= 0";
   const char* tables = "T: int >= 1";
   const char* table_of = "table_of: list(int) >= 0";
+  const char* wire = "wire: {'float32', 'bfloat16', 'float16'}";
   const char* combiners = "combiners: list({'sum', 'mean', 'sqrtn'}) >= 0";
   return {
       {"TspsLookup",
@@ -163,10 +164,10 @@ std::vector<Op> Ops() {
        true,
        PackShapes,
        {tables, "reduction: {'frequency', 'average', 'sum'}", "operation: string",
-        "wire: {'float32', 'bfloat16', 'float16'}"},
+        "wire: {'float32', 'bfloat16', 'float16'}", "owners: int >= 1"},
        {"keys: T * int64", "grads: T * float", "world_size: int32", "path: string", "step: int64",
         "timeout_s: float", "round: int64", "rounds: int64"},
-       {"buffer: uint8"}},
+       {"buffer: uint8", "splits: int32"}},
       {"TspsRingPut",
        true,
        NoOutputs,
@@ -186,6 +187,24 @@ std::vector<Op> Ops() {
        {tables, "dims: list(int)"},
        {"path: string"},
        {"merged_keys: T * int64", "merged_grads: T * float", "merged_counts: T * int32"}},
+      {"TspsPullAsk",
+       true,
+       PackShapes,
+       {tables, "operation: string", "nodes: int >= 1", "node: int >= 0", wire},
+       {"keys: T * int64", "paths: T * string", "uuids: T * string", "timeout_s: float"},
+       {"buffer: uint8", "splits: int32"}},
+      {"TspsPullServe",
+       true,
+       PackShapes,
+       {tables, "operation: string", "nodes: int >= 1", "node: int >= 0", wire},
+       {"asked: uint8", "paths: T * string", "uuids: T * string"},
+       {"buffer: uint8", "splits: int32"}},
+      {"TspsPullTake",
+       true,
+       PullTakeShapes,
+       {tables, "operation: string", "nodes: int >= 1", "node: int >= 0", wire},
+       {"served: uint8", "keys: T * int64", "paths: T * string", "uuids: T * string"},
+       {"rows: T * float"}},
       {"TspsApply",
        true,
        ScalarOutputs,
@@ -332,6 +351,7 @@ bool RegisterAll() {
   RegisterDenseKernels();
   RegisterExchangeKernels();
   RegisterRingKernels();
+  RegisterPullKernels();
   RegisterWireKernels();
   RegisterApplyKernels();
   RegisterTimelineKernels();

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/wire/owner_sets.h"
 #include "kernels/async_kernel.h"
 #include "kernels/gradients.h"
 #include "kernels/node_merge.h"
@@ -60,10 +61,12 @@ class RingTakeKernel {
     TSPS_RETURN_IF_ERROR(attributes_.Init(attributes));
     TSPS_ASSIGN_OR_RETURN(const std::string wire, attributes.String("wire"));
     TSPS_ASSIGN_OR_RETURN(type_, WireTypeFromName(wire));
+    TSPS_ASSIGN_OR_RETURN(const int owners, attributes.Int("owners"));
+    owners_ = static_cast<uint32_t>(owners);
     return Status();
   }
 
-  // Inputs: as MergeInputs, then round, rounds. Outputs: buffer.
+  // Inputs: as MergeInputs, then round, rounds. Outputs: buffer, splits.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context] { return Take(context); });
   }
@@ -73,7 +76,7 @@ class RingTakeKernel {
     const int first = MergeInputs::Count(attributes_.tables);
     TSPS_ASSIGN_OR_RETURN(const int64_t round, context.Scalar<int64_t>(first, "round"));
     TSPS_ASSIGN_OR_RETURN(const int64_t rounds, context.Scalar<int64_t>(first + 1, "rounds"));
-    if (round >= rounds) return context.Output<uint8_t>(0, {0}).status();
+    if (round >= rounds) return PackNothing(context, 0, owners_);
     const WorkSpan span("merge and pack", /*of_ring=*/true);
     MergeInputs inputs;
     TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
@@ -86,17 +89,25 @@ class RingTakeKernel {
       std::vector<GradientSet> own;
       TSPS_RETURN_IF_ERROR(
           exchange.Take(static_cast<uint32_t>(round), inputs.tables, *executor, &own));
-      if (!exchange.Merges()) return context.Output<uint8_t>(0, {0}).status();
+      if (!exchange.Merges()) return PackNothing(context, 0, owners_);
       std::vector<WireSet> sets;
       for (size_t t = 0; t < own.size(); ++t) {
         sets.push_back({own[t].keys, own[t].counts, own[t].rows, own[t].n, inputs.tables[t].dim});
       }
-      return PackIntoOutput(context, 0, sets, type_, *executor);
+      if (owners_ == 1) {
+        return PackForEach(
+            context, 0, 1, [&](uint32_t) { return sets; }, type_, *executor);
+      }
+      const OwnerSets by_owner(sets, owners_, *executor);
+      return PackForEach(
+          context, 0, owners_, [&](uint32_t owner) { return by_owner.Of(owner); }, type_,
+          *executor);
     });
   }
 
   MergeAttributes attributes_;
   WireType type_ = WireType::kFloat32;
+  uint32_t owners_ = 1;
 };
 
 class RingPutKernel {

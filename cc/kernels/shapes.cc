@@ -297,10 +297,19 @@ void MeanSplitShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   for (int i = 0; i < inference.outputs(); ++i) inference.SetOutput(i, inference.Input(i));
 }
 
-// Outputs: a vector.
+// Outputs: vectors.
 void PackShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
-  inference.SetOutput(0, inference.Vector());
+  for (int i = 0; i < inference.outputs(); ++i) inference.SetOutput(i, inference.Vector());
+}
+
+// Inputs: served, keys T, paths T, uuids T. Outputs: rows T. How wide they are no input says; the
+// Python wrapper knows it.
+void PullTakeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  for (int t = 0; t < inference.outputs(); ++t) {
+    inference.SetOutput(t, inference.Concatenate(inference.Vector(), inference.Vector()));
+  }
 }
 
 void RingRoundsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {

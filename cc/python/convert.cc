@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/key_owner.h"
 #include "core/table/planes.h"
 
 namespace tsps {
@@ -199,6 +200,22 @@ void CheckMetadata(const MetadataArrays& arrays, const std::vector<MetadataPlane
                 "], contiguous. Received: ", py::str(py::handle(array.dtype())).cast<std::string>(),
                 py::str(py::object(array.attr("shape"))).cast<std::string>()));
   }
+}
+
+py::array_t<int32_t> Owners(const KeyArray& keys, int64_t nodes) {
+  if (nodes < 1 || nodes > UINT32_MAX) {
+    Throw(Error(Code::kInvalidArgument, "nodes must be positive. Received: ", nodes));
+  }
+  const size_t n = KeyCount(keys);
+  py::array_t<int32_t> owners(static_cast<py::ssize_t>(n));
+  const int64_t* key_data = keys.data();
+  int32_t* out = owners.mutable_data();
+  WithoutGil([&] {
+    for (size_t i = 0; i < n; ++i) {
+      out[i] = static_cast<int32_t>(OwnerOf(key_data[i], static_cast<uint32_t>(nodes)));
+    }
+  });
+  return owners;
 }
 
 FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim) {

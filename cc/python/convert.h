@@ -74,6 +74,8 @@ void CheckMetadata(const MetadataArrays& arrays, const std::vector<MetadataPlane
 FloatArray WidenRows(PlaneType type, const char* stored, size_t n, int64_t dim);
 
 // The initial rows of keys in a table with this initializer.
+// int32[n]: which of a job's nodes has the row of each key of a sharded table.
+py::array_t<int32_t> Owners(const KeyArray& keys, int64_t nodes);
 FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim);
 
 // Registers the classes of the other files.

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_table, module) {
   tsps::BindParameterFile(module);
   module.def("slot_widths", &tsps::SlotWidths, pybind11::arg("kind"), pybind11::arg("dim"),
              "Floats per row of each slot of an update rule.");
+  module.def("owners", &tsps::Owners, pybind11::arg("keys"), pybind11::arg("nodes"));
   module.def("initial_rows", &tsps::InitialRows, pybind11::arg("initializer"),
              pybind11::arg("keys").noconvert(), pybind11::arg("dim"),
              "Initial rows float[n, dim] of keys int64[n].");

@@ -144,10 +144,11 @@ def test_a_node_of_one_rank_sends_in_rounds_and_applies_what_comes_back(group, t
 
     def run(step):
         for round_ in range(rounds):
-            sent = _ops.ring_take(
+            sent, splits = _ops.ring_take(
                 [keys], [grads], 2, group.path, step, 5.0, round_, rounds,
                 reduction="frequency", operation="ring", wire="float32",
             )  # fmt: skip
+            assert splits.numpy().tolist() == [len(sent)]
             # As if another node had sent the same.
             _ops.ring_put(group.path, tf.concat([sent, sent], 0), round_, 1)
 
@@ -248,7 +249,7 @@ def test_what_cannot_be_read_ends_the_exchange(group, tmp_path):
         return _ops.ring_take(
             [tf.constant([1], i64)], [tf.ones([1, 3])], 2, group.path, tf.constant(1, i64), 5.0, 0, 1,
             reduction="sum", operation="ring", wire="float32",
-        )  # fmt: skip
+        )[0]  # fmt: skip
 
     damaged = take().numpy()
     damaged[44] ^= 1

@@ -48,6 +48,7 @@ from tf_sparse_ps._ops.lookups import (
     segment_sum,
     unique,
 )
+from tf_sparse_ps._ops.pulls import Pull
 from tf_sparse_ps._ops.rings import (
     RING_COUNTERS,
     Merged,
@@ -83,6 +84,7 @@ __all__ = [
     "Lookup",
     "Merged",
     "PooledLookup",
+    "Pull",
     "Unique",
     "announce",
     "apply",

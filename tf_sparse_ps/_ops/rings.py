@@ -290,7 +290,8 @@ def ring_take(
     reduction: str,
     operation: str,
     wire: str,
-) -> tf.Tensor:
+    owners: int = 1,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Merges one round of the gradients of the node's ranks, for other nodes. Every rank of the node calls it.
 
     Between nodes a step is: `ring_take` of every round, in order; the buffers to the ranks with the same local rank on
@@ -303,14 +304,16 @@ def ring_take(
         round_: int64.
         rounds: int64, the same on all ranks, at least `ring_rounds` of each. From that round on nothing happens.
         wire: as in `pack`.
+        owners: nodes that have a part of the tables each, by a hash of the keys; 1: they have the same.
 
     Returns:
-        uint8[n], packed: this rank's range of keys, summed over the node; n is 0 on a rank that does not merge.
+        uint8[n], packed: this rank's range of keys, summed over the node, a buffer for each owner; and int32[owners],
+        their lengths. n is 0 on a rank that does not merge.
 
     Raises:
         OpError: as `node_merge`.
     """
-    return lib.tsps_ring_take(
+    buffer, splits = lib.tsps_ring_take(
         keys,
         grads,
         world_size,
@@ -322,7 +325,9 @@ def ring_take(
         reduction=reduction,
         operation=operation,
         wire=wire,
+        owners=owners,
     )
+    return buffer, splits
 
 
 def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> tf.Operation | None:

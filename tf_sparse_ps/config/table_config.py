@@ -10,6 +10,7 @@ from typing import Any
 
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.config import constraints, initializers, tiered
+from tf_sparse_ps.config import placement as placement_lib
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import UnsupportedError
 
@@ -49,6 +50,8 @@ class TableConfig:
       admission, eviction: Not in this version; must be None.
       key_limit: Keys are 0 .. key_limit - 1; None: every int64 is a key.
       storage: Where the rows are: "memory", or a `tsps.Tiered`, for tables larger than memory.
+      placement: On which machines of a job the rows are: "replicated", all of them on each, or a `tsps.Sharded`, for
+        tables larger than a machine. Of layers; without effect on one machine.
       metadata: Planes that the table keeps for every row beside the row and the slots (`tsps.MetadataPlane`); of
         `tsps.Table`, not of layers.
 
@@ -71,6 +74,7 @@ class TableConfig:
     key_limit: int | None = None
     metadata: tuple[MetadataPlane, ...] = ()
     storage: tiered.Storage = "memory"
+    placement: placement_lib.Placement = "replicated"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -102,6 +106,7 @@ class TableConfig:
                 f"key or changed. Received: metadata={self.metadata!r}"
             )
         object.__setattr__(self, "storage", tiered.get(self.storage))
+        object.__setattr__(self, "placement", placement_lib.get(self.placement))
         self.resolved_initializer()
         self.resolved_constraint()
 
@@ -120,6 +125,7 @@ class TableConfig:
         config["optimizer"] = optimizers.serialize(self.optimizer)
         config["constraint"] = constraints.serialize(self.constraint)
         config["storage"] = tiered.serialize(self.storage)
+        config["placement"] = placement_lib.serialize(self.placement)
         config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
 
@@ -139,6 +145,8 @@ class TableConfig:
         facts += [self.dtype, self.rounding]
         if (constraint := self.resolved_constraint()) is not None:
             facts += constraint.parameters
+        if isinstance(self.placement, placement_lib.Sharded):
+            facts.append(self.placement.get_config())
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

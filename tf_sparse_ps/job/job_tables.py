@@ -95,6 +95,8 @@ class JobTables:
             salt=next_salt if salt is None else salt,
             config_hash=config.hash(),
             explicit=has_values or initializer.values is not None,
+            nodes=len(self._identity.leaders),
+            node=self._identity.node,
         )
         return binding, initializer
 

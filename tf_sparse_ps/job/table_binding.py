@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.table.table import Table
 
@@ -37,7 +39,8 @@ class TableBinding:
       optimizer: The update rule bound to it, or None.
       explicit: The leader wrote values, so that a node whose leader did not must be given them.
       config_hash: Equal on all ranks, or their layers are not the same.
-      placement: Where its rows are: "replicated", all of them on every node.
+      nodes: Of the job.
+      node: This one.
       writes: Writes outside of steps so far, the same on all ranks of a node.
     """
 
@@ -51,9 +54,15 @@ class TableBinding:
     config_hash: str
     optimizer: optimizers.RowOptimizer | None = None
     explicit: bool = False
-    placement: str = "replicated"
+    nodes: int = 1
+    node: int = 0
     writes: int = 0
     _reader: Any = None
+
+    @property
+    def placement(self) -> str:
+        """Where its rows are: "replicated", all of them on every node, or "sharded", each on one of several nodes."""
+        return "sharded" if isinstance(self.config.placement, Sharded) and self.nodes > 1 else "replicated"
 
     def reader(self) -> Any:
         """The table as a `tsps.Table`, open for reading."""
@@ -115,11 +124,16 @@ class TableBinding:
                     _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), keys))
 
     def write_rows(self, keys: Any, rows: Any, slots: Any = ()) -> None:
-        """Sets rows on this node, in chunks: the leader's part of `assign`, with its arguments."""
+        """Sets rows on this node, in chunks: the leader's part of `assign`, with its arguments.
+
+        Of a sharded table those that the node has: all nodes are given the same.
+        """
         with eager_ops(f"writing table {self.path}") as _ops:
             size = max(1, _CHUNK_BYTES // (4 * self.config.dim))
             for start in range(0, len(keys), size):
-                part = slice(start, start + size)
+                part: Any = slice(start, start + size)
+                if self.placement == "sharded":
+                    part = start + np.flatnonzero(_table.owners(keys[part], self.nodes) == self.node)
                 _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
 
 

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config import constraints, tiered
+from tf_sparse_ps.config import placement as placement_lib
+from tf_sparse_ps.config.placement import Placement
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
@@ -71,7 +73,7 @@ class Embedding(TableLayer):
       table: A `TableConfig`, for what Keras has no argument for, such as rows of 16 bits; its dim and key_limit must
         agree, and its initializer and constraint are used in place of the layer's.
       storage: "memory", or a `tsps.Tiered`, for a table larger than memory.
-      placement: "replicated", one table per machine: the only one in this version.
+      placement: "replicated", one table per machine, or a `tsps.Sharded`, for a table larger than a machine.
       cache: None, the only one in this version.
       **options: `EmbeddingOptions`, those of keras.layers.Layer among them.
 
@@ -94,7 +96,7 @@ class Embedding(TableLayer):
         embeddings_regularizer: None = None,
         *args: Any,
         table: TableConfig | None = None,
-        placement: str = "replicated",
+        placement: Placement = "replicated",
         storage: Storage = "memory",
         cache: None = None,
         **options: Unpack[EmbeddingOptions],
@@ -108,8 +110,6 @@ class Embedding(TableLayer):
             value = arguments.get(refused, kwargs.pop(refused, None))
             if value is not None and value is not False:
                 raise UnsupportedError(f"{name}: {refused} is not supported: {reason}. Received: {refused}={value!r}")
-        if placement != "replicated":
-            raise UnsupportedError(f"{name}: placement must be 'replicated' in this version. Received: {placement!r}")
         if cache is not None:
             raise UnsupportedError(f"{name}: cache must be None in this version. Received: {cache!r}")
         for field, value in (("input_dim", input_dim), ("output_dim", output_dim)):
@@ -131,11 +131,11 @@ class Embedding(TableLayer):
         self.embeddings_initializer = _initializer(arguments["embeddings_initializer"])
         self.embeddings_regularizer = None
         self.embeddings_constraint = _constraint(arguments["embeddings_constraint"])
-        self.storage = tiered.get(storage)
-        if table is not None and self.storage != "memory":
+        self.storage, self.placement = tiered.get(storage), placement_lib.get(placement)
+        if table is not None and (self.storage != "memory" or self.placement != "replicated"):
             raise ValueError(
-                f"{name}: give the storage to the table, TableConfig(storage=...), not to the layer beside it. "
-                f"Received: storage={storage!r}, table={table}"
+                f"{name}: give storage and placement to the table, TableConfig(storage=..., placement=...), not to the "
+                f"layer beside it. Received: storage={storage!r}, placement={placement!r}, table={table}"
             )
         if table is not None and self.embeddings_constraint is not None:
             raise ValueError(
@@ -149,7 +149,6 @@ class Embedding(TableLayer):
         if self.sparse and self.mask_zero:
             raise ValueError("`mask_zero` cannot be enabled when the layer returns a `tf.SparseTensor` (sparse=True).")
         self.table = table
-        self.placement = placement
         self.cache = cache
         self._first_weights = weights
         self._config = self._table_config()
@@ -165,6 +164,7 @@ class Embedding(TableLayer):
                 initializer=self.embeddings_initializer,
                 constraint=self.embeddings_constraint,
                 storage=self.storage,
+                placement=self.placement,
             )
         key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
         if self.table.dim != self.output_dim or key_limit != self.input_dim:
@@ -276,7 +276,7 @@ class Embedding(TableLayer):
             "embeddings_constraint": constraints.serialize(self.embeddings_constraint),
             "mask_zero": self.mask_zero,
             "table": None if self.table is None else self.table.get_config(),
-            "placement": self.placement,
+            "placement": placement_lib.serialize(self.placement),
             "storage": tiered.serialize(self.storage),
             "cache": self.cache,
         }

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import COMBINERS, TableConfig
+from tf_sparse_ps.config.placement import Placement
 from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags, row_source
@@ -46,7 +47,7 @@ class EmbeddingReduce(Embedding):
         *args: Any,
         combiner: str = "mean",
         table: TableConfig | None = None,
-        placement: str = "replicated",
+        placement: Placement = "replicated",
         storage: Storage = "memory",
         cache: None = None,
         **options: Unpack[EmbeddingOptions],

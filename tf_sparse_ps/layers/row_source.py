@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _ops
+from tf_sparse_ps import _ops, job
+from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.rings import node_exchange
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
@@ -66,6 +68,67 @@ class SharedTable(RowSource):
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See `RowSource.read`."""
         return _ops.read_rows(keys, *_named(sources))
+
+
+class ShardedTable(RowSource):
+    """A table whose rows are spread over the machines of the job. All ranks look up together, in the same order."""
+
+    @classmethod
+    def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """See `RowSource.read`. Tables whose rows travel as the same type are one exchange."""
+        rows: dict[int, tf.Tensor] = {}
+        for wire in dict.fromkeys(_wire(one) for one in sources):
+            at = [t for t, one in enumerate(sources) if _wire(one) == wire]
+            found = _pull([sources[t] for t in at], [keys[t] for t in at], wire)
+            rows |= dict(zip(at, found, strict=True))
+        return [rows[t] for t in range(len(sources))]
+
+
+_PULLS = "_tsps_pulls"  # of a graph: how many it has of each name
+
+
+def _wire(source: RowSource) -> str:
+    placement = source.binding.config.placement
+    assert isinstance(placement, Sharded)
+    return placement.wire
+
+
+def _pull(sources: Sequence[RowSource], keys: Sequence[tf.Tensor], wire: str) -> list[tf.Tensor]:
+    this_job, first = job.current(), sources[0].binding
+    name = _operation("tsps.pull." + ".".join(str(one.binding.ordinal) for one in sources))
+    pull = _ops.Pull(name, first.nodes, first.node, wire)
+    paths, uuids, _ = _named(sources)
+    with tf.init_scope():
+        exchange = node_exchange.of(this_job)
+        exchange.join()
+        group = exchange.cross_node_group()
+    buffer, splits = pull.ask(keys, paths, uuids, this_job.timeout_s)
+    if group is not None:
+        asked, _ = group.alltoall(buffer, splits, f"{name}.keys")
+        served, splits = pull.serve(asked, paths, uuids)
+        buffer, _ = group.alltoall(served, splits, f"{name}.rows")
+    return pull.take(buffer, keys, paths, uuids, [one.binding.config.dim for one in sources])
+
+
+def _operation(name: str) -> str:
+    """The name with a number: how many look-ups of these tables there are in the graph before. The same on all ranks.
+
+    Several may be in flight beside each other.
+    """
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    counts = getattr(graph, _PULLS, None) or {}
+    counts[name] = counts.get(name, 0) + 1
+    setattr(graph, _PULLS, counts)
+    return f"{name}.{counts[name]}"
+
+
+def of(binding: TableBinding, weight: Any) -> RowSource:
+    """Where the rows of a table come from. `weight`: the table's anchor."""
+    return (ShardedTable if binding.placement == "sharded" else SharedTable)(binding, weight)
 
 
 def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[tf.Tensor]:

@@ -16,8 +16,8 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
-from tf_sparse_ps.layers import anchor, rows
-from tf_sparse_ps.layers.row_source import RowSource, SharedTable
+from tf_sparse_ps.layers import anchor, row_source, rows
+from tf_sparse_ps.layers.row_source import RowSource
 
 
 class _Bound:
@@ -74,7 +74,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
 
     def _row_source(self, index: int) -> RowSource:
         """Where the rows of a table come from."""
-        return SharedTable(self._bound.bindings[index], self._bound.anchors[index])
+        return row_source.of(self._bound.bindings[index], self._bound.anchors[index])
 
     def _row_sources(self) -> list[RowSource]:
         if _keras.traced_with_jit_compile():

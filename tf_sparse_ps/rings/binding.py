@@ -70,7 +70,7 @@ def bind(
         # Rank 0 says which: it may have loaded weights alone.
         written = collectives.broadcast_object([table.explicit for table in tables], 0, "tsps.written")
         for table, explicit in zip(tables, written, strict=True):
-            if explicit:
+            if explicit and table.placement == "replicated":
                 _copy_to_other_nodes(collectives, job, table)
     collectives.barrier("tsps.bound")
     return ordinal

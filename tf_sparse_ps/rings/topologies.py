@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
+from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.rings import node_exchange
 from tf_sparse_ps.rings.sparse_ring import (
@@ -124,6 +125,15 @@ class HierarchicalRing(SparseRing):
             reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
         return as_gradients(reduced)
 
+    @property
+    def _owners(self) -> int:
+        """Into how many buffers a round is packed."""
+        return 1
+
+    def _send(self, group: Collectives, packed: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
+        """What the ranks of `group` have packed for this one, in their order."""
+        return group.allgather([packed], name)[0]
+
     def run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
         """`reduce`, up to where the leader has everything. Returns the number of rounds, int64."""
         job, own = self._job, unique(gradients)
@@ -132,7 +142,7 @@ class HierarchicalRing(SparseRing):
         wanted = _ops.ring_rounds(keys, dims, self._exchange.window, job.collectives.local_size)
         rounds = tf.reduce_max(job.collectives.allgather([wanted], f"{name}.rounds")[0])
 
-        def take(round_: tf.Tensor) -> tf.Tensor:
+        def take(round_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return _ops.ring_take(
                 keys,
                 rows,
@@ -145,27 +155,30 @@ class HierarchicalRing(SparseRing):
                 reduction=self._reduction,
                 operation=name,
                 wire=self._wire,
+                owners=self._owners,
             )
 
-        def make(round_: tf.Tensor, packed: tf.Tensor, received: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def make(
+            round_: tf.Tensor, packed: tf.Tensor, splits: tf.Tensor, received: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
             """Sends a round, and beside that packs the next and reduces the one before."""
             sent = packed
             if self._cross_node_group is not None:
-                (sent,) = self._cross_node_group.allgather([packed], f"{name}.nodes")
+                sent = self._send(self._cross_node_group, packed, splits, f"{name}.nodes")
             # TensorFlow does not order a loop, which has resources, with ops that have none, as these.
             with tf.control_dependencies([packed]):
-                following = take(round_ + 1)
+                following, its_splits = take(round_ + 1)
             if self._cross_node_group is not None:
                 with tf.control_dependencies([following]):
                     _ops.ring_put(job.group_path, received, round_ - 1, len(keys))
-            return round_ + 1, following, sent
+            return round_ + 1, following, its_splits, sent
 
-        one_buffer = tf.TensorShape([None])
-        made, _, last = tf.while_loop(
+        vector = tf.TensorShape([None])
+        made, _, _, last = tf.while_loop(
             lambda round_, *_: round_ < rounds,
             make,
-            (tf.constant(0, tf.int64), take(tf.constant(0, tf.int64)), tf.zeros([0], tf.uint8)),
-            shape_invariants=(tf.TensorShape([]), one_buffer, one_buffer),
+            (tf.constant(0, tf.int64), *take(tf.constant(0, tf.int64)), tf.zeros([0], tf.uint8)),
+            shape_invariants=(tf.TensorShape([]), vector, vector, vector),
         )
         if self._cross_node_group is None:
             return made
@@ -174,15 +187,32 @@ class HierarchicalRing(SparseRing):
             return tf.identity(made)
 
 
-def make(topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
-    """The ring of a job. Every rank calls it, with the same arguments.
+class ShardedRing(HierarchicalRing):
+    """The same for tables whose rows are spread over the nodes: a gradient goes to the node that has its row, alone.
+
+    The sums are those of `HierarchicalRing`: over the ranks of each node first, then over the nodes in their order.
+    """
+
+    @property
+    def _owners(self) -> int:
+        return len(self._job.leaders)
+
+    def _send(self, group: Collectives, packed: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
+        return group.alltoall(packed, splits, name)[0]
+
+
+def make(placement: str, topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
+    """The ring of a job for tables of one placement. Every rank calls it, with the same arguments.
 
     Args:
-      topology: One of `TOPOLOGIES`.
+      placement: Of the tables (`TableBinding.placement`).
+      topology: One of `TOPOLOGIES`, of replicated tables.
       job: The rank's job.
       reduction: One of `REDUCTIONS`.
       wire: One of `WIRES`.
     """
+    if placement == "sharded":
+        return ShardedRing(job, reduction, wire)
     if topology == "flat" or job.size == 1:
         return FlatRing(job, reduction, wire)
     if len(job.leaders) == 1:

@@ -77,6 +77,11 @@ class DelayedGlobal(Schedule):
         """See `Schedule.refuses_tiered`."""
         return "its updates come batches later than the look-ups, and would bring rows from the disk a second time."
 
+    @property
+    def refuses_sharded(self) -> str | None:
+        """See `Schedule.refuses_sharded`."""
+        return "its steps go on while gradients travel, and look-ups of such tables need all ranks at one step."
+
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """See `Schedule.refuse`."""
         delayed_rules.kind_of(optimizer)

@@ -47,6 +47,11 @@ class Schedule(abc.ABC):
         """Why tables that are partly on disk cannot be trained so; None: they can."""
         return None
 
+    @property
+    def refuses_sharded(self) -> str | None:
+        """Why tables that are spread over machines cannot be trained so; None: they can."""
+        return None
+
     @abc.abstractmethod
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """Raises ValueError, with the reason, if a wrapped Keras optimizer or the job cannot have this schedule."""

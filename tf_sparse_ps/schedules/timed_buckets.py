@@ -81,6 +81,13 @@ class TimedBuckets(Schedule):
             return None
         return "server=True sends new dense weights beside the step of the tables, which may wait for a disk."
 
+    @property
+    def refuses_sharded(self) -> str | None:
+        """See `Schedule.refuses_sharded`."""
+        if not self.server:
+            return None
+        return "server=True sends new dense weights beside the step of the tables, which waits for other machines."
+
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """See `Schedule.refuse`."""
         if collectives.kind == "tf.distribute":

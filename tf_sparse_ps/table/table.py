@@ -161,6 +161,11 @@ class Table:
         folder, name = os.path.split(os.path.abspath(path))
         if name != config.name:
             raise InvalidArgumentError(f"the path must end with the table's name, {config.name!r}. Received: {path}")
+        if config.placement != "replicated":
+            raise InvalidArgumentError(
+                f"table {config.name!r}: a tsps.Table is on one machine; tables of layers can be sharded. "
+                f"Received: placement={config.placement}"
+            )
         resolved = config.resolved_initializer()
         group = groups.open_group(folder, create=True)
         group.open_writer()

@@ -82,6 +82,7 @@ class OptimizerBinding:
         if self._number is not None and not new:
             return
         refusals.refuse_tiered(self._owner.schedule, new)
+        refusals.refuse_sharded(self._owner, new)
         settings = self._settings(tables, dense, begins_equal)
         rules = [self.rule_of(table) for table in new]
         self._number = binding.bind(self._collectives, job, new, rules, settings)
@@ -134,7 +135,7 @@ class OptimizerBinding:
             failures.watch(job)
         owner = self._owner
         for placement in sorted({table.placement for table in new} - self.rings.keys()):
-            self.rings[placement] = topologies.make(owner.topology, job, owner.sparse_reduction, owner.wire)
+            self.rings[placement] = topologies.make(placement, owner.topology, job, owner.sparse_reduction, owner.wire)
 
 
 # The one that was bound last: that is asked for the step of this process, if it is still there.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.table_layer import TableLayer
+from tf_sparse_ps.rings.clipping import Clipping
 from tf_sparse_ps.schedules.protocol import Schedule
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 LOSS_SCALING = (
     "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "
@@ -70,6 +74,27 @@ def refuse_tiered(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
                 f"table {table.config.name!r} has storage={table.config.storage} and cannot be trained with "
                 f"{schedule}: {reason} Use schedules.Synchronous() or TimedBuckets()."
             )
+
+
+def refuse_sharded(owner: DistributedOptimizer, tables: Sequence[TableBinding]) -> None:
+    """Raises UnsupportedError, with the reason, if an optimizer cannot train a table that is spread over machines."""
+    sharded = [table.config.name for table in tables if table.placement == "sharded"]
+    if not sharded:
+        return
+    clips = Clipping.of(owner.inner_optimizer)
+    reasons = {
+        str(owner.schedule): owner.schedule.refuses_sharded,
+        f"topology={owner.topology!r}": None
+        if owner.topology == "hierarchical"
+        else "a gradient goes to the machine that has the row, and to no other.",
+        f"clipnorm={clips.norm}, global_clipnorm={clips.global_norm}": "no machine has all reduced gradients, so none "
+        "knows their norm. clipvalue works."
+        if clips.needs_norms
+        else None,
+    }
+    for option, reason in reasons.items():
+        if reason is not None:
+            raise UnsupportedError(f"table {sharded[0]!r} is sharded and cannot be trained with {option}: {reason}")
 
 
 def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:

@@ -101,11 +101,17 @@ void PartOrder::WriteArea(const std::vector<Contribution>& tables, uint32_t firs
     executor.ParallelFor(sizes[t], kCopyGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         grouped[t].keys[k] = tables[t].keys[order[k]];
+        if (dim == 0) continue;  // keys alone
         std::memcpy(grouped[t].rows + k * dim, tables[t].rows + order[k] * dim,
                     dim * sizeof(float));
       }
     });
   });
+}
+
+PartOrder::Rows PartOrder::Part(size_t table, uint32_t part) const {
+  const std::vector<uint32_t>& starts = starts_[table];
+  return {order_[table].data() + starts[part], starts[part + 1] - starts[part]};
 }
 
 void ReadContribution(char* area, uint32_t n_parts, uint32_t part, const uint32_t* dims,

@@ -32,6 +32,12 @@ class PartOrder {
   size_t AreaBytes(const std::vector<Contribution>& tables, uint32_t first, uint32_t n) const;
   void WriteArea(const std::vector<Contribution>& tables, uint32_t first, uint32_t n, char* area,
                  Executor& executor) const;
+  // Where the rows of a part are in a table's contribution, in the order of the part.
+  struct Rows {
+    const uint32_t* positions;
+    size_t n;
+  };
+  Rows Part(size_t table, uint32_t part) const;
 
  private:
   std::vector<std::vector<uint32_t>> starts_;  // [table][part], and the end

@@ -64,14 +64,7 @@ Status NodeExchange::Part(const std::function<Status()>& part) {
   }
   if (!status.ok()) {
     broken_ = status;
-    ExchangeLive& live = own().live();
-    const std::string& text = status.message();
-    std::memcpy(live.failure, text.c_str(), std::min(text.size() + 1, sizeof(live.failure) - 1));
-    live.failed.store(1, std::memory_order_release);
-    FutexWakeAll(live.phase);
-    FutexWakeAll(live.published);
-    FutexWakeAll(live.drained);
-    FutexWakeAll(own().verdict().count);
+    peers_.TellFailure(status);
   }
   return status;
 }

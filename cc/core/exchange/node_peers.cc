@@ -109,6 +109,17 @@ Status NodePeers::AwaitAll(uint64_t phase, const MergeCall& call) {
   return Status();
 }
 
+void NodePeers::TellFailure(const Status& failure) {
+  ExchangeLive& live = own_->live();
+  const std::string& text = failure.message();
+  std::memcpy(live.failure, text.c_str(), std::min(text.size() + 1, sizeof(live.failure) - 1));
+  live.failed.store(1, std::memory_order_release);
+  FutexWakeAll(live.phase);
+  FutexWakeAll(live.published);
+  FutexWakeAll(live.drained);
+  FutexWakeAll(own_->verdict().count);
+}
+
 Status NodePeers::Late(const RankFile& peer, const MergeCall& call) const {
   const int64_t pid = peer.live().pid.load();
   return Error(Code::kDeadlineExceeded, "rank ", own_->live().rank.load(), " waited ",

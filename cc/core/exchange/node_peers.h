@@ -43,6 +43,8 @@ class NodePeers {
                const MergeCall& call);
   // Waits until all ranks have come to a phase.
   Status AwaitAll(uint64_t phase, const MergeCall& call);
+  // This rank can not go on: the others' waits for it end with that.
+  void TellFailure(const Status& failure);
 
  private:
   Status Late(const RankFile& peer, const MergeCall& call) const;

@@ -41,7 +41,11 @@ constexpr uint64_t kRowBytes = 58;
 constexpr uint64_t kIndexBytes = 12;  // of a row that is, or was, on disk
 // What reads and writes take: buffers of 32 threads that read, of an append and of compaction.
 constexpr uint64_t kBufferBytes = 12u << 20;
-// Of the rest a sixth is for records that were read: those of a step, and what is staged.
+// Of the rest a part stays free, up to so much: the room that storage is never given
+// (os/storage_budget.h) within a limit of memory, page tables, what malloc keeps.
+constexpr uint64_t kSpareShare = 32;
+constexpr uint64_t kMostSpare = 32u << 20;
+// Of what is left a sixth is for records that were read: those of a step, and what is staged.
 constexpr uint64_t kCacheShare = 6;
 constexpr uint64_t kLeastRows = 64;
 constexpr uint64_t kMostFileBytes = 64u << 20;
@@ -134,7 +138,8 @@ Status WriteOwner(const std::string& folder, const std::string& uuid, const std:
 
 MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows) {
   MemoryPlan plan;
-  const uint64_t beside = memory - std::min(memory, kBufferBytes);
+  uint64_t beside = memory - std::min(memory, kBufferBytes);
+  beside -= std::min(beside / kSpareShare, kMostSpare);
   plan.cache_bytes = beside / kCacheShare;
   const uint64_t left = beside - plan.cache_bytes;
   const uint64_t each = row_bytes + kRowBytes;
@@ -151,7 +156,8 @@ uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows) {
   const uint64_t each = row_bytes + kRowBytes;
   const uint64_t left =
       most_rows == 0 ? (rows * each + 2) / 3 * 4 + 16 : most_rows * kIndexBytes + rows * each;
-  return kBufferBytes + left / (kCacheShare - 1) * kCacheShare + kCacheShare * kCacheShare;
+  const uint64_t beside = left / (kCacheShare - 1) * kCacheShare + kCacheShare * kCacheShare;
+  return kBufferBytes + beside + std::min(beside / (kSpareShare - 1) + 1, kMostSpare);
 }
 
 Status ValidateStorage(const TableConfig& config) {

@@ -1,8 +1,8 @@
 // The wire format: sparse gradients of all tables in one buffer, to be sent to other nodes.
 //
 // A rank packs what it sends: a range of its node's merged gradients, or, in a flat ring, its own.
-// An allgather gives every receiver the buffers of all senders; it reads them, its own included, in
-// their order, and merges. Whoever reads the same bytes gets the same floats, so all nodes merge
+// An allgather gives every receiver the buffers of all senders, an all-to-all the one that is for
+// it; it reads them, its own included, in their order, and merges. Whoever reads the same bytes gets the same floats, so all nodes merge
 // the same.
 //
 //   header, an entry per table     fixed width
@@ -31,7 +31,8 @@ struct WireSet {
   const int32_t* counts;  // int32[n], number of ranks, at least 1; null: all 1
   const float* rows;      // float[n, dim]
   size_t n;               // at most 2^31 - 1; 0: the sender has none of the table
-  size_t dim;             // 1 to 65,536
+  size_t dim;             // 0 to 65,536; 0: keys alone
+  const uint32_t* places = nullptr;  // in `rows`, of each key's row; null: the key's own
 };
 
 // Thread-safe.

@@ -51,7 +51,7 @@ struct WireHeader {
 struct WireTable {
   int64_t first_key;     // the smallest; 0 if n is 0
   uint32_t n;            // 0 to kMaxWireRows
-  uint32_t dim;          // 1 to kMaxWireDim
+  uint32_t dim;          // 0 to kMaxWireDim
   uint64_t key_bytes;    // of the coded keys, n - 1 numbers
   uint64_t count_bytes;  // of the coded counts, n numbers; 0: all are 1
 };

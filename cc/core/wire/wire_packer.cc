@@ -40,8 +40,8 @@ Status CodeTable(size_t table, const WireSet& set, CodedTable* coded) {
     return Error(Code::kInvalidArgument, "table ", table, " must have at most ", kMaxWireRows,
                  " gradients. Received: ", set.n);
   }
-  if (set.dim < 1 || set.dim > kMaxWireDim) {
-    return Error(Code::kInvalidArgument, "dim of table ", table, " must be in [1, ", kMaxWireDim,
+  if (set.dim > kMaxWireDim) {
+    return Error(Code::kInvalidArgument, "dim of table ", table, " must be in [0, ", kMaxWireDim,
                  "]. Received: ", set.dim);
   }
   const size_t n = set.n;
@@ -51,7 +51,10 @@ Status CodeTable(size_t table, const WireSet& set, CodedTable* coded) {
   const std::unique_ptr<KeyPosition[]> sorted = SortKeys(set.keys, n);
   coded->entry.first_key = sorted[0].key;
   coded->order.resize(n);
-  for (size_t i = 0; i < n; ++i) coded->order[i] = sorted[i].position;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t position = sorted[i].position;
+    coded->order[i] = set.places == nullptr ? position : set.places[position];
+  }
 
   std::vector<uint64_t> numbers(n);
   for (size_t i = 1; i < n; ++i) {
@@ -145,6 +148,7 @@ void WirePacker::Write(uint8_t* out, size_t size, Executor& executor) const {
   size_t end = head_.size(), floats = 0;
   for (const Table& table : tables_) {
     std::memset(out + end, 0, table.rows_begin - end);
+    if (table.dim == 0) continue;
     const size_t n = table.order.size(), step = std::max<size_t>(1, kPieceFloats / table.dim);
     for (size_t i = 0; i < n; i += step) pieces.push_back({&table, i, std::min(n, i + step)});
     end = table.rows_begin + n * table.dim * WireTypeBytes(type_);

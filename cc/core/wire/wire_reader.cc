@@ -89,9 +89,9 @@ Result<WireReader> WireReader::Open(const uint8_t* data, size_t size) {
   for (size_t t = 0; t < header.n_tables; ++t) {
     WireTable entry;
     std::memcpy(&entry, data + sizeof(header) + t * sizeof(entry), sizeof(entry));
-    if (entry.n > kMaxWireRows || entry.dim < 1 || entry.dim > kMaxWireDim) {
+    if (entry.n > kMaxWireRows || entry.dim > kMaxWireDim) {
       return Damaged("table ", t, " has ", entry.n, " rows of ", entry.dim,
-                     " floats; expected at most ", kMaxWireRows, " of 1 to ", kMaxWireDim);
+                     " floats; expected at most ", kMaxWireRows, " of up to ", kMaxWireDim);
     }
     Table& table = reader.tables_[t];
     table.n = entry.n;

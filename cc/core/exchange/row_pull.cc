@@ -1,0 +1,301 @@
+#include "core/exchange/row_pull.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "core/base/clock.h"
+#include "core/base/futex.h"
+#include "core/base/key_owner.h"
+#include "core/gradients/dedupe.h"
+#include "core/gradients/sort_keys.h"
+
+// Phases, counted from `base`, the end of the call before:
+//
+//   + 1    contributed: the call, and keys
+//   + 2    read what others have contributed to its range
+//   + 3    `published`: the rows that were fetched can be read
+//   + 4    has copied what it asked for
+namespace tsps {
+namespace {
+
+constexpr uint64_t kContributed = 1, kRead = 2, kAnswered = 3, kCollected = 4;
+constexpr auto kLook = std::chrono::milliseconds(5);
+constexpr size_t kCopyGrain = 1024;
+
+// What was fetched of one table, in the area of a rank that sends.
+struct Answered {
+  uint32_t* counts;                      // [rank]: keys that it asked for; then how many rows
+  std::vector<uint32_t*> positions = {};  // [rank]: of each such key's row
+  float* rows = nullptr;
+
+  // `counts`: null when they are in the area.
+  static Answered Take(ArrayArea& area, size_t ranks, const uint32_t* counts, size_t dim) {
+    Answered answered = {area.Take<uint32_t>(ranks + 1)};
+    const uint32_t* const n = counts != nullptr ? counts : answered.counts;
+    for (size_t r = 0; r < ranks; ++r) answered.positions.push_back(area.Take<uint32_t>(n[r]));
+    answered.rows = area.Take<float>(n[ranks] * dim);
+    return answered;
+  }
+};
+
+}  // namespace
+
+RowPull::RowPull(const std::string& folder, const Options& options, std::unique_ptr<RankFile> own)
+    : local_rank_(static_cast<size_t>(options.local_rank)),
+      ranks_(static_cast<size_t>(options.local_size)),
+      senders_(static_cast<size_t>(options.mergers == 0 ? options.local_size : options.mergers)),
+      nodes_(options.nodes),
+      node_(options.node),
+      peers_(folder, local_rank_, ranks_, std::move(own), waited_ns_) {}
+
+Result<std::unique_ptr<RowPull>> RowPull::Create(const std::string& folder,
+                                                 const Options& options) {
+  if (options.node >= options.nodes) {
+    return Error(Code::kInvalidArgument, "a job's nodes are 0 to ", options.nodes - 1,
+                 ". Received: ", options.node);
+  }
+  TSPS_ASSIGN_OR_RETURN(auto own, RankFile::Create(folder, options.local_rank, options.local_size,
+                                                   options.rank));
+  return std::unique_ptr<RowPull>(new RowPull(folder, options, std::move(own)));
+}
+
+Status RowPull::Part(const std::function<Status()>& part) {
+  TSPS_RETURN_IF_ERROR(broken_);
+  Status status;
+  try {
+    status = part();
+  } catch (const std::exception& error) {  // the others must know
+    status = Error(Code::kResourceExhausted, "out of memory in a pull of rows: ", error.what());
+  }
+  if (!status.ok()) {
+    broken_ = status;
+    peers_.TellFailure(status);
+  }
+  return status;
+}
+
+Status RowPull::CheckCall(const MergeCall& call, size_t tables) const {
+  if (begun_) {
+    return Error(Code::kFailedPrecondition, "operation '", call_.operation,
+                 "' was not finished before it was called again");
+  }
+  if (tables > static_cast<size_t>(kMaxTables)) {
+    return Error(Code::kInvalidArgument, "a pull is of at most ", kMaxTables,
+                 " tables. Received: ", tables);
+  }
+  if (call.operation.size() >= sizeof(ExchangeCall::operation)) {
+    return Error(Code::kInvalidArgument, "an operation's name has at most ",
+                 sizeof(ExchangeCall::operation) - 1, " characters. Received: '", call.operation,
+                 "'");
+  }
+  return Status();
+}
+
+// Ranks come to their first call of an operation at different times.
+Status RowPull::AwaitFiles(const MergeCall& call) {
+  const uint64_t deadline = NowNs() + static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
+  while (true) {
+    const Status opened = peers_.Open();
+    if (opened.ok()) return opened;
+    if (call.cancelled != nullptr && call.cancelled->load()) {
+      return Error(Code::kUnavailable, "operation '", call.operation, "' was cancelled");
+    }
+    if (NowNs() > deadline) {
+      return Error(Code::kDeadlineExceeded, "rank ", own().live().rank.load(), " waited ",
+                   call.timeout_s, " s for the other ranks of its node to come to operation '",
+                   call.operation, "' (", opened.message(),
+                   "). Look-ups of sharded tables are made by all ranks together. TFSPS_TIMEOUT_S ",
+                   "sets how long to wait");
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+Status RowPull::Ask(const MergeCall& call, const std::vector<AskedKeys>& tables,
+                    Executor& executor) {
+  return Part([&]() -> Status {
+    TSPS_RETURN_IF_ERROR(CheckCall(call, tables.size()));
+    TSPS_RETURN_IF_ERROR(AwaitFiles(call));
+    call_ = call;
+    begun_ = true;
+    TSPS_RETURN_IF_ERROR(peers_.AwaitAll(base_, call_));  // they have copied all rows
+    TSPS_RETURN_IF_ERROR(Contribute(call, tables, executor));
+    TSPS_RETURN_IF_ERROR(peers_.AwaitAll(base_ + kContributed, call_));
+    TSPS_RETURN_IF_ERROR(peers_.AgreeOnRounds().status());
+    if (Sends()) TSPS_RETURN_IF_ERROR(TakeRange(executor));
+    Advance(own().live().phase, base_ + kRead);
+    return Status();
+  });
+}
+
+Status RowPull::Contribute(const MergeCall& call, const std::vector<AskedKeys>& tables,
+                           Executor& executor) {
+  asked_.assign(tables.size(), {});
+  std::vector<Contribution> contributions;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    Asked& asked = asked_[t];
+    asked.dim = tables[t].dim;
+    for (size_t i = 0; i < tables[t].n; ++i) {
+      const auto place = static_cast<uint32_t>(i);
+      if (OwnerOf(tables[t].keys[i], nodes_) == node_) {
+        asked.own.push_back(place);
+      } else {
+        asked.keys.push_back(tables[t].keys[i]);
+        asked.places.push_back(place);
+      }
+    }
+    contributions.push_back({asked.keys.data(), nullptr, asked.keys.size(), 0});
+  }
+  ExchangeCall& announced = own().call();
+  own().live().step.store(call.step, std::memory_order_relaxed);
+  announced.step = call.step;
+  announced.reduction = 0;
+  announced.rounds = 1;
+  announced.tables = static_cast<uint32_t>(tables.size());
+  std::memcpy(announced.operation, call.operation.c_str(), call.operation.size() + 1);
+  for (size_t t = 0; t < tables.size(); ++t) {
+    announced.dims[t] = static_cast<uint32_t>(tables[t].dim);
+  }
+  const auto parts = static_cast<uint32_t>(senders_);
+  order_ = PartOrder(contributions, parts, executor);
+  const size_t bytes = order_.AreaBytes(contributions, 0, parts);
+  TSPS_RETURN_IF_ERROR(own().ReserveContribution(bytes));
+  order_.WriteArea(contributions, 0, parts, own().contribution(), executor);
+  announced.contribution_bytes = bytes;
+  Advance(own().live().phase, base_ + kContributed);
+  return Status();
+}
+
+Status RowPull::TakeRange(Executor& executor) {
+  const size_t n_tables = asked_.size();
+  std::vector<std::vector<GradientSet>> sets(n_tables);
+  const std::vector<uint32_t> no_rows(n_tables, 0);
+  for (const RankFile* file : peers_.all()) {
+    TSPS_RETURN_IF_ERROR(file->CheckContribution(file->call().contribution_bytes));
+    ReadContribution(file->contribution(), static_cast<uint32_t>(senders_),
+                     static_cast<uint32_t>(local_rank_), no_rows.data(), &sets);
+  }
+  wanted_.assign(n_tables, {});
+  positions_.assign(n_tables, {});
+  std::vector<size_t> sizes(n_tables);
+  for (size_t t = 0; t < n_tables; ++t) {
+    for (const GradientSet& set : sets[t]) sizes[t] += set.n;
+  }
+  ForEachItem(sizes, executor, [&](size_t t) {
+    std::vector<std::vector<int32_t>> inverses(ranks_);
+    std::vector<IdSpan> spans;
+    for (size_t r = 0; r < ranks_; ++r) {
+      inverses[r].resize(sets[t][r].n);
+      spans.push_back({sets[t][r].keys, sets[t][r].n, inverses[r].data()});
+    }
+    const std::vector<int64_t> unique = Dedupe(spans);
+    const std::unique_ptr<KeyPosition[]> sorted = SortKeys(unique.data(), unique.size());
+    Wanted& wanted = wanted_[t];
+    wanted.starts.assign(nodes_ + 1, 0);
+    for (const int64_t key : unique) ++wanted.starts[OwnerOf(key, nodes_) + 1];
+    for (uint32_t node = 0; node < nodes_; ++node) wanted.starts[node + 1] += wanted.starts[node];
+    wanted.keys.resize(unique.size());
+    std::vector<size_t> next(wanted.starts.begin(), wanted.starts.end() - 1);
+    std::vector<uint32_t> place_of(unique.size());
+    for (size_t i = 0; i < unique.size(); ++i) {
+      const size_t place = next[OwnerOf(sorted[i].key, nodes_)]++;
+      wanted.keys[place] = sorted[i].key;
+      place_of[sorted[i].position] = static_cast<uint32_t>(place);
+    }
+    positions_[t].resize(ranks_);
+    for (size_t r = 0; r < ranks_; ++r) {
+      for (const int32_t at : inverses[r]) {
+        positions_[t][r].push_back(place_of[static_cast<size_t>(at)]);
+      }
+    }
+  });
+  return Status();
+}
+
+Status RowPull::Answer(const std::function<Status(const std::vector<float*>& rows)>& fill) {
+  return Part([&]() -> Status {
+    if (!begun_ || !Sends()) {
+      return Error(Code::kFailedPrecondition, "nothing was asked for in ", peers_.folder());
+    }
+    std::vector<std::vector<uint32_t>> counts(asked_.size());
+    const auto lay_out = [&](ArrayArea area) {
+      std::vector<Answered> tables;
+      for (size_t t = 0; t < asked_.size(); ++t) {
+        tables.push_back(Answered::Take(area, ranks_, counts[t].data(), asked_[t].dim));
+      }
+      return std::make_pair(std::move(tables), area.bytes());
+    };
+    for (size_t t = 0; t < asked_.size(); ++t) {
+      for (const auto& of_rank : positions_[t]) {
+        counts[t].push_back(static_cast<uint32_t>(of_rank.size()));
+      }
+      counts[t].push_back(static_cast<uint32_t>(wanted_[t].keys.size()));
+    }
+    const size_t bytes = lay_out(ArrayArea(nullptr)).second;
+    TSPS_RETURN_IF_ERROR(own().ReserveMerged(bytes));
+    const std::vector<Answered> tables = lay_out(ArrayArea(own().merged())).first;
+    std::vector<float*> rows;
+    for (size_t t = 0; t < asked_.size(); ++t) {
+      std::copy(counts[t].begin(), counts[t].end(), tables[t].counts);
+      for (size_t r = 0; r < ranks_; ++r) {
+        std::copy(positions_[t][r].begin(), positions_[t][r].end(), tables[t].positions[r]);
+      }
+      rows.push_back(tables[t].rows);
+    }
+    TSPS_RETURN_IF_ERROR(fill(rows));
+    own().call().merged_bytes = bytes;
+    wanted_.clear();
+    positions_.clear();
+    Advance(own().live().published, base_ + kAnswered);
+    return Status();
+  });
+}
+
+Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
+  return Part([&]() -> Status {
+    if (!begun_ || targets.size() != asked_.size()) {
+      return Error(Code::kFailedPrecondition, "rows of ", targets.size(),
+                   " tables were not asked for in ", peers_.folder());
+    }
+    for (size_t s = 0; s < senders_; ++s) {
+      const RankFile& file = *peers_.all()[s];
+      TSPS_RETURN_IF_ERROR(
+          peers_.Await(file.live().published, base_ + kAnswered, file, call_));
+      TSPS_RETURN_IF_ERROR(file.CheckMerged(file.call().merged_bytes));
+      ArrayArea area(file.merged());
+      for (size_t t = 0; t < asked_.size(); ++t) {
+        const size_t dim = asked_[t].dim;
+        const Answered answered = Answered::Take(area, ranks_, nullptr, dim);
+        const uint32_t* const positions = answered.positions[local_rank_];
+        const PartOrder::Rows part = order_.Part(t, static_cast<uint32_t>(s));
+        if (part.n != answered.counts[local_rank_]) {
+          return Error(Code::kInternal, "rank ", file.live().rank.load(), " has ",
+                       answered.counts[local_rank_], " rows of table ", t, " for rank ",
+                       own().live().rank.load(), ", which asked for ", part.n);
+        }
+        executor.ParallelFor(part.n, kCopyGrain, [&](size_t begin, size_t end) {
+          for (size_t i = begin; i < end; ++i) {
+            std::memcpy(targets[t] + asked_[t].places[part.positions[i]] * dim,
+                        answered.rows + positions[i] * dim, dim * sizeof(float));
+          }
+        });
+      }
+    }
+    base_ += kCollected;
+    begun_ = false;
+    asked_.clear();
+    order_ = PartOrder();
+    Advance(own().live().phase, base_);
+    return Status();
+  });
+}
+
+void RowPull::Advance(std::atomic<uint64_t>& word, uint64_t phase) {
+  word.store(phase, std::memory_order_release);
+  FutexWakeAll(word);
+}
+
+}  // namespace tsps
