@@ -109,8 +109,7 @@ Status PackForEach(const KernelContext& context, int index, uint32_t receivers,
   std::vector<int32_t> splits;
   int64_t size = 0;
   for (uint32_t receiver = 0; receiver < receivers; ++receiver) {
-    TSPS_ASSIGN_OR_RETURN(WirePacker packer,
-                          WirePacker::Create(sets_of(receiver), type, executor));
+    TSPS_ASSIGN_OR_RETURN(WirePacker packer, WirePacker::Create(sets_of(receiver), type, executor));
     const size_t bytes = PaddedBytes(packer.bytes());
     if (bytes > INT32_MAX) {
       return Error(Code::kResourceExhausted, bytes, " bytes are for node ", receiver,

@@ -75,9 +75,8 @@ Status ReadRowsOf(const std::vector<TableHandle>& tables,
 Result<std::vector<WireReader>> OpenBuffers(const Tensor& buffers, uint32_t nodes, size_t tables) {
   std::vector<WireReader> readers;
   for (size_t at = 0; at < buffers.size();) {
-    TSPS_ASSIGN_OR_RETURN(
-        WireReader reader,
-        WireReader::Open(buffers.data<const uint8_t>() + at, buffers.size() - at));
+    TSPS_ASSIGN_OR_RETURN(WireReader reader, WireReader::Open(buffers.data<const uint8_t>() + at,
+                                                              buffers.size() - at));
     if (reader.n_tables() != tables) {
       return Error(Code::kInvalidArgument, "node ", readers.size(), " sent ", reader.n_tables(),
                    " tables. Expected: ", tables);
@@ -87,8 +86,8 @@ Result<std::vector<WireReader>> OpenBuffers(const Tensor& buffers, uint32_t node
   }
   ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
   if (readers.size() == nodes) return readers;
-  return Error(Code::kInvalidArgument, "received from ", readers.size(), " nodes. Expected: ",
-               nodes);
+  return Error(Code::kInvalidArgument, "received from ", readers.size(),
+               " nodes. Expected: ", nodes);
 }
 
 class PullAskKernel {
@@ -155,8 +154,7 @@ class PullServeKernel {
     const WorkSpan span("serve rows");
     const int n = attributes_.tables;
     const auto n_tables = static_cast<size_t>(n);
-    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
-                          cache_.Resolve(context, 1, 1 + n, n));
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, 1, 1 + n, n));
     TSPS_ASSIGN_OR_RETURN(const Tensor asked, context.Input(0, 1, "asked"));
     TSPS_ASSIGN_OR_RETURN(const std::vector<WireReader> readers,
                           OpenBuffers(asked, attributes_.nodes, n_tables));
@@ -184,8 +182,7 @@ class PullServeKernel {
       for (size_t t = 0; t < n_tables; ++t) {
         const size_t n_rows = readers[node].n(t);
         const auto dim = static_cast<size_t>((*tables)[t].config().dim);
-        sets.push_back(
-            {positions.data(), nullptr, rows[t].data() + done[t] * dim, n_rows, dim});
+        sets.push_back({positions.data(), nullptr, rows[t].data() + done[t] * dim, n_rows, dim});
         done[t] += n_rows;
       }
       return sets;
@@ -214,13 +211,13 @@ class PullTakeKernel {
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
                           cache_.Resolve(context, 1 + n, 1 + 2 * n, n));
     OpenGroup& owner = *tables->front().owner;
-    return owner.pulls().With(
-        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPull& pull) {
-          return pull.Part([&]() -> Status {
-            if (pull.Sends()) TSPS_RETURN_IF_ERROR(Answer(context, pull));
-            return Collect(context, *tables, pull);
-          });
-        });
+    return owner.pulls().With(attributes_.operation, attributes_.nodes, attributes_.node,
+                              [&](RowPull& pull) {
+                                return pull.Part([&]() -> Status {
+                                  if (pull.Sends()) TSPS_RETURN_IF_ERROR(Answer(context, pull));
+                                  return Collect(context, *tables, pull);
+                                });
+                              });
   }
 
   Status Answer(const KernelContext& context, RowPull& pull) const {
@@ -254,9 +251,9 @@ class PullTakeKernel {
     std::vector<std::vector<int64_t>> own(tables.size());
     for (size_t t = 0; t < tables.size(); ++t) {
       TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(1 + static_cast<int>(t)));
-      TSPS_ASSIGN_OR_RETURN(Tensor rows,
-                            context.Output<float>(static_cast<int>(t),
-                                                  {keys.dim(0), tables[t].config().dim}));
+      TSPS_ASSIGN_OR_RETURN(
+          Tensor rows,
+          context.Output<float>(static_cast<int>(t), {keys.dim(0), tables[t].config().dim}));
       for (const uint32_t place : pull.own_positions(t)) {
         own[t].push_back(keys.data<int64_t>()[place]);
       }

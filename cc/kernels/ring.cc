@@ -95,8 +95,7 @@ class RingTakeKernel {
         sets.push_back({own[t].keys, own[t].counts, own[t].rows, own[t].n, inputs.tables[t].dim});
       }
       if (owners_ == 1) {
-        return PackForEach(
-            context, 0, 1, [&](uint32_t) { return sets; }, type_, *executor);
+        return PackForEach(context, 0, 1, [&](uint32_t) { return sets; }, type_, *executor);
       }
       const OwnerSets by_owner(sets, owners_, *executor);
       return PackForEach(

@@ -13,8 +13,8 @@ namespace {
 // An operation's name may have any characters, and more of them than a file's name.
 std::string FolderOf(const std::string& folder, const std::string& operation) {
   char name[32];
-  std::snprintf(name, sizeof(name), "/pull-%08x-%zu",
-                Crc32c(0, operation.data(), operation.size()), operation.size());
+  std::snprintf(name, sizeof(name), "/pull-%08x-%zu", Crc32c(0, operation.data(), operation.size()),
+                operation.size());
   return folder + name;
 }
 

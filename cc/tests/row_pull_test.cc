@@ -275,9 +275,9 @@ TEST(OwnerSetsTest, EachOwnerGetsItsKeysWithTheirCountsAndRows) {
 TEST(WireTest, KeysTravelWithoutRows) {
   SerialExecutor serial;
   const std::vector<int64_t> keys = {5, -3, INT64_MAX};
-  auto packer = WirePacker::Create({{keys.data(), nullptr, nullptr, keys.size(), 0},
-                                    {keys.data(), nullptr, nullptr, 0, 0}},
-                                   WireType::kBfloat16, serial);
+  auto packer = WirePacker::Create(
+      {{keys.data(), nullptr, nullptr, keys.size(), 0}, {keys.data(), nullptr, nullptr, 0, 0}},
+      WireType::kBfloat16, serial);
   ASSERT_TRUE(packer.ok()) << packer.status().message();
   std::vector<uint8_t> buffer(PaddedBytes(packer->bytes()));
   packer->Write(buffer.data(), buffer.size(), serial);

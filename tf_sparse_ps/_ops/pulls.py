@@ -58,9 +58,7 @@ class Pull:
         buffer, splits = lib.tsps_pull_ask(keys, paths, uuids, timeout_s, **self._attributes())
         return buffer, splits
 
-    def serve(
-        self, asked: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[Any]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def serve(self, asked: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
         """The rows that other nodes ask this one for.
 
         Args:

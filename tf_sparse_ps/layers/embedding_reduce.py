@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.config.table_config import COMBINERS, TableConfig
 from tf_sparse_ps.config.placement import Placement
+from tf_sparse_ps.config.table_config import COMBINERS, TableConfig
 from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags, row_source

@@ -14,8 +14,8 @@ constexpr uint64_t kOwnerSeed = 0xA0761D6478BD642FULL;
 // The owner among `nodes`, of a seed of its own: neither the ranges of an exchange nor the index of
 // a table crowd.
 inline uint32_t OwnerOf(int64_t key, uint32_t nodes) {
-  return static_cast<uint32_t>(
-      (static_cast<unsigned __int128>(HashKey(key, kOwnerSeed)) * nodes) >> 64);
+  return static_cast<uint32_t>((static_cast<unsigned __int128>(HashKey(key, kOwnerSeed)) * nodes) >>
+                               64);
 }
 
 }  // namespace tsps

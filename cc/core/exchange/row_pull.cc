@@ -27,7 +27,7 @@ constexpr size_t kCopyGrain = 1024;
 
 // What was fetched of one table, in the area of a rank that sends.
 struct Answered {
-  uint32_t* counts;                      // [rank]: keys that it asked for; then how many rows
+  uint32_t* counts;                       // [rank]: keys that it asked for; then how many rows
   std::vector<uint32_t*> positions = {};  // [rank]: of each such key's row
   float* rows = nullptr;
 
@@ -57,8 +57,8 @@ Result<std::unique_ptr<RowPull>> RowPull::Create(const std::string& folder,
     return Error(Code::kInvalidArgument, "a job's nodes are 0 to ", options.nodes - 1,
                  ". Received: ", options.node);
   }
-  TSPS_ASSIGN_OR_RETURN(auto own, RankFile::Create(folder, options.local_rank, options.local_size,
-                                                   options.rank));
+  TSPS_ASSIGN_OR_RETURN(
+      auto own, RankFile::Create(folder, options.local_rank, options.local_size, options.rank));
   return std::unique_ptr<RowPull>(new RowPull(folder, options, std::move(own)));
 }
 
@@ -262,8 +262,7 @@ Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
     }
     for (size_t s = 0; s < senders_; ++s) {
       const RankFile& file = *peers_.all()[s];
-      TSPS_RETURN_IF_ERROR(
-          peers_.Await(file.live().published, base_ + kAnswered, file, call_));
+      TSPS_RETURN_IF_ERROR(peers_.Await(file.live().published, base_ + kAnswered, file, call_));
       TSPS_RETURN_IF_ERROR(file.CheckMerged(file.call().merged_bytes));
       ArrayArea area(file.merged());
       for (size_t t = 0; t < asked_.size(); ++t) {

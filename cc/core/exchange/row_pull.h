@@ -82,9 +82,9 @@ class RowPull {
  private:
   // What this rank asks for of one table.
   struct Asked {
-    std::vector<int64_t> keys;      // of other nodes
-    std::vector<uint32_t> places;   // in the caller's keys
-    std::vector<uint32_t> own;      // positions of keys that are this node's
+    std::vector<int64_t> keys;     // of other nodes
+    std::vector<uint32_t> places;  // in the caller's keys
+    std::vector<uint32_t> own;     // positions of keys that are this node's
     size_t dim = 0;
   };
 

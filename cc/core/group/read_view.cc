@@ -195,9 +195,13 @@ TableStats ReadView::Stats(int table) const {
   stats.bytes = Files(table).Bytes(state);
   const PlaneList* const list = Files(table).Planes(state);
   const auto records = Files(table).Records(state);
-  if (!records.ok()) {
-    Fail(records.status());
-  } else if (*records != nullptr && (*records)->RowsOf(state.moves, &stats.rows_on_disk)) {
+  Result<bool> on_disk = false;
+  if (records.ok() && *records != nullptr) {
+    on_disk = (*records)->RowsOf(state.moves, &stats.rows_on_disk);
+  }
+  if (!records.ok() || !on_disk.ok()) {
+    Fail(records.ok() ? on_disk.status() : records.status());
+  } else if (*on_disk) {
     stats.rows += stats.rows_on_disk;
     stats.bytes += (*records)->memory_bytes();
     stats.bytes_on_disk = (*records)->log_bytes();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -12,11 +13,19 @@
 
 namespace tsps {
 
+// A RecordState as it lies there.
+struct RecordMoves::StoredState {
+  uint32_t number;  // written first
+  uint32_t last;
+  uint32_t rows;  // each has a place of its own
+  uint32_t crc;   // of what is before
+};
+
 struct RecordMoves::Header {
   uint32_t number;
   uint32_t declared;  // 0 or 1: any number may come round
   uint64_t n_entering, n_leaving;
-  RecordState states[2];  // of even and odd numbers
+  StoredState states[2];  // of even and odd numbers
   uint32_t crc;           // of the declared moves, their number and counts
   uint32_t zero;
 };
@@ -35,7 +44,7 @@ uint32_t RecordMoves::Crc() const {
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Create(const std::string& folder) {
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(PathOf(folder), kPageBytes, SIZE_MAX));
   std::unique_ptr<RecordMoves> moves(new RecordMoves(std::move(file)));
-  moves->header().states[0] = {0, kNoRecord, 0};
+  moves->Keep({0, kNoRecord, 0});
   return moves;
 }
 
@@ -56,7 +65,7 @@ void RecordMoves::Declare(const RecordState& next, const std::vector<RecordMove>
                           const std::vector<RecordMove>& leaving) {
   Header& made = header();
   static_assert(sizeof(Header) == kHeaderBytes);
-  made.states[next.number & 1] = next;
+  Keep(next);
   std::copy(entering.begin(), entering.end(), moves());
   std::copy(leaving.begin(), leaving.end(), moves() + entering.size());
   made.n_entering = entering.size();
@@ -98,10 +107,35 @@ Status RecordMoves::Recover(uint32_t committed, RecordIndex& index) {
   return {};
 }
 
-bool RecordMoves::StateOf(uint32_t committed, RecordState* state) const {
-  const RecordState& kept = header().states[committed & 1];
-  RacyRead(state, &kept, sizeof(kept));
-  return state->number == committed;
+uint32_t RecordMoves::CrcOf(const StoredState& state) {
+  return Crc32c(0, &state, offsetof(StoredState, crc));
+}
+
+void RecordMoves::Keep(const RecordState& state) {
+  StoredState made = {state.number, state.last, static_cast<uint32_t>(state.rows), 0};
+  made.crc = CrcOf(made);
+  StoredState& kept = header().states[state.number & 1];
+  // Who reads the rest of it, and finds it half written, finds another number there.
+  __atomic_store_n(&kept.number, made.number, __ATOMIC_SEQ_CST);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  kept = made;
+}
+
+Result<bool> RecordMoves::StateOf(uint32_t committed, RecordState* state) const {
+  const StoredState& kept = header().states[committed & 1];
+  StoredState found;
+  const auto look = [&] {
+    RacyRead(&found, &kept, sizeof(found));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  };
+  look();
+  *state = {found.number, found.last, found.rows};
+  if (found.number != committed || CrcOf(found) == found.crc || TSPS_FAULT_OFF("damage")) {
+    return found.number == committed;
+  }
+  look();  // another one may have come while it was read
+  if (found.number != committed) return false;
+  return Damaged(file_->path(), "the checksum of the state of moves ", committed);
 }
 
 bool RecordMoves::Unfinished(uint32_t committed, std::vector<uint32_t>* places) const {

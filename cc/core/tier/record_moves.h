@@ -55,14 +55,17 @@ class RecordMoves {
 
   // --- Any process. ---
   // Of a committed state that is the last one, or the one before. False: it is older.
-  bool StateOf(uint32_t committed, RecordState* state) const;
+  Result<bool> StateOf(uint32_t committed, RecordState* state) const;
   // Places of rows that have come into memory with a committed state, the last one, and whose
   // entries may still be in the index. False: look again.
   bool Unfinished(uint32_t committed, std::vector<uint32_t>* places) const;
 
  private:
   explicit RecordMoves(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
+  struct StoredState;
   struct Header;
+  static uint32_t CrcOf(const StoredState& state);
+  void Keep(const RecordState& state);
   Header& header() const { return *reinterpret_cast<Header*>(file_->data()); }
   RecordMove* moves() const;
   uint32_t Crc() const;  // of what is declared

@@ -14,10 +14,9 @@ Result<std::unique_ptr<RecordScan>> RecordScan::Begin(RecordStore& store, uint32
                                                       std::function<Status()> refresh) {
   std::unique_ptr<RecordScan> scan(new RecordScan(store, std::move(refresh)));
   std::vector<uint32_t> entered;
-  if (!store.moves_->Unfinished(committed, &entered) ||
-      !store.moves_->StateOf(committed, &scan->state_)) {
-    return std::unique_ptr<RecordScan>();
-  }
+  if (!store.moves_->Unfinished(committed, &entered)) return std::unique_ptr<RecordScan>();
+  TSPS_ASSIGN_OR_RETURN(const bool known, store.moves_->StateOf(committed, &scan->state_));
+  if (!known) return std::unique_ptr<RecordScan>();
   scan->entered_.insert(entered.begin(), entered.end());
   for (const uint32_t file : store.log_->Files()) {
     if (scan->OfState(store.log_->layout().place(file, 0))) scan->files_.push_back(file);

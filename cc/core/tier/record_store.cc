@@ -56,7 +56,8 @@ Status RecordStore::MakeWritable(uint32_t committed) {
   committed_ = committed;
   TSPS_RETURN_IF_ERROR(CountLive());
   RecordState state;
-  if (!moves_->StateOf(committed, &state) || state.rows != rows()) {
+  TSPS_ASSIGN_OR_RETURN(const bool known, moves_->StateOf(committed, &state));
+  if (!known || state.rows != rows()) {
     return Damaged(shared_ + "/records.moves", "it does not know the state of moves ", committed,
                    ", with ", rows(), " rows");
   }
@@ -99,11 +100,11 @@ void RecordStore::Drop(uint64_t tag, uint32_t place) {
   if (--live_[file] == 0) emptied_.push_back(file);
 }
 
-bool RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
+Result<bool> RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
   RecordState state;
-  if (!moves_->StateOf(committed, &state)) return false;
-  *rows = state.rows;
-  return true;
+  TSPS_ASSIGN_OR_RETURN(const bool known, moves_->StateOf(committed, &state));
+  if (known) *rows = state.rows;
+  return known;
 }
 
 // --- Reading. ---

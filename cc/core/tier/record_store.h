@@ -64,7 +64,7 @@ class RecordStore {
   Status Stage(const int64_t* keys, size_t n);
   AnnouncedRows& announced() const { return *announced_; }
   // How many rows a committed state has here. False: it is not the last one any more.
-  bool RowsOf(uint32_t committed, uint64_t* rows) const;
+  Result<bool> RowsOf(uint32_t committed, uint64_t* rows) const;
 
   // --- Writer only. ---
   // Of a mutation: rows that come, of which Read has told the places, and n rows that go, of which

@@ -2,8 +2,8 @@
 //
 // A rank packs what it sends: a range of its node's merged gradients, or, in a flat ring, its own.
 // An allgather gives every receiver the buffers of all senders, an all-to-all the one that is for
-// it; it reads them, its own included, in their order, and merges. Whoever reads the same bytes gets the same floats, so all nodes merge
-// the same.
+// it; it reads them, its own included, in their order, and merges. Whoever reads the same bytes
+// gets the same floats, so all nodes merge the same.
 //
 //   header, an entry per table     fixed width
 //   keys and counts of each table  coded: sorted keys by their differences, counts less 1
@@ -27,11 +27,11 @@ namespace tsps {
 
 // A table's gradients.
 struct WireSet {
-  const int64_t* keys;    // int64[n], unique, in any order
-  const int32_t* counts;  // int32[n], number of ranks, at least 1; null: all 1
-  const float* rows;      // float[n, dim]
-  size_t n;               // at most 2^31 - 1; 0: the sender has none of the table
-  size_t dim;             // 0 to 65,536; 0: keys alone
+  const int64_t* keys;               // int64[n], unique, in any order
+  const int32_t* counts;             // int32[n], number of ranks, at least 1; null: all 1
+  const float* rows;                 // float[n, dim]
+  size_t n;                          // at most 2^31 - 1; 0: the sender has none of the table
+  size_t dim;                        // 0 to 65,536; 0: keys alone
   const uint32_t* places = nullptr;  // in `rows`, of each key's row; null: the key's own
 };
 
