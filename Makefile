@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly \
-        multirank-tensorflow multirank-tensorflow-tf215 matrix matrix-tf215 cc-test simd asan tsan crash crash-build mutate \
+        multirank-tensorflow multirank-tensorflow-tf215 matrix matrix-tf215 cc-test simd asan tsan crash crash-build crash-nodes mutate \
         bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean docs
 
 help:  ## this list
@@ -119,6 +119,9 @@ crash-build: build
 # From the folder of the variant with fault points, so that it is what `import tf_sparse_ps` finds.
 crash: crash-build  ## kills writers at random instants and checks every table afterwards
 	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.crash $(CRASH_ARGS)
+
+crash-nodes: crash-build  ## kills ranks while nodes with sharded tables vote on a step, and starts the job again
+	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.crash.nodes $(CRASH_ARGS)
 
 # There, too, for the control.
 mutate: crash-build  ## changes files of groups at random, and looks what readers and writers make of them

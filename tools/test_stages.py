@@ -49,6 +49,7 @@ STAGES = (
     Stage("pytest-tf215", (_WITH_KERAS_2,)),
     Stage("wheel-smoke"),
     Stage("crash", ("CRASH_ARGS=--kills 40",)),
+    Stage("crash-nodes", ("CRASH_ARGS=--kills 6",)),
     Stage("asan", (_SHORT,)),
 )
 
@@ -64,6 +65,7 @@ NIGHTLY = (
     Stage("wheel-smoke"),
     Stage("bazel"),
     Stage("crash"),
+    Stage("crash-nodes"),
     Stage("mutate"),
     Stage("simd"),
     Stage("asan"),

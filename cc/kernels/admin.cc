@@ -1,6 +1,7 @@
 // Ops that make, change and describe groups and tables, outside the training step.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -39,9 +40,26 @@ Status CreateGroup(const KernelContext& context) {
 
 Status OpenWriter(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::string outcome, context.String(1, "outcome"));
+  constexpr const char* kOutcomes[] = {"refuse", "undo", "publish"};  // as in Undecided
+  const auto* const found = std::find(std::begin(kOutcomes), std::end(kOutcomes), outcome);
+  if (found == std::end(kOutcomes)) {
+    return Error(Code::kInvalidArgument,
+                 "outcome must be 'refuse', 'undo' or 'publish'. Received: '", outcome, "'");
+  }
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-  TSPS_RETURN_IF_ERROR(owner->BecomeWriter());
+  TSPS_RETURN_IF_ERROR(owner->BecomeWriter(static_cast<Undecided>(found - kOutcomes)));
   return context.OutputScalar(0, static_cast<int64_t>(owner->group().step()));
+}
+
+Status SetRun(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t run_id, context.Scalar<int64_t>(1, "run_id"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  return owner->Write([&](GroupWriter& writer) {
+    writer.SetRun(static_cast<uint64_t>(run_id));
+    return Status();
+  });
 }
 
 Status CreateTable(const KernelContext& context) {
@@ -260,6 +278,7 @@ Status ReportOutOfRoom(const KernelContext& context) {
 void RegisterAdminKernels() {
   RegisterKernel<AdminKernel<CreateGroup>>("TspsCreateGroup");
   RegisterKernel<AdminKernel<OpenWriter>>("TspsOpenWriter");
+  RegisterKernel<AdminKernel<SetRun>>("TspsSetRun");
   RegisterKernel<AdminKernel<CreateTable>>("TspsCreateTable");
   RegisterKernel<AdminKernel<BindOptimizer>>("TspsBindOptimizer");
   RegisterKernel<AssignKernel>("TspsAssign");

@@ -101,6 +101,7 @@ class PrepareStepKernel {
  public:
   Status Init(const Attributes& attributes) {
     TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    TSPS_ASSIGN_OR_RETURN(voters_, attributes.Int("voters"));
     return Status();
   }
 
@@ -114,13 +115,14 @@ class PrepareStepKernel {
     const Status verdict = NoThrow([&]() -> Status {
       TSPS_RETURN_IF_ERROR(updates->ReadAll(context, 2, tables_, *owner, &cache_));
       return owner->Prepare([&](GroupWriter& writer) { return updates->Prepare(writer, step); },
-                            updates);
+                            updates, static_cast<uint32_t>(voters_));
     });
     return context.OutputVector(0, EncodeVerdict(verdict));
   }
 
  private:
   int tables_ = 0;
+  int voters_ = 1;
   TableCache cache_;
 };
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "core/base/fault_point.h"
 #include "kernels/file_tables.h"
 
 namespace tsps {
@@ -42,10 +43,10 @@ SplitPath SplitTablePath(const std::string& path) {
 
 OpenGroup::OpenGroup(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
-Status OpenGroup::BecomeWriter() {
+Status OpenGroup::BecomeWriter(Undecided outcome) {
   std::lock_guard<std::mutex> lock(writer_mutex_);
   if (writer_ != nullptr) return Status();
-  TSPS_ASSIGN_OR_RETURN(writer_, group_->OpenWriter());
+  TSPS_ASSIGN_OR_RETURN(writer_, group_->OpenWriter(outcome));
   return Status();
 }
 
@@ -70,13 +71,27 @@ Status OpenGroup::Write(const std::function<Status(GroupWriter&)>& write) {
 }
 
 Status OpenGroup::Prepare(const std::function<Status(GroupWriter&)>& prepare,
-                          std::shared_ptr<void> held) {
+                          std::shared_ptr<void> held, uint32_t voters) {
   std::lock_guard<std::mutex> lock(writer_mutex_);
   TSPS_RETURN_IF_ERROR(CheckWriter());
+  if (writer_->sealed()) {
+    return Error(
+        Code::kFailedPrecondition, "step ", group_->step() + 1, " of group ", group_->path(),
+        " is written, and this node does not know whether the others have made it: the vote "
+        "on it failed. End the job; a named one (TFSPS_JOB) settles it when it is started "
+        "again");
+  }
   writer_->Abort();
   prepared_.reset();
   TSPS_RETURN_IF_ERROR(prepare(*writer_));
   prepared_ = std::move(held);
+  if (voters > 1) {
+    writer_->Write();
+    writer_->Seal({group_->step() + 1, group_->run_id(), voters});
+    TSPS_FAULT_POINT("vote.sealed");
+    // A control: each node for itself.
+    if (TSPS_FAULT_OFF("vote")) writer_->Publish();
+  }
   return Status();
 }
 
@@ -88,7 +103,8 @@ Status OpenGroup::Decide(bool make, const std::function<void()>& certain) {
   }
   if (make) {
     certain();
-    writer_->Publish();
+    TSPS_FAULT_POINT("vote.decided");
+    if (!TSPS_FAULT_OFF("vote")) writer_->Publish();
   } else {
     writer_->Abort();
   }

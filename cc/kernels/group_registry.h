@@ -31,14 +31,18 @@ class OpenGroup {
 
   Group& group() const { return *group_; }
 
-  // Takes the writer lock; no error when this process has it already.
-  Status BecomeWriter();
+  // Takes the writer lock; no error when this process has it already. `outcome`: see
+  // Group::OpenWriter.
+  Status BecomeWriter(Undecided outcome = Undecided::kRefuse);
   // Runs `write` with the writer, one caller at a time, and when no step is prepared: Unavailable
   // if one is for half a minute. FailedPrecondition in any other process.
   Status Write(const std::function<Status(GroupWriter&)>& write);
   // Steps that other nodes have a say in. `prepare` prepares one; `held` is what it points to, kept
-  // until it is decided. One that never was is dropped before.
-  Status Prepare(const std::function<Status(GroupWriter&)>& prepare, std::shared_ptr<void> held);
+  // until it is decided. One that never was is dropped before. With several `voters`, groups that
+  // make the step together or not at all, it is written and sealed, too: only all of them decide
+  // it, and nothing can be prepared until they have (FailedPrecondition).
+  Status Prepare(const std::function<Status(GroupWriter&)>& prepare, std::shared_ptr<void> held,
+                 uint32_t voters);
   // Makes the step that is prepared, or drops it; no error in a process that is not the writer.
   // Calls `certain` before a step is made: nothing can fail from there on.
   Status Decide(bool make, const std::function<void()>& certain);

@@ -149,6 +149,7 @@ class RingPrepareKernel {
  public:
   Status Init(const Attributes& attributes) {
     TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    TSPS_ASSIGN_OR_RETURN(voters_, attributes.Int("voters"));
     return Status();
   }
 
@@ -173,7 +174,9 @@ class RingPrepareKernel {
           TSPS_RETURN_IF_ERROR(updates->TakeReduced(&reduced));
           return updates->Prepare(writer, step);
         };
-        verdict = read.ok() ? NoThrow([&] { return owner->Prepare(prepare, updates); }) : read;
+        const auto voters = static_cast<uint32_t>(voters_);
+        verdict =
+            read.ok() ? NoThrow([&] { return owner->Prepare(prepare, updates, voters); }) : read;
         return Status();
       });
     }));
@@ -181,6 +184,7 @@ class RingPrepareKernel {
   }
 
   int tables_ = 0;
+  int voters_ = 1;
   TableCache cache_;
 };
 

@@ -44,6 +44,15 @@ py::dict PyGroup::Info() const {
   result["writer_pid"] = info.writer_pid;
   result["writer_alive"] = info.writer_alive;
   result["unfinished"] = info.unfinished;
+  result["run_id"] = info.run_id;
+  result["sealed"] = py::none();
+  if (info.sealed.has_value()) {
+    py::dict sealed;
+    sealed["step"] = info.sealed->step;
+    sealed["run_id"] = info.sealed->run_id;
+    sealed["peers"] = info.sealed->peers;
+    result["sealed"] = sealed;
+  }
   result["bytes"] = info.bytes;
   return result;
 }

@@ -282,6 +282,35 @@ TEST_F(SealedTest, WithPeersItIsTheirsToDecide) {
   }
 }
 
+TEST_F(SealedTest, AWriterThatEndsLeavesItToTheNextOne) {
+  for (const Undecided outcome : {Undecided::kUndo, Undecided::kPublish}) {
+    auto group = Group::Open(dir_ / "g");
+    ASSERT_TRUE(group.ok());
+    {
+      auto writer = (*group)->OpenWriter();
+      ASSERT_TRUE(writer.ok()) << writer.status().message();
+      (*writer)->SetRun(78);
+      ASSERT_TSPS_OK((*writer)->Prepare(commit_.Changes(table_, 2), executor_));
+      (*writer)->Write();
+      EXPECT_FALSE((*writer)->sealed());
+      (*writer)->Seal({2, 77, 2});
+      EXPECT_TRUE((*writer)->sealed());
+      // What is undecided is in the way of everything else.
+      EXPECT_EQ((*writer)->SetStep(7).code(), Code::kFailedPrecondition);
+    }
+    EXPECT_TRUE(ReadImage(**group) == before_);
+    EXPECT_EQ((*group)->Info().run_id, 78u);
+    EXPECT_EQ((*group)->Info().sealed->step, 2u);
+    EXPECT_FALSE((*group)->OpenWriter().ok());
+    ASSERT_TSPS_OK(Open(outcome));
+    EXPECT_TRUE(image_ == (outcome == Undecided::kUndo ? before_ : after_));
+    if (outcome == Undecided::kUndo) {  // once more, from the start
+      dir_.Clear();
+      SetUp();
+    }
+  }
+}
+
 TEST_F(SealedTest, WhatIsNotSealedYetIsUndoneAndWhatIsPublishedStays) {
   KillAt("seal.record", 3);
   ASSERT_TSPS_OK(Open(Undecided::kRefuse));

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from kernel_support import run_child
 
-from tf_sparse_ps import _ops
+from tf_sparse_ps import _ops, _table
 
 i64 = tf.int64
 
@@ -111,7 +111,7 @@ def test_only_the_writer_applies(group):
     code = f"""
 import os
 import tensorflow as tf
-from tf_sparse_ps import _ops
+from tf_sparse_ps import _ops, _table
 path, uuid = {table.path.numpy().decode()!r}, {table.uuid.numpy().decode()!r}
 print(_ops.lookup([tf.constant([1], tf.int64)], [path], [uuid], [tf.zeros([0, 2])], [0]).rows[0].numpy().tolist())
 for attempt in (
@@ -190,6 +190,42 @@ def test_a_step_is_prepared_and_then_decided(group, mode):
     assert _ops.wait_step(group.path, 1, 5.0) == 1
     before[[1, 5]] -= 1.0
     np.testing.assert_array_equal(table.rows(range(6)), before)
+
+
+def test_a_step_of_several_voters_is_sealed_until_all_have_decided(group):
+    table = group.table(2, rows=4, optimizer="sgd")
+    before = table.rows(range(6))
+    keys, hyper = [tf.constant([1, 5], i64)], [tf.constant([0.5])]
+
+    def prepare(step: int) -> tf.Tensor:
+        return _ops.prepare_step(group.path, step, group.paths, group.uuids, keys, [tf.ones([2, 2])], hyper, voters=2)
+
+    _ops.set_run(group.path, 77)
+    refusal = _ops.prepare_step(group.path, 3, group.paths, group.uuids, keys, [tf.ones([2, 2])], hyper, voters=2)
+    group_file = _table.Group.open(group.path)
+    assert group_file.info()["sealed"] is None  # what cannot be prepared is not sealed
+    verdict = prepare(1)
+    assert group_file.info()["sealed"] == {"step": 1, "run_id": 77, "peers": 2}
+    undecided = prepare(1)  # the vote on it failed, and the program went on
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"step 1 of group .* the vote on it failed"):
+        _ops.check_step(1, undecided)
+    _ops.decide_step(group.path, tf.concat([verdict, refusal], 0))
+    assert group_file.info()["sealed"] is None
+    np.testing.assert_array_equal(table.rows(range(6)), before)
+    verdict = prepare(1)
+    _ops.decide_step(group.path, tf.concat([verdict, verdict], 0))
+    assert _ops.wait_step(group.path, 1, 5.0) == 1
+    assert group_file.info()["sealed"] is None
+    before[[1, 5]] -= 0.5
+    np.testing.assert_array_equal(table.rows(range(6)), before)
+
+    prepare(2)
+    _ops.close_group(group.path)  # the process ends before it is decided
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"2 groups of run 77 decide it together"):
+        _ops.open_writer(group.path)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="outcome must be"):
+        _ops.open_writer(group.path, "perhaps")
+    assert _ops.open_writer(group.path, "publish") == 2
 
 
 def test_other_writes_wait_until_a_step_is_decided(group):

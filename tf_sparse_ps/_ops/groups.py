@@ -79,17 +79,20 @@ def prepare_step(
     keys: Sequence[tf.Tensor],
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    voters: int = 1,
 ) -> tf.Tensor:
     """Does everything in a step of a node's tables that can fail. `decide_step` makes it, or drops it. Writer only.
 
     Args:
         path: of the group.
         step, paths, uuids, keys, grads, hyper: as in `apply`.
+        voters: groups that make the step together or not at all. Of several the step is written, too, and the group
+            sealed: if the job ends before `decide_step`, the next one must ask the others what became of it.
 
     Returns:
         uint8[n], what this node has against the step; `NOTHING_AGAINST` if it has nothing.
     """
-    return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper)
+    return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper, voters=voters)
 
 
 def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
@@ -131,13 +134,24 @@ def create_group(path: str, uuid: str) -> None:
     lib.tsps_create_group(path, uuid)
 
 
-def open_writer(path: str) -> tf.Tensor:
+def open_writer(path: str, outcome: str = "refuse") -> tf.Tensor:
     """Makes this process the writer of an existing group, recovering it if need be. Returns the committed step, int64.
+
+    Args:
+        path: of the group.
+        outcome: what becomes of a step that a writer before has sealed together with other groups: "undo", "publish",
+            or "refuse", an error.
 
     Raises:
         AbortedError: another process is the writer.
+        FailedPreconditionError: there is a sealed step, and `outcome` is "refuse"; there is none to "publish".
     """
-    return lib.tsps_open_writer(path)
+    return lib.tsps_open_writer(path, outcome)
+
+
+def set_run(path: str, run_id: int) -> None:
+    """Says of which run of a job the writer of a group is, a number below 2**63. Writer only."""
+    lib.tsps_set_run(path, tf.constant(run_id, tf.int64))
 
 
 def create_table(

@@ -349,13 +349,19 @@ def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> t
 
 
 def ring_prepare(
-    path: str, step: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor], hyper: Sequence[tf.Tensor]
+    path: str,
+    step: tf.Tensor,
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    hyper: Sequence[tf.Tensor],
+    voters: int = 1,
 ) -> tf.Tensor:
     """Ends the rounds of a step on every rank; the leader prepares the step of what has come of them.
 
     Args:
         path: of the group.
         step, paths, uuids, hyper: as in `node_apply`.
+        voters: as in `prepare_step`.
 
     Returns:
         As `prepare_step`; on ranks other than the leader nothing against the step.
@@ -363,7 +369,7 @@ def ring_prepare(
     Raises:
         OpError: as `node_merge`.
     """
-    return lib.tsps_ring_prepare(path, step, paths, uuids, hyper)
+    return lib.tsps_ring_prepare(path, step, paths, uuids, hyper, voters=voters)
 
 
 def ring_collect(path: str, dims: Sequence[int]) -> Merged:

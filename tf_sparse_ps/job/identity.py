@@ -40,6 +40,11 @@ class Identity:
         return self.nodes[self.rank]
 
     @property
+    def run_id(self) -> int:
+        """`run` as the groups of the nodes note it, 1 to 2**63 - 1."""
+        return int(self.run, 16) >> 1 or 1
+
+    @property
     def leaders(self) -> list[int]:
         """The rank of each node's leader."""
         return [self.nodes.index(node) for node in range(max(self.nodes) + 1)]

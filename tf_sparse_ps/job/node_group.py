@@ -17,7 +17,7 @@ from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, WaitTimeoutError
-from tf_sparse_ps.job import job_end
+from tf_sparse_ps.job import job_end, undecided_step
 from tf_sparse_ps.job.identity import Identity
 from tf_sparse_ps.job.session import Session
 from tf_sparse_ps.node import job_folder
@@ -42,16 +42,25 @@ class NodeGroup:
           AccessError, NoSpaceError: From the folder of tables.
           WriterLockedError: A job of this name is running.
           UnavailableError, WaitTimeoutError: The leader did not get there.
+          StateError: A killed run of this job has left a step that the nodes of this one cannot settle.
         """
         self._identity, self._folder = identity, job_folder.prepare()
         self.path = os.path.join(self._folder, f"{identity.name or identity.uuid}-n{identity.node}")
         self.exchange_path = f"{self.path}/{job_folder.EXCHANGE}{identity.run}"
         self.session = Session(self.path, identity.run, collectives.local_rank, collectives.local_size)
+        outcome = "refuse"
+        if identity.name is not None:
+            outcome = undecided_step.settle(self.path, identity, collectives)
         if identity.is_leader:
-            self._make(collectives)
+            self._make(collectives, outcome)
         else:
             self.wait(self.session.begun, f"the leader to make the group {self.path}")
             self.session.join()
+        if identity.name is not None:
+            collectives.barrier("tfsps_groups")  # an undecided step is settled on all nodes: this run is another one
+        if identity.is_leader:
+            with eager_ops(f"opening the group {self.path}") as _ops:
+                _ops.set_run(self.path, identity.run_id)
 
     @property
     def is_leader(self) -> bool:
@@ -115,11 +124,11 @@ class NodeGroup:
                 self._check_leader(what)
             time.sleep(_POLL_S)
 
-    def _make(self, collectives: Collectives) -> None:
+    def _make(self, collectives: Collectives, outcome: str) -> None:
         with job_folder.locked(self._folder), eager_ops(f"making the group {self.path}") as _ops:
             job_folder.remove_leftovers(self._folder, keep=self.path)
             if os.path.lexists(self.path):
-                _ops.open_writer(self.path)
+                _ops.open_writer(self.path, outcome)
                 self._remove_earlier_runs()
             else:
                 _ops.create_group(self.path, self._identity.uuid)

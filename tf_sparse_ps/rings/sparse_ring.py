@@ -104,6 +104,14 @@ class Update:
         """Of the tables."""
         return [table.uuid for table in self.tables]
 
+    @property
+    def voters(self) -> int:
+        """How many nodes make the step together or not at all, also if one of them is killed meanwhile.
+
+        1: tables that every node has are the same on all of them, and each makes its step for itself.
+        """
+        return max(table.nodes if table.placement == "sharded" else 1 for table in self.tables)
+
 
 class SparseRing(abc.ABC):
     """Makes one gradient per key and table of all ranks' gradients, and a step of the tables of those.
@@ -141,7 +149,7 @@ class SparseRing(abc.ABC):
         if len(job.leaders) == 1:
             return _ops.make_step(job.group_path, step, job.timeout_s, *args, operation=name)
         if job.is_leader:
-            return self._decide(_ops.prepare_step(job.group_path, step, *args), name)
+            return self._decide(_ops.prepare_step(job.group_path, step, *args, update.voters), name)
         with tf.control_dependencies(rows):
             return self._decide(tf.constant(list(_ops.NOTHING_AGAINST), tf.uint8), name)
 

@@ -116,7 +116,9 @@ class HierarchicalRing(SparseRing):
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
-            prepared = _ops.ring_prepare(self._job.group_path, step, update.paths, update.uuids, update.hyper)
+            prepared = _ops.ring_prepare(
+                self._job.group_path, step, update.paths, update.uuids, update.hyper, update.voters
+            )
         return self._decide(prepared, name)
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:

@@ -152,6 +152,8 @@ bool Group::WrittenElsewhere() const { return !impl_->tables.owned() && impl_->p
 
 uint64_t Group::step() const { return impl_->control->CommittedStep(); }
 
+uint64_t Group::run_id() const { return impl_->control->live().run_id.load(); }
+
 Status Group::WaitForStep(uint64_t step, double timeout_s,
                           const std::atomic<bool>* cancelled) const {
   const ControlFile& control = *impl_->control;
@@ -192,6 +194,7 @@ GroupInfo Group::Info() const {
   info.version = state.version;
   info.writer_pid = impl_->control->live().writer_pid.load();
   info.writer_alive = impl_->probe->Held();
+  info.run_id = run_id();
   info.unfinished = (sequence & 1) != 0;
   if (info.unfinished) {
     const auto sealed = impl_->control->SealedAfter(state.epoch);

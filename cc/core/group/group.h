@@ -64,7 +64,8 @@ struct GroupInfo {
   bool writer_alive = false;
   bool unfinished = false;       // a mutation is in progress, or was when the writer died
   std::optional<Sealed> sealed;  // of it, if others decide it, too
-  uint64_t bytes = 0;            // of all files
+  uint64_t run_id = 0;
+  uint64_t bytes = 0;  // of all files
 };
 
 // What becomes of a mutation that a killed writer has sealed, together with other groups.
@@ -117,6 +118,8 @@ class Group {
   // `cancelled` may be null; it is looked at about ten times a second.
   Status WaitForStep(uint64_t step, double timeout_s, const std::atomic<bool>* cancelled) const;
   uint64_t step() const;
+  // Of the last writer that has said so (GroupWriter::SetRun).
+  uint64_t run_id() const;
   GroupInfo Info() const;
   // DataLoss if the group's directory was removed, or holds another group by now. What is mapped
   // can still be read.
@@ -211,7 +214,8 @@ struct RowChanges {
 // with an error, not at all; killed at any instruction, the next opener finds it whole or undone.
 class GroupWriter {
  public:
-  ~GroupWriter();  // releases the lock; the group stays
+  // Releases the lock; the group stays. A change that is sealed stays so: the next writer is told.
+  ~GroupWriter();
 
   // --- Changes of rows, in acts. Everything that can fail is in Prepare: the tables are as they
   // were until Write. What `changes` point to, and `executor`, must stay until they are published
@@ -219,9 +223,11 @@ class GroupWriter {
   Status Prepare(const RowChanges& changes, Executor& executor);
   // Makes the changes in the files. Readers wait from here on.
   void Write() noexcept;
-  // After Write: other groups decide, too, whether this is published. A killed writer's successor
-  // is told so (OpenWriter).
+  // After Write: other groups decide, too, whether this is published. The next writer is told so
+  // (OpenWriter) if this one ends before.
   void Seal(const Sealed& sealed) noexcept;
+  // Whether there is a change that is sealed and neither published nor aborted.
+  bool sealed() const;
   // Makes them visible; writes them first, if they are not written.
   void Publish() noexcept;
   // Drops what was prepared, and undoes what was written, if anything was.
@@ -252,6 +258,8 @@ class GroupWriter {
   // Begins another change generation and returns it: Scan::ChangedSince tells what is written
   // from here on. Any number of consumers may do so.
   Result<uint32_t> MarkChanges();
+  // Says of which run of a job this writer is: what it seals is of that run.
+  void SetRun(uint64_t run_id);
   // Sets the committed step, for a restored or imported state.
   Status SetStep(uint64_t step);
   // Group::Verify of every table.

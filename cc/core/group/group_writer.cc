@@ -80,6 +80,7 @@ Status GroupWriter::Impl::CheckWriter(const Group& group) const {
 GroupWriter::GroupWriter(Group& group)
     : group_(group), impl_(std::make_unique<Impl>(group, *group.impl_->control)) {}
 GroupWriter::~GroupWriter() {
+  if (sealed()) impl_->prepared->Leave();
   group_.impl_->row_numbers.Enable(false);
   group_.impl_->tables.Disown();
 }
@@ -295,6 +296,8 @@ Result<uint32_t> GroupWriter::MarkChanges() {
   TSPS_RETURN_IF_ERROR(CommitState(mutation));
   return generation;
 }
+
+void GroupWriter::SetRun(uint64_t run_id) { group_.impl_->control->live().run_id.store(run_id); }
 
 Status GroupWriter::SetStep(uint64_t step) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));

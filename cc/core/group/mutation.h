@@ -58,6 +58,8 @@ class Mutation {
   void Seal(const Sealed& sealed);
   void Publish();
   void Undo();
+  // Leaves what is sealed as it is.
+  void Leave() { begun_ns_ = 0; }
   bool begun() const { return begun_ns_ != 0; }
   // For how long readers have waited: from Begin to Publish.
   uint64_t nanoseconds() const { return nanoseconds_; }

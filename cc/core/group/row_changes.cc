@@ -263,6 +263,11 @@ void PreparedChanges::Write() {
   written_ = true;
 }
 
+void PreparedChanges::Seal(const Sealed& sealed) {
+  mutation_.Seal(sealed);
+  sealed_ = true;
+}
+
 void PreparedChanges::Publish() {
   mutation_.Publish();
   if (!step_.has_value()) return;

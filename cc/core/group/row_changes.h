@@ -41,12 +41,15 @@ class PreparedChanges {
 
   Status Prepare(const Group& group, const RowChanges& changes);
   void Write();
-  void Seal(const Sealed& sealed) { mutation_.Seal(sealed); }
+  void Seal(const Sealed& sealed);
+  // Before the end of a writer that has sealed it: it is the next one's.
+  void Leave() { mutation_.Leave(); }
   void Publish();
   void Abort() { mutation_.Undo(); }
 
   bool is_step() const { return step_.has_value(); }
   bool written() const { return written_; }
+  bool sealed() const { return sealed_; }
   size_t n_erased() const { return mutation_.n_erased(); }
 
  private:
@@ -80,6 +83,7 @@ class PreparedChanges {
   std::vector<Part> parts_;
   RowMutation mutation_;
   bool written_ = false;
+  bool sealed_ = false;
 };
 
 }  // namespace tsps

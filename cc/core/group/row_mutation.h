@@ -142,6 +142,7 @@ class RowMutation {
   // Adds the fresh keys to the index, and takes erased ones out of it.
   void WriteIndex();
   void Seal(const Sealed& sealed) { mutation_.Seal(sealed); }
+  void Leave() { mutation_.Leave(); }
   void Publish();
   // Before Publish: puts everything back that was written since Begin, if that was called.
   void Undo();

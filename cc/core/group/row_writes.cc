@@ -29,6 +29,8 @@ void GroupWriter::Write() noexcept { impl_->prepared->Write(); }
 
 void GroupWriter::Seal(const Sealed& sealed) noexcept { impl_->prepared->Seal(sealed); }
 
+bool GroupWriter::sealed() const { return impl_->prepared != nullptr && impl_->prepared->sealed(); }
+
 void GroupWriter::Publish() noexcept {
   if (!impl_->prepared->written()) impl_->prepared->Write();
   impl_->prepared->Publish();

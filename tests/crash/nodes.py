@@ -1,0 +1,270 @@
+"""python -m tests.crash.nodes [--kills 60]: kills ranks while nodes with sharded tables make a step together.
+
+A job of several nodes trains a sharded table and a replicated one. One of its ranks is killed, at a named fault point
+or at a random instant; the job is started again under the same name, must find all nodes at one step with the tables
+of a job that was never killed, bit for bit, and trains on until the next kill. A control without the vote must find
+nodes that disagree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+import tf_sparse_ps
+from tf_sparse_ps import _table
+
+_TESTS = Path(__file__).resolve().parent.parent
+sys.path[1:1] = [str(_TESTS / "multirank")]  # ranks are started by its module `launch`
+from launch import Launch, launched  # noqa: E402  (see above)
+
+HOSTS = ("localhost:1,127.0.0.1:1", "localhost:1,127.0.0.1:1,127.0.0.2:1")
+STEPS = 60  # of a job; then another one begins
+STEPS_OF_A_RUN = 12
+# Those that a step passes, with the highest passage at which a rank is killed.
+ONCE_PER_STEP = (
+    "begin.undo_valid",
+    "begin.odd",
+    "undo.reserved",
+    "seal.record",
+    "seal.sealed",
+    "vote.sealed",
+    "vote.decided",
+    "publish.record",
+    "publish.even",
+)
+POINTS = {
+    **dict.fromkeys(ONCE_PER_STEP, STEPS_OF_A_RUN),
+    "apply.row": 3000,
+    "undo.block": 12,
+    "undo.record": 20,
+    "commit.insert": 300,
+}
+OF_TIERS = {
+    "record_moves_declared": 12,
+    "record_moves_written": 12,
+    "tier_appended": 12,
+    "record_store_entered_one": 60,
+}
+_TIMEOUT_S = 40
+
+
+class Job:
+    """A named job and its tables.
+
+    Attributes:
+      nodes: A rank each.
+      storage: Of its sharded table, "memory" or "tiered".
+      acknowledged: The last step that a rank has said to be made.
+    """
+
+    def __init__(self, folder: Path, name: str, hosts: str, storage: str) -> None:
+        self.nodes, self.storage = hosts.count(":"), storage
+        self.acknowledged = 0
+        self._name, self._hosts, self._tables, self._disk = name, hosts, folder / "tables", folder / "disk"
+        for one in (self._tables, self._disk):
+            one.mkdir(exist_ok=True)
+
+    def run(self, victim: int = -1, how: str = "0", steps: int = STEPS_OF_A_RUN, *, named: bool = False) -> str:
+        """Runs it once; returns what it has printed.
+
+        Args:
+          victim: The rank that is killed; -1: none, and tables are told after every step.
+          how: As the program takes it.
+          steps: To make.
+          named: The other ranks are left to find out, and are waited for until they have said who was killed.
+        """
+        python_path = [str(Path(tf_sparse_ps.__path__[0]).parent), str(_TESTS.parent), str(_TESTS / "multirank")]
+        environment = {
+            "PYTHONPATH": os.pathsep.join(python_path),
+            "TFSPS_JOB": self._name,
+            "TFSPS_DIR": str(self._tables),
+            "TFSPS_TIMEOUT_S": str(_TIMEOUT_S),
+        }
+        each = "each" if victim < 0 else "-"
+        program = ["voting_program.py", self.storage, str(victim), how, str(steps), each, str(self._disk)]
+        program = ["shielded.py", *program] if named else program
+        with launched(*program, hosts=self._hosts, ranks=self.nodes, env=environment) as job:
+            if named:
+                self._await_names(job, victim)
+            job.wait(4 * _TIMEOUT_S)
+        self.acknowledged = max([self.acknowledged, *map(int, re.findall(r"made (\d+)", job.output))])
+        return job.output
+
+    def _await_names(self, job: Launch, victim: int) -> None:
+        deadline = time.monotonic() + 2 * _TIMEOUT_S
+        while not self.named_by(job.output, victim) >= self._others(victim) and time.monotonic() < deadline:
+            if job.output.count("rank is done") == self.nodes:
+                break  # it was not killed: the run was over before
+            time.sleep(0.05)
+        (job.folder / "end").touch()
+
+    def named_by(self, output: str, victim: int) -> set[int]:
+        """The ranks that have said that this one was lost."""
+        return {int(rank) for rank in re.findall(rf"\[(\d+)\]<\w+>:.*rank {victim} of node {victim} \(pid", output)}
+
+    def _others(self, victim: int) -> set[int]:
+        return {rank for rank in range(self.nodes) if rank != victim}
+
+    def not_named_by(self, output: str, victim: int) -> set[int]:
+        """The other ranks that have not."""
+        return self._others(victim) - self.named_by(output, victim)
+
+
+@dataclasses.dataclass
+class Found:
+    """What a run of the harness has found.
+
+    Attributes:
+      kills: Of ranks.
+      undecided: Kills that left a step undecided on some node.
+      wrong: What is no state of a job that was never killed.
+    """
+
+    kills: int = 0
+    undecided: int = 0
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+
+def held(output: str) -> dict[tuple[int, int], str]:
+    """What nodes have said to hold: content, by node and step."""
+    return {(int(n), int(step)): what for n, step, what in re.findall(r"node (\d+) has step (\d+): (\w+)", output)}
+
+
+def plans(rng: random.Random) -> Iterator[tuple[str, bool]]:
+    """How ranks are killed, and whether the others must say so: every point, then random instants, by turns."""
+    while True:
+        for point, highest in (POINTS | OF_TIERS).items():
+            yield f"{point}:{rng.randint(1, highest)}", False
+            yield f"{rng.uniform(0, 0.4):.4f}", False
+
+
+def sealed(folder: Path) -> bool:
+    """Whether a group of the job has an undecided step."""
+    groups = [one.parent for one in (folder / "tables").glob("*/group")]
+    return any(_table.Group.open(str(one)).info()["sealed"] is not None for one in groups)
+
+
+def run(kills: int, seed: int) -> Found:
+    """Kills ranks until `kills` are dead, or something is wrong.
+
+    With TFSPS_FAULT_OFF=vote it is a control: leaders publish without having voted.
+    """
+    found, rng = Found(), random.Random(seed)
+    how = plans(rng)
+    expected: dict[tuple[int, str], dict[tuple[int, int], str]] = {}
+    with tqdm(total=kills, desc="kills", unit="kill", delay=2, disable=None) as bar:
+        number = 0
+        while found.kills < kills and not found.wrong:
+            hosts, storage = HOSTS[number % 2], ("memory", "tiered")[number // 2 % 2]
+            with tempfile.TemporaryDirectory(prefix="tsps-nodes-", dir="/dev/shm") as folder:
+                job = Job(Path(folder), f"crash{number}", hosts, storage)
+                case = (job.nodes, storage)
+                if case not in expected:
+                    with tempfile.TemporaryDirectory(prefix="tsps-nodes-", dir="/dev/shm") as other:
+                        expected[case] = held(Job(Path(other), "reference", hosts, storage).run(steps=STEPS))
+                _kill_until_the_end(job, Path(folder), how, expected[case], rng, kills, found, bar)
+            number += 1
+    return found
+
+
+def _kill_until_the_end(
+    job: Job,
+    folder: Path,
+    how: Iterator[tuple[str, bool]],
+    expected: dict[tuple[int, int], str],
+    rng: random.Random,
+    kills: int,
+    found: Found,
+    bar: tqdm,
+) -> None:
+    while job.acknowledged < STEPS - STEPS_OF_A_RUN:
+        last = job.acknowledged
+        victim, (point, named) = rng.randrange(job.nodes), next(how)
+        output = job.run(victim, point, named=named)
+        begun = held(output)
+        problems = _problems(begun, expected, job.nodes, last)
+        if problems:
+            found.wrong += [*problems, output[-3000:]]
+            return
+        if output.count("rank is done") < job.nodes:
+            found.kills += 1
+            found.undecided += sealed(folder)
+            bar.update()
+            if named and job.not_named_by(output, victim):
+                silent = job.not_named_by(output, victim)
+                found.wrong.append(f"ranks {silent} did not say that rank {victim} was lost:\n{output[-3000:]}")
+        if found.wrong or found.kills >= kills:
+            break
+    if not found.wrong:
+        last = job.acknowledged
+        found.wrong += _problems(held(job.run(steps=1)), expected, job.nodes, last)
+
+
+def _problems(
+    begun: dict[tuple[int, int], str], expected: dict[tuple[int, int], str], nodes: int, last: int
+) -> list[str]:
+    """What is wrong with what nodes hold when a job begins.
+
+    Args:
+      begun: As they have said.
+      expected: Of a job that was never killed.
+      nodes: Of the job.
+      last: The last step that a rank knew to be made.
+    """
+    first: dict[int, int] = {}
+    for node, step in begun:
+        first[node] = min(step, first.get(node, step))
+    if len(first) < nodes or len(set(first.values())) != 1:
+        return [f"after step {last} nodes begin at steps {first}"]
+    (step,) = set(first.values())
+    wrong = [f"step {step} is not step {last}, which was made"] if step < last else []
+    return wrong + [
+        f"step {step} of node {node}: {begun[node, step]}, not {expected[node, step]}"
+        for node in range(nodes)
+        if step > 0 and begun[node, step] != expected[node, step]
+    ]
+
+
+def main() -> int:
+    """Runs the harness, and its control, which must find something."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.nodes", description=__doc__)
+    parser.add_argument("--kills", type=int, default=140, help="of ranks, half of them at named points (default: 140)")
+    parser.add_argument("--seed", type=int, default=1, help="of the instants (default: 1)")
+    parser.add_argument("--control", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    found = run(arguments.kills, arguments.seed)
+    if arguments.control:
+        print(json.dumps({"kills": found.kills, "violations": len(found.wrong)}))
+        return 0
+    print(f"{found.kills} kills, {found.undecided} of which left an undecided step; {len(found.wrong)} violations")
+    for problem in found.wrong:
+        print(f"  {problem}")
+    failed = int(bool(found.wrong))
+    options = ["--control", "--kills", str(arguments.kills), "--seed", str(arguments.seed)]
+    environment = {**os.environ, "TFSPS_FAULT_OFF": "vote"}
+    command = [sys.executable, "-m", "tests.crash.nodes", *options]
+    control = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    outcome = json.loads(control.stdout.splitlines()[-1])
+    caught = outcome["violations"] > 0
+    verdict = "violation found after" if caught else "NOTHING FOUND in"
+    print(f"control with the vote off: {verdict} {outcome['kills']} kills")
+    failed += not caught
+    print(f"{2 - failed} passed, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
