@@ -9,10 +9,12 @@
 #include "core/table/planes.h"
 #include "core/table/row_optimizer.h"
 #include "core/tier/record_log.h"
+#include "kernels/async_kernel.h"
 #include "kernels/group_registry.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
 #include "kernels/stager.h"
+#include "kernels/waiters.h"
 
 namespace tsps {
 namespace {
@@ -236,17 +238,29 @@ Status SetPoolThreads(const KernelContext& context) {
   return Status();
 }
 
-// A batch that a dataset has come to will look keys up.
-Status Announce(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
-  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2, 1, "keys"));
-  Stager::Batch batch;
-  TSPS_ASSIGN_OR_RETURN(batch.dataset, context.Scalar<int64_t>(3, "dataset"));
-  TSPS_ASSIGN_OR_RETURN(batch.index, context.Scalar<int64_t>(4, "index"));
-  TSPS_ASSIGN_OR_RETURN(batch.pass, context.Scalar<int64_t>(5, "batches"));
-  batch.table = table;
-  return Stager::Get().Announce(batch, keys.data<int64_t>(), static_cast<size_t>(keys.size()));
-}
+// A batch that a dataset has come to will look keys up. The dataset waits while a step is being
+// written; it must hold none of the threads that the step needs.
+class AnnounceKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+
+  // Inputs: path, uuid, keys, dataset, index, batches.
+  void ComputeAsync(const KernelContext& context, const Done& done) {
+    RunOnWaiter(done, [context] { return Announce(context); });
+  }
+
+ private:
+  static Status Announce(const KernelContext& context) {
+    TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+    TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Input(2, 1, "keys"));
+    Stager::Batch batch;
+    TSPS_ASSIGN_OR_RETURN(batch.dataset, context.Scalar<int64_t>(3, "dataset"));
+    TSPS_ASSIGN_OR_RETURN(batch.index, context.Scalar<int64_t>(4, "index"));
+    TSPS_ASSIGN_OR_RETURN(batch.pass, context.Scalar<int64_t>(5, "batches"));
+    batch.table = table;
+    return Stager::Get().Announce(batch, keys.data<int64_t>(), static_cast<size_t>(keys.size()));
+  }
+};
 
 // No inputs.
 Status DiskCounters(const KernelContext& context) {
@@ -284,7 +298,7 @@ void RegisterAdminKernels() {
   RegisterKernel<AssignKernel>("TspsAssign");
   RegisterKernel<AdminKernel<Erase>>("TspsErase");
   RegisterKernel<AdminKernel<SetStep>>("TspsSetStep");
-  RegisterKernel<AdminKernel<Announce>>("TspsAnnounce");
+  RegisterAsyncKernel<AnnounceKernel>("TspsAnnounce");
   RegisterKernel<AdminKernel<DiskCounters>>("TspsDiskCounters");
   RegisterKernel<AdminKernel<DescribeGroup>>("TspsGroupInfo");
   RegisterKernel<AdminKernel<RemoveTable>>("TspsRemoveTable");

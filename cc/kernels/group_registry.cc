@@ -215,19 +215,27 @@ Result<std::shared_ptr<OpenGroup>> GroupRegistry::Create(const std::string& path
 
 Result<TableHandle> GroupRegistry::OpenTable(const std::string& path, const std::string& uuid) {
   const SplitPath split = SplitTablePath(path);
-  std::lock_guard<std::mutex> lock(mutex_);
-  const bool cached = groups_.count(split.parent) > 0;
-  const auto find = [&](bool fresh) -> Result<TableHandle> {
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, OpenLocked(split.parent, fresh));
+  std::shared_ptr<OpenGroup> owner;
+  bool cached = false;
+  const auto open = [&](bool fresh) -> Status {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cached = groups_.count(split.parent) > 0;
+    TSPS_ASSIGN_OR_RETURN(owner, OpenLocked(split.parent, fresh));
+    return Status();
+  };
+  // Not under the lock: while a step waits for the votes of other nodes nobody can read the group,
+  // and who decides the step needs the lock.
+  const auto find = [&]() -> Result<TableHandle> {
     TSPS_ASSIGN_OR_RETURN(const int table, owner->group().FindTable(split.name));
     TSPS_RETURN_IF_ERROR(owner->group().CheckUuid(table, uuid));
     return TableHandle::Of(owner, table);
   };
-  Result<TableHandle> found = find(false);
-  if (found.ok() || !cached) return found;
+  TSPS_RETURN_IF_ERROR(open(false));
+  Result<TableHandle> found = find();
   // Another job may have removed the directory and made it again since it was opened here.
-  if (groups_[split.parent]->group().CheckInPlace().ok()) return found;
-  return find(true);
+  if (found.ok() || !cached || owner->group().CheckInPlace().ok()) return found;
+  TSPS_RETURN_IF_ERROR(open(true));
+  return find();
 }
 
 Status GroupRegistry::RemoveTable(const std::string& path, const std::string& uuid) {

@@ -68,6 +68,7 @@ void RegisterDenseKernels();
 void RegisterExchangeKernels();
 void RegisterRingKernels();
 void RegisterPullKernels();
+void RegisterPullAheadKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
 void RegisterTimelineKernels();

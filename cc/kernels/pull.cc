@@ -3,92 +3,25 @@
 // Take rows, all to all among the ranks of one number. The first and the last are asynchronous:
 // they wait for other ranks of the node.
 //
-// Keys and rows travel in the wire format: keys with rows of no floats, rows with their positions
-// among those keys in place of keys, whose code takes next to nothing.
+// A look-up pulls the rows that its rank needs and does not have. A pull of the next batch, one in
+// a step, brings those of its rows that the step leaves alone (core/exchange/rows_ahead.h).
+#include <algorithm>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/exchange/row_pull.h"
-#include "core/wire/wire.h"
+#include "core/base/key_owner.h"
 #include "kernels/async_kernel.h"
-#include "kernels/features.h"
 #include "kernels/gradients.h"
 #include "kernels/process.h"
+#include "kernels/pull_buffers.h"
 #include "kernels/timeline.h"
 #include "kernels/waiters.h"
 
 namespace tsps {
 namespace {
-
-// Attributes of all three.
-struct PullAttributes {
-  int tables = 0;
-  std::string operation;
-  uint32_t nodes = 1, node = 0;
-  WireType type = WireType::kFloat32;
-
-  Status Init(const Attributes& attributes) {
-    TSPS_ASSIGN_OR_RETURN(tables, attributes.Int("T"));
-    TSPS_ASSIGN_OR_RETURN(operation, attributes.String("operation"));
-    TSPS_ASSIGN_OR_RETURN(const int of, attributes.Int("nodes"));
-    TSPS_ASSIGN_OR_RETURN(const int one, attributes.Int("node"));
-    TSPS_ASSIGN_OR_RETURN(const std::string wire, attributes.String("wire"));
-    TSPS_ASSIGN_OR_RETURN(type, WireTypeFromName(wire));
-    nodes = static_cast<uint32_t>(of);
-    node = static_cast<uint32_t>(one);
-    if (one < of) return Status();
-    return Error(Code::kInvalidArgument, "node must be below ", of, ". Received: ", one);
-  }
-};
-
-// One feature per table: keys that are looked up as they are.
-Features KeysAlone(int tables) {
-  Features features;
-  features.n = features.tables = tables;
-  features.table_of.resize(static_cast<size_t>(tables));
-  std::iota(features.table_of.begin(), features.table_of.end(), 0);
-  return features;
-}
-
-// Reads rows of keys: rows[table], float[keys, dim].
-Status ReadRowsOf(const std::vector<TableHandle>& tables,
-                  const std::vector<std::vector<int64_t>>& keys,
-                  std::vector<std::vector<float>>* rows, Executor& executor) {
-  std::vector<RowGather> gathers;
-  rows->resize(tables.size());
-  for (size_t t = 0; t < tables.size(); ++t) {
-    TSPS_RETURN_IF_ERROR(CheckKeys(tables[t].config(), keys[t].data(), keys[t].size()));
-    (*rows)[t].resize(keys[t].size() * static_cast<size_t>(tables[t].config().dim));
-    gathers.emplace_back(tables[t].known, tables[t].table, keys[t].data(), keys[t].size());
-  }
-  const auto copy = [&](int t) {
-    gathers[static_cast<size_t>(t)].CopyAll((*rows)[static_cast<size_t>(t)].data(), executor);
-  };
-  return ReadRows(KeysAlone(static_cast<int>(tables.size())), tables, gathers, executor, copy);
-}
-
-// What each node has sent, checked against what is expected of it.
-Result<std::vector<WireReader>> OpenBuffers(const Tensor& buffers, uint32_t nodes, size_t tables) {
-  std::vector<WireReader> readers;
-  for (size_t at = 0; at < buffers.size();) {
-    TSPS_ASSIGN_OR_RETURN(WireReader reader, WireReader::Open(buffers.data<const uint8_t>() + at,
-                                                              buffers.size() - at));
-    if (reader.n_tables() != tables) {
-      return Error(Code::kInvalidArgument, "node ", readers.size(), " sent ", reader.n_tables(),
-                   " tables. Expected: ", tables);
-    }
-    at += PaddedBytes(reader.bytes());
-    readers.push_back(std::move(reader));
-  }
-  ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
-  if (readers.size() == nodes) return readers;
-  return Error(Code::kInvalidArgument, "received from ", readers.size(),
-               " nodes. Expected: ", nodes);
-}
 
 class PullAskKernel {
  public:
@@ -111,24 +44,47 @@ class PullAskKernel {
     call.step = static_cast<int64_t>(owner.group().step()) + 1;
     call.cancelled = &owner.closed();
     return owner.pulls().With(
-        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPull& pull) {
-          return pull.Part([&] { return AskAndPack(context, call, *tables, pull); });
+        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPulls::Pull& one) {
+          return one.pull->Part([&] { return AskAndPack(context, call, *tables, owner, one); });
         });
   }
 
   Status AskAndPack(const KernelContext& context, const MergeCall& call,
-                    const std::vector<TableHandle>& tables, RowPull& pull) const {
+                    const std::vector<TableHandle>& tables, OpenGroup& owner,
+                    RowPulls::Pull& one) const {
+    RowPull& pull = *one.pull;
+    RowPulls& pulls = owner.pulls();
+    RowPull::AskOptions options;
     std::vector<Tensor> held;
     std::vector<AskedKeys> asked;
+    one.taken.assign(tables.size(), {});
+    one.coming.assign(tables.size(), {});
+    options.flag = !attributes_.ahead && pulls.Announced();
+    options.here = !attributes_.ahead && pulls.looking();
     for (size_t t = 0; t < tables.size(); ++t) {
+      const auto dim = static_cast<size_t>(tables[t].config().dim);
+      RowsAhead& ahead = pulls.ahead(tables[t].table);
+      if (attributes_.ahead) {
+        for (const int64_t key : ahead.Next()) {
+          if (OwnerOf(key, attributes_.nodes) != attributes_.node) one.coming[t].push_back(key);
+        }
+        options.flag |= !ahead.known();
+        asked.push_back({one.coming[t].data(), one.coming[t].size(), dim});
+        continue;
+      }
       TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(static_cast<int>(t)));
       TSPS_RETURN_IF_ERROR(CheckKeys(tables[t].config(), keys.data<int64_t>(), keys.size()));
-      asked.push_back(
-          {keys.data<int64_t>(), keys.size(), static_cast<size_t>(tables[t].config().dim)});
+      ahead.LookUp(keys.data<int64_t>(), keys.size(), options.here);
+      one.taken[t] = ahead.Take(keys.data<int64_t>(), keys.size(), dim, owner.group().version());
+      asked.push_back({keys.data<int64_t>(), keys.size(), dim, one.taken[t].have.data()});
       held.push_back(std::move(keys));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    TSPS_RETURN_IF_ERROR(pull.Ask(call, asked, *executor));
+    TSPS_RETURN_IF_ERROR(pull.Ask(call, asked, options, *executor));
+    for (size_t t = 0; !attributes_.ahead && t < tables.size(); ++t) {
+      pulls.ahead(tables[t].table).CountLookUps(asked[t].n - pull.own_positions(t).size());
+      if (options.here && pull.Sends()) pulls.ahead(tables[t].table).LookUpHere(pull.here()[t]);
+    }
     if (!pull.Sends()) return PackNothing(context, 0, attributes_.nodes);
     const auto sets_of = [&](uint32_t node) {
       std::vector<WireSet> sets;
@@ -136,6 +92,7 @@ class PullAskKernel {
         const size_t begin = wanted.starts[node], n = wanted.starts[node + 1] - begin;
         sets.push_back({wanted.keys.data() + begin, nullptr, nullptr, n, 0});
       }
+      sets.push_back(FlagSet(pull.flag()));
       return sets;
     };
     return PackForEach(context, 0, attributes_.nodes, sets_of, attributes_.type, *executor);
@@ -153,44 +110,77 @@ class PullServeKernel {
   Status Compute(const KernelContext& context) {
     const WorkSpan span("serve rows");
     const int n = attributes_.tables;
-    const auto n_tables = static_cast<size_t>(n);
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, 1, 1 + n, n));
+    OpenGroup& owner = *tables->front().owner;
+    return owner.pulls().With(
+        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPulls::Pull& one) {
+          return one.pull->Part([&] { return Serve(context, *tables, owner.pulls(), one); });
+        });
+  }
+
+ private:
+  // What one node is sent of one table.
+  struct Answer {
+    std::vector<int64_t> keys, positions;  // among those that it asked for
+  };
+
+  Status Serve(const KernelContext& context, const std::vector<TableHandle>& tables,
+               RowPulls& pulls, RowPulls::Pull& one) const {
+    const size_t n_tables = tables.size();
     TSPS_ASSIGN_OR_RETURN(const Tensor asked, context.Input(0, 1, "asked"));
     TSPS_ASSIGN_OR_RETURN(const std::vector<WireReader> readers,
-                          OpenBuffers(asked, attributes_.nodes, n_tables));
-    // Of one node after another.
-    std::vector<std::vector<int64_t>> keys(n_tables);
-    for (const WireReader& reader : readers) {
+                          OpenBuffers(asked, attributes_.nodes, n_tables + 1));
+    one.flag = false;
+    for (const WireReader& reader : readers) one.flag |= reader.n(n_tables) > 0;
+    std::vector<std::vector<Answer>> answers(readers.size(), std::vector<Answer>(n_tables));
+    std::vector<std::vector<int64_t>> keys(n_tables);  // of one node after another
+    for (size_t node = 0; node < readers.size(); ++node) {
       for (size_t t = 0; t < n_tables; ++t) {
-        const size_t begin = keys[t].size();
-        keys[t].resize(begin + reader.n(t));
-        TSPS_RETURN_IF_ERROR(reader.Keys(t, keys[t].data() + begin));
+        Answer& answer = answers[node][t];
+        TSPS_RETURN_IF_ERROR(Choose(readers[node], t, pulls.ahead(tables[t].table), pulls.looking(),
+                                    one.flag, &answer));
+        keys[t].insert(keys[t].end(), answer.keys.begin(), answer.keys.end());
       }
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     std::vector<std::vector<float>> rows;
-    TSPS_RETURN_IF_ERROR(ReadRowsOf(*tables, keys, &rows, *executor));
-    size_t most = 0;
-    for (const WireReader& reader : readers) {
-      for (size_t t = 0; t < n_tables; ++t) most = std::max(most, reader.n(t));
-    }
-    std::vector<int64_t> positions(most);
-    std::iota(positions.begin(), positions.end(), 0);
+    TSPS_RETURN_IF_ERROR(ReadRowsOf(tables, keys, &rows, *executor));
     std::vector<size_t> done(n_tables);
     const auto sets_of = [&](uint32_t node) {
       std::vector<WireSet> sets;
       for (size_t t = 0; t < n_tables; ++t) {
-        const size_t n_rows = readers[node].n(t);
-        const auto dim = static_cast<size_t>((*tables)[t].config().dim);
-        sets.push_back({positions.data(), nullptr, rows[t].data() + done[t] * dim, n_rows, dim});
-        done[t] += n_rows;
+        const std::vector<int64_t>& positions = answers[node][t].positions;
+        const auto dim = static_cast<size_t>(tables[t].config().dim);
+        const float* const first = rows[t].data() + done[t] * dim;
+        sets.push_back({positions.data(), nullptr, first, positions.size(), dim});
+        done[t] += positions.size();
       }
       return sets;
     };
     return PackForEach(context, 0, attributes_.nodes, sets_of, attributes_.type, *executor);
   }
 
- private:
+  // Which of the rows that a node asks for it is sent.
+  Status Choose(const WireReader& reader, size_t table, RowsAhead& ahead, bool looking, bool flag,
+                Answer* answer) const {
+    std::vector<int64_t> keys(reader.n(table));
+    TSPS_RETURN_IF_ERROR(reader.Keys(table, keys.data()));
+    std::vector<uint8_t> stays(keys.size(), 1);
+    if (attributes_.ahead) {
+      stays = ahead.Stays(keys);
+      if (flag) std::fill(stays.begin(), stays.end(), 0);
+    } else if (looking) {
+      ahead.LookUpHere(keys);
+    }
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (stays[i] == 0) continue;
+      answer->keys.push_back(keys[i]);
+      answer->positions.push_back(static_cast<int64_t>(i));
+    }
+    if (attributes_.ahead) ahead.Sent(answer->keys);
+    return Status();
+  }
+
   PullAttributes attributes_;
   TableCache cache_;
 };
@@ -212,40 +202,91 @@ class PullTakeKernel {
                           cache_.Resolve(context, 1 + n, 1 + 2 * n, n));
     OpenGroup& owner = *tables->front().owner;
     return owner.pulls().With(attributes_.operation, attributes_.nodes, attributes_.node,
-                              [&](RowPull& pull) {
-                                return pull.Part([&]() -> Status {
-                                  if (pull.Sends()) TSPS_RETURN_IF_ERROR(Answer(context, pull));
-                                  return Collect(context, *tables, pull);
+                              [&](RowPulls::Pull& one) {
+                                return one.pull->Part([&]() -> Status {
+                                  if (one.pull->Sends()) TSPS_RETURN_IF_ERROR(Answer(context, one));
+                                  if (attributes_.ahead) return Keep(context, *tables, owner, one);
+                                  TSPS_RETURN_IF_ERROR(Collect(context, *tables, one));
+                                  owner.pulls().Agree(one.pull->agreed());
+                                  return Status();
                                 });
                               });
   }
 
-  Status Answer(const KernelContext& context, RowPull& pull) const {
+  Status Answer(const KernelContext& context, RowPulls::Pull& one) const {
     TSPS_ASSIGN_OR_RETURN(const Tensor served, context.Input(0, 1, "served"));
     const auto n_tables = static_cast<size_t>(attributes_.tables);
     TSPS_ASSIGN_OR_RETURN(const std::vector<WireReader> readers,
                           OpenBuffers(served, attributes_.nodes, n_tables));
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    return pull.Answer([&](const std::vector<float*>& rows) -> Status {
+    return one.pull->Answer([&](const std::vector<RowPull::Fetched>& tables) -> Result<bool> {
       for (uint32_t node = 0; node < attributes_.nodes; ++node) {
         for (size_t t = 0; t < n_tables; ++t) {
-          const RowPull::Wanted& wanted = pull.wanted()[t];
+          const RowPull::Wanted& wanted = one.pull->wanted()[t];
           const size_t begin = wanted.starts[node], n = wanted.starts[node + 1] - begin;
-          const WireReader& reader = readers[node];
-          if (reader.n(t) != n) {
-            return Error(Code::kInvalidArgument, "node ", node, " sent ", reader.n(t),
-                         " rows of table ", t, " in operation '", attributes_.operation,
-                         "'. Expected: ", n);
-          }
-          reader.Rows(t, rows[t] + begin * reader.dim(t), *executor);
+          TSPS_RETURN_IF_ERROR(Put(readers[node], node, t, begin, n, tables[t], *executor));
         }
       }
-      return Status();
+      return one.flag;
     });
   }
 
+  // What a node has sent of one table, of the n keys from `begin` on that it was asked for.
+  Status Put(const WireReader& reader, uint32_t node, size_t table, size_t begin, size_t n,
+             const RowPull::Fetched& to, Executor& executor) const {
+    const size_t sent = reader.n(table), dim = reader.dim(table);
+    const bool all = sent == n;
+    if (sent > n || (!all && !attributes_.ahead)) {
+      return Error(Code::kInvalidArgument, "node ", node, " sent ", sent, " rows of table ", table,
+                   " in operation '", attributes_.operation, "'. Expected: ", n);
+    }
+    if (all) {
+      reader.Rows(table, to.rows + begin * dim, executor);
+      std::fill_n(to.present + begin, n, 1);
+      return Status();
+    }
+    std::vector<int64_t> positions(sent);
+    std::vector<float> rows(sent * dim);
+    TSPS_RETURN_IF_ERROR(reader.Keys(table, positions.data()));
+    reader.Rows(table, rows.data(), executor);
+    for (size_t i = 0; i < sent; ++i) {
+      const auto position = static_cast<size_t>(positions[i]);
+      if (position >= n) {
+        return Error(Code::kDataLoss, "node ", node, " sent a row for position ", positions[i],
+                     " of ", n, " in operation '", attributes_.operation, "'");
+      }
+      std::memcpy(to.rows + (begin + position) * dim, rows.data() + i * dim, dim * sizeof(float));
+      to.present[begin + position] = 1;
+    }
+    return Status();
+  }
+
+  // Of a pull ahead: the rows are kept for the next step. No rows are output.
+  Status Keep(const KernelContext& context, const std::vector<TableHandle>& tables,
+              OpenGroup& owner, RowPulls::Pull& one) const {
+    std::vector<std::vector<float>> rows(tables.size());
+    std::vector<std::vector<uint8_t>> present(tables.size());
+    RowTargets targets;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const int64_t dim = tables[t].config().dim;
+      rows[t].resize(one.coming[t].size() * static_cast<size_t>(dim));
+      present[t].resize(one.coming[t].size());
+      targets.push_back({rows[t].data(), present[t].data()});
+      TSPS_RETURN_IF_ERROR(context.Output<float>(static_cast<int>(t), {0, dim}).status());
+    }
+    TSPS_RETURN_IF_ERROR(one.pull->Collect(targets, *SharedExecutor()));
+    for (size_t t = 0; t < tables.size(); ++t) {
+      owner.pulls()
+          .ahead(tables[t].table)
+          .Keep(one.coming[t], present[t], rows[t], static_cast<size_t>(tables[t].config().dim),
+                owner.group().version());
+    }
+    one.coming.clear();
+    return Status();
+  }
+
   Status Collect(const KernelContext& context, const std::vector<TableHandle>& tables,
-                 RowPull& pull) const {
+                 RowPulls::Pull& one) const {
     std::vector<Tensor> outputs;
     RowTargets targets;
     std::vector<std::vector<int64_t>> own(tables.size());
@@ -254,10 +295,10 @@ class PullTakeKernel {
       TSPS_ASSIGN_OR_RETURN(
           Tensor rows,
           context.Output<float>(static_cast<int>(t), {keys.dim(0), tables[t].config().dim}));
-      for (const uint32_t place : pull.own_positions(t)) {
+      for (const uint32_t place : one.pull->own_positions(t)) {
         own[t].push_back(keys.data<int64_t>()[place]);
       }
-      targets.push_back(rows.data<float>());
+      targets.push_back({rows.data<float>()});
       outputs.push_back(std::move(rows));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
@@ -267,14 +308,22 @@ class PullTakeKernel {
       const auto dim = static_cast<size_t>(tables[t].config().dim);
       std::vector<uint8_t> narrow(dim * WireTypeBytes(attributes_.type));
       const float* from = rows[t].data();
-      for (const uint32_t place : pull.own_positions(t)) {
+      for (const uint32_t place : one.pull->own_positions(t)) {
         // As those that come from other nodes: what a row is must not depend on who asks.
         NarrowFloats(attributes_.type, from, dim, narrow.data());
-        WidenFloats(attributes_.type, narrow.data(), dim, targets[t] + place * dim);
+        WidenFloats(attributes_.type, narrow.data(), dim, targets[t].rows + place * dim);
+        from += dim;
+      }
+      const RowsAhead::Taken& taken = one.taken[t];
+      from = taken.rows.data();
+      for (size_t place = 0; place < taken.have.size(); ++place) {
+        if (taken.have[place] == 0) continue;
+        std::memcpy(targets[t].rows + place * dim, from, dim * sizeof(float));
         from += dim;
       }
     }
-    return pull.Collect(targets, *executor);
+    one.taken.clear();
+    return one.pull->Collect(targets, *executor);
   }
 
   PullAttributes attributes_;

@@ -7,27 +7,17 @@
 #include <vector>
 
 #include "kernels/kernel.h"
+#include "kernels/op_definition.h"
 #include "kernels/shapes.h"
 #include "kernels/tensors.h"
 
 namespace tsps {
 namespace {
 
-struct Op {
-  const char* name;
-  // Reads or writes a table: neither folded, merged, pruned nor reordered.
-  bool stateful;
-  ShapeFunction shapes;
-  std::vector<const char*> attributes;
-  std::vector<const char*> inputs;
-  std::vector<const char*> outputs;
-};
-
-std::vector<Op> Ops() {
+std::vector<OpDefinition> Ops() {
   const char* features = "N: int >= 0";
   const char* tables = "T: int >= 1";
   const char* table_of = "table_of: list(int) >= 0";
-  const char* wire = "wire: {'float32', 'bfloat16', 'float16'}";
   const char* combiners = "combiners: list({'sum', 'mean', 'sqrtn'}) >= 0";
   return {
       {"TspsLookup",
@@ -187,24 +177,6 @@ std::vector<Op> Ops() {
        {tables, "dims: list(int)"},
        {"path: string"},
        {"merged_keys: T * int64", "merged_grads: T * float", "merged_counts: T * int32"}},
-      {"TspsPullAsk",
-       true,
-       PackShapes,
-       {tables, "operation: string", "nodes: int >= 1", "node: int >= 0", wire},
-       {"keys: T * int64", "paths: T * string", "uuids: T * string", "timeout_s: float"},
-       {"buffer: uint8", "splits: int32"}},
-      {"TspsPullServe",
-       true,
-       PackShapes,
-       {tables, "operation: string", "nodes: int >= 1", "node: int >= 0", wire},
-       {"asked: uint8", "paths: T * string", "uuids: T * string"},
-       {"buffer: uint8", "splits: int32"}},
-      {"TspsPullTake",
-       true,
-       PullTakeShapes,
-       {tables, "operation: string", "nodes: int >= 1", "node: int >= 0", wire},
-       {"served: uint8", "keys: T * int64", "paths: T * string", "uuids: T * string"},
-       {"rows: T * float"}},
       {"TspsApply",
        true,
        ScalarOutputs,
@@ -335,7 +307,7 @@ std::vector<Op> Ops() {
   std::abort();
 }
 
-void RegisterOp(const Op& op) {
+void RegisterOp(const OpDefinition& op) {
   TF_OpDefinitionBuilder* builder = TF_NewOpDefinitionBuilder(op.name);
   for (const char* spec : op.attributes) TF_OpDefinitionBuilderAddAttr(builder, spec);
   for (const char* spec : op.inputs) TF_OpDefinitionBuilderAddInput(builder, spec);
@@ -349,7 +321,8 @@ void RegisterOp(const Op& op) {
 }
 
 bool RegisterAll() {
-  for (const Op& op : Ops()) RegisterOp(op);
+  for (const OpDefinition& op : Ops()) RegisterOp(op);
+  for (const OpDefinition& op : PullOps()) RegisterOp(op);
   RegisterLookupKernels();
   RegisterPooledKernels();
   RegisterRowsKernels();
@@ -358,6 +331,7 @@ bool RegisterAll() {
   RegisterExchangeKernels();
   RegisterRingKernels();
   RegisterPullKernels();
+  RegisterPullAheadKernels();
   RegisterWireKernels();
   RegisterApplyKernels();
   RegisterTimelineKernels();

@@ -27,7 +27,7 @@ void RowPulls::Join(const std::string& folder, const NodeExchange::Options& opti
 }
 
 Status RowPulls::With(const std::string& operation, uint32_t nodes, uint32_t node,
-                      const std::function<Status(RowPull&)>& use) {
+                      const std::function<Status(Pull&)>& use) {
   std::shared_ptr<Pull> found;
   std::string folder;
   RowPull::Options options;
@@ -55,7 +55,36 @@ Status RowPulls::With(const std::string& operation, uint32_t nodes, uint32_t nod
     }
     TSPS_ASSIGN_OR_RETURN(found->pull, RowPull::Create(folder, options));
   }
-  return use(*found->pull);
+  return use(*found);
+}
+
+RowsAhead& RowPulls::ahead(int table) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<RowsAhead>& found = ahead_[table];
+  if (found == nullptr) found = std::make_unique<RowsAhead>();
+  return *found;
+}
+
+bool RowPulls::Announced() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [table, ahead] : ahead_) {
+    if (ahead->Announced()) return true;
+  }
+  return false;
+}
+
+RowsAhead::Counters RowPulls::counters() {
+  RowsAhead::Counters sum;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [table, ahead] : ahead_) {
+    const RowsAhead::Counters one = ahead->counters();
+    sum.announced += one.announced;
+    sum.dropped += one.dropped;
+    sum.looked_up += one.looked_up;
+    sum.ahead += one.ahead;
+    sum.fetched += one.fetched;
+  }
+  return sum;
 }
 
 void RowPulls::Close() {

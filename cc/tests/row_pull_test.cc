@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <random>
 #include <set>
@@ -66,10 +67,13 @@ std::vector<std::vector<int64_t>> Draw(uint64_t seed, const std::vector<size_t>&
 struct Got {
   std::vector<std::vector<float>> rows;
   std::vector<std::vector<int64_t>> wanted;  // by this rank, of other nodes
+  std::vector<std::vector<int64_t>> here;    // by the ranks, of this node
+  bool agreed = false;
   Status status;
 };
 
-Got Pull(RowPull& pull, const std::vector<std::vector<int64_t>>& keys) {
+Got Pull(RowPull& pull, const std::vector<std::vector<int64_t>>& keys,
+         const RowPull::AskOptions& options = {}) {
   SerialExecutor serial;
   Got got;
   std::vector<AskedKeys> asked;
@@ -78,8 +82,8 @@ Got Pull(RowPull& pull, const std::vector<std::vector<int64_t>>& keys) {
     asked.push_back({keys[t].data(), keys[t].size(), t + 2});
     got.rows.emplace_back(keys[t].size() * (t + 2), NAN);
   }
-  for (auto& rows : got.rows) targets.push_back(rows.data());
-  got.status = pull.Ask(Call(), asked, serial);
+  for (auto& rows : got.rows) targets.push_back({rows.data()});
+  got.status = pull.Ask(Call(), asked, options, serial);
   if (!got.status.ok()) return got;
   if (pull.Sends()) {
     for (const RowPull::Wanted& wanted : pull.wanted()) {
@@ -95,19 +99,22 @@ Got Pull(RowPull& pull, const std::vector<std::vector<int64_t>>& keys) {
         }
       }
     }
-    got.status = pull.Answer([&](const std::vector<float*>& rows) {
-      for (size_t t = 0; t < rows.size(); ++t) {
+    got.here = pull.here();
+    got.status = pull.Answer([&](const std::vector<RowPull::Fetched>& tables) -> Result<bool> {
+      for (size_t t = 0; t < tables.size(); ++t) {
         for (size_t i = 0; i < pull.wanted()[t].keys.size(); ++i) {
+          tables[t].present[i] = 1;
           for (size_t d = 0; d < t + 2; ++d) {
-            rows[t][i * (t + 2) + d] = Value(t, pull.wanted()[t].keys[i], d);
+            tables[t].rows[i * (t + 2) + d] = Value(t, pull.wanted()[t].keys[i], d);
           }
         }
       }
-      return Status();
+      return pull.flag();
     });
     if (!got.status.ok()) return got;
   }
   got.status = pull.Collect(targets, serial);
+  got.agreed = pull.agreed();
   return got;
 }
 
@@ -174,6 +181,81 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RowPullTest,
                          testing::Values(std::pair{1, 0}, std::pair{2, 0}, std::pair{4, 0},
                                          std::pair{3, 1}, std::pair{4, 2}));
 
+TEST(RowPullTogetherTest, RanksAreToldOfFlagsAndOfKeysThatTheirNodeHas) {
+  const TempDir dir;
+  constexpr int kRanks = 3, kCalls = 4;
+  std::vector<std::vector<Got>> got(kCalls, std::vector<Got>(kRanks));
+  const auto keys_of = [](int call, int rank) {
+    return Draw(static_cast<uint64_t>(10 * call + rank), {200, 50});
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&, r] {
+      const auto pull = Rank(dir / ".", r, kRanks, 2);
+      for (int call = 0; call < kCalls; ++call) {
+        got[call][r] = Pull(*pull, keys_of(call, r), {/*flag=*/call == 1 && r == 2, call >= 2});
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int call = 0; call < kCalls; ++call) {
+    for (size_t t = 0; t < 2; ++t) {
+      std::multiset<int64_t> here, expected;
+      for (int r = 0; r < kRanks; ++r) {
+        ExpectRows(got[call][r], keys_of(call, r));
+        EXPECT_EQ(got[call][r].agreed, call == 1);
+        if (r < 2) here.insert(got[call][r].here[t].begin(), got[call][r].here[t].end());
+        const std::vector<std::vector<int64_t>> keys = keys_of(call, r);
+        for (const int64_t key : keys[t]) {
+          if (call >= 2 && OwnerOf(key, kNodes) == kNode) expected.insert(key);
+        }
+      }
+      EXPECT_EQ(here, expected) << "call " << call << ", table " << t;
+    }
+  }
+}
+
+TEST(RowPullTogetherTest, RowsThatARankHasDoNotTravelAndRowsMayStayAway) {
+  const TempDir dir;
+  SerialExecutor serial;
+  const auto pull = Rank(dir / ".", 0, 1, 0);
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; keys.size() < 10; ++key) {
+    if (OwnerOf(key, kNodes) != kNode) keys.push_back(key);
+  }
+  std::vector<uint8_t> have(10);
+  have[3] = have[7] = 1;
+  std::vector<float> rows(20, NAN);
+  std::vector<uint8_t> present(10);
+  ASSERT_TRUE(pull->Ask(Call(), {{keys.data(), 10, 2, have.data()}}, {}, serial).ok());
+  ASSERT_EQ(pull->wanted()[0].keys.size(), 8u);
+  int64_t away = 0;
+  ASSERT_TRUE(pull->Answer([&](const std::vector<RowPull::Fetched>& tables) -> Result<bool> {
+                    for (size_t i = 1; i < 8; ++i) {
+                      tables[0].present[i] = 1;
+                      std::fill_n(tables[0].rows + 2 * i, 2,
+                                  static_cast<float>(pull->wanted()[0].keys[i]));
+                    }
+                    away = pull->wanted()[0].keys[0];
+                    return false;
+                  })
+                  .ok());
+  ASSERT_TRUE(pull->Collect({{rows.data(), present.data()}}, serial).ok());
+  for (size_t i = 0; i < 10; ++i) {
+    const bool came = have[i] == 0 && keys[i] != away;
+    EXPECT_EQ(present[i] != 0, came) << i;
+    if (came) {
+      EXPECT_EQ(rows[2 * i], static_cast<float>(keys[i]));
+    } else {
+      EXPECT_TRUE(std::isnan(rows[2 * i]));
+    }
+  }
+  // Of a look-up all must come.
+  ASSERT_TRUE(pull->Ask(Call(), {{keys.data(), 10, 2}}, {}, serial).ok());
+  ASSERT_TRUE(pull->Answer([](const auto&) -> Result<bool> { return false; }).ok());
+  EXPECT_EQ(pull->Collect({{rows.data()}}, serial).code(), Code::kInternal);
+}
+
 TEST(RowPullErrorTest, AnErrorOfOneRankIsEveryones) {
   const TempDir dir;
   std::vector<Status> statuses(2);
@@ -184,14 +266,16 @@ TEST(RowPullErrorTest, AnErrorOfOneRankIsEveryones) {
       SerialExecutor serial;
       std::vector<float> row(2);
       const int64_t key = 5;
-      statuses[r] = pull->Ask(Call(), {{&key, 1, 2}}, serial);
+      statuses[r] = pull->Ask(Call(), {{&key, 1, 2}}, {}, serial);
       if (!statuses[r].ok()) return;
-      statuses[r] = pull->Answer([&](const std::vector<float*>&) {
-        return r == 0 ? Error(Code::kInvalidArgument, "the owner has no such table") : Status();
+      statuses[r] = pull->Answer([&](const std::vector<RowPull::Fetched>& tables) -> Result<bool> {
+        if (r == 0) return Error(Code::kInvalidArgument, "the owner has no such table");
+        for (size_t i = 0; i < pull->wanted()[0].keys.size(); ++i) tables[0].present[i] = 1;
+        return true;
       });
-      if (statuses[r].ok()) statuses[r] = pull->Collect({row.data()}, serial);
+      if (statuses[r].ok()) statuses[r] = pull->Collect({{row.data()}}, serial);
       // It is final.
-      EXPECT_FALSE(pull->Ask(Call(), {{&key, 1, 2}}, serial).ok());
+      EXPECT_FALSE(pull->Ask(Call(), {{&key, 1, 2}}, {}, serial).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -210,7 +294,7 @@ TEST(RowPullErrorTest, RanksThatAskForOtherTablesAreToldSo) {
       const auto pull = Rank(dir / ".", r, 2, 0);
       SerialExecutor serial;
       const int64_t key = 5;
-      statuses[r] = pull->Ask(Call(), {{&key, 1, r == 0 ? size_t{2} : size_t{3}}}, serial);
+      statuses[r] = pull->Ask(Call(), {{&key, 1, r == 0 ? size_t{2} : size_t{3}}}, {}, serial);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -223,14 +307,14 @@ TEST(RowPullErrorTest, ARankThatDoesNotComeIsNamed) {
   SerialExecutor serial;
   const auto pull = Rank(dir / ".", 0, 2, 0);
   const int64_t key = 5;
-  const Status never = pull->Ask(Call(0.2), {{&key, 1, 2}}, serial);
+  const Status never = pull->Ask(Call(0.2), {{&key, 1, 2}}, {}, serial);
   EXPECT_EQ(never.code(), Code::kDeadlineExceeded);
   EXPECT_NE(never.message().find("all ranks together"), std::string::npos) << never.message();
 
   const TempDir other;
   const auto first = Rank(other / ".", 0, 2, 0);
   const auto second = Rank(other / ".", 1, 2, 0);
-  const Status late = first->Ask(Call(0.2), {{&key, 1, 2}}, serial);
+  const Status late = first->Ask(Call(0.2), {{&key, 1, 2}}, {}, serial);
   EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
   EXPECT_NE(late.message().find("rank 11"), std::string::npos) << late.message();
 }

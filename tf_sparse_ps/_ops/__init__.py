@@ -49,7 +49,15 @@ from tf_sparse_ps._ops.lookups import (
     segment_sum,
     unique,
 )
-from tf_sparse_ps._ops.pulls import Pull
+from tf_sparse_ps._ops.pulls import (
+    Pull,
+    PullCounters,
+    check_looked_up,
+    pull_announce,
+    pull_counters,
+    pull_step_made,
+    pulls_look_ahead,
+)
 from tf_sparse_ps._ops.rings import (
     RING_COUNTERS,
     Merged,
@@ -86,11 +94,13 @@ __all__ = [
     "Merged",
     "PooledLookup",
     "Pull",
+    "PullCounters",
     "Unique",
     "announce",
     "apply",
     "assign",
     "bind_optimizer",
+    "check_looked_up",
     "check_step",
     "check_tensorflow_version",
     "close_group",
@@ -121,6 +131,10 @@ __all__ = [
     "pool_rows",
     "pooled_lookup",
     "prepare_step",
+    "pull_announce",
+    "pull_counters",
+    "pull_step_made",
+    "pulls_look_ahead",
     "read_rows",
     "ready",
     "ready_times",

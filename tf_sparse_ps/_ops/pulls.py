@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,12 +23,16 @@ class Pull:
       nodes: Of the job.
       node: This one.
       wire: What rows are rounded to, "float32", "bfloat16" or "float16".
+      batch: "this": what is looked up now. "next": what the batch behind it will look up, as `pull_announce` was told,
+        but for rows that the step at hand may change; they are kept for the next step. Then `ask` and `take` are
+        given no keys, and `take` returns no rows.
     """
 
     operation: str
     nodes: int
     node: int
     wire: str
+    batch: str = "this"
 
     def _attributes(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -97,6 +101,68 @@ class Pull:
         for one, dim in zip(rows, dims, strict=True):
             one.set_shape([None, dim])
         return rows
+
+
+def pull_announce(path: str, table: int, keys: tf.Tensor, dataset: int, index: tf.Tensor, batches: int) -> tf.Operation:
+    """Says that a coming batch of this rank looks up keys of a sharded table. Waits for nothing.
+
+    Args:
+        path: of the group.
+        table: the table's number in it.
+        keys: int64[n], of the batch.
+        dataset: a number of the dataset's.
+        index: of the batch in its iterator, int64; 0 drops what the iterator before it has announced.
+        batches: how many of them are announced ahead; of more than twice as many the first are dropped.
+    """
+    of, at_most = tf.constant(dataset, tf.int64), tf.constant(batches, tf.int64)
+    return lib.tsps_pull_announce(path, tf.constant(table, tf.int64), keys, of, index, at_most)
+
+
+def pulls_look_ahead(path: str) -> tf.Tensor:
+    """Whether a rank of the job had announced batches at the end of the last step, a bool; the same on all ranks.
+
+    Args:
+        path: of a group whose exchange this process has joined.
+    """
+    return lib.tsps_pull_looking(path) > 0
+
+
+def check_looked_up(keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor], uuids: Sequence[Any]) -> tf.Tensor:
+    """What this rank has against a step, uint8[n], as `prepare_step`: gradients of keys that its look-ups did not have.
+
+    Args:
+        keys: T of int64[n], of this rank's gradients.
+        paths, uuids: T scalar strings, of sharded tables.
+    """
+    return lib.tsps_pull_check(keys, paths, uuids)
+
+
+def pull_step_made(step: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[Any]) -> tf.Tensor:
+    """Says that a step of sharded tables is made: what was pulled for the next batch is for look-ups from now on.
+
+    Args:
+        step: int64.
+        paths, uuids: T scalar strings, of sharded tables.
+
+    Returns:
+        `step`.
+    """
+    return lib.tsps_pull_step_made(step, paths, uuids)
+
+
+class PullCounters(NamedTuple):
+    """What `pull_counters` returns, int64 each."""
+
+    announced: tf.Tensor  # batches
+    dropped: tf.Tensor  # of them, those that no step came to
+    looked_up: tf.Tensor  # keys of other nodes
+    ahead: tf.Tensor  # of them, those whose rows had come before
+    fetched: tf.Tensor  # rows that came before
+
+
+def pull_counters(path: str) -> PullCounters:
+    """Of this process, in a group."""
+    return PullCounters(*lib.tsps_pull_counters(path))
 
 
 for _op in ("TspsPullAsk", "TspsPullServe", "TspsPullTake"):

@@ -89,10 +89,12 @@ class Update:
     Attributes:
       tables: Whose step it is.
       hyper: Each table's hyperparameters, as `_ops.apply` takes them.
+      against: What this rank has against the step, whatever comes out of reducing: verdicts, uint8[n].
     """
 
     tables: list[TableBinding]
     hyper: list[tf.Tensor]
+    against: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     @property
     def paths(self) -> list[tf.Tensor]:
@@ -149,13 +151,14 @@ class SparseRing(abc.ABC):
         if len(job.leaders) == 1:
             return _ops.make_step(job.group_path, step, job.timeout_s, *args, operation=name)
         if job.is_leader:
-            return self._decide(_ops.prepare_step(job.group_path, step, *args, update.voters), name)
+            return self._decide(_ops.prepare_step(job.group_path, step, *args, update.voters), name, update)
         with tf.control_dependencies(rows):
-            return self._decide(tf.constant(list(_ops.NOTHING_AGAINST), tf.uint8), name)
+            return self._decide(tf.constant(list(_ops.NOTHING_AGAINST), tf.uint8), name, update)
 
-    def _decide(self, verdict: tf.Tensor, name: str) -> tf.Tensor:
+    def _decide(self, verdict: tf.Tensor, name: str, update: Update) -> tf.Tensor:
         """On several nodes: one small collective per step, in which each says what it has against it."""
-        (verdicts,) = self._job.collectives.allgather([verdict], f"{name}.verdict")
+        own = tf.concat([*update.against, verdict], 0) if update.against else verdict
+        (verdicts,) = self._job.collectives.allgather([own], f"{name}.verdict")
         return _ops.decide_step(self._job.group_path, verdicts)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.rings import clipping as clipping_lib
+from tf_sparse_ps.rings import rows_ahead
 from tf_sparse_ps.rings.gradients import DenseGradient, unscale
 from tf_sparse_ps.rings.sparse_ring import SparseGradient, SparseRing, Update, unique
 
@@ -73,12 +74,26 @@ class SparseStep:
         Returns:
           The number of the step, int64, once it is certain that it is made.
         """
-        number = self.number()
+        # What reads tables comes before a leader has written the step and waits for the others' votes, or both wait.
+        against = rows_ahead.against(self.update.tables, self.gradients)
+        with tf.control_dependencies(against):
+            number = self.number()
+        # Beside computing: it waits for nothing but the look-ups before it.
+        ahead = rows_ahead.fetch(self.job, self.update.tables, self.name)
+        step = self._prepared_after(ahead, against)
         plain = self.clipping == clipping_lib.NONE and self.loss_scale == 1.0
-        verdict = self.apply(number) if plain else self.apply_reduced(number, self._clipped(number, dense))
+        verdict = step.apply(number) if plain else step.apply_reduced(number, step._clipped(number, dense))
         results = [one.result for one in dense if one.result is not None]
         taken_part = [one.values if isinstance(one, tf.IndexedSlices) else one for one in results]
-        return self.check(number, verdict, [*taken_part, *in_flight])
+        return self.check(number, verdict, [*taken_part, *in_flight, *ahead])
+
+    def _prepared_after(self, done: Sequence[tf.Tensor], against: list[tf.Tensor]) -> SparseStep:
+        """The same, whose tables are written only then. TensorFlow does not order the loop of a ring after that."""
+        if not done:
+            return self
+        with tf.control_dependencies(done):
+            hyper = [tf.identity(one) for one in self.update.hyper]
+        return dataclasses.replace(self, update=Update(self.update.tables, hyper, against))
 
     def _clipped(self, number: tf.Tensor, dense: Sequence[DenseGradient]) -> list[SparseGradient]:
         clipping, reduced = self.clipping, self.reduce(number)
@@ -109,7 +124,7 @@ class SparseStep:
           after: What comes out of the step's other collectives.
         """
         with tf.control_dependencies(after):
-            return _ops.check_step(number, verdict)
+            return rows_ahead.step_made(_ops.check_step(number, verdict), self.update.tables)
 
     def wait(self, done: tf.Tensor) -> list[tf.Operation]:
         """Waits until the node's tables have the step that `check` returned.

@@ -119,7 +119,7 @@ class HierarchicalRing(SparseRing):
             prepared = _ops.ring_prepare(
                 self._job.group_path, step, update.paths, update.uuids, update.hyper, update.voters
             )
-        return self._decide(prepared, name)
+        return self._decide(prepared, name, update)
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""

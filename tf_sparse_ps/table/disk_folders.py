@@ -12,11 +12,14 @@ import fcntl
 import os
 import shutil
 import stat
-from typing import Any
+import time
+from typing import Any, Final
 
 from tf_sparse_ps.config.tiered import Storage, Tiered
 from tf_sparse_ps.errors import AccessError, NoSpaceError
 from tf_sparse_ps.node import job_folder
+
+_MAKING_S: Final = 3600.0  # a job makes its first table in less, once it has made the folder
 
 
 def of(storage: Storage, table_path: str) -> tuple[str, int]:
@@ -76,11 +79,14 @@ def _remove_leftovers(path: str) -> None:
         if not job_folder.is_unnamed(group.name) or not group.is_dir(follow_symlinks=False):
             continue
         with contextlib.suppress(OSError):  # another user's, or another job is removing it
+            empty = not os.listdir(group.path)
             for table in os.scandir(group.path):
                 if not os.path.exists(_table_of(table.path)) and not _is_used(table.path):
                     shutil.rmtree(table.path, ignore_errors=True)
                     job_folder.say(f"removed {table.path}, rows of a table that is gone")
-            os.rmdir(group.path)  # if nobody uses it
+            # One that was empty may be of a job that is about to make its first table there.
+            if not empty or time.time() - group.stat().st_mtime > _MAKING_S:
+                os.rmdir(group.path)  # if nobody uses it
 
 
 def _is_used(folder: str) -> bool:

@@ -1,4 +1,8 @@
-"""`lookahead`: what the next batches need is known, and fetched, ahead of them."""
+"""`lookahead`: what the next batches need is known, and fetched, ahead of them.
+
+Of a table that is partly on disk a thread reads the rows of coming batches (`cc/kernels/stager.h`). Of a sharded table
+every step pulls rows of the batch behind it (`rings/rows_ahead.py`). A dataset does local work alone: it announces.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tf_sparse_ps import _ops
+from tf_sparse_ps import _ops, _table
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers.table_keys import KeysOf, table_keys
 from tf_sparse_ps.layers.table_layer import TableLayer
@@ -22,18 +27,19 @@ _datasets = itertools.count()
 def lookahead(
     dataset: tf.data.Dataset, model: Any, *, batches: int | Literal["auto"] = "auto", keys_of: KeysOf | None = None
 ) -> tf.data.Dataset:
-    """Reads the rows that the next batches need from disk to memory, while the batches before them train.
+    """Fetches the rows that the next batches need, from disk or from other machines, while the batches before train.
 
     The last stage of a dataset: after `batch`, and after `shuffle`, `cache` and `prefetch`, if there are any. Of tables
-    that are partly on disk (`tsps.Tiered`); others need nothing. The numbers never change: a row that is not there in
-    time is read when it is needed.
+    that are partly on disk (`tsps.Tiered`) or spread over machines (`tsps.Sharded`); others need nothing. The numbers
+    never change: a row that is not there in time is fetched when it is needed.
 
     Args:
       dataset: Yields batches as `model.fit` takes them.
       model: A Keras model whose table layers are built: functional, Sequential or subclassed.
       batches: Length of a pass: so many batches' rows are read together, while as many train. Longer passes read more
         rows with one access to the disk, and take more room for what is read. "auto": as many as there is room for,
-        at most 128 and 256 MiB of elements; takes an element of the dataset.
+        at most 128 and 256 MiB of elements; takes an element of the dataset. Rows of other machines come one batch
+        ahead, whatever it is; tables that are not on disk gain nothing from more than 2.
       keys_of: See `tf_sparse_ps.layers.table_keys.table_keys`.
 
     Returns:
@@ -42,7 +48,7 @@ def lookahead(
     Raises:
       ValueError: `batches` is no positive integer; the model has no built table layer, or cannot be called on what
         the dataset yields; its keys cannot be known ahead.
-      UnsupportedError: No table of the model is partly on disk.
+      UnsupportedError: No table of the model is partly on disk or sharded.
 
     Example:
       dataset = tf.data.Dataset.from_tensor_slices((ids, labels)).shuffle(10_000).batch(4096)
@@ -55,18 +61,29 @@ def lookahead(
     keys = table_keys(model, keys_of=keys_of)
     every = [one for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings]
     tiered = {os.path.basename(one.path): one for one in every if one.config.storage != "memory"}
-    if not tiered:
+    sharded = {os.path.basename(one.path): one for one in every if isinstance(one.config.placement, Sharded)}
+    if not tiered and not sharded:
         raise UnsupportedError(
-            f"model {model.name!r} has all its rows in memory: there is nothing to look ahead for. See tsps.Tiered"
+            f"model {model.name!r} has all its rows in memory of this machine: there is nothing to look ahead for. See "
+            "tsps.Tiered and tsps.Sharded"
         )
+    # A job of one machine has no other to fetch from.
+    sharded = {name: one for name, one in sharded.items() if one.placement == "sharded"}
     n = _choose(dataset, keys, tiered) if batches == "auto" else batches
     number = next(_datasets)
+
+    numbers = {name: _table.Group.open(one.group.path).find_table(name) for name, one in sharded.items()}
 
     def announce(index: tf.Tensor, element: Any) -> Any:
         found = keys(element)
         announced = [
-            _ops.announce(binding.path_tensor, binding.uuid, found[name], number, index, n)
-            for name, binding in tiered.items()
+            _ops.announce(one.path_tensor, one.uuid, found[name], number, index, n)
+            for name, one in tiered.items()
+            if name in found
+        ]
+        announced += [
+            _ops.pull_announce(one.group.path, numbers[name], found[name], number, index, n)
+            for name, one in sharded.items()
             if name in found
         ]
         with tf.control_dependencies(announced):
@@ -80,7 +97,9 @@ def lookahead(
 
 
 def _choose(dataset: tf.data.Dataset, keys: Any, tiered: dict[str, Any]) -> int:
-    """As many batches as there is room for twice."""
+    """As many batches as there is room for twice; of tables that are in memory, two."""
+    if not tiered:
+        return 2
     for element in dataset.take(1):
         leaves = tf.nest.flatten(element, expand_composites=True)
         size = sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in leaves if leaf.dtype != tf.string)

@@ -92,6 +92,10 @@ class Step:
         found |= {"rows_read": float(disk.records), "rows_read_late": float(disk.late)}
         found |= {"rows_read_before": float(disk.cached)}
         found |= {"disk_bytes": float(disk.bytes), "disk_waited_s": float(disk.waited_ns) * 1e-9}
+        found |= {"rows_pulled": 0.0, "rows_pulled_before": 0.0}
+        if self._binding.rings:
+            pulls = _ops.pull_counters(job.current().group_path)
+            found |= {"rows_pulled": float(pulls.looked_up), "rows_pulled_before": float(pulls.ahead)}
         dense_bytes = 0 if self._started is None else self._started.dense_bytes
         return {**found, "dense_bytes_per_step": float(dense_bytes)}
 

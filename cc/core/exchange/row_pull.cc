@@ -29,6 +29,7 @@ constexpr size_t kCopyGrain = 1024;
 struct Answered {
   uint32_t* counts;                       // [rank]: keys that it asked for; then how many rows
   std::vector<uint32_t*> positions = {};  // [rank]: of each such key's row
+  uint8_t* present = nullptr;             // [row]
   float* rows = nullptr;
 
   // `counts`: null when they are in the area.
@@ -36,6 +37,7 @@ struct Answered {
     Answered answered = {area.Take<uint32_t>(ranks + 1)};
     const uint32_t* const n = counts != nullptr ? counts : answered.counts;
     for (size_t r = 0; r < ranks; ++r) answered.positions.push_back(area.Take<uint32_t>(n[r]));
+    answered.present = area.Take<uint8_t>(n[ranks]);
     answered.rows = area.Take<float>(n[ranks] * dim);
     return answered;
   }
@@ -115,16 +117,18 @@ Status RowPull::AwaitFiles(const MergeCall& call) {
 }
 
 Status RowPull::Ask(const MergeCall& call, const std::vector<AskedKeys>& tables,
-                    Executor& executor) {
+                    const AskOptions& options, Executor& executor) {
   return Part([&]() -> Status {
     TSPS_RETURN_IF_ERROR(CheckCall(call, tables.size()));
     TSPS_RETURN_IF_ERROR(AwaitFiles(call));
     call_ = call;
+    options_ = options;
     begun_ = true;
     TSPS_RETURN_IF_ERROR(peers_.AwaitAll(base_, call_));  // they have copied all rows
     TSPS_RETURN_IF_ERROR(Contribute(call, tables, executor));
     TSPS_RETURN_IF_ERROR(peers_.AwaitAll(base_ + kContributed, call_));
-    TSPS_RETURN_IF_ERROR(peers_.AgreeOnRounds().status());
+    TSPS_ASSIGN_OR_RETURN(const uint32_t rounds, peers_.AgreeOnRounds());
+    flag_ = rounds > 1;
     if (Sends()) TSPS_RETURN_IF_ERROR(TakeRange(executor));
     Advance(own().live().phase, base_ + kRead);
     return Status();
@@ -135,6 +139,7 @@ Status RowPull::Contribute(const MergeCall& call, const std::vector<AskedKeys>& 
                            Executor& executor) {
   asked_.assign(tables.size(), {});
   std::vector<Contribution> contributions;
+  std::vector<std::vector<int64_t>> here(tables.size());
   for (size_t t = 0; t < tables.size(); ++t) {
     Asked& asked = asked_[t];
     asked.dim = tables[t].dim;
@@ -142,18 +147,22 @@ Status RowPull::Contribute(const MergeCall& call, const std::vector<AskedKeys>& 
       const auto place = static_cast<uint32_t>(i);
       if (OwnerOf(tables[t].keys[i], nodes_) == node_) {
         asked.own.push_back(place);
-      } else {
+        if (options_.here) here[t].push_back(tables[t].keys[i]);
+      } else if (tables[t].have == nullptr || tables[t].have[i] == 0) {
         asked.keys.push_back(tables[t].keys[i]);
         asked.places.push_back(place);
       }
     }
     contributions.push_back({asked.keys.data(), nullptr, asked.keys.size(), 0});
   }
+  for (size_t t = 0; options_.here && t < tables.size(); ++t) {
+    contributions.push_back({here[t].data(), nullptr, here[t].size(), 0});
+  }
   ExchangeCall& announced = own().call();
   own().live().step.store(call.step, std::memory_order_relaxed);
   announced.step = call.step;
-  announced.reduction = 0;
-  announced.rounds = 1;
+  announced.reduction = options_.here ? 1 : 0;
+  announced.rounds = options_.flag ? 2 : 1;
   announced.tables = static_cast<uint32_t>(tables.size());
   std::memcpy(announced.operation, call.operation.c_str(), call.operation.size() + 1);
   for (size_t t = 0; t < tables.size(); ++t) {
@@ -171,12 +180,18 @@ Status RowPull::Contribute(const MergeCall& call, const std::vector<AskedKeys>& 
 
 Status RowPull::TakeRange(Executor& executor) {
   const size_t n_tables = asked_.size();
-  std::vector<std::vector<GradientSet>> sets(n_tables);
-  const std::vector<uint32_t> no_rows(n_tables, 0);
+  std::vector<std::vector<GradientSet>> sets(options_.here ? 2 * n_tables : n_tables);
+  const std::vector<uint32_t> no_rows(sets.size(), 0);
   for (const RankFile* file : peers_.all()) {
     TSPS_RETURN_IF_ERROR(file->CheckContribution(file->call().contribution_bytes));
     ReadContribution(file->contribution(), static_cast<uint32_t>(senders_),
                      static_cast<uint32_t>(local_rank_), no_rows.data(), &sets);
+  }
+  here_.assign(n_tables, {});
+  for (size_t t = 0; options_.here && t < n_tables; ++t) {
+    for (const GradientSet& set : sets[n_tables + t]) {
+      here_[t].insert(here_[t].end(), set.keys, set.keys + set.n);
+    }
   }
   wanted_.assign(n_tables, {});
   positions_.assign(n_tables, {});
@@ -215,14 +230,17 @@ Status RowPull::TakeRange(Executor& executor) {
   return Status();
 }
 
-Status RowPull::Answer(const std::function<Status(const std::vector<float*>& rows)>& fill) {
+Status RowPull::Answer(
+    const std::function<Result<bool>(const std::vector<Fetched>& tables)>& fill) {
   return Part([&]() -> Status {
     if (!begun_ || !Sends()) {
       return Error(Code::kFailedPrecondition, "nothing was asked for in ", peers_.folder());
     }
     std::vector<std::vector<uint32_t>> counts(asked_.size());
+    uint32_t* agreed = nullptr;
     const auto lay_out = [&](ArrayArea area) {
       std::vector<Answered> tables;
+      agreed = area.Take<uint32_t>(1);
       for (size_t t = 0; t < asked_.size(); ++t) {
         tables.push_back(Answered::Take(area, ranks_, counts[t].data(), asked_[t].dim));
       }
@@ -237,17 +255,20 @@ Status RowPull::Answer(const std::function<Status(const std::vector<float*>& row
     const size_t bytes = lay_out(ArrayArea(nullptr)).second;
     TSPS_RETURN_IF_ERROR(own().ReserveMerged(bytes));
     const std::vector<Answered> tables = lay_out(ArrayArea(own().merged())).first;
-    std::vector<float*> rows;
+    std::vector<Fetched> fetched;
     for (size_t t = 0; t < asked_.size(); ++t) {
       std::copy(counts[t].begin(), counts[t].end(), tables[t].counts);
       for (size_t r = 0; r < ranks_; ++r) {
         std::copy(positions_[t][r].begin(), positions_[t][r].end(), tables[t].positions[r]);
       }
-      rows.push_back(tables[t].rows);
+      std::fill_n(tables[t].present, wanted_[t].keys.size(), 0);
+      fetched.push_back({tables[t].rows, tables[t].present});
     }
-    TSPS_RETURN_IF_ERROR(fill(rows));
+    TSPS_ASSIGN_OR_RETURN(const bool all_agree, fill(fetched));
+    *agreed = all_agree ? 1 : 0;
     own().call().merged_bytes = bytes;
     wanted_.clear();
+    here_.clear();
     positions_.clear();
     Advance(own().live().published, base_ + kAnswered);
     return Status();
@@ -265,6 +286,7 @@ Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
       TSPS_RETURN_IF_ERROR(peers_.Await(file.live().published, base_ + kAnswered, file, call_));
       TSPS_RETURN_IF_ERROR(file.CheckMerged(file.call().merged_bytes));
       ArrayArea area(file.merged());
+      agreed_ = *area.Take<uint32_t>(1) != 0;
       for (size_t t = 0; t < asked_.size(); ++t) {
         const size_t dim = asked_[t].dim;
         const Answered answered = Answered::Take(area, ranks_, nullptr, dim);
@@ -275,12 +297,25 @@ Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
                        answered.counts[local_rank_], " rows of table ", t, " for rank ",
                        own().live().rank.load(), ", which asked for ", part.n);
         }
+        const RowTarget& target = targets[t];
+        std::atomic<bool> missing{false};
         executor.ParallelFor(part.n, kCopyGrain, [&](size_t begin, size_t end) {
           for (size_t i = begin; i < end; ++i) {
-            std::memcpy(targets[t] + asked_[t].places[part.positions[i]] * dim,
-                        answered.rows + positions[i] * dim, dim * sizeof(float));
+            const size_t place = asked_[t].places[part.positions[i]];
+            const bool came = answered.present[positions[i]] != 0;
+            if (target.present != nullptr) target.present[place] = came ? 1 : 0;
+            if (came) {
+              std::memcpy(target.rows + place * dim, answered.rows + positions[i] * dim,
+                          dim * sizeof(float));
+            } else if (target.present == nullptr) {
+              missing = true;
+            }
           }
         });
+        if (missing) {
+          return Error(Code::kInternal, "rows of table ", t, " in operation '", call_.operation,
+                       "' did not come");
+        }
       }
     }
     base_ += kCollected;

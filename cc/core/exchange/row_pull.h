@@ -35,11 +35,16 @@ namespace tsps {
 struct AskedKeys {
   const int64_t* keys;  // int64[n], unique
   size_t n;
-  size_t dim;  // floats per row
+  size_t dim;                     // floats per row
+  const uint8_t* have = nullptr;  // a byte for each: not 0 if the rank has its row; null: none
 };
 
-// Where a rank wants the rows of one table: float[n, dim], in the order of its keys.
-using RowTargets = std::vector<float*>;
+// Where a rank wants the rows of one table, in the order of its keys.
+struct RowTarget {
+  float* rows;                 // float[n, dim]
+  uint8_t* present = nullptr;  // set to 1 for each row that has come; null: all must come
+};
+using RowTargets = std::vector<RowTarget>;
 
 class RowPull {
  public:
@@ -65,15 +70,33 @@ class RowPull {
     std::vector<size_t> starts;  // [node], and the end
   };
 
+  struct AskOptions {
+    bool flag = false;  // told to the node's other ranks
+    bool here = false;  // who sends is also told keys that this node has; the same on all ranks
+  };
   // Begins. On a rank that sends, wanted() says what to fetch. Errors as of NodeExchange::Merge.
   // Not thread-safe, nor are the next two.
-  Status Ask(const MergeCall& call, const std::vector<AskedKeys>& tables, Executor& executor);
+  Status Ask(const MergeCall& call, const std::vector<AskedKeys>& tables, const AskOptions& options,
+             Executor& executor);
   // One per table, until Answer has returned.
   const std::vector<Wanted>& wanted() const { return wanted_; }
-  // On a rank that sends: `fill` writes what was fetched, rows[table]: float[wanted keys, dim].
-  Status Answer(const std::function<Status(const std::vector<float*>& rows)>& fill);
+  // Of one table: keys of this node that its ranks have asked for, each rank's by itself. With
+  // AskOptions.here, on a rank that sends, until Answer has returned.
+  const std::vector<std::vector<int64_t>>& here() const { return here_; }
+  // Whether a rank of the node has set AskOptions.flag.
+  bool flag() const { return flag_; }
+  // What was fetched of one table.
+  struct Fetched {
+    float* rows;       // float[wanted keys, dim]
+    uint8_t* present;  // a byte for each: 0 if its row has not come
+  };
+  // On a rank that sends: `fill` writes what was fetched of each table, and returns what all nodes
+  // agree on (agreed()).
+  Status Answer(const std::function<Result<bool>(const std::vector<Fetched>& tables)>& fill);
   // Ends the call. Copies rows of other nodes to their places in `targets`, one per table.
   Status Collect(const RowTargets& targets, Executor& executor);
+  // What `fill` has returned, the same on all ranks that collect.
+  bool agreed() const { return agreed_; }
   // Runs what the caller does for a call besides: an error of it ends the pull for all ranks.
   Status Part(const std::function<Status()>& part);
   // Positions in a table's keys that this node has itself: Collect leaves their rows alone.
@@ -110,6 +133,9 @@ class RowPull {
   std::vector<Asked> asked_;
   PartOrder order_;
   std::vector<Wanted> wanted_;
+  std::vector<std::vector<int64_t>> here_;
+  AskOptions options_;
+  bool flag_ = false, agreed_ = false;
   std::vector<std::vector<std::vector<uint32_t>>> positions_;  // [table][rank]: in wanted keys
 };
 

@@ -111,14 +111,18 @@ uint64_t ControlFile::LoadLastState(State* state) const {
   }
 }
 
-uint64_t ControlFile::CommittedStep() const {
+uint64_t ControlFile::Committed(const uint64_t CommitRecord::*field) const {
   while (true) {
     const uint64_t now = sequence();
-    uint64_t step = 0;
-    RacyRead(&step, &record(now / 2).step, sizeof(step));
-    if (ValidateEpoch(now)) return step;
+    uint64_t value = 0;
+    RacyRead(&value, &(record(now / 2).*field), sizeof(value));
+    if (ValidateEpoch(now)) return value;
   }
 }
+
+uint64_t ControlFile::CommittedStep() const { return Committed(&CommitRecord::step); }
+
+uint64_t ControlFile::CommittedVersion() const { return Committed(&CommitRecord::version); }
 
 std::atomic<uint64_t>* ControlFile::Announcements() {
   const std::lock_guard<std::mutex> lock(mutex_);

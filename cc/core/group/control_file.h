@@ -64,6 +64,7 @@ class ControlFile {
   // which may have become odd since, not more.
   uint64_t LoadLastState(State* state) const;
   uint64_t CommittedStep() const;
+  uint64_t CommittedVersion() const;
   // From here on the mutation can only be undone.
   void Unseal() { live().sealed.epoch.store(0, std::memory_order_release); }
   // The sealed mutation that follows `epoch`, if there is one. DataLoss if it cannot be read.
@@ -91,6 +92,7 @@ class ControlFile {
 
  private:
   void StoreState(const State& state);
+  uint64_t Committed(const uint64_t CommitRecord::*field) const;
   explicit ControlFile(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
   CommitRecord& record(uint64_t epoch) const {
     return *reinterpret_cast<CommitRecord*>(file_->data() + kRecordOffset +

@@ -152,6 +152,8 @@ bool Group::WrittenElsewhere() const { return !impl_->tables.owned() && impl_->p
 
 uint64_t Group::step() const { return impl_->control->CommittedStep(); }
 
+uint64_t Group::version() const { return impl_->control->CommittedVersion(); }
+
 uint64_t Group::run_id() const { return impl_->control->live().run_id.load(); }
 
 Status Group::WaitForStep(uint64_t step, double timeout_s,

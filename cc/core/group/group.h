@@ -118,6 +118,8 @@ class Group {
   // `cancelled` may be null; it is looked at about ten times a second.
   Status WaitForStep(uint64_t step, double timeout_s, const std::atomic<bool>* cancelled) const;
   uint64_t step() const;
+  // How many changes of the tables there were that were no steps.
+  uint64_t version() const;
   // Of the last writer that has said so (GroupWriter::SetRun).
   uint64_t run_id() const;
   GroupInfo Info() const;

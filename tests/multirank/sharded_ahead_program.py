@@ -1,0 +1,173 @@
+"""One rank of the test that looking ahead changes no number of a table that is spread over nodes.
+
+Every model has a sharded table and a replicated one, which begin alike and get the same gradients. Datasets of ranks
+have delays of their own, so that ranks know of coming batches at different times.
+
+Arguments: rows of a batch; the folder for results.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import this_rank
+from sharded_program import content, equal, together
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.config.placement import Sharded
+
+keras = tf.keras
+IDS, DIM, WIDTH = 1200, 4, 5
+MEMORY = 12_850_000  # 12 MiB are buffers
+
+
+class Case:
+    """A model, and its batches on this rank."""
+
+    def __init__(self, name: str, storage: Any = "memory", wire: str = "float32") -> None:
+        self.name, self.rows = name, int(sys.argv[1])
+        ranks = tsps.collectives.current()
+        self.random = np.random.default_rng([ranks.rank, len(name)])
+        self.together = np.random.default_rng(len(name))  # the same on all ranks
+        config = {"initializer": keras.initializers.Constant(0.5), "seed": 7}
+        self.there = tsps.Embedding(None, DIM, table=tsps.TableConfig(f"replicated_{name}", DIM, **config))
+        sharded = tsps.TableConfig(f"sharded_{name}", DIM, placement=Sharded(wire), storage=storage, **config)
+        self.spread = tsps.Embedding(None, DIM, table=sharded)
+        inputs = keras.Input((WIDTH,), dtype="int64")
+        turned = inputs[:, ::-1] * 3  # each layer is called twice, with other ids
+        sums = keras.layers.Add()([self.there(inputs), self.spread(inputs), self.there(turned), self.spread(turned)])
+        self.model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(sums)))
+        self.model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+        self.model.optimizer.build(self.model.trainable_variables)
+        self.model.train_on_batch(*self.data(1))
+        self.begun = self.pulled()
+
+    def data(self, batches: int) -> tuple[Any, Any]:
+        """x and y."""
+        x = self.random.zipf(1.2, (batches * self.rows, WIDTH)) % IDS
+        return x, self.random.normal(size=(batches * self.rows, 1)).astype(np.float32)
+
+    def dataset(self, batches: int) -> Any:
+        """Of batches that come when they like."""
+        x, y = self.data(batches)
+
+        def elements() -> Iterator[Any]:
+            for b in range(batches):
+                time.sleep(self.random.choice([0.0, 0.0, 0.002, 0.02]))
+                part = slice(b * self.rows, (b + 1) * self.rows)
+                yield x[part], y[part]
+
+        signature = tf.TensorSpec((self.rows, WIDTH), tf.int64), tf.TensorSpec((self.rows, 1), tf.float32)
+        made = tf.data.Dataset.from_generator(elements, output_signature=signature)
+        return made.apply(tf.data.experimental.assert_cardinality(batches))
+
+    def ahead(self, batches: int, n: int = 4) -> Any:
+        """The same, looking ahead."""
+        return tsps.lookahead(self.dataset(batches), self.model, batches=n)
+
+    def check(self, least: float) -> None:
+        """Both tables are equal on all nodes; `least`: the share of rows that had come before."""
+        ranks = tsps.collectives.current()
+        leader = ranks.local_rank == 0
+        parts = ranks.allgather_object(content(self.spread) if leader else None, f"test.{self.name}")
+        assert equal(together([one for one in parts if one is not None]), content(self.there)), self.name
+        pulled, before = (now - then for now, then in zip(self.pulled(), self.begun, strict=True))
+        print(f"{self.name}: {pulled:.0f} rows of other nodes, {before / pulled:.2f} before", flush=True)
+        assert before >= least * pulled, (self.name, pulled, before)
+
+    def pulled(self) -> tuple[float, float]:
+        """Rows of other nodes that this process has looked up, and of these those that had come before."""
+        found = self.model.optimizer.statistics()
+        return found["rows_pulled"], found["rows_pulled_before"]
+
+
+def fit(case: Case) -> None:
+    """Epochs, with validation between, that does and does not look ahead."""
+    case.model.fit(case.ahead(12), epochs=2, validation_data=case.dataset(2), verbose=0)
+    case.model.fit(case.ahead(12, 1), validation_data=case.ahead(3), verbose=0)
+    case.model.fit(case.ahead(12, 32).repeat(), epochs=3, steps_per_epoch=5, verbose=0)
+
+
+def breaks(case: Case) -> None:
+    """Iterators that are given up, and others that begin."""
+    for _ in range(20):
+        steps = int(case.together.integers(1, 6))
+        for number, (x, y) in enumerate(case.ahead(12)):
+            case.model.train_on_batch(x, y)
+            if number + 1 == steps:
+                break
+
+
+def apart(case: Case) -> None:
+    """Some ranks look ahead, some do not; and some train other batches than they have announced."""
+    rank = this_rank.rank()
+    batches = iter(case.ahead(30) if rank == 0 else case.dataset(30))
+    for number in range(20):
+        x, y = next(batches)
+        if rank == 0 and number % 4 == 1:
+            x, y = case.data(1)
+        case.model.train_on_batch(x, y)
+
+
+def refused(case: Case) -> None:
+    """Steps that no rank makes, and a table that is written between steps."""
+    for number, (x, y) in enumerate(case.ahead(20)):
+        if number % 5 == 3:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                case.model.train_on_batch(x, y * (np.nan if this_rank.rank() == 0 else 1.0))
+            continue
+        case.model.train_on_batch(x, y)
+        if number == 9:
+            keys = np.arange(0, 400, dtype=np.int64)
+            for layer in (case.there, case.spread):
+                layer.bindings[0].assign(keys, np.full((400, DIM), 0.25, np.float32))
+            tsps.collectives.current().barrier("test.assigned")
+
+
+def older_tape(case: Case) -> None:
+    """A gradient of look-ups that a step has come after is refused, where rows are fetched ahead."""
+    layer, optimizer = case.spread, case.model.optimizer
+    batches = iter(case.ahead(30))
+    for _ in range(4):
+        case.model.train_on_batch(*next(batches))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([3, 5, 7 + this_rank.rank()], tf.int64)))
+    gradient = tape.gradient(loss, layer.trainable_variables)
+    case.model.train_on_batch(*next(batches))
+    with pytest.raises(tf.errors.FailedPreconditionError, match="not looked up since the last step"):
+        optimizer.apply_gradients(zip(gradient, layer.trainable_variables, strict=True))
+
+
+CASES: dict[str, tuple[Callable[[Case], None], float, dict[str, Any]]] = {
+    "fit": (fit, 0.15, {}),
+    "breaks": (breaks, 0.05, {}),
+    "apart": (apart, 0.01, {"wire": "bfloat16"}),
+    "refused": (refused, 0.1, {}),
+    "tiered": (fit, 0.15, {"storage": tsps.Tiered(Path(sys.argv[2]) / "disk", memory=MEMORY)}),
+    "older_tape": (older_tape, 0.0, {}),
+}
+
+
+def main() -> None:
+    """See above."""
+    this_rank.init()
+    for name, (train, least, config) in CASES.items():
+        case = Case(name, **config)
+        if name == "apart":  # a narrow wire rounds what is looked up: only that it trains is to be seen
+            train(case)
+            continue
+        train(case)
+        case.check(least)
+    tsps.collectives.current().barrier("test.end")
+    print("rank is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Looking ahead changes no number of a sharded table, whatever ranks announce and when."""
+
+from __future__ import annotations
+
+import pytest
+from launch import TWO_NODES, launched
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks"),
+    [
+        ("localhost:1,127.0.0.1:1", 2),
+        pytest.param(TWO_NODES, 4, marks=pytest.mark.nightly),
+        pytest.param("localhost:1,127.0.0.1:2,127.0.0.2:1", 4, marks=pytest.mark.nightly),
+    ],
+)
+def test_tables_are_equal_bit_for_bit(hosts: str, ranks: int) -> None:
+    with launched("sharded_ahead_program.py", "100", hosts=hosts, ranks=ranks) as job:
+        status = job.wait()
+        assert status == 0, job.output[-20000:]
+        assert job.output.count("rank is done") == ranks

@@ -1,0 +1,93 @@
+"""Rows of the next batch of sharded tables travel while the batch before it trains, where ranks look ahead.
+
+Every step carries the exchange for the batch behind it, once all its own look-ups are made: a fixed number of
+collectives, the same on all ranks. An owner sends no row that the step at hand may change; who needs one of those
+asks for it when it looks it up. So nothing depends on what was announced (`cc/core/exchange/rows_ahead.h`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+from tf_sparse_ps.config.placement import Sharded
+from tf_sparse_ps.rings import node_exchange
+from tf_sparse_ps.rings.sparse_ring import SparseGradient
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.job.job import Job
+    from tf_sparse_ps.job.table_binding import TableBinding
+
+
+def sharded(tables: Sequence[TableBinding]) -> list[int]:
+    """Positions of the tables that are sharded."""
+    return [t for t, table in enumerate(tables) if table.placement == "sharded"]
+
+
+def fetch(job: Job, tables: Sequence[TableBinding], name: str) -> list[tf.Tensor]:
+    """Pulls what the next batch needs and the step at hand leaves alone. Every rank calls it in every step.
+
+    Args:
+      job: The rank's job.
+      tables: Of the step.
+      name: Of the operations.
+
+    Returns:
+      What is there when the rows are: one tensor, or none of a step without sharded tables.
+    """
+    own = [tables[t] for t in sharded(tables)]
+    if not own:
+        return []
+    by_wire: dict[str, list[TableBinding]] = {}
+    for table in own:
+        assert isinstance(table.config.placement, Sharded)
+        by_wire.setdefault(table.config.placement.wire, []).append(table)
+
+    def pull() -> tf.Tensor:
+        kept = []
+        for wire, some in by_wire.items():
+            with tf.control_dependencies(kept):
+                kept = _pull(job, some, f"{name}.ahead.{wire}", wire)
+        with tf.control_dependencies(kept):
+            return tf.constant(True)
+
+    return [tf.cond(_ops.pulls_look_ahead(job.group_path), pull, lambda: tf.constant(False))]
+
+
+def _pull(job: Job, tables: Sequence[TableBinding], name: str, wire: str) -> list[tf.Tensor]:
+    first = tables[0]
+    pull = _ops.Pull(name, first.nodes, first.node, wire, "next")
+    paths, uuids = [one.path_tensor for one in tables], [one.uuid for one in tables]
+    nothing = [tf.zeros([0], tf.int64) for _ in tables]
+    group = node_exchange.of(job).cross_node_group()
+    buffer, splits = pull.ask(nothing, paths, uuids, job.timeout_s)
+    if group is not None:
+        asked, _ = group.alltoall(buffer, splits, f"{name}.keys")
+        served, splits = pull.serve(asked, paths, uuids)
+        buffer, _ = group.alltoall(served, splits, f"{name}.rows")
+    return pull.take(buffer, nothing, paths, uuids, [one.config.dim for one in tables])
+
+
+def against(tables: Sequence[TableBinding], gradients: Sequence[SparseGradient]) -> list[tf.Tensor]:
+    """What this rank has against a step: verdicts, uint8[n].
+
+    Args:
+      tables: Of the step.
+      gradients: This rank's, one per table.
+    """
+    own = sharded(tables)
+    if not own:
+        return []
+    keys = [gradients[t].keys for t in own]
+    return [_ops.check_looked_up(keys, [tables[t].path_tensor for t in own], [tables[t].uuid for t in own])]
+
+
+def step_made(step: tf.Tensor, tables: Sequence[TableBinding]) -> tf.Tensor:
+    """A step is made: look-ups from now on use the rows that `fetch` has pulled. On every rank; returns `step`."""
+    own = [tables[t] for t in sharded(tables)]
+    if not own:
+        return step
+    return _ops.pull_step_made(step, [one.path_tensor for one in own], [one.uuid for one in own])
