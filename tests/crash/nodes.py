@@ -4,6 +4,9 @@ A job of several nodes trains a sharded table and a replicated one. One of its r
 or at a random instant; the job is started again under the same name, must find all nodes at one step with the tables
 of a job that was never killed, bit for bit, and trains on until the next kill. A control without the vote must find
 nodes that disagree.
+
+Then ranks look ahead, with delays between the steps of every write: tables must be those of a job that does not. A
+control whose owners send rows ahead that a step may change must find others.
 """
 
 from __future__ import annotations
@@ -59,6 +62,10 @@ OF_TIERS = {
     "record_store_entered_one": 60,
 }
 _TIMEOUT_S = 40
+# Of the build with fault points, wherever that is.
+_PYTHON_PATH = os.pathsep.join(
+    [str(Path(tf_sparse_ps.__path__[0]).parent), str(_TESTS.parent), str(_TESTS / "multirank")]
+)
 
 
 class Job:
@@ -86,9 +93,8 @@ class Job:
           steps: To make.
           named: The other ranks are left to find out, and are waited for until they have said who was killed.
         """
-        python_path = [str(Path(tf_sparse_ps.__path__[0]).parent), str(_TESTS.parent), str(_TESTS / "multirank")]
         environment = {
-            "PYTHONPATH": os.pathsep.join(python_path),
+            "PYTHONPATH": _PYTHON_PATH,
             "TFSPS_JOB": self._name,
             "TFSPS_DIR": str(self._tables),
             "TFSPS_TIMEOUT_S": str(_TIMEOUT_S),
@@ -238,8 +244,20 @@ def _problems(
     ]
 
 
+def looks_ahead(control: str = "") -> str:
+    """Trains tables that look ahead; returns what is wrong, or nothing.
+
+    Args:
+      control: TFSPS_FAULT_OFF.
+    """
+    environment = {"PYTHONPATH": _PYTHON_PATH, "TFSPS_FAULT_DELAY": "100", "TFSPS_FAULT_OFF": control}
+    with launched("sharded_ahead_program.py", "100", hosts=HOSTS[0], ranks=2, env=environment) as job:
+        status = job.wait()
+        return "" if status == 0 and job.output.count("rank is done") == 2 else job.output[-3000:]
+
+
 def main() -> int:
-    """Runs the harness, and its control, which must find something."""
+    """Runs the harness, and its controls, which must find something."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.nodes", description=__doc__)
     parser.add_argument("--kills", type=int, default=140, help="of ranks, half of them at named points (default: 140)")
     parser.add_argument("--seed", type=int, default=1, help="of the instants (default: 1)")
@@ -262,7 +280,14 @@ def main() -> int:
     verdict = "violation found after" if caught else "NOTHING FOUND in"
     print(f"control with the vote off: {verdict} {outcome['kills']} kills")
     failed += not caught
-    print(f"{2 - failed} passed, {failed} failed")
+    wrong = looks_ahead()
+    print(f"looking ahead with delays: {'tables differ' if wrong else 'tables are equal'}")
+    print(wrong, end="")
+    failed += bool(wrong)
+    caught = "AssertionError" in looks_ahead("rows_that_stay")
+    print(f"control that sends rows which a step may change: {'tables differ' if caught else 'NOTHING FOUND'}")
+    failed += not caught
+    print(f"{4 - failed} passed, {failed} failed")
     return int(failed > 0)
 
 
