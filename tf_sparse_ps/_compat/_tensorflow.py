@@ -48,6 +48,13 @@ def track(holder: Any, child: Any, name: str) -> None:
         holder._track_trackable(child, name, overwrite=True)
 
 
+def saved_with(saved: Any) -> list[Any]:
+    """All objects that TensorFlow saves with one that it is given, or with what a `TrackableSaver` is for."""
+    view = getattr(saved, "_graph_view", None)
+    root = saved if view is None else view.root
+    return list(tf.train.TrackableView(root).descendants())
+
+
 def called_by(package: str, *through: str) -> bool:
     """Whether the caller's caller is in a package, seen through modules whose names begin with `through`.
 

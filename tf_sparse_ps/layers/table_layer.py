@@ -12,11 +12,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import job
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _keras_stores
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
-from tf_sparse_ps.layers import anchor, row_source, rows
+from tf_sparse_ps.layers import anchor, collective_calls, row_source, rows
 from tf_sparse_ps.layers.row_source import RowSource
 
 
@@ -65,6 +65,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             config = dataclasses.replace(config, seed=self._identities[index]["seed"])
         with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
             binding = job.current().create_table(config, salt=salt, values=values)
+            collective_calls.register(binding)
         weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
         self._bound.bindings.append(binding)
         self._bound.anchors.append(weight)
@@ -122,8 +123,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Writes keys, rows and slots of every table into Keras's store."""
         for index, binding in enumerate(self._bound.bindings):
-            for name, value in rows.read(binding).items():
-                store[f"{self._prefix(index)}{name}"] = value
+            rows.save(binding, store, self._prefix(index))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` wrote, or the matrices of keras.layers.Embedding.
@@ -137,13 +137,13 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             return
         for index, binding in enumerate(self._bound.bindings):
             prefix = self._prefix(index)
-            state = {name[len(prefix) :]: store[name] for name in names if name.startswith(prefix)}
+            state = {name[len(prefix) :]: name for name in names if name.startswith(prefix)}
             if not {"keys", "rows", "meta"} <= state.keys():
                 raise ValueError(
                     f"Layer '{self.name}' expected keys, rows and meta of table {index} ({binding.config.name}). "
                     f"Received: {sorted(names)}"
                 )
-            rows.write(binding, {name: np.asarray(value) for name, value in state.items()})
+            rows.write(binding, {one: _keras_stores.stored(store, name) for one, name in state.items()})
 
     def _prefix(self, index: int) -> str:
         return "" if len(self._bound.bindings) == 1 else f"table_{index}_"
