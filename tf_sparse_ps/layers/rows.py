@@ -60,7 +60,8 @@ def matrix(binding: TableBinding, caller: str) -> npt.NDArray[np.float32]:
             absent[block.keys] = False
     for start in range(0, limit, _CHUNK_ROWS):
         keys = start + np.flatnonzero(absent[start : start + _CHUNK_ROWS])
-        result[keys] = _table.initial_rows(reader.core_initializer(), keys, binding.config.dim)
+        initial = _table.initial_rows(reader.core_initializer(), keys, binding.config.dim)
+        result[keys] = tf.cast(tf.cast(initial, binding.config.dtype), tf.float32).numpy()  # as the table stores them
     return result
 
 

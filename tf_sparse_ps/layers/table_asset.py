@@ -15,8 +15,6 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING
 
-import tensorflow as tf
-
 from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.layers import saving
 from tf_sparse_ps.table import parameter_files
@@ -38,8 +36,7 @@ class TableAsset(_tensorflow.ExportedAsset):
         folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
         saving.at_end(shutil.rmtree, folder, ignore_errors=True)
         path = os.path.join(folder, f"{os.path.basename(self._binding.path)}.tfsps")
-        # TensorFlow is building the SavedModel's graph.
-        with tf.init_scope(), saving.content(self._binding, "exporting", slots=False) as content:
+        with saving.content(self._binding, "exporting", slots=False) as content:
             parameter_files.write(self._binding.reader(), content, path, shard=None, slots=False)
         saving.at_end(self.exported)
         return path
