@@ -63,6 +63,7 @@ def wrong(folder: Path) -> None:
     expected = "Error: " if rank == 0 else "StateError: rank 0 could not save to "
     must_say(said, expected, "missing/deeper")
 
+    # (Keras keeps the files of failed saves open: each has a name of its own.)
     # A node cannot read its shard; at its beginning, and in the middle.
     sharded_content.CHUNK_BYTES = 1 << 12
     scan, pack, packed = tsps.Table.scan, sharded_content.ShardedContent._pack, [0]
@@ -79,12 +80,12 @@ def wrong(folder: Path) -> None:
         return pack(self, n)
 
     tsps.Table.scan = fail_at_begin  # type: ignore[method-assign]
-    said = error_of(lambda: model.save_weights(path))
+    said = error_of(lambda: model.save_weights(str(folder / "failed0.weights.h5")))
     must_say(said, "StateError: ", "its disk is gone")
     assert (f"rank {last}: StateError" in said) == (rank != last), said
     tsps.Table.scan = scan  # type: ignore[method-assign]
     sharded_content.ShardedContent._pack = fail_in_the_middle  # type: ignore[method-assign]
-    said = error_of(lambda: model.save_weights(path))
+    said = error_of(lambda: model.save_weights(str(folder / "failed1.weights.h5")))
     assert "its memory is gone" in said, said
     said = error_of(lambda: support.layer_of(model, "words").get_weights())
     assert said == "nothing", said
@@ -100,7 +101,7 @@ def wrong(folder: Path) -> None:
             yield block
 
     rows._shown = full
-    said = error_of(lambda: model.save_weights(path))
+    said = error_of(lambda: model.save_weights(str(folder / "failed2.weights.h5")))
     assert "no space left" in said, said
     rows._shown = fill
     sharded_content.CHUNK_BYTES = 8 << 20

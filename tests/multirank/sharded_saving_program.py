@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import sharded_saving_support as support
-import this_rank
 from sharded_saving_support import ANY, BOUNDED, SERVED, SPREAD, keras
 
 import tf_sparse_ps as tsps
@@ -77,7 +76,7 @@ def load(folder: Path, *, bounded: bool) -> None:
 
 def main() -> None:
     """See above."""
-    ranks = this_rank.init()
+    ranks = tsps.init()  # where there is but one it is no launcher's
     action, folder = sys.argv[1], Path(sys.argv[2])
     for bounded in (False, True):
         (save if action == "save" else load)(folder / f"bounded-{bounded}", bounded=bounded)
