@@ -12,7 +12,7 @@ from tf_sparse_ps.table import Table
 
 NODES, KEYS = 3, np.arange(100, dtype=np.int64)
 ROWS = np.repeat(KEYS[:, None], 4, 1).astype(np.float32)
-OWNERS = _table.owners(KEYS, NODES)
+owners = _table.owners(KEYS, NODES)
 
 
 def shard(folder: object, node: int, nodes: int = NODES) -> Table:
@@ -35,7 +35,7 @@ def shards(folder):
     """The shards of all nodes, with all keys."""
     made = [shard(folder, node) for node in range(NODES)]
     for node, one in enumerate(made):
-        own = OWNERS == node
+        own = owners == node
         one.assign(KEYS[own], ROWS[own], [ROWS[own] + 1])
     return made
 
@@ -50,7 +50,7 @@ def test_a_shard_says_which_it_is(shards, create):
 
 
 def test_keys_of_other_nodes_are_neither_looked_up_nor_written(shards):
-    one, other = shards[0], KEYS[OWNERS == 2][:1]
+    one, other = shards[0], KEYS[owners == 2][:1]
     said = f"rows of node 0 of {NODES} alone, and key {other[0]} is on node 2"
     config = one.config.optimizer
     assert config is None
@@ -59,7 +59,7 @@ def test_keys_of_other_nodes_are_neither_looked_up_nor_written(shards):
             action()
     found, _, _ = one.entries(other)
     assert not found.any()
-    np.testing.assert_array_equal(one.lookup(KEYS[OWNERS == 0]), ROWS[OWNERS == 0])
+    np.testing.assert_array_equal(one.lookup(KEYS[owners == 0]), ROWS[owners == 0])
 
 
 def test_files_of_all_shards_make_a_whole_table(shards, create, folder):
@@ -67,7 +67,7 @@ def test_files_of_all_shards_make_a_whole_table(shards, create, folder):
     for node, one in enumerate(shards):
         path = one.save(f"{folder}/saved{node}")
         with pytest.warns(UserWarning, match=f"has the rows of node {node} of {NODES} alone"):
-            assert whole.load_parameter_file(path) == (OWNERS == node).sum()
+            assert whole.load_parameter_file(path) == (owners == node).sum()
     found, rows, (slot,) = whole.entries(KEYS)
     assert found.all()
     np.testing.assert_array_equal(rows, ROWS)
@@ -80,8 +80,8 @@ def test_a_whole_file_gives_a_shard_its_own_keys(create, folder):
     whole.save(f"{folder}/saved")
     for node in range(NODES):
         one = shard(folder, node)
-        assert one.restore(f"{folder}/saved") == (OWNERS == node).sum()
-        assert sorted(one.keys()) == KEYS[OWNERS == node].tolist()
+        assert one.restore(f"{folder}/saved") == (owners == node).sum()
+        assert sorted(one.keys()) == KEYS[owners == node].tolist()
 
 
 def test_a_shards_file_restores_that_shard_alone(shards, create, folder, recwarn):

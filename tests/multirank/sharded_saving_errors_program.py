@@ -21,7 +21,7 @@ from sharded_saving_support import SPREAD, keras
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _table
 from tf_sparse_ps.errors import StateError
-from tf_sparse_ps.layers import rows, sharded_content
+from tf_sparse_ps.layers import rows, saving, sharded_content
 
 ROWS, DIM = 400_000, 64  # with a slot 208 MB
 MOST_MIB = 64.0
@@ -134,6 +134,24 @@ def wrong(folder: Path) -> None:
     said = error_of(lambda: support.train(other, rank))
     must_say(said, "`weights` of table", "rank 0 has of checksum")
 
+    # Functions that were traced for an export see one node's rows, and others need ranks.
+    words = support.layer_of(model, "words")
+    with saving._tracing():
+        local = tf.function(lambda ids: words(ids)).get_concrete_function(tf.TensorSpec([None], tf.int64))
+    must_say(error_of(lambda: local(tf.range(9, dtype=tf.int64))), "traced for a SavedModel", f"node {rank} of")
+    module = tf.Module()
+    module.words, module.look_up = words, tf.function(lambda ids: words(ids))
+    module.look_up(tf.range(9, dtype=tf.int64))
+    said = error_of(lambda: tf.saved_model.save(module, str(folder / "module")))
+    print(said, flush=True)
+
+
+def named(folder: Path) -> None:
+    """Trains tables of a job that has a name."""
+    model = support.make(SPREAD)
+    support.train(model, this_rank.rank())
+    support.content(model)
+
 
 def anonymous_mib() -> float:
     """What this process has of memory that is no table's."""
@@ -206,7 +224,7 @@ def memory(folder: Path) -> None:
 def main() -> None:
     """See above."""
     this_rank.init()
-    {"alone": alone, "wrong": wrong, "memory": memory}[sys.argv[1]](Path(sys.argv[2]))
+    {"alone": alone, "wrong": wrong, "memory": memory, "named": named}[sys.argv[1]](Path(sys.argv[2]))
     tsps.collectives.current().barrier("test.end")
     print("rank is done", flush=True)
 

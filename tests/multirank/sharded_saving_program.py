@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import sharded_saving_support as support
+import tensorflow as tf
 from sharded_saving_support import ANY, BOUNDED, SERVED, SPREAD, keras
 
 import tf_sparse_ps as tsps
@@ -35,6 +36,12 @@ def save(folder: Path, *, bounded: bool) -> None:
             (matrix,) = support.layer_of(model, name).get_weights()
             np.testing.assert_array_equal(matrix[before[f"{name}.keys"]], before[f"{name}.rows"])
             np.testing.assert_array_equal(matrix[support.ASKED], before[f"{name}.looked_up"])
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(folder / "managed"), max_to_keep=1)
+        for _ in range(3):
+            assert manager.save() == manager.latest_checkpoint
+        ranks.barrier("test.managed")
+        assert tf.train.latest_checkpoint(str(folder / "managed")) == str(folder / "managed" / "ckpt-3")
+        assert len(list((folder / "managed").glob("*.index"))) == 1
         checkpoint = keras.callbacks.ModelCheckpoint(str(folder / "best.keras"))
         model.fit(support.ASKED, np.ones((300, 1), np.float32), verbose=0, callbacks=[checkpoint])
         trained = support.content(model)

@@ -73,6 +73,20 @@ def test_saving_and_loading_pass_rows_on_in_chunks() -> None:
     finished("sharded_saving_errors_program.py", "memory", ranks=3, hosts=THREE)
 
 
+def test_a_named_job_goes_on_with_as_many_nodes_as_before_alone() -> None:
+    with tempfile.TemporaryDirectory(prefix="tsps-test-", dir="/dev/shm") as folder:
+        env = {"TFSPS_JOB": "named", "TFSPS_DIR": folder}
+        for hosts, ranks in ((THREE, 3), (THREE, 3), ("localhost:1,127.0.0.1:1", 2)):
+            with launched("sharded_saving_errors_program.py", "named", hosts=hosts, ranks=ranks, env=env) as job:
+                status = job.wait(200)
+                assert (status == 0) == (ranks == 3), job.output[-20000:]
+    for said in (
+        "with the rows of node 0 of 3; this program makes it with the rows of node 0 of 2",
+        "another TFSPS_JOB",
+    ):
+        assert said in job.output, job.output[-20000:]
+
+
 def test_a_rank_that_saves_alone_is_told_who_is_missing() -> None:
     with launched(
         "sharded_saving_errors_program.py", "alone", hosts=TWO_NODES, ranks=4, env={"TFSPS_TIMEOUT_S": "4"}

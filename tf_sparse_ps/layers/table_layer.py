@@ -93,13 +93,15 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def get_weights(self) -> list[npt.NDArray[np.float32]]:
         """The matrix of every table, float32[input_dim, output_dim].
 
+        Of a table that is spread over nodes every rank must ask for it, and gets it.
+
         Raises:
           UnsupportedError: A table is unbounded.
         """
         return [rows.matrix(binding, "get_weights()") for binding in self._bound.bindings]
 
     def set_weights(self, weights: Sequence[npt.ArrayLike]) -> None:
-        """Sets the matrix of every table.
+        """Sets the matrix of every table. Of one that is spread over nodes every rank must set it, to the same.
 
         Raises:
           ValueError: A wrong number of matrices, or a wrong shape.
@@ -115,7 +117,11 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             rows.assign_matrix(binding, matrix)
 
     def count_params(self) -> int:
-        """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there."""
+        """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there.
+
+        Of an unbounded one that is spread over nodes the rows on this node: `summary()` asks for this, and may be called
+        on one rank.
+        """
         if not self.built:
             raise ValueError(f"You tried to call `count_params` on layer '{self.name}', but the layer isn't built.")
         return sum((b.config.key_limit or len(b.reader())) * b.config.dim for b in self._bound.bindings)
