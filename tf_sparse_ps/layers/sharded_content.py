@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Of what is sent at once. A process has it a few times: packed, as a tensor, received, and cut into arrays.
 CHUNK_BYTES = 8 << 20
+_COPIES_MORE = 4  # of a chunk, that TensorFlow's collectives have
 _SMALLEST = 1 << 12
 # After these no other rank can be reached.
 LOST = (CollectivesError, tf.errors.OpError)
@@ -96,7 +97,8 @@ class ShardedContent:
         return sum(self._rows)
 
     def __iter__(self) -> Iterator[Block]:
-        at_once = max(1, CHUNK_BYTES // self._record)
+        chunk = CHUNK_BYTES // (1 if self._ranks.kind == "horovod" else _COPIES_MORE)
+        at_once = max(1, chunk // self._record)
         for rows, leader in zip(self._rows, self._job.leaders, strict=True):
             for start in range(0, rows, at_once):
                 n = min(at_once, rows - start)

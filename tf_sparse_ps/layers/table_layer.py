@@ -119,8 +119,8 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def count_params(self) -> int:
         """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there.
 
-        Of an unbounded one that is spread over nodes the rows on this node: `summary()` asks for this, and may be called
-        on one rank.
+        Of an unbounded one that is spread over nodes the rows on this node: `summary()` asks for this, and one rank may
+        call it alone.
         """
         if not self.built:
             raise ValueError(f"You tried to call `count_params` on layer '{self.name}', but the layer isn't built.")
