@@ -63,6 +63,10 @@ def wrong(folder: Path) -> None:
     expected = "Error: " if rank == 0 else "StateError: rank 0 could not save to "
     must_say(said, expected, "missing/deeper")
 
+    (folder / f"file{rank}").touch()
+    said = error_of(lambda: model.export(str(folder / "file0" / "exported")))
+    must_say(said, "file0/exported", "Error" if rank == 0 else "StateError: rank 0 could not save to ")
+
     # (Keras keeps the files of failed saves open: each has a name of its own.)
     # A node cannot read its shard; at its beginning, and in the middle.
     sharded_content.CHUNK_BYTES = 1 << 12
@@ -134,6 +138,13 @@ def wrong(folder: Path) -> None:
     said = error_of(lambda: support.train(other, rank))
     must_say(said, "`weights` of table", "rank 0 has of checksum")
 
+    # Rows of an initializer that makes a whole matrix: each node has its own of the same one.
+    table = tsps.TableConfig("whole", 4, key_limit=support.ITEMS, placement=SPREAD, initializer="orthogonal")
+    layer = tsps.Embedding(support.ITEMS, 4, table=table)
+    found = np.asarray(layer(np.arange(support.ITEMS)))
+    np.testing.assert_allclose(found.T @ found, np.eye(4), atol=1e-5)
+    np.testing.assert_array_equal(layer.get_weights()[0], found)
+
     # Functions that were traced for an export see one node's rows, and others need ranks.
     words = support.layer_of(model, "words")
     with saving._tracing():
@@ -142,10 +153,9 @@ def wrong(folder: Path) -> None:
     module = tf.Module()
     module.words, module.look_up = words, tf.function(lambda ids: words(ids))
     module.look_up(tf.range(9, dtype=tf.int64))
-    said = error_of(lambda: tf.saved_model.save(module, str(folder / "module")))
-    must_say(said, "a tf.function of what was saved has been called in this job")
-    ranks.barrier("test.module")
-    assert not (folder / "module" / "saved_model.pb").exists()
+    called = module.look_up.get_concrete_function(tf.TensorSpec([9], tf.int64))
+    said = error_of(lambda: tf.saved_model.save(module, str(folder / "called"), signatures=called))
+    must_say(said, "untracked" if rank == 0 else "rank 0 could not save to ")
     module.look_up = tf.function(lambda ids: words(ids), input_signature=[tf.TensorSpec([None], tf.int64)])
     tf.saved_model.save(module, str(folder / "module"))
     ids = tf.range(9, dtype=tf.int64)

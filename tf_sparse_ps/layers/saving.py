@@ -14,11 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras, _keras_hooks, _tensorflow
-from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.layers import collective_calls
 from tf_sparse_ps.layers.collective_calls import WRITER, CollectiveSave
@@ -28,9 +25,6 @@ from tf_sparse_ps.table.path_claim import claimed
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
     from tf_sparse_ps.table.table import Scan
-
-
-_PULL = b"TspsPullAsk"  # the op with which a lookup of such tables begins, as a graph names it
 
 
 class _Save:
@@ -137,36 +131,13 @@ def _write(save: _Save, saved: Any, call: Callable[[], Any]) -> Any:
         with save.end, _tracing():
             if save.together is not None or (isinstance(saved, _keras.Layer) and _has_tables(saved)):
                 claim()
-            result = call()
-            if save.together is not None:
-                _refuse_pulls(save.path)
-            return result
+            return call()
     except BaseException as caught:
         error = caught
         raise
     finally:
         if save.together is not None:
             save.together.end(error)
-
-
-def _refuse_pulls(path: str) -> None:
-    """Removes a SavedModel with a function that looks rows up on other nodes, which nobody could serve.
-
-    Raises:
-      UnsupportedError: It is one.
-    """
-    graphs = os.path.join(path, "saved_model.pb")
-    if not tf.io.gfile.exists(graphs):
-        return
-    with tf.io.gfile.GFile(graphs, "rb") as file:
-        found = _PULL in file.read()
-    if found:
-        tf.io.gfile.remove(graphs)
-        raise UnsupportedError(
-            f"{path} is no SavedModel: a tf.function of what was saved has been called in this job, and looks rows up "
-            "on other nodes. Save one that has not been called, tf.function(...) of the same Python function, or use "
-            "model.export()"
-        )
 
 
 def _send(together: CollectiveSave, path: str, given: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import _table, job
-from tf_sparse_ps.errors import CollectivesError, StateError
+from tf_sparse_ps.errors import CollectivesError, RankError, StateError
 from tf_sparse_ps.rings import binding as agreement
 from tf_sparse_ps.table.table import Block
 
@@ -29,7 +29,7 @@ CHUNK_BYTES = 8 << 20
 _COPIES_MORE = 4  # of a chunk, that TensorFlow's collectives have
 _SMALLEST = 1 << 12
 # After these no other rank can be reached.
-LOST = (CollectivesError, tf.errors.OpError)
+LOST = (CollectivesError, RankError)
 
 
 class ShardedContent:
