@@ -62,6 +62,12 @@ def test_keys_of_other_nodes_are_neither_looked_up_nor_written(shards):
     np.testing.assert_array_equal(one.lookup(KEYS[owners == 0]), ROWS[owners == 0])
 
 
+def test_a_key_of_another_node_is_a_problem(shards):
+    assert shards[1].verify().ok
+    shards[1].shard = shards[0].shard
+    assert shards[1].verify().problems == (f"a key is not one of node 0 of {NODES}",)
+
+
 def test_files_of_all_shards_make_a_whole_table(shards, create, folder):
     whole = create(optimizer=optimizers.Adagrad(learning_rate=0.5, initial_accumulator_value=0.1))
     for node, one in enumerate(shards):

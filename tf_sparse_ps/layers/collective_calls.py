@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from tf_sparse_ps import _table, failures, job
 from tf_sparse_ps.errors import StateError
@@ -116,13 +117,16 @@ def loading(binding: TableBinding, call: str, facts: Mapping[str, str]) -> Itera
         return
     ranks = job.current().collectives
     call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
-    must_agree(ranks.allgather_object({"call": call, **facts}, "tsps.load"))
+    with tf.init_scope():  # a checkpoint that was restored before the layer was built: Keras may be tracing
+        must_agree(ranks.allgather_object({"call": call, **facts}, "tsps.load"))
     error: Exception | None = None
     try:
         yield
     except Exception as caught:
         error = caught
-    raise_failed(ranks.allgather_object(text_of(error), "tsps.loaded"), error, call)
+    with tf.init_scope():
+        texts = ranks.allgather_object(text_of(error), "tsps.loaded")
+    raise_failed(texts, error, call)
 
 
 def digest(array: npt.NDArray[Any]) -> str:

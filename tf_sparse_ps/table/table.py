@@ -435,6 +435,8 @@ class Table:
         for keys, values, *_ in scan:
             if limit is not None and (keys.min() < 0 or keys.max() >= limit):
                 problems.append(f"a key is outside 0 .. {limit - 1}")
+            if self.shard is not None and not self.shard.has(keys).all():
+                problems.append(f"a key is not one of {self.shard}")
             if not np.isfinite(values).all():
                 problems.append("a row is not finite")
         return sorted(set(problems))
