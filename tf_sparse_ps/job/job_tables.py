@@ -144,6 +144,9 @@ class JobTables:
                 **self._shard_of(binding),
             )
         if values is None and initializer.values is not None:
+            if binding.placement == "sharded":  # one rank makes the matrix: every process would draw another one
+                binding.unfilled = True
+                return
             values = initializer.values()
         if values is not None:
             binding.write_rows(np.arange(len(values), dtype=np.int64), values)

@@ -43,6 +43,7 @@ class TableBinding:
       node: This one.
       writes: Writes outside of steps so far, the same on all ranks of a node.
       given: Tells `weights=` that a sharded table began with from others; "": it was given none.
+      unfilled: This leader has made a sharded table whose initializer makes a whole matrix, of which it has no row yet.
     """
 
     group: NodeGroup
@@ -59,6 +60,7 @@ class TableBinding:
     node: int = 0
     writes: int = 0
     given: str = ""
+    unfilled: bool = False
     _reader: Any = None
 
     @property

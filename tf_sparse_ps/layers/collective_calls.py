@@ -1,6 +1,7 @@
 """What all ranks of a job do together outside of steps with tables that are spread over its nodes.
 
 - `CollectiveSave`: rank 0 saves, and asks for the rows of one table after another; the others send them.
+- `fill`: a table gets rows of an initializer that makes a whole matrix, which rank 0 calls.
 - `loading`: all ranks give a table the same rows, of which each node keeps its own.
 
 A rank that does one of them alone waits for the others, for TFSPS_TIMEOUT_S; then the job's liveness check names them.
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _table, failures, job
 from tf_sparse_ps.errors import StateError
-from tf_sparse_ps.layers.sharded_content import LOST, ShardedContent, raise_failed, text_of
+from tf_sparse_ps.layers.sharded_content import CHUNK_BYTES, LOST, ShardedContent, raise_failed, text_of
 from tf_sparse_ps.rings.binding import must_agree
 
 if TYPE_CHECKING:
@@ -97,6 +98,48 @@ class CollectiveSave:
 
     def _content(self, binding: TableBinding, slots: bool) -> ShardedContent:
         return ShardedContent(binding, f"saving to {self.written_to}", slots=slots, to=WRITER)
+
+
+def fill(binding: TableBinding) -> None:
+    """Gives a table that was just made the rows that its initializer makes all at once, if it is such a one.
+
+    Every rank calls it. Rank 0's matrix counts, and passes in chunks.
+
+    Raises:
+      StateError: Rank 0 could not make the matrix; or some nodes have the table of an earlier run of the job.
+    """
+    values = binding.config.resolved_initializer().values
+    if binding.placement != "sharded" or values is None or binding.given:
+        return
+    this_job = job.current()
+    ranks, dim, limit = this_job.collectives, binding.config.dim, binding.config.key_limit or 0
+    error: Exception | None = None
+    matrix: npt.NDArray[np.float32] = np.empty((0, dim), np.float32)
+    if ranks.rank == WRITER and binding.unfilled:
+        try:
+            matrix = values()
+        except Exception as caught:
+            error = caught
+    call = f"making table {binding.ordinal} ('{binding.config.name}')"
+    everyone = ranks.allgather_object((binding.unfilled, text_of(error)), "tsps.fill.begin")
+    raise_failed([text for _, text in everyone], error, call)
+    unfilled = [everyone[leader][0] for leader in this_job.leaders]
+    if any(unfilled) != all(unfilled):
+        raise StateError(f"{call}: nodes {np.flatnonzero(np.logical_not(unfilled)).tolist()} have it of an earlier run")
+    at_once = max(1, CHUNK_BYTES // (4 * dim))
+    with loading(binding, "making", {}), binding.writing() as writes:
+        for start in range(0, limit if unfilled[0] else 0, at_once):
+            keys = np.arange(start, min(limit, start + at_once), dtype=np.int64)
+            part = matrix[keys] if ranks.rank == WRITER else np.zeros((len(keys), dim), np.float32)
+            rows = ranks.broadcast(tf.constant(part), WRITER, "tsps.fill.rows").numpy()
+            if writes and error is None:
+                try:
+                    binding.write_rows(keys, rows)
+                except Exception as caught:  # the others go on
+                    error = caught
+        if error is not None:
+            raise error
+    binding.unfilled = False
 
 
 @contextlib.contextmanager

@@ -66,6 +66,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
             binding = job.current().create_table(config, salt=salt, values=values)
             collective_calls.register(binding)
+            collective_calls.fill(binding)
         weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
         self._bound.bindings.append(binding)
         self._bound.anchors.append(weight)
