@@ -1,6 +1,6 @@
 """One rank of the test of saves and loads that go wrong, and of the memory that they take.
 
-Arguments: what to do; the folder for results.
+Arguments: what to do, one after another; the folder for results.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tf_sparse_ps.layers import rows, saving, sharded_content
 
 ROWS, DIM = 400_000, 64  # with a slot 208 MB
 MOST_MIB = 64.0
+TIER_MEMORY = 12_850_000  # 12 MiB are buffers
 
 
 def error_of(action: Callable[[], Any]) -> str:
@@ -163,6 +164,36 @@ def wrong(folder: Path) -> None:
     np.testing.assert_array_equal(loaded.look_up(ids), words(ids))
 
 
+def tiered(folder: Path) -> None:
+    """A table most of whose rows are on disks is saved, and loaded into one that every node has, and into itself."""
+    rank, rows_of_all = this_rank.rank(), 12_000
+    keys = np.arange(rows_of_all, dtype=np.int64)
+    values = np.repeat(keys[:, None], 4, 1).astype(np.float32)
+
+    def model_of(**options: Any) -> Any:
+        inputs = keras.Input((2,), dtype="int64")
+        layer = tsps.Embedding(None, 4, table=tsps.TableConfig("rows", 4, **options), name="rows")
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs))))
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse", jit_compile=False)
+        model.fit(np.zeros((8, 2), np.int64), np.ones((8, 1), np.float32), verbose=0)
+        return model
+
+    model = model_of(placement=SPREAD, storage=tsps.Tiered(folder / "disk", memory=TIER_MEMORY))
+    (binding,) = support.layer_of(model, "rows").bindings
+    with binding.writing() as writes:
+        if writes:
+            binding.write_rows(keys, values)
+    tsps.collectives.current().barrier("test.written")
+    assert binding.reader().stats()["rows_on_disk"] > len(binding.reader()) // 2
+    path = str(folder / "tiered.weights.h5")
+    model.save_weights(path)
+    for other in (model_of(), model):
+        other.fit(keys[-64:].reshape(32, 2) + rank, np.ones((32, 1), np.float32), verbose=0)
+        other.load_weights(path)
+        np.testing.assert_array_equal(support.layer_of(other, "rows")(keys[::7]), values[::7])
+        assert support.layer_of(other, "rows").bindings[0].reader().keys().max() < rows_of_all, "others are not erased"
+
+
 def named(folder: Path) -> None:
     """Trains tables of a job that has a name."""
     model = support.make(SPREAD)
@@ -241,7 +272,9 @@ def memory(folder: Path) -> None:
 def main() -> None:
     """See above."""
     this_rank.init()
-    {"alone": alone, "wrong": wrong, "memory": memory, "named": named}[sys.argv[1]](Path(sys.argv[2]))
+    actions = {"alone": alone, "wrong": wrong, "tiered": tiered, "memory": memory, "named": named}
+    for action in sys.argv[1].split(","):
+        actions[action](Path(sys.argv[2]))
     tsps.collectives.current().barrier("test.end")
     print("rank is done", flush=True)
 

@@ -67,7 +67,7 @@ def test_an_export_is_served_without_ranks(saved: Path, tmp_path: Path) -> None:
 
 
 def test_what_fails_on_one_rank_fails_on_all_and_the_job_goes_on() -> None:
-    finished("sharded_saving_errors_program.py", "wrong", ranks=3, hosts=THREE)
+    finished("sharded_saving_errors_program.py", "wrong,tiered", ranks=3, hosts=THREE)
 
 
 def test_saving_and_loading_pass_rows_on_in_chunks() -> None:
