@@ -57,7 +57,6 @@ class ShardedContent:
         self._ranks, self._to = self._job.collectives, to
         self._binding, self._slots = binding, slots
         self._scan: Scan | None = None
-        self._waiting: list[Block] = []
         self._finished = False
         error: Exception | None = None
         own: dict[str, Any] = {}
