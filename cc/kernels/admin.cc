@@ -93,6 +93,9 @@ Status CreateTable(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(config.storage.folder, context.String(11, "storage_folder"));
   TSPS_ASSIGN_OR_RETURN(const int64_t memory, context.Scalar<int64_t>(12, "storage_memory"));
   config.storage.memory = static_cast<uint64_t>(memory);
+  TSPS_ASSIGN_OR_RETURN(const int64_t node, context.Scalar<int64_t>(13, "node"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t nodes, context.Scalar<int64_t>(14, "nodes"));
+  config.shard = {static_cast<uint32_t>(node), static_cast<uint32_t>(nodes)};
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner,
                         GroupRegistry::Get().Open(split.parent));
   return owner->Write([&](GroupWriter& writer) { return writer.CreateTable(config).status(); });

@@ -158,6 +158,12 @@ Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature) {
 Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,
                      int carriers) {
   for (size_t t = 0; t < tables.size(); ++t) {
+    if (const Shard& shard = tables[t].config().shard; !shard.whole()) {
+      return Error(Code::kFailedPrecondition, "table ", tables[t].path(), " has the rows of node ",
+                   shard.node, " of ", shard.nodes,
+                   " alone, and this lookup, which was traced for a SavedModel, would not see the "
+                   "others: call a function that was traced elsewhere, or the loaded SavedModel");
+    }
     TSPS_ASSIGN_OR_RETURN(const Tensor carrier, context.Input(carriers + static_cast<int>(t)));
     if (carrier.rank() != 2 || carrier.dim(1) != tables[t].config().dim) {
       return Error(Code::kInvalidArgument, "the carrier of table ", tables[t].path(),

@@ -75,7 +75,8 @@ class UniqueKeys {
 // Refuses positions outside [0, n_keys).
 Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature);
 
-// Refuses carriers (inputs `carriers` on) whose width is not the table's.
+// Refuses carriers (inputs `carriers` on) whose width is not the table's, and tables that have a
+// part of their rows alone.
 Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,
                      int carriers);
 

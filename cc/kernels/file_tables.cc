@@ -47,6 +47,11 @@ Status LoadFile(const std::string& path, size_t number, GroupWriter& writer, Exe
   TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<ParameterFileReader> file,
                         ParameterFileReader::Open(path));
   const ParameterFileInfo& info = file->info();
+  if (!info.shard.whole()) {
+    return Error(Code::kInvalidArgument, path, " has the rows of node ", info.shard.node, " of ",
+                 info.shard.nodes,
+                 " alone, of a table that is spread over them; lookups need them all");
+  }
   TableConfig config;
   config.name = "t" + std::to_string(number);
   config.uuid = RandomUuid();

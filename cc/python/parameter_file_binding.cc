@@ -22,6 +22,8 @@ py::dict ToPython(const ParameterFileInfo& info) {
   result["initializer"] = tsps::ToPython(info.initializer);
   result["metadata"] = tsps::ToPython(info.metadata);
   result["dtype"] = PlaneTypeName(info.row_type);
+  result["node"] = info.shard.node;
+  result["nodes"] = info.shard.nodes;
   return result;
 }
 
@@ -75,7 +77,8 @@ class PyParameterFileWriter {
   PyParameterFileWriter(const std::string& path, int64_t dim, uint64_t n_rows, int64_t key_limit,
                         uint64_t step, const std::string& optimizer,
                         const std::vector<float>& slot_init, const py::dict& initializer,
-                        const py::list& metadata, const std::string& dtype) {
+                        const py::list& metadata, const std::string& dtype, uint32_t node,
+                        uint32_t nodes) {
     if (dim < 1 || dim > kMaxDim) {
       Throw(Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxDim, "]. Received: ", dim));
     }
@@ -87,6 +90,7 @@ class PyParameterFileWriter {
     info_.initializer = InitializerFromPython(initializer);
     info_.metadata = MetadataFromPython(metadata);
     info_.row_type = ValueOrThrow(PlaneTypeFromName(dtype));
+    info_.shard = {node, nodes};
     writer_ = ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_); }));
   }
 
@@ -152,11 +156,12 @@ void BindParameterFile(py::module_& module) {
            py::arg("with_slots"));
   py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
       .def(py::init<const std::string&, int64_t, uint64_t, int64_t, uint64_t, const std::string&,
-                    const std::vector<float>&, const py::dict&, const py::list&,
-                    const std::string&>(),
+                    const std::vector<float>&, const py::dict&, const py::list&, const std::string&,
+                    uint32_t, uint32_t>(),
            py::kw_only(), py::arg("path"), py::arg("dim"), py::arg("n_rows"), py::arg("key_limit"),
            py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"),
-           py::arg("metadata") = py::list(), py::arg("dtype") = "float32")
+           py::arg("metadata") = py::list(), py::arg("dtype") = "float32", py::arg("node") = 0,
+           py::arg("nodes") = 0)
       .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("slots"), py::arg("metadata") = MetadataArrays())
       .def("finish", &PyParameterFileWriter::Finish)

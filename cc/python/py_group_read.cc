@@ -87,6 +87,8 @@ py::dict PyGroup::TableInfo(int table) {
   result["rounding"] = RoundingName(config.rounding);
   result["storage_folder"] = config.storage.folder;
   result["storage_memory"] = config.storage.memory;
+  result["node"] = config.shard.node;
+  result["nodes"] = config.shard.nodes;
   return result;
 }
 

@@ -88,6 +88,7 @@ TEST_F(ParameterFileDamage, HostileHeadersWithGoodChecksumsAreRefused) {
   for (uint64_t size : {uint64_t{0}, ~uint64_t{0}}) EXPECT_TRUE(refused(Forged(bytes, 96, size)));
   EXPECT_TRUE(refused(Forged(bytes, 104, int64_t{-1})));
   for (size_t offset : {112, 116, 120}) EXPECT_TRUE(refused(Forged(bytes, offset, uint32_t{1})));
+  EXPECT_TRUE(refused(Forged(Forged(bytes, 116, uint32_t{3}), 120, uint32_t{3})));
 }
 
 TEST_F(ParameterFileDamage, HostileListsOfPlanesWithGoodChecksumsAreRefused) {

@@ -133,6 +133,18 @@ TEST_F(ParameterFileTest, AFileOfVersion1HasWhatVersion1Had) {
   EXPECT_TRUE(refused(Forged(bytes, 112, uint32_t{1})));
 }
 
+TEST_F(ParameterFileTest, AFileOfAShardSaysOfWhich) {
+  ParameterFileInfo info = Info(OptimizerKind::kAdagrad, 3, 10);
+  info.shard = {4, 5};
+  ASSERT_TRUE(Write(info).ok());
+  const auto reader = ParameterFileReader::Open(path_);
+  ASSERT_TRUE(reader.ok());
+  EXPECT_EQ((*reader)->info().shard.node, 4u);
+  EXPECT_EQ((*reader)->info().shard.nodes, 5u);
+  info.shard = {5, 5};
+  EXPECT_EQ(Write(info).code(), Code::kInvalidArgument);
+}
+
 TEST_F(ParameterFileTest, SlotsCanBeSkipped) {
   ASSERT_TRUE(Write(WithMetadata(Info(OptimizerKind::kAdam, 3, 10))).ok());
   const auto reader = ParameterFileReader::Open(path_);

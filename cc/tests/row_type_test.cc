@@ -268,6 +268,23 @@ TEST_F(NarrowRowsTest, ATableKeepsItsTypeAndItsRowsWhenItIsOpenedAgain) {
   EXPECT_EQ(ReadImage(*group_), before);
 }
 
+TEST_F(NarrowRowsTest, ATableKeepsWhichShardItIsAndThereAreNoOthers) {
+  TableConfig config;
+  config.name = "shard";
+  config.uuid = std::string(32, 'b');
+  config.dim = 4;
+  for (const Shard shard : {Shard{1, 0}, Shard{0, 1}, Shard{3, 3}}) {
+    config.shard = shard;
+    EXPECT_EQ(writer_->CreateTable(config).status().code(), Code::kInvalidArgument) << shard.nodes;
+  }
+  config.shard = {2, 3};
+  const auto table = writer_->CreateTable(config);
+  ASSERT_TSPS_OK(table.status());
+  Reopen();
+  EXPECT_EQ(ConfigOf(*group_, *table).shard.node, 2u);
+  EXPECT_EQ(ConfigOf(*group_, *table).shard.nodes, 3u);
+}
+
 TEST_F(NarrowRowsTest, WhatIsAssignedIsRoundedToTheNearestOrRefused) {
   const int table = AddNarrow(PlaneType::kFloat16, Rounding::kStochastic);
   SerialExecutor serial;

@@ -14,10 +14,12 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras, _keras_hooks, _tensorflow
+from tf_sparse_ps._compat import _keras, _keras_hooks, _keras_stores, _tensorflow
+from tf_sparse_ps.layers import saving
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "tf_sparse_ps"
@@ -244,6 +246,62 @@ def test_functions_that_save_are_replaced() -> None:
     assert of_this_version >= 5, "ranks that save to one path at once would mix their files"
 
 
+def test_functions_that_trace_for_an_export_are_replaced(tmp_path: Path) -> None:
+    inside: list[bool] = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            inside.append(saving.traces_for_export())
+            return x
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Seen()(inputs))
+    inside.clear()
+    model.predict(tf.zeros([1, 3]), verbose=0)
+    assert not any(inside)
+    inside.clear()
+    model.export(str(tmp_path / "model"))
+    assert inside, "the model was not traced"
+    assert all(inside), "an export would look rows up on other nodes (ExportArchive.add_endpoint, write_out)"
+
+
+@KERAS_3
+def test_files_of_large_models_go_by_way_of_the_disk() -> None:
+    found = list(_keras_hooks._found(_keras_hooks._MEMORY_CHECK))
+    assert found, "a .keras file of a sharded table would be made in memory (saving_lib.is_memory_sufficient)"
+
+
+def test_arrays_of_a_store_are_filled_and_read_by_parts(tmp_path: Path) -> None:
+    class Parts(keras.layers.Layer):
+        def save_own_variables(self, store: Any) -> None:
+            store["first"] = np.zeros(1, np.uint8)
+            arrays = _keras_stores.new_arrays(store, {"rows": ((4, 2), np.float32)})
+            assert arrays is not None, "tables would be saved whole (H5IOStore._h5_entry_group)"
+            arrays["rows"][1:3] = 7.0
+
+        def load_own_variables(self, store: Any) -> None:
+            rows = _keras_stores.stored(store, "rows")
+            assert not isinstance(rows, np.ndarray), "tables would be loaded whole (saving_lib.safe_get_h5_dataset)"
+            assert np.asarray(rows[:2]).tolist() == [[0.0, 0.0], [7.0, 7.0]]
+            self.loaded = True
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Parts()(inputs))
+    model.save_weights(str(tmp_path / "model.weights.h5"))
+    model.load_weights(str(tmp_path / "model.weights.h5"))
+    assert model.layers[1].loaded
+
+
+def test_a_checkpoint_tells_what_it_saves() -> None:
+    module = tf.Module()
+    module.variable = tf.Variable(1.0)
+    saver = tf.train.Checkpoint(module=module)._saver
+    assert any(one is module.variable for one in _tensorflow.saved_with(saver)), (
+        "a rank that saves a checkpoint would not be one of all (TrackableSaver._graph_view)"
+    )
+    assert any(one is module.variable for one in _tensorflow.saved_with(module))
+
+
 def test_a_guarded_variable_refuses_optimizers() -> None:
     class Refused(Exception):
         pass
@@ -291,6 +349,7 @@ def test_a_variable_made_for_a_strategy_belongs_to_it() -> None:
 def test_an_asset_is_made_when_a_saved_model_is_written(tmp_path: Path) -> None:
     class Made(_tensorflow.ExportedAsset):
         def export(self) -> str:
+            assert tf.executing_eagerly(), "ranks could not send their rows (context.eager_mode)"
             path = tmp_path / "made"
             path.write_text("content")
             return str(path)

@@ -21,8 +21,7 @@ _HEADER = (
     (0, 8, "magic"),
     (8, 16, "version"),
     (16, 48, "uuid"),
-    (48, 64, "partition"),
-    (64, 124, "reserved"),
+    (48, 124, "reserved"),
     (124, 128, "crc"),
 )
 _LIVE = (
@@ -138,7 +137,7 @@ def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
         return UNUSED
     table = state.tables[folder]
     if name == "config":
-        return "config" if offset < 112 else UNUSED
+        return "config" if offset < 136 else UNUSED
     if name == "directory":
         first = 4 << table.depth
         return "entry" if first <= offset < 2 * first else "entry of a smaller depth" if offset < first else UNUSED
@@ -175,7 +174,7 @@ def used_bytes(state: GroupState, file: str, data: bytes) -> int:
     else:
         table = state.tables[folder]
         sizes = {
-            "config": 112,
+            "config": 136,
             "directory": 8 << table.depth,
             "segments": table.segments * SEGMENT,
             "free": 4 * len(table.free),

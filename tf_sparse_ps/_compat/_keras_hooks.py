@@ -12,7 +12,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_sparse_ps._compat import _keras
@@ -29,28 +29,73 @@ _SAVERS = (
 )
 
 
-def around_savers(guard: Callable[[Any, Any], contextlib.AbstractContextManager[None]]) -> None:
-    """Has everything that saves objects to paths do so inside of `guard(object, path)`."""
+# Trace functions that will be part of a SavedModel. Before tf.saved_model.save is called.
+_TRACERS = (
+    ("{keras}.src.export.saved_model_export_archive", "SavedModelExportArchive.add_endpoint"),  # Keras 3
+    ("{keras}.src.export.saved_model_export_archive", "SavedModelExportArchive.write_out"),
+    ("{keras}.src.export.export_lib", "ExportArchive.add_endpoint"),  # Keras 2
+    ("{keras}.src.export.export_lib", "ExportArchive.write_out"),
+)
+_MEMORY_CHECK = ("{keras}.src.saving.saving_lib", "is_memory_sufficient")
+
+
+def around_savers(guard: Callable[[Any, Any, Callable[[], Any]], Any]) -> None:
+    """Has everything that saves objects to paths return `guard(object, path, save)`; `save()` saves."""
+
+    def guarded(save: Any) -> Any:
+        signature = inspect.signature(save)
+
+        @functools.wraps(save)
+        def saver(*args: Any, **kwargs: Any) -> Any:
+            saved, path = list(signature.bind(*args, **kwargs).arguments.values())[:2]
+            return guard(saved, path, lambda: save(*args, **kwargs))
+
+        return saver
+
+    for owner, name in _found(*_SAVERS):
+        setattr(owner, name, guarded(getattr(owner, name)))
+
+
+def around_exports(scope: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Has Keras's `ExportArchive` trace functions inside of `scope()`."""
+
+    def scoped(trace: Any) -> Any:
+        @functools.wraps(trace)
+        def tracer(*args: Any, **kwargs: Any) -> Any:
+            with scope():
+                return trace(*args, **kwargs)
+
+        return tracer
+
+    for owner, name in _found(*_TRACERS):
+        setattr(owner, name, scoped(getattr(owner, name)))
+
+
+def save_by_parts(large: Callable[[Any], bool]) -> None:
+    """Has Keras 3 write and read `.keras` files of models that are `large` by way of the disk, not of memory."""
+
+    def checked(is_sufficient: Any) -> Any:
+        @functools.wraps(is_sufficient)
+        def check(model: Any) -> Any:
+            return not large(model) and is_sufficient(model)
+
+        return check
+
+    for owner, name in _found(_MEMORY_CHECK):
+        setattr(owner, name, checked(getattr(owner, name)))
+
+
+def _found(*functions: tuple[str, str]) -> Iterator[tuple[Any, str]]:
+    """Of functions and methods, by module, those that there are: what has them, and their last name."""
     package = _keras.Layer.__module__.split(".")[0]
-    for module, name in _SAVERS:
+    for module, name in functions:
         with contextlib.suppress(ImportError, AttributeError):
             owner: Any = importlib.import_module(module.format(keras=package))
             *outer, last = name.split(".")
             for one in outer:
                 owner = getattr(owner, one)
-            setattr(owner, last, _guarded(getattr(owner, last), guard))
-
-
-def _guarded(save: Any, guard: Callable[[Any, Any], contextlib.AbstractContextManager[None]]) -> Any:
-    signature = inspect.signature(save)
-
-    @functools.wraps(save)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        saved, path = list(signature.bind(*args, **kwargs).arguments.values())[:2]
-        with guard(saved, path):
-            return save(*args, **kwargs)
-
-    return guarded
+            getattr(owner, last)
+            yield owner, last
 
 
 def before_fit(check: Callable[[Any, list[Any]], None]) -> None:

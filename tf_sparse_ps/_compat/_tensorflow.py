@@ -48,6 +48,13 @@ def track(holder: Any, child: Any, name: str) -> None:
         holder._track_trackable(child, name, overwrite=True)
 
 
+def saved_with(saved: Any) -> list[Any]:
+    """All objects that TensorFlow saves with one that it is given, or with what a `TrackableSaver` is for."""
+    view = getattr(saved, "_graph_view", None)
+    root = saved if view is None else view.root
+    return list(tf.train.TrackableView(root).descendants())
+
+
 def called_by(package: str, *through: str) -> bool:
     """Whether the caller's caller is in a package, seen through modules whose names begin with `through`.
 
@@ -79,11 +86,12 @@ class ExportedAsset(tf.saved_model.Asset):
     """An asset whose file is made when a SavedModel is written."""
 
     def export(self) -> str:
-        """Makes the file, which TensorFlow copies at the end of the save; returns its path."""
+        """Makes the file, which TensorFlow copies at the end of the save; returns its path. Eager."""
         raise NotImplementedError
 
     def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:
-        path = self.export()
+        with context.eager_mode():  # TensorFlow is building the SavedModel's graph
+            path = self.export()
         # TensorFlow reads there which file to copy.
         self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
         return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)

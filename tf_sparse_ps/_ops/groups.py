@@ -169,6 +169,8 @@ def create_table(
     rounding: str = "stochastic",
     storage_folder: str = "",
     storage_memory: int = 0,
+    node: int = 0,
+    nodes: int = 0,
 ) -> None:
     """Creates a table. Writer only.
 
@@ -186,10 +188,13 @@ def create_table(
         rounding: of rows of 16 bits: "stochastic", "nearest".
         storage_folder: on a disk, for rows that are not in memory; "": all are.
         storage_memory: bytes of memory that the table may take then.
+        node, nodes: of a table that is spread over nodes: which part of it this is; 0, 0: the whole table.
     """
     args = tf.constant(initializer_args, tf.float32)
-    given = (initializer, args, seed, salt, dtype, rounding, storage_folder, tf.constant(storage_memory, tf.int64))
-    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, *given)
+    given = (initializer, args, seed, salt, dtype, rounding, storage_folder)
+    lib.tsps_create_table(
+        path, uuid, dim, key_limit, max_rows, *given, tf.constant(storage_memory, tf.int64), node, nodes
+    )
 
 
 def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:

@@ -33,7 +33,7 @@ from horovod.tensorflow import mpi_ops
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _horovod, _keras
-from tf_sparse_ps.collectives import exit_report
+from tf_sparse_ps.collectives import eager_operations, exit_report
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.collectives.protocol import PROCESS_SETS
@@ -194,7 +194,8 @@ class HorovodCollectives(ProcessCollectives):
             counter.assign_add(_one(outputs[0]))
             return outputs
         try:
-            outputs = list(self._function(verb, label, tensors, body)(*tensors))
+            with eager_operations.running(label):
+                outputs = list(self._function(verb, label, tensors, body)(*tensors))
         except (*_FAILURES, _horovod.HorovodInternalError) as error:
             self.failed = True
             raise CollectivesError(f"collective '{label}' failed on rank {self.rank}: {error}") from error

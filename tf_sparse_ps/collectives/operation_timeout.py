@@ -8,22 +8,20 @@ process looks at those in flight. When one has waited too long it aborts all of 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps.collectives import eager_operations
 from tf_sparse_ps.collectives.protocol import timeout_s
 
 _LONGEST_LOOK_S = 1.0
 _lock = threading.Lock()
 _stop = threading.Event()
 _thread: threading.Thread | None = None
-_eager: dict[object, tuple[str, float]] = {}  # eager calls in flight: operation, and since when
 
 
 def start(rank: int, grace_s: float) -> None:
@@ -47,23 +45,12 @@ def _end() -> None:
         _thread.join(1.0)
 
 
-@contextlib.contextmanager
-def eager(operation: str) -> Iterator[None]:
-    """An eager call; in graphs marks say what is in flight (`_ops.mark`)."""
-    call = object()
-    _eager[call] = (operation, time.monotonic())
-    try:
-        yield
-    finally:
-        del _eager[call]
-
-
 def _watch(rank: int, grace_s: float) -> None:
     limit = timeout_s()
     while not _stop.wait(min(limit / 10, _LONGEST_LOOK_S)):
         limit = timeout_s()
         now = time.monotonic()
-        waits = [(now - since, operation) for operation, since in list(_eager.values())]
+        waits = [(now - begin * 1e-9, operation) for operation, begin in eager_operations.in_flight()]
         waits += [(now - begin * 1e-9, operation) for operation, begin, _ in _ops.in_flight()]
         longest, operation = max(waits, default=(0.0, ""))
         if longest > limit + grace_s:

@@ -33,7 +33,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.collectives import operation_timeout
+from tf_sparse_ps.collectives import eager_operations, operation_timeout
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
 from tf_sparse_ps.errors import CollectivesError
 from tf_sparse_ps.node import job_folder, node_discovery
@@ -307,7 +307,7 @@ class RuntimeCollectives(ProcessCollectives):
             if not tf.executing_eagerly():
                 return build()
             try:
-                with operation_timeout.eager(name):
+                with eager_operations.running(name):
                     return build()
             except tf.errors.OpError as error:
                 self.failed = True

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tf_sparse_ps import _ops
-from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives import Collectives, eager_operations
 from tf_sparse_ps.collectives.key_values import FOUND, KeyValueStore
 from tf_sparse_ps.collectives.protocol import timeout_s
 from tf_sparse_ps.errors import RankDied, RankLost, RankStopped
@@ -115,7 +115,7 @@ class _Wait:
 
 
 def _in_flight() -> list[tuple[str, int]]:
-    return [(name, begin) for name, begin, _ in _ops.in_flight()]
+    return [(name, begin) for name, begin, _ in _ops.in_flight()] + eager_operations.in_flight()
 
 
 class LivenessCheck(Watcher):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import zlib
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,8 @@ class JobTables:
                 f"Received: metadata={config.metadata}"
             )
         binding, initializer = self._bind_next(config, salt, values is not None)
+        if binding.placement == "sharded" and values is not None:
+            binding.given = f"of checksum {zlib.crc32(np.ascontiguousarray(values, np.float32).tobytes()):08x}"
         self.lifetimes.add(binding)
         with binding.writing() as writes:
             if writes:
@@ -102,6 +105,14 @@ class JobTables:
 
     # --- on the leader ---
 
+    def _shard_of(self, binding: TableBinding) -> dict[str, int]:
+        """Which part of the table this node has, as the core takes it."""
+        return (
+            {"node": binding.node, "nodes": binding.nodes}
+            if binding.placement == "sharded"
+            else {"node": 0, "nodes": 0}
+        )
+
     def _make_or_attach(self, binding: TableBinding, initializer: Any, values: npt.NDArray[np.float32] | None) -> None:
         others = set(self._group.table_folders(binding.ordinal)) - {os.path.basename(binding.path)}
         if others:
@@ -130,8 +141,12 @@ class JobTables:
                 rounding=config.rounding,
                 storage_folder=storage_folder,
                 storage_memory=storage_memory,
+                **self._shard_of(binding),
             )
         if values is None and initializer.values is not None:
+            if binding.placement == "sharded":  # one rank makes the matrix: every process would draw another one
+                binding.unfilled = True
+                return
             values = initializer.values()
         if values is not None:
             binding.write_rows(np.arange(len(values), dtype=np.int64), values)
@@ -143,6 +158,13 @@ class JobTables:
         info = group.table_info(group.find_table(os.path.basename(binding.path)))
         expected = {"dim": config.dim, "key_limit": config.key_limit or 0, "uuid": binding.uuid}
         expected |= {"dtype": config.dtype, "rounding": config.rounding}
+        if (mine := self._shard_of(binding)) != (found := {name: info[name] for name in ("node", "nodes")}):
+            raise StateError(
+                f"job {name!r} has a table {binding.path} with {_describe(found)}; this program makes it with "
+                f"{_describe(mine)}, and which node has a key's row follows from their number. Start the job on as "
+                "many nodes as before, in the same order; or use another TFSPS_JOB and load what was saved "
+                "(model.load_weights), which any number of nodes can"
+            )
         expected["storage_folder"], expected["storage_memory"] = disk_folders.of(config.storage, binding.path)
         found = {fact: info[fact] for fact in expected}
         if found != expected:
@@ -161,3 +183,7 @@ class JobTables:
 def _tensor_of(path: str) -> tf.Tensor:
     with tf.init_scope(), tf.device("/CPU:0"):
         return tf.constant(path)
+
+
+def _describe(shard: dict[str, int]) -> str:
+    return f"the rows of node {shard['node']} of {shard['nodes']}" if shard["nodes"] else "all rows"

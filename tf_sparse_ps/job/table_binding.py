@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
-from tf_sparse_ps.table.table import Table
+from tf_sparse_ps.table.table import Block, Table
 
 if TYPE_CHECKING:
     from tf_sparse_ps import optimizers
@@ -42,6 +42,8 @@ class TableBinding:
       nodes: Of the job.
       node: This one.
       writes: Writes outside of steps so far, the same on all ranks of a node.
+      given: Tells `weights=` that a sharded table began with from others; "": it was given none.
+      unfilled: This leader has made a sharded table whose initializer makes a whole matrix, of which it has no row yet.
     """
 
     group: NodeGroup
@@ -57,6 +59,8 @@ class TableBinding:
     nodes: int = 1
     node: int = 0
     writes: int = 0
+    given: str = ""
+    unfilled: bool = False
     _reader: Any = None
 
     @property
@@ -103,8 +107,6 @@ class TableBinding:
         keys: npt.NDArray[np.int64],
         rows: npt.NDArray[np.float32],
         slots: tuple[npt.NDArray[np.float32], ...] = (),
-        *,
-        erase_others: bool = False,
     ) -> None:
         """Sets rows (and slots) on this node, in chunks. Every rank calls it; the leader acts.
 
@@ -112,16 +114,31 @@ class TableBinding:
           keys: int64[n].
           rows: float32[n, dim].
           slots: float32[n, dim] each; empty: rows that are there keep theirs.
-          erase_others: Also remove every other key.
+        """
+        self.explicit = True
+        with self.writing() as writes:
+            if writes:
+                self.write_rows(keys, rows, slots)
+
+    def replace(self, blocks: Iterable[Block]) -> None:
+        """Sets rows (and slots) on this node, and erases every other key. Every rank calls it; the leader reads blocks.
+
+        Args:
+          blocks: With arguments of `assign`; keys are in one of them.
         """
         self.explicit = True
         with self.writing() as writes:
             if not writes:
                 return
-            self.write_rows(keys, rows, slots)
-            if erase_others:
+            others = len(self.reader()) > 0
+            written: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+            for block in blocks:
+                self.write_rows(block.keys, block.rows, block.slots)
+                if others:
+                    written.append(block.keys)
+            if others:
                 with eager_ops(f"erasing rows of table {self.path}") as _ops:
-                    _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), keys))
+                    _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), np.concatenate(written)))
 
     def write_rows(self, keys: Any, rows: Any, slots: Any = ()) -> None:
         """Sets rows on this node, in chunks: the leader's part of `assign`, with its arguments.

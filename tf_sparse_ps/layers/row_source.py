@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops, job
 from tf_sparse_ps.config.placement import Sharded
-from tf_sparse_ps.layers import anchor
+from tf_sparse_ps.layers import anchor, saving
 from tf_sparse_ps.rings import node_exchange
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ def _operation(name: str) -> str:
 
 def of(binding: TableBinding, weight: Any) -> RowSource:
     """Where the rows of a table come from. `weight`: the table's anchor."""
-    return (ShardedTable if binding.placement == "sharded" else SharedTable)(binding, weight)
+    if binding.placement == "sharded" and not saving.traces_for_export():
+        return ShardedTable(binding, weight)
+    return SharedTable(binding, weight)
 
 
 def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[tf.Tensor]:

@@ -1,8 +1,11 @@
-"""A table's content in and out of NumPy: the whole matrix of a bounded table, and everything of any table.
+"""A table's content in and out of arrays: the whole matrix of a bounded table, and everything of any table.
 
-Everything is a dict of arrays: `keys` int64[n], `rows` float32[n, dim], `slot_0`, ... float32[n, dim] (or [n, 1], of a
-rule that keeps one float per row), and `meta`, JSON in uint8. Keys that are not there have initial values, so `meta`
-says which.
+Of a table that is spread over nodes it is that of all of them: all ranks then read or write it together, except in a
+save, in which rank 0 asks for it (`saving.py`).
+
+Everything is a dict of arrays, in memory or in a file: `keys` int64[n], `rows` float32[n, dim], `slot_0`, ...
+float32[n, dim] (or [n, 1], of a rule that keeps one float per row), and `meta`, JSON in uint8. Keys that are not there
+have initial values, so `meta` says which.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,19 +21,26 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import _table, optimizers
+from tf_sparse_ps._compat import _keras_stores
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
-from tf_sparse_ps.layers import saving
+from tf_sparse_ps.layers import collective_calls, saving
+from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.table.table import Block
 
 if TYPE_CHECKING:
+    from tf_sparse_ps.config.table_config import TableConfig
     from tf_sparse_ps.job.table_binding import TableBinding
+    from tf_sparse_ps.table.parameter_files import Content
 
 _VERSION = 1
 _CHUNK_ROWS = 1 << 18
+_BLOCK_BYTES = 8 << 20
+_COMPARED = 256  # keys and rows at each end of a file, by which ranks see that they load the same one
 _MAX_CHECKPOINT_BYTES = 2**31 - 2**20
 
 
 def matrix(binding: TableBinding, caller: str) -> npt.NDArray[np.float32]:
-    """All rows of a bounded table, float32[key_limit, dim].
+    """All rows of a bounded table, float32[key_limit, dim]. Of a sharded one all ranks ask for them.
 
     Raises:
       UnsupportedError: The table is unbounded; names `caller`.
@@ -44,13 +54,14 @@ def matrix(binding: TableBinding, caller: str) -> npt.NDArray[np.float32]:
     reader = binding.reader()
     result = np.empty((limit, binding.config.dim), np.float32)
     absent = np.ones(limit, np.bool_)
-    with reader.scan(slots=False) as scan:
-        for block in scan:
+    with saving.content(binding, caller, slots=False) as content:
+        for block in _shown(content, f"read {binding.config.name}"):
             result[block.keys] = block.rows
             absent[block.keys] = False
     for start in range(0, limit, _CHUNK_ROWS):
         keys = start + np.flatnonzero(absent[start : start + _CHUNK_ROWS])
-        result[keys] = _table.initial_rows(reader.core_initializer(), keys, binding.config.dim)
+        initial = _table.initial_rows(reader.core_initializer(), keys, binding.config.dim)
+        result[keys] = tf.cast(tf.cast(initial, binding.config.dtype), tf.float32).numpy()  # as the table stores them
     return result
 
 
@@ -73,48 +84,124 @@ def check_matrix(binding: TableBinding, value: Any) -> npt.NDArray[np.float32]:
 
 
 def assign_matrix(binding: TableBinding, value: Any) -> None:
-    """Sets all rows of a bounded table; slots of rows that are there stay."""
+    """Sets all rows of a bounded table; slots of rows that are there stay. Of a sharded one all ranks set the same."""
     array = check_matrix(binding, value)
-    binding.assign(np.arange(len(array), dtype=np.int64), array)
+    with collective_calls.loading(binding, "setting the weights", {"values": collective_calls.digest(array)}):
+        binding.assign(np.arange(len(array), dtype=np.int64), array)
 
 
-def read(binding: TableBinding) -> dict[str, npt.NDArray[Any]]:
-    """Everything of a table."""
-    with binding.reader().scan() as scan:
-        rule = scan.optimizer
-        keys, values, slots, _ = scan.read()
+def read(binding: TableBinding, at_most: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Everything of a table; of a sharded one that of all nodes, which then all ranks ask for.
+
+    Raises:
+      UnsupportedError: It has more than `at_most` bytes.
+    """
+    with saving.content(binding, "reading", slots=True) as content:
+        wanted = _arrays(binding, content)
+        size = sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in wanted.values())
+        if at_most is not None and size > at_most:
+            raise UnsupportedError(
+                f"the table of layer {binding.config.name!r} has {size} bytes, too many for a tf.train.Checkpoint; use "
+                "model.save() or model.save_weights()"
+            )
+        state: dict[str, npt.NDArray[Any]] = {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
+        _fill(state, content, binding)
+    state["meta"] = _meta(binding, content)
+    return state
+
+
+def save(binding: TableBinding, store: Any, prefix: str) -> None:
+    """Writes everything of a table into a store of Keras's, block by block where that is an HDF5 file.
+
+    Args:
+      store: What `save_own_variables` is given.
+      prefix: Of the names.
+    """
+    with saving.content(binding, "saving", slots=True) as content:
+        store[f"{prefix}meta"] = _meta(binding, content)
+        wanted = _arrays(binding, content)
+        arrays = _keras_stores.new_arrays(store, {f"{prefix}{name}": one for name, one in wanted.items()})
+        if arrays is not None:
+            _fill({name: arrays[f"{prefix}{name}"] for name in wanted}, content, binding)
+            return
+        whole = {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
+        _fill(whole, content, binding)
+        for name, array in whole.items():
+            store[f"{prefix}{name}"] = array
+
+
+def _arrays(binding: TableBinding, content: Content) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Shape and type of the arrays that a table's content is, but for `meta`."""
+    n, dim = len(content), binding.config.dim
+    widths = _table.slot_widths(content.optimizer["kind"], dim)
+    arrays: dict[str, tuple[tuple[int, ...], Any]] = {"keys": ((n,), np.int64), "rows": ((n, dim), np.float32)}
+    return arrays | {f"slot_{index}": ((n, width), np.float32) for index, width in enumerate(widths)}
+
+
+def _fill(arrays: Mapping[str, Any], content: Content, binding: TableBinding) -> None:
+    end = 0
+    for block in _shown(content, f"save {binding.config.name}"):
+        part = slice(end, end + len(block.keys))
+        arrays["keys"][part], arrays["rows"][part] = block.keys, block.rows
+        for index, slot in enumerate(block.slots):
+            arrays[f"slot_{index}"][part] = slot
+        end = part.stop
+
+
+def _shown(content: Content, what: str) -> Iterator[Block]:
+    """The blocks, with a progress bar."""
+    with bar(len(content), what) as shown:
+        for block in content:
+            yield block
+            shown.update(len(block.keys))
+
+
+def _meta(binding: TableBinding, content: Content) -> npt.NDArray[np.uint8]:
     meta = {
         "version": _VERSION,
         "dim": binding.config.dim,
         "key_limit": binding.config.key_limit,
-        "optimizer": rule["kind"],
-        "slot_init": [_shortest(value) for value in rule["slot_init"]],
+        "optimizer": content.optimizer["kind"],
+        "slot_init": [_shortest(value) for value in content.optimizer["slot_init"]],
         "initializer": _initializer(binding),
     }
-    state: dict[str, npt.NDArray[Any]] = {"keys": keys, "rows": values}
-    state |= {f"slot_{index}": slot for index, slot in enumerate(slots)}
-    state["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    return state
+    return np.frombuffer(json.dumps(meta).encode(), np.uint8)
 
 
 def write(binding: TableBinding, state: Mapping[str, Any]) -> None:
-    """Makes the table what `read` returned: other keys are erased. Every rank calls it; the leader acts.
+    """Makes the table what `read` returned: other keys are erased. Every rank calls it; the leaders act.
+
+    Of a sharded table each node keeps the keys that it owns.
 
     A table without an optimizer gets the one the state has slots of; a table with another one gets the rows alone.
+
+    Args:
+      state: Arrays, or what is read from a file by slices of them.
 
     Raises:
       InvalidArgumentError: The state is of another version, width or key limit.
     """
-    meta = json.loads(bytes(np.asarray(state["meta"])))
+    meta = bytes(np.asarray(state["meta"]))
+    facts = {"meta": meta.decode(), "number of keys": str(len(state["keys"]))}
+    if binding.placement == "sharded":
+        facts |= {name: _ends(state[name]) for name in ("keys", "rows")}
+    with collective_calls.loading(binding, "loading", facts):
+        _write(binding, state, json.loads(meta))
+
+
+def _ends(array: Any) -> str:
+    """Tells the ends of an array, in memory or in a file, from others."""
+    return collective_calls.digest(np.concatenate([array[:_COMPARED], array[max(0, len(array) - _COMPARED) :]]))
+
+
+def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     config = binding.config
     expected = {"version": _VERSION, "dim": config.dim, "key_limit": config.key_limit}
     found = {name: meta[name] for name in expected}
     if found != expected:
         raise InvalidArgumentError(f"layer {config.name!r} cannot load rows of {found}. Expected: {expected}")
-    keys = np.asarray(state["keys"], np.int64)
-    values = np.asarray(state["rows"], np.float32)
-    n_slots = sum(name.startswith("slot_") for name in state)
-    slots = tuple(np.asarray(state[f"slot_{index}"], np.float32) for index in range(n_slots))
+    slots = [state[f"slot_{index}"] for index in range(sum(name.startswith("slot_") for name in state))]
+    anew: tuple[tuple[int, float], ...] = ()  # width and initial value of slots that begin again
     if slots:
         stored = (meta["optimizer"], tuple(map(np.float32, meta["slot_init"])))
         if binding.optimizer is None:
@@ -123,35 +210,64 @@ def write(binding: TableBinding, state: Mapping[str, Any]) -> None:
             warnings.warn(
                 f"layer {config.name!r}: the saved slots are of {stored}, the table is trained by "
                 f"{binding.optimizer}; rows are loaded, slots start anew",
-                stacklevel=3,
+                stacklevel=5,
             )
             widths = _table.slot_widths(binding.optimizer.kind, config.dim)
-            slots = _initial_slots(len(keys), widths, binding.optimizer.slot_init)
-    mine = _initializer(binding)
-    if not _same_values(meta["initializer"], mine):
+            anew, slots = tuple(zip(widths, binding.optimizer.slot_init, strict=True)), []
+    blocks = _blocks(state, slots, anew, config)
+    if not _same_values(meta["initializer"], _initializer(binding)):
         if config.key_limit is None:
             warnings.warn(
                 f"layer {config.name!r}: keys that were never trained read initial values of this table, not of the "
                 "saved one; load the whole model (keras.models.load_model) to keep them",
-                stacklevel=3,
+                stacklevel=5,
             )
         else:
-            keys, values, slots = _complete(meta, config.key_limit, keys, values, slots)
-    binding.assign(keys, values, slots, erase_others=True)
+            fresh = anew or tuple(zip([one.shape[1] for one in slots], meta["slot_init"], strict=bool(slots)))
+            blocks = _completed(blocks, meta, config.key_limit, fresh)
+    binding.replace(blocks)
 
 
-def _complete(meta: Mapping[str, Any], limit: int, keys: Any, values: Any, slots: Any) -> Any:
-    """Adds the saved table's initial rows for the keys it did not hold."""
-    absent = np.setdiff1d(np.arange(limit, dtype=np.int64), keys)
-    initial = _table.initial_rows(meta["initializer"], absent, meta["dim"])
-    fresh = _initial_slots(len(absent), [slot.shape[1] for slot in slots], meta["slot_init"])
-    filled = [np.concatenate(parts) for parts in zip(slots, fresh, strict=True)]
-    return np.concatenate([keys, absent]), np.concatenate([values, initial]), tuple(filled)
+def _blocks(
+    state: Mapping[str, Any], slots: Sequence[Any], anew: Sequence[Any], config: TableConfig
+) -> Iterator[Block]:
+    """What is stored, in blocks.
+
+    Args:
+      state: Keys and rows.
+      slots: Arrays of the slots, or none.
+      anew: Width and value of slots that begin again instead.
+    """
+    n = len(state["keys"])
+    size = max(1, _BLOCK_BYTES // (8 + 4 * config.dim * (1 + len(slots) + len(anew))))
+    with bar(n, f"load {config.name}") as shown:
+        for start in range(0, n, size):
+            part = slice(start, start + size)
+            keys = np.asarray(state["keys"][part], np.int64)
+            values = tuple(np.asarray(slot[part], np.float32) for slot in slots) or _initial_slots(len(keys), anew)
+            yield Block(keys, np.asarray(state["rows"][part], np.float32), values, {})
+            shown.update(len(keys))
 
 
-def _initial_slots(n: int, widths: Sequence[int], starts: Sequence[float]) -> tuple[npt.NDArray[np.float32], ...]:
-    """What n new rows have in slots of these widths."""
-    return tuple(np.full((n, width), start, np.float32) for width, start in zip(widths, starts, strict=True))
+def _completed(
+    blocks: Iterator[Block], meta: Mapping[str, Any], limit: int, slots: Sequence[tuple[int, float]]
+) -> Iterator[Block]:
+    """Adds the saved table's initial rows for the keys it did not hold. `slots`: width and value of theirs."""
+    absent = np.ones(limit, np.bool_)
+    for block in blocks:
+        absent[block.keys] = False
+        yield block
+    size = max(1, _BLOCK_BYTES // (4 * meta["dim"]))
+    for start in range(0, limit, size):
+        keys = start + np.flatnonzero(absent[start : start + size])
+        yield Block(
+            keys, _table.initial_rows(meta["initializer"], keys, meta["dim"]), _initial_slots(len(keys), slots), {}
+        )
+
+
+def _initial_slots(n: int, slots: Sequence[tuple[int, float]]) -> tuple[npt.NDArray[np.float32], ...]:
+    """What n new rows have in slots of these widths and values."""
+    return tuple(np.full((n, width), value, np.float32) for width, value in slots)
 
 
 def _initializer(binding: TableBinding) -> dict[str, Any]:
@@ -181,14 +297,8 @@ class CheckpointState(tf.train.experimental.PythonState):
     def serialize(self) -> bytes:
         """The table as the bytes of an .npz file."""
         saving.claim()
-        size = self._binding.reader().stats()["bytes"]
-        if size > _MAX_CHECKPOINT_BYTES:
-            raise UnsupportedError(
-                f"the table of layer {self._binding.config.name!r} has {size} bytes, too many for a "
-                "tf.train.Checkpoint; use model.save(), or Table.save()"
-            )
         file = io.BytesIO()
-        np.savez(file, **read(self._binding))  # type: ignore[arg-type]
+        np.savez(file, **read(self._binding, at_most=_MAX_CHECKPOINT_BYTES))  # type: ignore[arg-type]
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:

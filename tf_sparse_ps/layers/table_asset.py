@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.layers import saving
+from tf_sparse_ps.table import parameter_files
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
@@ -35,6 +36,7 @@ class TableAsset(_tensorflow.ExportedAsset):
         folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
         saving.at_end(shutil.rmtree, folder, ignore_errors=True)
         path = os.path.join(folder, f"{os.path.basename(self._binding.path)}.tfsps")
-        self._binding.reader().export_parameter_file(path, slots=False)
+        with saving.content(self._binding, "exporting", slots=False) as content:
+            parameter_files.write(self._binding.reader(), content, path, shard=None, slots=False)
         saving.at_end(self.exported)
         return path

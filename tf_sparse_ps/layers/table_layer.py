@@ -12,11 +12,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import job
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _keras_stores
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
-from tf_sparse_ps.layers import anchor, row_source, rows
+from tf_sparse_ps.layers import anchor, collective_calls, row_source, rows
 from tf_sparse_ps.layers.row_source import RowSource
 
 
@@ -65,6 +65,8 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             config = dataclasses.replace(config, seed=self._identities[index]["seed"])
         with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
             binding = job.current().create_table(config, salt=salt, values=values)
+            collective_calls.register(binding)
+            collective_calls.fill(binding)
         weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
         self._bound.bindings.append(binding)
         self._bound.anchors.append(weight)
@@ -92,13 +94,15 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def get_weights(self) -> list[npt.NDArray[np.float32]]:
         """The matrix of every table, float32[input_dim, output_dim].
 
+        Of a table that is spread over nodes every rank must ask for it, and gets it.
+
         Raises:
           UnsupportedError: A table is unbounded.
         """
         return [rows.matrix(binding, "get_weights()") for binding in self._bound.bindings]
 
     def set_weights(self, weights: Sequence[npt.ArrayLike]) -> None:
-        """Sets the matrix of every table.
+        """Sets the matrix of every table. Of one that is spread over nodes every rank must set it, to the same.
 
         Raises:
           ValueError: A wrong number of matrices, or a wrong shape.
@@ -114,7 +118,11 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             rows.assign_matrix(binding, matrix)
 
     def count_params(self) -> int:
-        """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there."""
+        """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there.
+
+        Of an unbounded one that is spread over nodes the rows on this node: `summary()` asks for this, and one rank may
+        call it alone.
+        """
         if not self.built:
             raise ValueError(f"You tried to call `count_params` on layer '{self.name}', but the layer isn't built.")
         return sum((b.config.key_limit or len(b.reader())) * b.config.dim for b in self._bound.bindings)
@@ -122,8 +130,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Writes keys, rows and slots of every table into Keras's store."""
         for index, binding in enumerate(self._bound.bindings):
-            for name, value in rows.read(binding).items():
-                store[f"{self._prefix(index)}{name}"] = value
+            rows.save(binding, store, self._prefix(index))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` wrote, or the matrices of keras.layers.Embedding.
@@ -137,13 +144,13 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             return
         for index, binding in enumerate(self._bound.bindings):
             prefix = self._prefix(index)
-            state = {name[len(prefix) :]: store[name] for name in names if name.startswith(prefix)}
+            state = {name[len(prefix) :]: name for name in names if name.startswith(prefix)}
             if not {"keys", "rows", "meta"} <= state.keys():
                 raise ValueError(
                     f"Layer '{self.name}' expected keys, rows and meta of table {index} ({binding.config.name}). "
                     f"Received: {sorted(names)}"
                 )
-            rows.write(binding, {name: np.asarray(value) for name, value in state.items()})
+            rows.write(binding, {one: _keras_stores.stored(store, name) for one, name in state.items()})
 
     def _prefix(self, index: int) -> str:
         return "" if len(self._bound.bindings) == 1 else f"table_{index}_"

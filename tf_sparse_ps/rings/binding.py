@@ -53,6 +53,8 @@ def bind(
         facts[f"configuration hash of {label}"] = table.config_hash
         facts[f"uuid of {label}"] = table.uuid
         facts[f"update rule of {label}"] = f"{rule.kind}{rule.slot_init}"
+        if table.placement == "sharded":
+            facts[f"`weights` of {label}"] = table.given
     if tables:
         facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
     must_agree(collectives.allgather_object(facts, "tsps.bind"))

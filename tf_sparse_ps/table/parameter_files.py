@@ -4,46 +4,88 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from tqdm import tqdm
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import InvalidArgumentError, StateError
+from tf_sparse_ps.table import shards
+from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.table.shards import Shard
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.table.table import Table
+    from tf_sparse_ps.table.table import Block, Table
 
-_PROGRESS_DELAY_S = 2.0
+
+class Content(Protocol):
+    """Rows of a table, as of one state: a `Scan`, or what is like one.
+
+    Attributes:
+      step: Of that state.
+      optimizer: Whose slots the rows have, as the core says it.
+    """
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def optimizer(self) -> dict[str, Any]: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Any: ...
 
 
 def export(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:
     """See `Table.export_parameter_file`."""
     with table.scan(slots=slots) as scan:
-        rule = scan.optimizer if slots else {"kind": "none", "slot_init": ()}
-        writer = _table.ParameterFileWriter(
-            path=os.fspath(path),
-            dim=table.config.dim,
-            n_rows=len(scan),
-            key_limit=table.config.key_limit or 0,
-            step=scan.step,
-            optimizer=rule["kind"],
-            slot_init=list(rule["slot_init"]),
-            initializer=table.core_initializer(),
-            metadata=[plane.for_core() for plane in table.config.metadata] if slots else [],
-            dtype=table.config.dtype,
-        )
-        # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
-        with contextlib.closing(writer), _bar(len(scan), f"export {Path(path).name}", progress) as bar:
-            for keys, rows, values, metadata in scan:
-                writer.append(keys, rows, list(values), metadata)
-                bar.update(len(rows))
-            writer.finish()
+        write(table, scan, path, shard=table.shard, slots=slots, progress=progress)
         return len(scan)
+
+
+def write(
+    table: Table,
+    content: Content,
+    path: str | os.PathLike[str],
+    *,
+    shard: Shard | None,
+    slots: bool,
+    progress: bool = True,
+) -> None:
+    """Writes rows to a file.
+
+    Args:
+      table: Says what the rows are.
+      content: The rows: the table's, or, of a shard, those of all nodes.
+      path: The file.
+      shard: Whose rows they are; None: of the whole table.
+      slots: With slots and metadata.
+      progress: Show a progress bar.
+    """
+    rule = content.optimizer if slots else {"kind": "none", "slot_init": ()}
+    writer = _table.ParameterFileWriter(
+        path=os.fspath(path),
+        dim=table.config.dim,
+        n_rows=len(content),
+        key_limit=table.config.key_limit or 0,
+        step=content.step,
+        optimizer=rule["kind"],
+        slot_init=list(rule["slot_init"]),
+        initializer=table.core_initializer(),
+        metadata=[plane.for_core() for plane in table.config.metadata] if slots else [],
+        dtype=table.config.dtype,
+        node=shard.node if shard else 0,
+        nodes=shard.nodes if shard else 0,
+    )
+    # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
+    with contextlib.closing(writer), bar(len(content), f"export {Path(path).name}", show=progress) as shown:
+        blocks: Iterable[Block] = content
+        for keys, rows, values, metadata in blocks:
+            writer.append(keys, rows, list(values), metadata)
+            shown.update(len(rows))
+        writer.finish()
 
 
 def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:
@@ -61,12 +103,24 @@ def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: b
         table.bind_slots(
             rule["kind"], rule["slot_init"], f"{path} has slots of {rule['kind']}; load it with slots=False"
         )
-    with _bar(info["n_rows"], f"load {Path(path).name}", progress) as bar:
+    of_file, loaded = Shard.of(info), 0
+    if of_file is not None and of_file != table.shard:
+        warnings.warn(
+            f"{path} has {shards.describe(of_file)}: table {table.path} lacks the others until their files are loaded",
+            stacklevel=3,
+        )
+    with bar(info["n_rows"], f"load {Path(path).name}", show=progress) as shown:
         for block in range(reader.blocks()):
             keys, rows, values, metadata = reader.read_block(block, slots)
-            table.assign(keys, rows, values, metadata | {plane.name: plane.full(len(keys)) for plane in absent})
-            bar.update(len(keys))
-    return int(info["n_rows"])
+            metadata |= {plane.name: plane.full(len(keys)) for plane in absent}
+            shown.update(len(keys))
+            if table.shard is not None:
+                own = table.shard.has(keys)
+                keys, rows, values = keys[own], rows[own], [one[own] for one in values]
+                metadata = {name: one[own] for name, one in metadata.items()}
+            table.assign(keys, rows, values, metadata)
+            loaded += len(keys)
+    return loaded
 
 
 def _planes_without_values(
@@ -101,12 +155,8 @@ def restore(table: Table, folder: str | os.PathLike[str]) -> int:
     """See `Table.restore`."""
     path = Path(folder) / f"{table.config.name}.tfsps"
     reader = _table.ParameterFileReader(os.fspath(path))  # every block is read before anything is erased
+    shards.check_restores(str(path), Shard.of(reader.info()), table.path, table.shard)
     kept = [reader.read_block(block, False)[0] for block in range(reader.blocks())]
     rows = load(table, path, slots=True, progress=True)
     table.erase(np.setdiff1d(table.keys(), np.concatenate([np.empty(0, np.int64), *kept])))
     return rows
-
-
-def _bar(total: int, what: str, show: bool) -> Any:
-    disable = None if show else True  # None: not where there is no terminal
-    return tqdm(total=total, desc=what, unit=" rows", unit_scale=True, delay=_PROGRESS_DELAY_S, disable=disable)

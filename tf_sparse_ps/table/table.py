@@ -25,6 +25,7 @@ from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, StateError, TableExistsError
 from tf_sparse_ps.table import disk_folders, groups, parameter_files
 from tf_sparse_ps.table.arrays import Keys, Rows, as_counts, as_keys, as_rows, block_rows, chunks
+from tf_sparse_ps.table.shards import Shard
 
 # keys and gradients, or keys, gradients and counts
 Update = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None]
@@ -96,7 +97,11 @@ class Scan:
             yield block
 
     def _next(self) -> Block:
-        keys, rows, slots, metadata = self._core.next(self._block)
+        return self.take(self._block)
+
+    def take(self, n: int) -> Block:
+        """The next rows, at most `n` of them; none when all have been read."""
+        keys, rows, slots, metadata = self._core.next(n)
         return Block(keys, rows, tuple(slots), metadata)
 
     def read(self) -> Block:
@@ -133,6 +138,8 @@ class Table:
       config: What the table is. Of a table that was opened, `config.initializer` is the resolved one, and
         `config.optimizer` is the one given to `open`.
       uuid: 32 hexadecimal digits.
+      shard: Of a table that a job has spread over nodes, whose keys these are; None: all of them. Other nodes' keys can
+        be neither looked up nor written here.
     """
 
     def __init__(self, group: Any, index: int, config: TableConfig, mode: str) -> None:
@@ -141,6 +148,7 @@ class Table:
         self.mode = mode
         self.config = config
         self.uuid: str = info["uuid"]
+        self.shard = Shard.of(info)
         self._open_group: Any = group
         self._index = index
 
@@ -258,7 +266,8 @@ class Table:
         return int(self._group.stats(self._index)["rows"])
 
     def __repr__(self) -> str:
-        return f"<tf_sparse_ps.Table {self.path} dim={self.config.dim} mode={self.mode!r}>"
+        shard = "" if self.shard is None else f" shard: {self.shard}"
+        return f"<tf_sparse_ps.Table {self.path} dim={self.config.dim} mode={self.mode!r}{shard}>"
 
     @property
     def step(self) -> int:
@@ -288,10 +297,11 @@ class Table:
           float32[*keys.shape, dim].
 
         Raises:
-          InvalidArgumentError: The keys are no integers, or an unsigned one is beyond 2**63 - 1.
+          InvalidArgumentError: The keys are no integers, or an unsigned one is beyond 2**63 - 1; or one is on another
+            node than this shard.
           KeyRangeError: A key outside a bounded table.
         """
-        ids = as_keys(keys)
+        ids = self._own(keys)
         rows: Rows = self._group.lookup(self._index, ids.reshape(-1))
         return rows.reshape(*ids.shape, self.config.dim)
 
@@ -378,13 +388,17 @@ class Table:
         return initializer
 
     def stats(self) -> dict[str, Any]:
-        """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters."""
+        """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters.
+
+        `shard` is "node i of n" where a job has spread the table over nodes, else None; sizes are the shard's.
+        """
         group = self._group
         info = group.info()
         stats: dict[str, Any] = {
             "path": self.path,
             "uuid": self.uuid,
             "dim": self.config.dim,
+            "shard": None if self.shard is None else str(self.shard),
             **group.stats(self._index),
             "step": info["step"],
             "version": info["version"],
@@ -421,6 +435,8 @@ class Table:
         for keys, values, *_ in scan:
             if limit is not None and (keys.min() < 0 or keys.max() >= limit):
                 problems.append(f"a key is outside 0 .. {limit - 1}")
+            if self.shard is not None and not self.shard.has(keys).all():
+                problems.append(f"a key is not one of {self.shard}")
             if not np.isfinite(values).all():
                 problems.append("a row is not finite")
         return sorted(set(problems))
@@ -465,12 +481,12 @@ class Table:
 
         Raises:
           InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed. A finite value that is beyond the range
-            of the table's type is an invalid argument, too.
+            of the table's type is an invalid argument, too, and a key that is not of this shard.
           StateError: Mode is "r".
         """
         self._writable().assign(
             self._index,
-            as_keys(keys),
+            self._own(keys),
             as_rows(rows, "rows"),
             [as_rows(values, "slots") for values in slots],
             as_planes(metadata),
@@ -512,6 +528,8 @@ class Table:
     def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
         """Writes rows, slots and metadata to a sparse-parameter file (docs/format.md), whole or not at all.
 
+        Of a shard its rows alone; the file says which shard that is.
+
         Args:
           path: The file; replaced if there.
           slots: Write the optimizer's slots and the metadata planes too.
@@ -527,7 +545,10 @@ class Table:
         return parameter_files.export(self, path, slots=slots, progress=progress)
 
     def load_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
-        """Assigns every row of a sparse-parameter file, block by block.
+        """Assigns every row of a sparse-parameter file, block by block; to a shard those of its keys.
+
+        Warns if the file has the rows of one node alone, of a table that was spread over several, and this is not that
+        node's shard: it is whole when the files of all nodes have been loaded.
 
         Args:
           path: The file.
@@ -537,7 +558,7 @@ class Table:
           progress: Show a progress bar if it takes longer than two seconds.
 
         Returns:
-          The number of rows read.
+          The number of rows assigned.
 
         Raises:
           NotFoundError, DamagedFileError: The file is missing, truncated, foreign, newer or damaged. Blocks before a
@@ -551,6 +572,8 @@ class Table:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with all planes; returns its path.
 
+        Of a shard its rows alone, and the file says so; `model.save()` in the job that trains it writes those of all.
+
         Raises:
           UnavailableError: The table kept changing.
           WriterLockedError: Another process or thread is writing this file.
@@ -561,6 +584,9 @@ class Table:
         """Makes the table what `save` wrote to `folder`: other keys are erased. The step stays.
 
         A restore that is killed leaves a mixture; restore again. Returns the number of rows.
+
+        Raises:
+          StateError: The file has the rows of one shard, and this is another one, or a whole table.
         """
         return parameter_files.restore(self, folder)
 
@@ -592,6 +618,13 @@ class Table:
         if self.mode != "r+":
             raise StateError(f'table {self.path} is open for reading; open it with mode "r+"')
         return self._group
+
+    def _own(self, keys: npt.ArrayLike) -> Keys:
+        """Keys as int64; of a shard all must be its own."""
+        ids = as_keys(keys)
+        if self.shard is not None:
+            self.shard.check(ids, self.path)
+        return ids
 
     def _assign_chunked(self, keys: Keys, rows: Rows) -> None:
         for chunk in chunks(len(keys), self.config.dim):
@@ -633,7 +666,7 @@ def step(updates: Mapping[Table, Update]) -> int:
         counts = None
         if rest and rest[0] is not None:
             counts = as_counts(rest[0])
-        parts.append((table._index, as_keys(keys), as_rows(grads, "gradients"), counts, hyper))
+        parts.append((table._index, table._own(keys), as_rows(grads, "gradients"), counts, hyper))
     group.apply_step(number, parts)
     return int(number)
 
@@ -654,7 +687,7 @@ def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
     if len(groups) != 1:
         raise InvalidArgumentError(f"a read needs tables of one group. Received: {[t.path for t in reads]}")
     (group,) = groups.values()
-    ids = [as_keys(keys) for keys in reads.values()]
+    ids = [table._own(keys) for table, keys in reads.items()]
     step, rows = group.lookup_tables([(t._index, k.reshape(-1)) for t, k in zip(reads, ids, strict=True)])
     return int(step), {t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)}
 

@@ -38,6 +38,7 @@ struct ParameterFileInfo {
   uint64_t step = 0;                         // of the group when the file was written
   std::vector<MetadataPlane> metadata;       // planes of the table's own that the file carries
   PlaneType row_type = PlaneType::kFloat32;  // IsRowType()
+  Shard shard;                               // whose rows these are
 };
 
 // The planes that a file carries, in the order of its records.

@@ -110,6 +110,7 @@ Result<ParameterFileGeometry> GeometryOf(const ParameterFileInfo& info, uint32_t
 
 Result<std::string> EncodeHeader(const ParameterFileInfo& info) {
   TSPS_RETURN_IF_ERROR(ValidateInitializer(info.initializer));
+  TSPS_RETURN_IF_ERROR(ValidateShard(info.shard));
   TSPS_ASSIGN_OR_RETURN(const ParameterFileGeometry geometry, GeometryOf(info));
   if (info.key_limit < 0) {
     return Error(Code::kInvalidArgument,
@@ -140,6 +141,8 @@ Result<std::string> EncodeHeader(const ParameterFileInfo& info) {
   header.initializer_salt = info.initializer.salt;
   header.file_bytes = geometry.file_bytes;
   header.planes_crc = CrcOf(planes);
+  header.node = info.shard.node;
+  header.nodes = info.shard.nodes;
   header.crc = HeaderCrc(header);
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   bytes.append(reinterpret_cast<const char*>(planes.data()), planes.size() * sizeof(planes[0]));
@@ -169,10 +172,9 @@ Status CheckHeader(const ParameterFileHeader& header, const std::string& path) {
   }
   const auto zero = [](uint32_t word) { return word == 0; };
   bool possible = header.version >= 1 && header.rows_per_block == kRowsPerBlock &&
-                  header.reserved0 == 0 &&
-                  std::all_of(std::begin(header.reserved1), std::end(header.reserved1), zero);
+                  header.reserved0 == 0 && ValidateShard({header.node, header.nodes}).ok();
   if (header.version == 1) {
-    possible = possible && header.planes_crc == 0;
+    possible = possible && header.planes_crc == 0 && header.nodes == 0;
   } else {
     possible = possible && header.n_planes >= 1 && header.n_planes <= kMaxParameterFilePlanes &&
                std::all_of(std::begin(header.slot_init), std::end(header.slot_init), zero);
@@ -193,6 +195,7 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
   info.key_limit = header.key_limit;
   if (info.key_limit < 0) return DamagedFile(path, "negative key_limit");
   info.step = header.step;
+  info.shard = {header.node, header.nodes};
   info.optimizer.kind = static_cast<OptimizerKind>(header.optimizer_kind);
   if (!IsOptimizerKind(header.optimizer_kind) ||
       (header.version == 1 && !IsOfVersion1(header.optimizer_kind))) {

@@ -57,10 +57,11 @@ struct ParameterFileHeader {
   uint64_t initializer_seed;
   uint64_t initializer_salt;
   uint64_t file_bytes;
-  int64_t key_limit;      // 0: any int64 is a key
-  uint32_t planes_crc;    // of the list of planes; version 1: 0
-  uint32_t reserved1[2];  // 0
-  uint32_t crc;           // of the 124 bytes before it
+  int64_t key_limit;    // 0: any int64 is a key
+  uint32_t planes_crc;  // of the list of planes; version 1: 0
+  uint32_t node;        // Shard, by kOwnerSeed (base/key_owner.h); 0, 0: a whole table
+  uint32_t nodes;       // version 1: 0, 0
+  uint32_t crc;         // of the 124 bytes before it
 };
 
 // Not the PlaneEntry of a group, whose format changes for reasons of its own.
@@ -94,7 +95,8 @@ static_assert(offsetof(ParameterFileHeader, initializer_salt) == 88);
 static_assert(offsetof(ParameterFileHeader, file_bytes) == 96);
 static_assert(offsetof(ParameterFileHeader, key_limit) == 104);
 static_assert(offsetof(ParameterFileHeader, planes_crc) == 112);
-static_assert(offsetof(ParameterFileHeader, reserved1) == 116);
+static_assert(offsetof(ParameterFileHeader, node) == 116);
+static_assert(offsetof(ParameterFileHeader, nodes) == 120);
 static_assert(offsetof(ParameterFileHeader, crc) == 124);
 static_assert(sizeof(ParameterFilePlane) == 64);
 static_assert(offsetof(ParameterFilePlane, role) == 32);

@@ -45,6 +45,7 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
   }
   TSPS_RETURN_IF_ERROR(ValidateMetadata(config));
   TSPS_RETURN_IF_ERROR(ValidateStorage(config));
+  TSPS_RETURN_IF_ERROR(ValidateShard(config.shard));
   return ValidateInitializer(config.initializer);
 }
 

@@ -34,12 +34,7 @@ struct GroupFileHeader {
   uint32_t version;
   uint32_t layout_hash;  // GroupLayoutHash() of the build that wrote it
   char uuid[32];         // hexadecimal digits
-  // Of tables that are partitioned over nodes: which part this is, and by which hash. 0, 0, 0: all
-  // of every table is here.
-  uint32_t node;
-  uint32_t nodes;
-  uint64_t owner_seed;
-  uint64_t reserved[7];
+  uint64_t reserved[9];
   uint32_t reserved2;
   uint32_t crc;  // CRC-32C of the bytes before
 };

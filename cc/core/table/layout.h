@@ -41,9 +41,14 @@ struct TableFileHeader {
   uint64_t seed;
   uint64_t salt;
   uint32_t rounding;  // Rounding
+  uint32_t node;      // Shard; 0, 0, 0: the whole table
+  uint32_t nodes;
+  uint32_t reserved;
+  uint64_t owner_seed;
+  uint32_t reserved2;
   uint32_t crc;
 };
-static_assert(sizeof(TableFileHeader) == 112, "on-disk size");
+static_assert(sizeof(TableFileHeader) == 136, "on-disk size");
 
 // What a plane of a table holds for every row.
 enum class PlaneRole : uint32_t {

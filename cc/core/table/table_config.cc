@@ -31,6 +31,15 @@ Result<StoredRows> StoredRows::Of(const TableConfig& config, const int64_t* keys
   return stored;
 }
 
+Status ValidateShard(const Shard& shard) {
+  if (shard.nodes == 0 ? shard.node == 0 : shard.nodes > 1 && shard.node < shard.nodes) {
+    return Status();
+  }
+  return Error(Code::kInvalidArgument,
+               "a shard is of a node below the number of nodes, 2 or more. Received: node ",
+               shard.node, " of ", shard.nodes);
+}
+
 uint64_t MostRows(const TableConfig& config) {
   uint64_t rows = 0;
   for (const int64_t limit : {config.max_rows, config.key_limit}) {

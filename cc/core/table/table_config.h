@@ -23,6 +23,15 @@ struct MetadataPlane {
   uint64_t initial = 0;   // bits of every element of a new row
 };
 
+// Which part of a table this is, of one whose rows are spread over nodes: the keys that OwnerOf()
+// (base/key_owner.h) gives to this node.
+struct Shard {
+  uint32_t node = 0;   // below `nodes`
+  uint32_t nodes = 0;  // 2 or more; 0: the whole table
+
+  bool whole() const { return nodes == 0; }
+};
+
 // That a table has rows on a disk, too.
 struct TieredStorage {
   std::string folder;   // absolute, the table's own; "": the table has all rows in memory
@@ -42,7 +51,11 @@ struct TableConfig {
   PlaneType row_type = PlaneType::kFloat32;   // IsRowType()
   Rounding rounding = Rounding::kStochastic;  // of rows of 16 bits
   TieredStorage storage;
+  Shard shard;
 };
+
+// InvalidArgument for one that cannot be.
+Status ValidateShard(const Shard& shard);
 
 // How many rows it can have; 0: any number.
 uint64_t MostRows(const TableConfig& config);

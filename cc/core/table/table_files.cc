@@ -11,6 +11,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
+#include "core/base/key_owner.h"
 #include "core/table/index.h"
 #include "core/table/table_checks.h"
 
@@ -42,6 +43,9 @@ TableFileHeader HeaderOf(const TableConfig& config) {
   header.salt = config.initializer.salt;
   header.row_type = static_cast<uint32_t>(config.row_type);
   header.rounding = static_cast<uint32_t>(config.rounding);
+  header.node = config.shard.node;
+  header.nodes = config.shard.nodes;
+  header.owner_seed = config.shard.whole() ? 0 : kOwnerSeed;
   header.crc = HeaderCrc(header);
   return header;
 }
@@ -73,6 +77,12 @@ Result<TableConfig> ConfigFrom(const TableFileHeader& header, const std::string&
   if (!IsRowType(config.row_type) || header.rounding > static_cast<uint32_t>(Rounding::kNearest)) {
     return Error(Code::kDataLoss, path, " is damaged: rows of type ", header.row_type,
                  ", rounding ", header.rounding);
+  }
+  config.shard = {header.node, header.nodes};
+  if (!ValidateShard(config.shard).ok() ||
+      header.owner_seed != (config.shard.whole() ? 0 : kOwnerSeed)) {
+    return Error(Code::kDataLoss, path, " is damaged: node ", header.node, " of ", header.nodes,
+                 ", owner seed ", header.owner_seed);
   }
   const Status initializer = ValidateInitializer(config.initializer);
   if (initializer.ok()) return config;

@@ -1,0 +1,218 @@
+"""`ShardedContent`: all rows of a table that is spread over nodes, which pass through collectives in chunks.
+
+All ranks go through it together: each node's leader reads its shard and sends it, one node after another. What a rank
+holds beside the rows that it keeps is a few chunks. Before each chunk ranks tell each other whether one of them has
+failed: then all stop, and none waits for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_sparse_ps import _table, job
+from tf_sparse_ps.errors import CollectivesError, RankError, StateError
+from tf_sparse_ps.rings import binding as agreement
+from tf_sparse_ps.table.table import Block
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.job.table_binding import TableBinding
+    from tf_sparse_ps.table.table import Scan
+
+# Of what is sent at once. A process has it a few times: packed, as a tensor, received, and cut into arrays.
+CHUNK_BYTES = 8 << 20
+_COPIES_MORE = 4  # of a chunk, that TensorFlow's collectives have
+_SMALLEST = 1 << 12
+# After these no other rank can be reached.
+LOST = (CollectivesError, RankError)
+
+
+class ShardedContent:
+    """All rows of a table, as of one step. Within its `with` block it is to be read to the end, once.
+
+    Attributes:
+      step: Of the rows.
+      optimizer: Whose slots the rows have, as the core says it.
+    """
+
+    def __init__(self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None) -> None:
+        """Begins. Every rank calls it.
+
+        Args:
+          binding: Of the table, which is sharded.
+          call: What is being done, for messages and to be compared: all ranks do the same.
+          slots: With slots.
+          to: The rank that gets the rows; None: all do. The others iterate, too, and see no blocks.
+
+        Raises:
+          ValueError: Ranks do different things.
+          StateError: A node's shard cannot be read, or shards are of different steps.
+        """
+        self._job = job.current()
+        self._ranks, self._to = self._job.collectives, to
+        self._binding, self._slots = binding, slots
+        self._scan: Scan | None = None
+        self._finished = False
+        error: Exception | None = None
+        own: dict[str, Any] = {}
+        if self._job.is_leader:
+            try:
+                self._scan = binding.reader().scan(slots=slots)
+                own = {"rows": len(self._scan), "step": self._scan.step, "optimizer": self._scan.optimizer}
+            except Exception as caught:
+                error = caught
+        call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
+        facts = {"call": call, "slots": str(slots), "who gets the rows": str(to)}
+        everyone = self._ranks.allgather_object((facts, own, text_of(error)), "tsps.content.begin")
+        try:
+            agreement.must_agree([facts for facts, _, _ in everyone])
+            raise_failed([text for _, _, text in everyone], error, call)
+            shards = [everyone[leader][1] for leader in self._job.leaders]
+            if any(
+                shard["step"] != shards[0]["step"] or shard["optimizer"] != shards[0]["optimizer"] for shard in shards
+            ):
+                raise StateError(f"{call}: the nodes have it of different steps or optimizers, {shards}")
+        except Exception:
+            self._close()
+            raise
+        self._rows = [int(shard["rows"]) for shard in shards]
+        self._call = call
+        self.step, self.optimizer = int(shards[0]["step"]), dict(shards[0]["optimizer"])
+        dim = binding.config.dim
+        self._widths = [dim, *(_table.slot_widths(self.optimizer["kind"], dim) if slots else [])]
+        self._record = 8 + 4 * sum(self._widths)
+
+    @property
+    def receives(self) -> bool:
+        """Whether this rank gets the rows."""
+        return self._to in (None, self._ranks.rank)
+
+    def __len__(self) -> int:
+        return sum(self._rows)
+
+    def __iter__(self) -> Iterator[Block]:
+        chunk = CHUNK_BYTES // (1 if self._ranks.kind == "horovod" else _COPIES_MORE)
+        at_once = max(1, chunk // self._record)
+        for rows, leader in zip(self._rows, self._job.leaders, strict=True):
+            for start in range(0, rows, at_once):
+                n = min(at_once, rows - start)
+                packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+                error: Exception | None = None
+                if self._ranks.rank == leader:
+                    try:
+                        packed = self._pack(n)
+                    except Exception as caught:
+                        error = caught
+                self._agree(error)
+                received = self._send(packed, n * self._record, leader)
+                if self.receives:
+                    yield self._unpack(received, n)
+        self._agree(None)
+        self._finished = True
+
+    def __enter__(self) -> ShardedContent:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._close()
+        if self._finished or isinstance(error, LOST):
+            return
+        # The others are to stop, too: this rank has, because of an error or before the end.
+        with contextlib.suppress(Exception):
+            self._agree(error or StateError("not all rows were read"))
+
+    def _close(self) -> None:
+        if self._scan is not None:
+            self._scan.close()
+
+    # --- what all ranks do for each chunk ---
+
+    def _agree(self, error: BaseException | None) -> None:
+        """Tells the others whether this rank has failed.
+
+        Raises:
+          StateError, or the error itself: A rank has.
+        """
+        (failed,) = self._ranks.allreduce([tf.constant(int(error is not None))], "tsps.content.go_on", average=False)
+        if int(failed):
+            self._finished = True  # nobody goes on
+            texts = self._ranks.allgather_object(text_of(error), "tsps.content.failed")
+            raise_failed(texts, error, self._call)
+
+    def _send(self, packed: npt.NDArray[np.uint8], n: int, leader: int) -> npt.NDArray[np.uint8]:
+        """Sends `n` bytes of the leader to who gets them.
+
+        To one rank alone by an all-to-all, where that takes no more than what is sent: TensorFlow's pads all pairs of
+        ranks to the largest part, so that there the others receive what they drop.
+        """
+        size = _padded(n)
+        if self._to is not None and self._ranks.kind == "horovod":
+            splits = np.zeros(self._ranks.size, np.int32)
+            splits[self._to] = len(packed)
+            received, _ = self._ranks.alltoall(tf.constant(packed), tf.constant(splits), "tsps.content.rows")
+        else:
+            buffer = np.zeros(size, np.uint8)
+            buffer[: len(packed)] = packed
+            received = self._ranks.broadcast(tf.constant(buffer), leader, "tsps.content.all_rows")
+        data: npt.NDArray[np.uint8] = received.numpy()
+        return data
+
+    # --- chunks ---
+
+    def _pack(self, n: int) -> npt.NDArray[np.uint8]:
+        """The next n rows of this node: their keys, then the rows, then slot after slot."""
+        assert self._scan is not None
+        parts: list[Block] = []
+        while n > 0:
+            block = self._scan.take(n)
+            if not len(block.keys):
+                raise StateError(f"table {self._binding.path} has fewer rows than its scan began with")
+            parts.append(block)
+            n -= len(block.keys)
+        planes: list[list[npt.NDArray[Any]]] = [[part.keys for part in parts], [part.rows for part in parts]]
+        planes += [[part.slots[k] for part in parts] for k in range(len(self._widths) - 1)]
+        packed = np.empty(sum(array.nbytes for plane in planes for array in plane), np.uint8)
+        end = 0
+        for plane in planes:
+            for array in plane:
+                packed[end : end + array.nbytes] = array.reshape(-1).view(np.uint8)
+                end += array.nbytes
+        return packed
+
+    def _unpack(self, data: npt.NDArray[np.uint8], n: int) -> Block:
+        keys = data[: 8 * n].view(np.int64)
+        floats, end, values = data[8 * n : n * self._record].view(np.float32), 0, []
+        for width in self._widths:
+            values.append(floats[end : end + n * width].reshape(n, width))
+            end += n * width
+        return Block(keys, values[0], tuple(values[1:]), {})
+
+
+def _padded(n: int) -> int:
+    """A power of two: few sizes mean few graphs."""
+    return max(_SMALLEST, 1 << (n - 1).bit_length())
+
+
+def text_of(error: BaseException | None) -> str | None:
+    """For other ranks."""
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def raise_failed(texts: Sequence[str | None], own: BaseException | None, call: str) -> None:
+    """Raises this rank's own error, or a StateError with those of others; nothing if there are none.
+
+    Args:
+      texts: Of each rank, `text_of` its error.
+      own: This rank's.
+      call: What they have failed in.
+    """
+    if own is not None:
+        raise own
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
+    if failed:
+        raise StateError(f"{call} has failed on other ranks: " + "; ".join(failed))
