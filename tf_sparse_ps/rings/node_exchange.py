@@ -36,6 +36,7 @@ class NodeExchange:
 
     Attributes:
       mergers: How many ranks of every node merge gradients: as many as the smallest node has.
+      joined_by_all: All ranks of the job have joined, and met those of other nodes: who has seen to that says so.
     """
 
     def __init__(self, job: Job) -> None:
@@ -44,7 +45,7 @@ class NodeExchange:
         self._members = [[r for r in range(job.size) if nodes[r] == node] for node in range(len(job.leaders))]
         self.mergers = min(len(ranks) for ranks in self._members)
         self._group, self._collectives, self._rank = job.group, job.collectives, job.rank
-        self._joined = False
+        self._joined = self.joined_by_all = False
         self._cross_node_groups: list[Collectives | None] = []
 
     @property
