@@ -93,7 +93,12 @@ class Step:
         found |= {"rows_read_before": float(disk.cached)}
         found |= {"disk_bytes": float(disk.bytes), "disk_waited_s": float(disk.waited_ns) * 1e-9}
         dense_bytes = 0 if self._started is None else self._started.dense_bytes
-        return {**found, "dense_bytes_per_step": float(dense_bytes)}
+        return {**found, **self._binding.balance.statistics(), "dense_bytes_per_step": float(dense_bytes)}
+
+    def finish(self) -> None:
+        """At the end of `fit`, on all ranks: drains, and compares the nodes' parts of sharded tables."""
+        self.drain()
+        self._binding.balance.compare()
 
     @property
     def begun(self) -> bool:
