@@ -213,17 +213,17 @@ def a_function_that_is_traced_anew_and_another_one() -> None:
 
 def many_look_ups_in_flight() -> None:
     """Of six tables, in graphs whose ranks have other ops before them."""
-    layers = [tsps.Embedding(None, DIM, "uniform", placement=Sharded()) for _ in range(6)]
+    rank, layers = this_rank.rank(), [tsps.Embedding(None, DIM, "uniform", placement=Sharded()) for _ in range(6)]
     for layer in layers:
         layer.build(None)
 
     @tf.function
     def look(ids: tf.Tensor) -> list[tf.Tensor]:
         delayed = ids + tf.cast(tf.reduce_sum(tf.linalg.matmul(*[tf.zeros([300, 300])] * 2)), tf.int64)
-        order = [delayed if n % 3 == this_rank.rank() % 3 else ids for n in range(6)]
+        order = [delayed if n % 3 == rank % 3 else ids for n in range(6)]
         return [layer(one) for layer, one in zip(layers, order, strict=True)]
 
-    ids = tf.constant(np.random.default_rng(this_rank.rank()).integers(0, 1000, 200))
+    ids = tf.constant(np.random.default_rng(rank).integers(0, 1000, 200))
     wanted = [np.asarray(layer(ids)) for layer in layers]
     for _ in range(20):
         equal(look(ids), wanted)
