@@ -4,6 +4,7 @@
     python examples/train_ctr.py --data criteo --path DIR --model wide_deep   # DIR holds train.* and test.*
     python examples/train_ctr.py --data avazu --path train.csv                # the last tenth is held out
     python examples/train_ctr.py --storage tiered --storage-memory 32MiB      # most rows of large tables on disk
+    python examples/train_ctr.py --placement sharded                          # of several machines each has a part
 
 Ends with a report, `OUT/report.txt` and `OUT/report.json`, and the curves, `OUT/curves.png`. The training itself is
 in ctr/job.py.
@@ -50,6 +51,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--storage-folder goes with --storage tiered")
     if options.storage == "tiered" and options.schedule == "delayed":
         parser.error("--schedule delayed trains tables in memory only")
+    if options.placement == "sharded" and options.schedule == "delayed":
+        parser.error("--schedule delayed trains replicated tables only")
     if options.batch is None:
         options.batch = max(1, 8192 // options.ranks) if options.data == "generator" else 256
     if options.learning_rate is None:

@@ -15,7 +15,7 @@ from tf_sparse_ps.collectives import protocol as _protocol
 if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr__` imports the same names
     from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
     from tf_sparse_ps.collectives.protocol import init
-    from tf_sparse_ps.config import FeatureConfig, MetadataPlane, TableConfig, Tiered
+    from tf_sparse_ps.config import FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -32,6 +32,7 @@ __all__ = [
     "EmbeddingReduce",
     "FeatureConfig",
     "MetadataPlane",
+    "Sharded",
     "Table",
     "TableConfig",
     "Tiered",
@@ -59,6 +60,7 @@ _HOME = {
     "TableConfig": "config",
     "FeatureConfig": "config",
     "MetadataPlane": "config",
+    "Sharded": "config",
     "Tiered": "config",
     "Table": "table",
     "DistributedOptimizer": "training.distributed_optimizer",

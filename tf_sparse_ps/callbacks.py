@@ -20,6 +20,33 @@ _NOT_A_NUMBER_OF_BATCHES = {
 }
 
 
+def _agree(dataset: Any, collectives: collectives_lib.Collectives) -> tuple[int, int]:
+    """Batches of this rank, and of the rank that has most. Every rank calls it; errors as of `EqualSteps`."""
+    own = int(dataset.cardinality()) if isinstance(dataset, tf.data.Dataset) else None
+    numbers = collectives.allgather_object(own, "tsps.steps")
+    if own is None:
+        raise TypeError(
+            "EqualSteps takes a tf.data.Dataset of batches, "
+            f"tf.data.Dataset.from_tensor_slices((x, y)).batch(n) of arrays. Received: {type(dataset).__name__}"
+        )
+    wrong = [
+        f"rank {rank} has {'no tf.data.Dataset' if number is None else _NOT_A_NUMBER_OF_BATCHES[number]}"
+        for rank, number in enumerate(numbers)
+        if number is None or number <= 0
+    ]
+    if wrong:
+        raise ValueError("EqualSteps needs to know how many batches each rank has: " + "; ".join(wrong))
+    return own, max(numbers)
+
+
+def _none_of(batch: Any) -> Any:
+    """A part of a batch, without its samples."""
+    if isinstance(batch, tf.SparseTensor):
+        shape = tf.concat([[0], batch.dense_shape[1:]], 0)
+        return tf.sparse.slice(batch, tf.zeros_like(shape), shape)
+    return batch if batch.shape.rank == 0 else batch[:0]
+
+
 class BroadcastVariables(_keras.keras.callbacks.Callback):
     """Gives all ranks rank `root`'s dense weights and optimizer variables before training.
 
@@ -120,24 +147,42 @@ class EqualSteps(_keras.keras.callbacks.Callback):
         """
         super().__init__()
         self._collectives = collectives_lib.resolve(collectives)
-        own = int(dataset.cardinality()) if isinstance(dataset, tf.data.Dataset) else None
-        numbers = self._collectives.allgather_object(own, "tsps.steps")
-        if own is None:
-            raise TypeError(
-                "EqualSteps takes a tf.data.Dataset of batches, "
-                f"tf.data.Dataset.from_tensor_slices((x, y)).batch(n) of arrays. Received: {type(dataset).__name__}"
-            )
-        wrong = [
-            f"rank {rank} has {'no tf.data.Dataset' if number is None else _NOT_A_NUMBER_OF_BATCHES[number]}"
-            for rank, number in enumerate(numbers)
-            if number is None or number <= 0
-        ]
-        if wrong:
-            raise ValueError("EqualSteps needs to know how many batches each rank has: " + "; ".join(wrong))
-        self.own_steps, self.steps = own, max(numbers)
+        self.own_steps, self.steps = _agree(dataset, self._collectives)
         self.dataset = dataset
         if self.own_steps < self.steps:
             self.dataset = dataset.repeat().take(self.steps)
+
+    @classmethod
+    def for_evaluation(cls, dataset: tf.data.Dataset, *, collectives: str = "auto") -> tf.data.Dataset:
+        """The batches of this rank, and behind them empty ones, as many in all as the rank with most batches has.
+
+        For `validation_data`, `evaluate` and `predict` of models with sharded tables, which all ranks look up together.
+        Empty batches change no metric, and no prediction comes of them.
+
+        ```python
+        validation = tsps.callbacks.EqualSteps.for_evaluation(batches_of_this_rank)
+        model.fit(training, validation_data=validation)
+        ```
+
+        Args:
+          dataset: As of the constructor. Its first batch says what an empty one looks like.
+          collectives: As there.
+
+        Returns:
+          A dataset of known cardinality, the same on all ranks.
+
+        Raises:
+          TypeError, ValueError: As the constructor.
+        """
+        own, steps = _agree(dataset, collectives_lib.resolve(collectives))
+        if own == steps:
+            return dataset
+        is_tuple = isinstance(dataset.element_spec, tuple)  # which `map` passes as several arguments
+
+        def nothing(*batch: Any) -> Any:
+            return tf.nest.map_structure(_none_of, batch if is_tuple else batch[0])
+
+        return dataset.concatenate(dataset.take(1).repeat(steps - own).map(nothing))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Looks whether `fit` was given `dataset`, on all ranks.

@@ -41,7 +41,7 @@ def train(
 ) -> int:
     """See `run`; `rows` is the storage of the tables."""
     leader = ranks.rank == 0
-    model = MODELS[options.model](data.features, options.dim, options.dtype, rows)
+    model = MODELS[options.model](data.features, options.dim, options.dtype, rows, storage.placement(options))
     # Built now, so that the broadcast finds its weights before the first step.
     model({"dense": tf.zeros([1, data.dense_width]), "ids": tf.zeros([1, len(data.features)], tf.int64)})
     model.compile(
@@ -58,7 +58,9 @@ def train(
         show=leader,
         disk=options.storage == "tiered",
     )
-    curve = Evaluation(data, progress, per_evaluation) if leader else None
+    # All ranks look sharded tables up together.
+    together = options.placement == "sharded"
+    curve = Evaluation(data, progress, per_evaluation) if leader or together else None
     model.fit(
         storage.ahead(dataset.repeat(options.epochs), model, options),
         epochs=evaluations,
@@ -68,7 +70,7 @@ def train(
         shuffle=False,
     )
     usage = report.measure(ranks, model)
-    if curve is not None:
+    if curve is not None and leader:
         planted = data.planted_auc() if isinstance(data, PlantedModel) else None
         report.write(options, data.name, ranks.size, curve, planted, progress, usage)
     return 0
@@ -94,7 +96,7 @@ def make_optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
 
 
 class Evaluation(keras.callbacks.Callback):
-    """Scores the held-out data after every epoch, on one rank: that takes no collective.
+    """Scores the held-out data after every epoch: on one rank, as that takes no collective, or on all alike.
 
     Attributes:
         points: (step, AUC, log loss).

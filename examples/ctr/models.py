@@ -31,6 +31,7 @@ class Dlrm(keras.Model):
         dim: width of an embedding.
         dtype: of the tables' rows.
         storage: of the tables.
+        placement: of the tables.
         bottom: widths of the hidden layers below the interaction.
         top: widths of the hidden layers above it.
 
@@ -44,14 +45,16 @@ class Dlrm(keras.Model):
         dim: int,
         dtype: str = "float32",
         storage: tsps.Tiered | str = "memory",
+        placement: tsps.Sharded | str = "replicated",
         bottom: Sequence[int] = (64,),
         top: Sequence[int] = (128, 64),
     ) -> None:
         super().__init__(name="dlrm")
         self.widths = (dim,)
         self._features = tuple(features)
+        rows: Any = {"dtype": dtype, "storage": storage, "placement": placement}
         self.embeddings = tsps.EmbeddingCollection(
-            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, dtype=dtype, storage=storage)) for name in features}
+            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, **rows)) for name in features}
         )
         self._bottom = _mlp((*bottom, dim), "bottom")
         self._top = _mlp(top, "top", linear_end=True)
@@ -75,6 +78,7 @@ class WideAndDeep(keras.Model):
         dim: width of a deep embedding.
         dtype: of the tables' rows.
         storage: of the tables.
+        placement: of the tables.
         hidden: widths of the hidden layers.
 
     Attributes:
@@ -87,13 +91,14 @@ class WideAndDeep(keras.Model):
         dim: int,
         dtype: str = "float32",
         storage: tsps.Tiered | str = "memory",
+        placement: tsps.Sharded | str = "replicated",
         hidden: Sequence[int] = (128, 64),
     ) -> None:
         super().__init__(name="wide_deep")
         self.widths = (1, dim)
         self._wide = tuple(f"wide_{name}" for name in features)
         self._deep = tuple(f"deep_{name}" for name in features)
-        rows: Any = {"dtype": dtype, "storage": storage}
+        rows: Any = {"dtype": dtype, "storage": storage, "placement": placement}
         self.embeddings = tsps.EmbeddingCollection(
             {name: tsps.FeatureConfig(tsps.TableConfig(name, 1, initializer="zeros", **rows)) for name in self._wide}
             | {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, **rows)) for name in self._deep}

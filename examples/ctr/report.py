@@ -56,7 +56,8 @@ def measure(ranks: Any, model: Any) -> Usage:
     """
     folder = tsps.job.current().group_path
     ranks.barrier("report.measure")
-    mine = (memory.process_pss(), memory.mappings_pss(folder), model.optimizer.statistics())
+    node, statistics = tsps.job.current().node, model.optimizer.statistics()
+    mine = (memory.process_pss(), memory.mappings_pss(folder), statistics | {"node": node})
     every = ranks.allgather_object(mine, "report.usage")
     tables = [tsps.Table.open(binding.path) for binding in model.embeddings.bindings]
     steps = int(model.optimizer.iterations)
@@ -64,9 +65,10 @@ def measure(ranks: Any, model: Any) -> Usage:
     def total(name: str) -> float:
         return sum(statistics[name] for *_, statistics in every)
 
+    spread = {statistics["node"]: statistics["sharded_rows"] for *_, statistics in every}  # over several machines
     return Usage(
         tables=len(tables),
-        rows=sum(len(table) for table in tables),
+        rows=round(sum(spread.values())) or sum(len(table) for table in tables),
         disk_bytes=memory.disk_bytes(folder),
         process_pss=[process for process, *_ in every],
         table_pss=[table for _, table, *_ in every],

@@ -1,4 +1,4 @@
-"""The options `--storage`, `--storage-folder` and `--storage-memory`, and what they make."""
+"""The options `--storage`, `--storage-folder`, `--storage-memory` and `--placement`, and what they make."""
 
 from __future__ import annotations
 
@@ -22,6 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--storage", choices=("memory", "tiered"), default="memory", help="where tables are (default: %(default)s)")
     add("--storage-folder", help="tiered: on a local disk (default: a temporary one, which is removed)")
     add("--storage-memory", default=_MEMORY, help="tiered: of each table, such as 4GiB (default: %(default)s)")
+    add(
+        "--placement",
+        choices=("replicated", "sharded"),
+        default="replicated",
+        help="tables of several machines: whole on each, or each row on one (default: %(default)s)",
+    )
+
+
+def placement(options: argparse.Namespace) -> tsps.Sharded | str:
+    """The placement that the options name."""
+    import tf_sparse_ps as tsps
+
+    return tsps.Sharded() if options.placement == "sharded" else "replicated"
 
 
 @contextlib.contextmanager

@@ -65,6 +65,24 @@ def test_xla_is_seen_while_it_is_traced() -> None:
     assert seen == [True, False]
 
 
+def test_functions_of_datasets_are_seen_while_they_are_traced() -> None:
+    seen = []
+
+    def look(x: tf.Tensor) -> tf.Tensor:
+        seen.append(_tensorflow.traced_for_dataset())
+        return x
+
+    ids = tf.data.Dataset.range(3)
+    ids.map(look).map(tf.function(look), num_parallel_calls=2).filter(lambda x: look(x) > 0)
+    ids.flat_map(lambda x: tf.data.Dataset.from_tensors(x).map(look)).interleave(
+        lambda x: tf.data.Dataset.range(look(x))
+    )
+    assert seen == [True] * 5
+    seen.clear()
+    look(tf.constant(1)), tf.function(lambda x: tf.cond(x > 0, lambda: look(x), lambda: x))(tf.constant(1))
+    assert seen == [False] * 2
+
+
 def test_the_context_tells_whether_operations_have_run_and_processes_are_connected() -> None:
     program = (
         "import tensorflow as tf; from tf_sparse_ps._compat import _tensorflow as ours\n"

@@ -189,6 +189,17 @@ def test_rows_of_a_container_are_nobodys_leftover(folder: str, create: Callable[
     assert not rows.parents[2].exists()
 
 
+def test_the_folder_of_a_job_that_is_about_to_make_its_first_table_stays(
+    folder: str, create: Callable[..., Table]
+) -> None:
+    begins, over = (Path(f"{folder}/disk/{digit * 32}-n1") for digit in "ab")
+    begins.mkdir(parents=True), over.mkdir()
+    os.utime(over, (0, 0))
+    create(storage=Tiered(f"{folder}/disk", MEMORY))
+    assert begins.exists()
+    assert not over.exists()
+
+
 def test_a_folder_that_is_removed_under_a_table(folder: str, create: Callable[..., Table]) -> None:
     table = create(storage=Tiered(f"{folder}/disk", MEMORY), max_rows=8000)
     table.assign(np.arange(4000), ones(4000))

@@ -23,6 +23,7 @@ def train(
     tape: str = "plain",
     eager: bool = False,
     clip: float | None = None,
+    placement: Any = "replicated",
     **options: Any,
 ) -> dict[str, Any]:
     """Trains tables and dense weights with the batches of tests/multirank; returns first and last values.
@@ -35,12 +36,14 @@ def train(
       tape: "plain" or "distributed".
       eager: Without a tf.function.
       clip: `global_clipnorm`.
+      placement: Of the tables, but the third, which is replicated.
       options: Of DistributedOptimizer.
     """
     with strategy.scope():
         tables = []
-        for dim, keys, bounded in zip(batches.DIMS, batches.KEYS, batches.BOUNDED, strict=True):
-            tables.append(tsps.Embedding(keys if bounded else None, dim))
+        for t, (dim, keys) in enumerate(zip(batches.DIMS, batches.KEYS, strict=True)):
+            limit = keys if batches.BOUNDED[t] else None
+            tables.append(tsps.Embedding(limit, dim, placement="replicated" if t == 2 else placement))
             tables[-1].build(None)
         dense = [tf.Variable(weight) for weight in batches.first_dense()]
         optimizer = tsps.DistributedOptimizer(
@@ -87,14 +90,15 @@ def _of_replicas(strategy: Any, values: list[np.ndarray]) -> Any:
     )
 
 
-def fit(strategy: Any, ours: bool, steps_per_execution: int = 1) -> dict[str, Any]:
+def fit(strategy: Any, ours: bool, steps_per_execution: int = 1, placement: Any = "replicated") -> dict[str, Any]:
     """`fit` of a small model: with a table and our optimizer, or Keras's own, which must do the same."""
     random = np.random.default_rng(0)
     ids, targets = random.integers(0, 50, (48, 3)), random.normal(size=(48, 1)).astype("float32")
     with strategy.scope():
         start = keras.initializers.Constant(0.1)
         inputs = keras.layers.Input((3,), dtype="int64")
-        layer = (tsps.Embedding if ours else keras.layers.Embedding)(50, 4, embeddings_initializer=start)
+        options = {"placement": placement} if ours else {}
+        layer = (tsps.Embedding if ours else keras.layers.Embedding)(50, 4, embeddings_initializer=start, **options)
         outputs = keras.layers.Dense(1, kernel_initializer=start)(keras.layers.Flatten()(layer(inputs)))
         model = keras.Model(inputs, outputs)
         optimizer = keras.optimizers.SGD(0.5)

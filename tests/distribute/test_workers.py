@@ -28,7 +28,7 @@ def run(which: str, nodes: list[int]) -> Iterator[Path]:
         # In the second, the last operation fails on purpose.
         assert which == "nodes" or statuses == [0] * len(nodes), job.output
         assert len(list(job.folder.glob("found-*.json"))) == len(nodes), job.output
-        assert which == "one" or len(list(job.folder.glob("alone-*"))) == len(nodes), job.output
+        assert which != "nodes" or len(list(job.folder.glob("alone-*"))) == len(nodes), job.output
         if which == "one":
             assert [list(one.glob("*-n*")) for one in job.tables] == [[]], "the leader left its group behind"
         shutil.copytree(job.folder, kept, dirs_exist_ok=True)
@@ -44,6 +44,11 @@ def one() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Path]:
     yield from run("nodes", NODES)
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Path]:
+    yield from run("sharded", [0, 1])
 
 
 def found_in(folder: Path, n: int) -> list[dict[str, Any]]:
@@ -98,6 +103,29 @@ def test_a_narrow_wire_between_nodes(nodes: Path) -> None:
     assert errors[0] <= NARROW_WIRE
     assert errors[1] > TOLERANCE["adagrad"]
     assert bits_differ(results, "adagrad-sum") == []
+
+
+@pytest.mark.parametrize(("name", "steps"), [("adagrad-frequency", 40), ("sgd-average", 10)])
+def test_sharded_tables_of_workers_of_several_nodes_equal_replicated_ones(apart: Path, name: str, steps: int) -> None:
+    kind, reduction = name.split("-")
+    results = results_in(apart, 2)
+    first = results[name][0]
+    assert largest_error(simulate(kind, reduction, steps, first, [[0], [1]]), first) <= TOLERANCE[kind]
+    assert bits_differ(results, name) == []
+    assert [rank["sharded_rows"] > 10 for rank in results[name]] == [True, True]
+    if not KERAS_3:
+        for ours, theirs in zip(results["ours"], results["keras"], strict=True):
+            for what, expected in theirs.items():
+                np.testing.assert_allclose(ours[what], expected, rtol=2e-5, atol=2e-6, err_msg=what)
+
+
+def test_sharded_tables_of_workers_that_share_a_machine_are_refused(one: Path) -> None:
+    for found in found_in(one, 2):
+        assert (
+            "table 'words' is sharded, and several workers of a tf.distribute strategy share a machine"
+            in (found["sharded"])
+        )
+        assert "[0, 0]" in found["sharded"]
 
 
 def test_workers_that_see_one_folder_share_its_tables(one: Path, nodes: Path) -> None:

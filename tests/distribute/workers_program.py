@@ -1,4 +1,6 @@
-"""One worker. Arguments: "one" (all workers on one node) or "nodes" (on several), the folder for results."""
+"""One worker. Arguments: "one" (all workers on one node), "nodes" (on several) or "sharded" (each on its own); the
+folder for results.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import callbacks
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import CollectivesError
+from tf_sparse_ps.errors import UnsupportedError
 
 keras = tf.keras
 
@@ -140,6 +143,31 @@ def several_nodes(strategy: Any) -> dict[str, dict[str, Any]]:
     }
 
 
+def sharded(strategy: Any) -> dict[str, dict[str, Any]]:
+    """Each worker has a part of some of the tables."""
+    placement = tsps.Sharded()
+    runs = {
+        "adagrad-frequency": loops.train(strategy, "adagrad", "frequency", 40, placement=placement),
+        "sgd-average": loops.train(strategy, "sgd", "average", 10, placement=placement, eager=True),
+    }
+    if not _keras.IS_KERAS_3:
+        options: dict[str, Any] = {"steps_per_execution": 3}
+        runs |= {"ours": loops.fit(strategy, True, placement=placement, **options)}
+        runs |= {"keras": loops.fit(strategy, False)}
+    return runs
+
+
+def refused_beside_others(strategy: Any) -> str:
+    """The error of a sharded table, of workers that share a machine."""
+    with strategy.scope():
+        layer = tsps.Embedding(None, 4, placement=tsps.Sharded(), name="words")
+        try:
+            layer.build(None)
+        except UnsupportedError as error:
+            return str(error)
+    return "no error"
+
+
 def meet(folder: Path, name: str, world: Any) -> None:
     """Waits for all workers without a collective operation, for a minute at most."""
     (folder / f"{name}-{world.rank}").touch()
@@ -154,8 +182,10 @@ def main() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         world = tsps.collectives.current()
-    found: dict[str, Any] = {"operations": operations(world)}
-    for name, arrays in (one_node if which == "one" else several_nodes)(strategy).items():
+    found: dict[str, Any] = {} if which == "sharded" else {"operations": operations(world)}
+    if which == "one":
+        found["sharded"] = refused_beside_others(strategy)
+    for name, arrays in {"one": one_node, "nodes": several_nodes, "sharded": sharded}[which](strategy).items():
         np.savez(folder / f"{name}-{world.rank}.npz", **arrays)
     variables = [tf.Variable(float(world.rank)), tf.Variable([world.rank, 7])]
     callbacks.broadcast_variables(variables, 1, world)

@@ -74,6 +74,7 @@ def test_help_names_every_option_without_importing_tensorflow(program: str) -> N
         ("train_ctr.py", ["--storage-folder", "x"], "goes with --storage tiered"),
         ("train_ctr.py", ["--storage", "tiered", "--schedule", "delayed"], "tables in memory only"),
         ("train_ctr.py", ["--storage", "disk"], "invalid choice"),
+        ("train_ctr.py", ["--placement", "sharded", "--schedule", "delayed"], "replicated tables only"),
         ("ncf.py", [], "--path"),
         ("ncf.py", ["--path", "x", "--ranks", "3", "--batch", "2"], "leaves nothing"),
     ],

@@ -65,6 +65,28 @@ covered(
     refused=True,
 )
 
+_LAYERS, _SHARDED = "tests/layers/test_sharded_layers.py", "tests/multirank/test_sharded_layers.py"
+covered(
+    "training",
+    "tables with `placement=tsps.Sharded()`, beside others",
+    f"{_SHARDED}::test_what_users_do_with_sharded_tables",
+    "tests/multirank/test_sharded_equals_reference.py::test_rows_are_those_of_the_reference",
+)
+covered(
+    "training",
+    'sharded tables with `clipnorm`, `global_clipnorm`, `topology="flat"`, `DelayedGlobal` or '
+    "`TimedBuckets(server=True)`",
+    f"{_LAYERS}::test_optimizers_that_cannot_train_sharded_tables_refuse_them_on_one_machine_too",
+    refused=True,
+)
+covered(
+    "training",
+    "a look-up of a sharded table by some ranks only, or in a function of a `tf.data.Dataset`",
+    f"{_SHARDED}::test_ranks_that_do_not_look_up_are_named_by_those_that_wait",
+    f"{_LAYERS}::test_a_look_up_in_a_dataset_is_refused",
+    refused=True,
+)
+
 covered(
     "layers",
     "`tf.distribute` strategies with several replicas",
@@ -102,6 +124,17 @@ covered(
     "`tsps.DistributedGradientTape`, `BroadcastVariables`, `MetricAverage`",
     f"{_WORKERS}::test_fit_equals_keras_under_the_same_strategy",
     f"{_MIRRORED}::test_fit_equals_keras_under_the_same_strategy",
+)
+covered(
+    "strategies",
+    "sharded tables, one worker per machine",
+    f"{_WORKERS}::test_sharded_tables_of_workers_of_several_nodes_equal_replicated_ones",
+)
+covered(
+    "strategies",
+    "sharded tables, several workers of a machine",
+    f"{_WORKERS}::test_sharded_tables_of_workers_that_share_a_machine_are_refused",
+    refused=True,
 )
 covered(
     "strategies",

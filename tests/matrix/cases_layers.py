@@ -545,6 +545,9 @@ def table_configuration(rank: Any) -> None:
     ours = model(tsps.Embedding(ROWS, DIM, storage=tsps.Tiered(rank.folder / "disk", memory="16 MiB")))
     ours.set_weights(theirs.get_weights())
     assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adagrad", 0.05))
+    ours = model(tsps.Embedding(ROWS, DIM, placement=tsps.Sharded()))  # on one machine, where nothing changes
+    ours.set_weights(theirs.get_weights())
+    assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adagrad", 0.05))
     _assert_refused(lambda: tsps.Embedding(ROWS, DIM, placement="sharded"), "replicated")
     _assert_refused(lambda: tsps.Embedding(ROWS, DIM, cache=100), "cache")
 

@@ -131,11 +131,16 @@ class Simulation:
         rate: float,
         senders: Sequence[Sequence[int]],
         wire: str = "float32",
+        row_types: Sequence[str] | None = None,
+        pull_wires: Sequence[str] | None = None,
     ) -> None:
         """Starts from dense weights and from tables that hold every key that will be used.
 
-        `senders` and `wire` as in `reduce_sparse`.
+        `senders` and `wire` as in `reduce_sparse`. Of each table: what its rows are rounded to when they are updated
+        (to nearest), and when they are looked up; None: nothing.
         """
+        self.row_types = row_types or ["float32"] * len(tables)
+        self.pull_wires = pull_wires or ["float32"] * len(tables)
         self.senders, self.wire = senders, wire
         self.dense = [weight.astype(F) for weight in dense]
         self.tables = [{key: row.astype(F) for key, row in table.items()} for table in tables]
@@ -145,6 +150,10 @@ class Simulation:
     def rows(self, table: int, ids: np.ndarray) -> np.ndarray:
         """float32[n, dim]: rows of ids."""
         return np.stack([self.tables[table][key] for key in ids.tolist()])
+
+    def seen(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """float32[n, dim]: rows of ids as look-ups give them."""
+        return rounded(self.rows(table, ids), self.pull_wires[table])
 
     def train(
         self,
@@ -168,4 +177,5 @@ class Simulation:
         for t, rows in enumerate(self.tables):
             per_rank = [{} if own[t] is None else local_sums(own[t]) for own in sparse]
             for key, grad in reduce_sparse(per_rank, self.reduction, self.senders, self.wire).items():
-                rows[key] = self.table_rules[t].update(key, rows[key], grad, self.rate, self.step)
+                updated = self.table_rules[t].update(key, rows[key], grad, self.rate, self.step)
+                rows[key] = rounded(updated, self.row_types[t])

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow that tables need: of variables, of what is saved with them, and of Python's stack.
+"""Private names of TensorFlow that tables need: of variables and graphs, of what is saved with them, of Python's stack.
 
 docs/private-names.md lists them; tests/compat has a test of each.
 """
@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
 _AUTOGRAPH = "tensorflow.python.autograph"
+_OF_DATASETS = "Dataset_"  # what tf.data calls the graphs of the functions that it is given
 
 
 def become(variable: tf.Variable, cls: type) -> None:
@@ -40,6 +41,16 @@ def join_strategy(variable: tf.Variable) -> None:
     """Has a variable belong to the strategy in whose scope this is called; Keras 2 asks when a model is compiled."""
     if tf.distribute.has_strategy():
         variable._distribute_strategy = tf.distribute.get_strategy()
+
+
+def traced_for_dataset() -> bool:
+    """Whether a function of a tf.data.Dataset is being traced, at any depth."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if str(getattr(graph, "name", "")).startswith(_OF_DATASETS):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def track(holder: Any, child: Any, name: str) -> None:

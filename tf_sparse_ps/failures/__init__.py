@@ -61,22 +61,24 @@ _key_values: KeyValueStore | None = None
 _liveness: LivenessCheck | None = None
 _watches: dict[str, NodeWatch] = {}
 _beside: BaseException | None = None
+_step: Callable[[], int] | None = None
 
 
-def report(collectives: Collectives, step: Callable[[], int]) -> None:
+def report(collectives: Collectives, step: Callable[[], int] | None = None) -> None:
     """Lets this process explain its errors, and take part when others ask; once. All ranks call it together.
 
     Args:
       collectives: Of all ranks.
-      step: Says which step this process is making.
+      step: Says which step this process is making, from now on. None: what an earlier call has given, or none yet.
     """
-    global _rank, _key_values, _liveness
+    global _rank, _key_values, _liveness, _step
     with _lock:
+        _step = step or _step
         if _key_values is not None or collectives.size == 1:
             return
         _rank, _key_values = collectives.rank, collectives.key_values
         if _key_values.there:
-            _liveness = LivenessCheck(collectives, _key_values, step, lambda: tuple(_watches.values()))
+            _liveness = LivenessCheck(collectives, _key_values, _step_in_making, lambda: tuple(_watches.values()))
         _ops.hold_terminate()
         atexit.register(stop)
         previous = sys.excepthook
@@ -90,6 +92,10 @@ def report(collectives: Collectives, step: Callable[[], int]) -> None:
             previous(kind, error, trace)
 
         sys.excepthook = hook
+
+
+def _step_in_making() -> int:
+    return 0 if _step is None else _step()
 
 
 def watch(job: Any) -> None:

@@ -11,6 +11,7 @@ import abc
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops, job
 from tf_sparse_ps.config.placement import Sharded
-from tf_sparse_ps.layers import anchor, saving
+from tf_sparse_ps.layers import anchor, saving, sharded
 from tf_sparse_ps.rings import node_exchange
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ class ShardedTable(RowSource):
         return [rows[t] for t in range(len(sources))]
 
 
-_PULLS = "_tsps_pulls"  # of a graph: how many it has of each name
+# All pulls of a process are one after another, in the order of the program (`NodeExchange.pulls`): one exchange of the
+# node's ranks serves them all. What goes between nodes has the tables in its name, so that ranks whose programs differ
+# wait for each other, and are named, and none gets another table's rows.
+_PULL = "tsps.pull"
 
 
 def _wire(source: RowSource) -> str:
@@ -93,37 +97,69 @@ def _wire(source: RowSource) -> str:
     return placement.wire
 
 
+@tf.autograph.experimental.do_not_convert
 def _pull(sources: Sequence[RowSource], keys: Sequence[tf.Tensor], wire: str) -> list[tf.Tensor]:
-    this_job, first = job.current(), sources[0].binding
-    name = _operation("tsps.pull." + ".".join(str(one.binding.ordinal) for one in sources))
-    pull = _ops.Pull(name, first.nodes, first.node, wire)
-    paths, uuids, _ = _named(sources)
-    with tf.init_scope():
-        exchange = node_exchange.of(this_job)
-        exchange.join()
-        group = exchange.cross_node_group()
-    buffer, splits = pull.ask(keys, paths, uuids, this_job.timeout_s)
-    if group is not None:
-        asked, _ = group.alltoall(buffer, splits, f"{name}.keys")
-        served, splits = pull.serve(asked, paths, uuids)
-        buffer, _ = group.alltoall(served, splits, f"{name}.rows")
-    return pull.take(buffer, keys, paths, uuids, [one.binding.config.dim for one in sources])
-
-
-def _operation(name: str) -> str:
-    """The name with a number: how many look-ups of these tables there are in the graph before. The same on all ranks.
-
-    Several may be in flight beside each other.
-    """
+    tables = [one.binding for one in sources]
+    pull = _Pull(
+        f"{_PULL}.{'.'.join(str(one.ordinal) for one in tables)}",
+        _ops.Pull(_PULL, tables[0].nodes, tables[0].node, wire),
+        tuple(one.uuid for one in tables),
+        tuple(one.config.dim for one in tables),
+    )
+    paths = [one.path for one in sources]
     if tf.executing_eagerly():
-        return name
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    counts = getattr(graph, _PULLS, None) or {}
-    counts[name] = counts.get(name, 0) + 1
-    setattr(graph, _PULLS, counts)
-    return f"{name}.{counts[name]}"
+        found: list[tf.Tensor] = _eager_pull(pull)(list(keys), paths)
+        return found
+    return pull.rows(keys, paths)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pull:
+    """What looks rows of some tables up, but the tables, which it does not hold.
+
+    Attributes:
+      name: Of what goes between nodes, the same on all ranks.
+      ops: The parts of a pull.
+      uuids, dims: Of the tables.
+    """
+
+    name: str
+    ops: _ops.Pull
+    uuids: tuple[str, ...]
+    dims: tuple[int, ...]
+
+    def rows(self, keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Rows of unique keys. In a graph, on all ranks."""
+        this_job = job.current()
+        with tf.init_scope():
+            sharded.prepare(this_job)
+            exchange = node_exchange.of(this_job)
+            group, order = exchange.cross_node_group(), exchange.pulls
+        # Reading both puts a pull after the one before it, and after the step before it, in functions and loops too,
+        # where TensorFlow orders by variable.
+        with tf.control_dependencies([this_job.step.read_value()]):
+            begun = order.read_value()
+        # Who waits for ranks of this node, and for whom, is found out as for collectives.
+        waits = f"{self.name}.ranks"
+        asked_for = [_ops.mark(keys[0], waits, "begin", begun), *keys[1:]]
+        buffer, splits = self.ops.ask(asked_for, paths, self.uuids, this_job.timeout_s)
+        buffer = _ops.mark(buffer, waits, "end", begun)
+        if group is not None:
+            asked, _ = group.alltoall(buffer, splits, f"{self.name}.keys")
+            served, splits = self.ops.serve(asked, paths, self.uuids)
+            buffer, _ = group.alltoall(served, splits, f"{self.name}.rows")
+        rows = self.ops.take(buffer, keys, paths, self.uuids, self.dims)
+        with tf.control_dependencies(rows):
+            order.assign_add(1)
+        return rows
+
+
+@functools.lru_cache(maxsize=256)
+def _eager_pull(pull: _Pull) -> Any:
+    """`pull.rows` as a function, for eager calls: in graphs alone is seen who waits."""
+    signature = [tf.TensorSpec([None], tf.int64) for _ in pull.dims], [tf.TensorSpec([], tf.string) for _ in pull.dims]
+    # Not the method itself: TensorFlow counts traces by code object and would warn of retracing.
+    return tf.function(functools.partial(pull.rows), input_signature=signature, autograph=False)
 
 
 def of(binding: TableBinding, weight: Any) -> RowSource:
@@ -193,6 +229,7 @@ _Part = Callable[[Sequence[RowSource], Sequence[int], Sequence[int]], list[tf.Te
 
 def _by_class(sources: Sequence[RowSource], table_of: Sequence[int], plain: _Part, in_parts: _Part) -> list[tf.Tensor]:
     """One call for the tables of each class."""
+    sharded.refuse_in_dataset([one.binding.config for one in sources])
     results: dict[int, tf.Tensor] = {}
     for cls in dict.fromkeys(type(one) for one in sources):
         tables = [t for t, one in enumerate(sources) if type(one) is cls]

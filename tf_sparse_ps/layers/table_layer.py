@@ -16,7 +16,7 @@ from tf_sparse_ps._compat import _keras, _keras_stores
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
-from tf_sparse_ps.layers import anchor, collective_calls, row_source, rows
+from tf_sparse_ps.layers import anchor, collective_calls, row_source, rows, sharded
 from tf_sparse_ps.layers.row_source import RowSource
 
 
@@ -64,7 +64,11 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             salt = self._identities[index]["salt"]
             config = dataclasses.replace(config, seed=self._identities[index]["seed"])
         with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
-            binding = job.current().create_table(config, salt=salt, values=values)
+            this_job = job.current()
+            sharded.refuse_workers(config, this_job)
+            binding = this_job.create_table(config, salt=salt, values=values)
+            if binding.placement == "sharded":
+                sharded.prepare(this_job)
             collective_calls.register(binding)
             collective_calls.fill(binding)
         weight = anchor.make(binding, trainable=self.trainable, name=weight_name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.collectives import Collectives, protocol
 from tf_sparse_ps.job.job import Job
@@ -36,6 +38,7 @@ class NodeExchange:
 
     Attributes:
       mergers: How many ranks of every node merge gradients: as many as the smallest node has.
+      joined_by_all: All ranks of the job have joined, and met those of other nodes: who has seen to that says so.
     """
 
     def __init__(self, job: Job) -> None:
@@ -44,8 +47,19 @@ class NodeExchange:
         self._members = [[r for r in range(job.size) if nodes[r] == node] for node in range(len(job.leaders))]
         self.mergers = min(len(ranks) for ranks in self._members)
         self._group, self._collectives, self._rank = job.group, job.collectives, job.rank
-        self._joined = False
+        self._joined = self.joined_by_all = False
         self._cross_node_groups: list[Collectives | None] = []
+        self._pulls: Any = None
+
+    @property
+    def pulls(self) -> Any:
+        """int64 variable of this process, which every pull of rows reads first and advances last.
+
+        So pulls are in the order of the program, in functions and loops too, where TensorFlow orders by variable.
+        """
+        if self._pulls is None:
+            self._pulls = _keras.local_variable(0, "int64", "tsps.pulls")
+        return self._pulls
 
     @property
     def window(self) -> int:

@@ -54,7 +54,13 @@ def fetch(job: Job, tables: Sequence[TableBinding], name: str) -> list[tf.Tensor
         with tf.control_dependencies(kept):
             return tf.constant(True)
 
-    return [tf.cond(_ops.pulls_look_ahead(job.group_path), pull, lambda: tf.constant(False))]
+    order = node_exchange.of(job).pulls
+    with tf.control_dependencies([order.read_value()]):  # after all look-ups before it
+        looking = _ops.pulls_look_ahead(job.group_path)
+    pulled = tf.cond(looking, pull, lambda: tf.constant(False))
+    with tf.control_dependencies([pulled]):
+        order.assign_add(1)
+    return [pulled]
 
 
 def _pull(job: Job, tables: Sequence[TableBinding], name: str, wire: str) -> list[tf.Tensor]:
@@ -71,10 +77,11 @@ def _pull(job: Job, tables: Sequence[TableBinding], name: str, wire: str) -> lis
     return pull.take(buffer, nothing, paths, uuids, [one.config.dim for one in tables])
 
 
-def against(tables: Sequence[TableBinding], gradients: Sequence[SparseGradient]) -> list[tf.Tensor]:
+def against(job: Job, tables: Sequence[TableBinding], gradients: Sequence[SparseGradient]) -> list[tf.Tensor]:
     """What this rank has against a step: verdicts, uint8[n].
 
     Args:
+      job: The rank's job.
       tables: Of the step.
       gradients: This rank's, one per table.
     """
@@ -82,7 +89,8 @@ def against(tables: Sequence[TableBinding], gradients: Sequence[SparseGradient])
     if not own:
         return []
     keys = [gradients[t].keys for t in own]
-    return [_ops.check_looked_up(keys, [tables[t].path_tensor for t in own], [tables[t].uuid for t in own])]
+    with tf.control_dependencies([node_exchange.of(job).pulls.read_value()]):
+        return [_ops.check_looked_up(keys, [tables[t].path_tensor for t in own], [tables[t].uuid for t in own])]
 
 
 def step_made(step: tf.Tensor, tables: Sequence[TableBinding]) -> tf.Tensor:

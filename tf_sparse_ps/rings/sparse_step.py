@@ -75,7 +75,7 @@ class SparseStep:
           The number of the step, int64, once it is certain that it is made.
         """
         # What reads tables comes before a leader has written the step and waits for the others' votes, or both wait.
-        against = rows_ahead.against(self.update.tables, self.gradients)
+        against = rows_ahead.against(self.job, self.update.tables, self.gradients)
         with tf.control_dependencies(against):
             number = self.number()
         # Beside computing: it waits for nothing but the look-ups before it.

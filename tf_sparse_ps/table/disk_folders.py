@@ -13,13 +13,13 @@ import os
 import shutil
 import stat
 import time
-from typing import Any, Final
+from typing import Any
 
 from tf_sparse_ps.config.tiered import Storage, Tiered
 from tf_sparse_ps.errors import AccessError, NoSpaceError
 from tf_sparse_ps.node import job_folder
 
-_MAKING_S: Final = 3600.0  # a job makes its first table in less, once it has made the folder
+_BEGINS_WITHIN_S = 60.0  # from a group's folder to its first table
 
 
 def of(storage: Storage, table_path: str) -> tuple[str, int]:
@@ -79,13 +79,14 @@ def _remove_leftovers(path: str) -> None:
         if not job_folder.is_unnamed(group.name) or not group.is_dir(follow_symlinks=False):
             continue
         with contextlib.suppress(OSError):  # another user's, or another job is removing it
-            empty = not os.listdir(group.path)
+            # An empty one may be a job's, or another node's, that is about to make its first table in it.
+            is_over = time.time() - group.stat(follow_symlinks=False).st_mtime > _BEGINS_WITHIN_S
             for table in os.scandir(group.path):
                 if not os.path.exists(_table_of(table.path)) and not _is_used(table.path):
                     shutil.rmtree(table.path, ignore_errors=True)
                     job_folder.say(f"removed {table.path}, rows of a table that is gone")
-            # One that was empty may be of a job that is about to make its first table there.
-            if not empty or time.time() - group.stat().st_mtime > _MAKING_S:
+                    is_over = True
+            if is_over:
                 os.rmdir(group.path)  # if nobody uses it
 
 

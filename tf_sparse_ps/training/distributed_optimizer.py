@@ -112,10 +112,12 @@ class DistributedOptimizer(_keras.Optimizer):
 
         Raises:
           ValueError: There are tables, and no update rule for them.
+          UnsupportedError: A table is sharded, and these options cannot train it.
         """
-        for variable in variables:
-            if (table := binding_of(variable)) is not None:
-                self._step.rule_of(table)
+        tables = [table for variable in variables if (table := binding_of(variable)) is not None]
+        for table in tables:
+            self._step.rule_of(table)
+        refusals.refuse_sharded(self, tables)
         dense = [variable for variable in variables if binding_of(variable) is None]
         self._step.variables = list(variables)
         if dense:
@@ -236,6 +238,9 @@ class DistributedOptimizer(_keras.Optimizer):
           - rows_read_before: rows that were needed, were not in memory with their table, and had been read already:
             by `tsps.lookahead`, or for the same step.
           - disk_waited_s: seconds in which look-ups and steps of this rank waited for rows on disk.
+          - sharded_rows, sharded_bytes: rows of sharded tables that this node has, and what they take in memory and on
+            disk; sharded_max_over_mean: of the table whose rows lie least evenly, those of the node that has most
+            divided by the mean, when nodes were last compared: at the first step, and at the end of `fit`.
           - dense_bytes_per_step: dense gradients that this optimizer hands to the all-reduce in a step.
         """
         return self._step.statistics()
@@ -288,8 +293,8 @@ class DistributedOptimizer(_keras.Optimizer):
         super().save_own_variables(store)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Keras calls it at the end of `fit`. Drains."""
-        self.drain()
+        """Keras calls it at the end of `fit`. Drains, and compares how many rows of sharded tables the nodes have."""
+        self._step.finish()
 
     def get_config(self) -> dict[str, Any]:
         """A serializable configuration."""

@@ -17,6 +17,7 @@ from tf_sparse_ps.rings import binding, clipping, node_exchange, topologies
 from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient
 from tf_sparse_ps.rings.sparse_ring import SparseRing
 from tf_sparse_ps.training import refusals
+from tf_sparse_ps.training.balance import Balance
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -27,6 +28,7 @@ class OptimizerBinding:
 
     Attributes:
       rings: What reduces the gradients of tables, by the tables' placement; made when the first of them is bound.
+      balance: Of the nodes' parts of sharded tables.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class OptimizerBinding:
           rule: Of tables without their own; or why there is none, which matters when there is a table.
         """
         self.rings: dict[str, SparseRing] = {}
+        self.balance = Balance()
         self._owner, self._collectives, self._rule = owner, collectives, rule
         self._number: int | None = None
         self._job: Job | None = None  # once there is a table
@@ -136,6 +139,7 @@ class OptimizerBinding:
         owner = self._owner
         for placement in sorted({table.placement for table in new} - self.rings.keys()):
             self.rings[placement] = topologies.make(placement, owner.topology, job, owner.sparse_reduction, owner.wire)
+        self.balance.add(job, new)
 
 
 # The one that was bound last: that is asked for the step of this process, if it is still there.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.table_layer import TableLayer
@@ -77,8 +78,11 @@ def refuse_tiered(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
 
 
 def refuse_sharded(owner: DistributedOptimizer, tables: Sequence[TableBinding]) -> None:
-    """Raises UnsupportedError, with the reason, if an optimizer cannot train a table that is spread over machines."""
-    sharded = [table.config.name for table in tables if table.placement == "sharded"]
+    """Raises UnsupportedError, with the reason, if an optimizer cannot train a table that is spread over machines.
+
+    On one machine, too, where such a table has all its rows: what cannot run on several should not get there.
+    """
+    sharded = [table.config.name for table in tables if isinstance(table.config.placement, Sharded)]
     if not sharded:
         return
     clips = Clipping.of(owner.inner_optimizer)

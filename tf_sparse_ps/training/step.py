@@ -97,7 +97,12 @@ class Step:
             pulls = _ops.pull_counters(job.current().group_path)
             found |= {"rows_pulled": float(pulls.looked_up), "rows_pulled_before": float(pulls.ahead)}
         dense_bytes = 0 if self._started is None else self._started.dense_bytes
-        return {**found, "dense_bytes_per_step": float(dense_bytes)}
+        return {**found, **self._binding.balance.statistics(), "dense_bytes_per_step": float(dense_bytes)}
+
+    def finish(self) -> None:
+        """At the end of `fit`, on all ranks: drains, and compares the nodes' parts of sharded tables."""
+        self.drain()
+        self._binding.balance.compare()
 
     @property
     def begun(self) -> bool:

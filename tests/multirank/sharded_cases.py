@@ -1,0 +1,42 @@
+"""Settings of the test that sharded tables give the numbers of the reference, and the combinations that are run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "layers"))
+
+from pairwise import pairwise
+
+# Hosts, and the ranks of each node, in the order of their ranks.
+LAYOUTS: dict[str, tuple[str, list[list[int]]]] = {
+    "2x2": ("localhost:2,127.0.0.1:2", [[0, 1], [2, 3]]),
+    "3x1": ("localhost:1,127.0.0.1:1,127.0.0.2:1", [[0], [1], [2]]),
+    "2x1": ("localhost:1,127.0.0.1:1", [[0], [1]]),
+    "3x2": ("localhost:2,127.0.0.1:2,127.0.0.2:2", [[0, 1], [2, 3], [4, 5]]),
+}
+SETTINGS: dict[str, list[Any]] = {
+    "layout": list(LAYOUTS),
+    "optimizer": ["sgd", "adagrad", "adam"],
+    "reduction": ["frequency", "average", "sum"],
+    "dtype": ["float32", "bfloat16", "float16"],
+    "push": ["float32", "bfloat16", "float16"],
+    "pull": ["float32", "bfloat16", "float16"],
+    "storage": ["memory", "tiered"],
+}
+CASES = pairwise(SETTINGS)
+# Four cases of each of two layouts: two launches, and every value of the other settings.
+DAILY = [case for layout in ("2x2", "3x1") for case in [one for one in CASES if one["layout"] == layout][:4]]
+NIGHTLY = [case for case in CASES if case not in DAILY]
+STEPS = 12
+# Of the tables of batches.py: the first is a layer of its own, the others are those of one EmbeddingCollection.
+SHARDED = (True, True, False, True)
+ON_DISK = (True, False, False, True)  # with storage="tiered"
+ROUNDS_PULLS = (True, True, False, False)  # with a narrow wire for pulls: the last table's rows travel as float32
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """Of its files, and of the test."""
+    return "-".join(str(value) for value in case.values())

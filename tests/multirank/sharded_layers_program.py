@@ -1,0 +1,358 @@
+"""One rank of the test of what users do with sharded tables, on several nodes; asserts it all.
+
+Arguments: "all", or the names of scenarios with commas between them; the folder for results.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import this_rank
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.config.placement import Sharded
+from tf_sparse_ps.errors import UnsupportedError
+
+keras = tf.keras
+DIM, KEYS = 4, 40
+START = keras.initializers.Constant(0.5)  # the same for all tables, whose salts differ
+EITHER = ("replicated", Sharded())
+
+
+def data(batches: int, seed: int, rows: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Ids[batches * rows, 3] and targets, of this rank."""
+    random = np.random.default_rng([seed, this_rank.rank()])
+    x = random.integers(0, KEYS, (batches * rows, 3))
+    return x, random.normal(size=(batches * rows, 1)).astype(np.float32)
+
+
+def dataset(batches: int, seed: int, rows: int = 6) -> tf.data.Dataset:
+    """The same in batches."""
+    return tf.data.Dataset.from_tensor_slices(data(batches, seed, rows)).batch(rows)
+
+
+def config(name: str, placement: Any) -> tsps.TableConfig:
+    """A table that begins as all others."""
+    return tsps.TableConfig(name, DIM, initializer=START, placement=placement)
+
+
+def rows_of(layer: Any) -> np.ndarray:
+    """All rows of a layer: a look-up of all ranks."""
+    return np.asarray(layer(tf.range(KEYS, dtype=tf.int64)))
+
+
+def tables_of(layer: Any) -> list[tsps.TableConfig]:
+    """Those of any layer."""
+    return layer.table_configs() if hasattr(layer, "table_configs") else []
+
+
+def same(value: Any) -> None:
+    """Asserts that all ranks have an equal value."""
+    everyone = tsps.collectives.current().allgather_object(np.asarray(value).tolist(), "test.same")
+    assert all(one == everyone[0] for one in everyone), everyone
+
+
+def equal(found: Any, wanted: Any) -> None:
+    """Asserts that two lists of arrays have the same bits."""
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def dense() -> Any:
+    """The last layer of models that begin alike."""
+    return keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(0.05))
+
+
+# --- layers ---
+
+
+def big_model(placement: Any, *, run_eagerly: bool = False, steps_per_execution: int = 1) -> tuple[Any, list[Any]]:
+    """All layers, one called twice and one frozen, beside plain tables; and the layers with a table to look at."""
+    options: dict[str, Any] = {"placement": placement}
+    ids = keras.Input((3,), dtype="int64")
+    masked = tsps.Embedding(KEYS, DIM, START, mask_zero=True, **options)
+    twice = tsps.Embedding(None, DIM, START, **options)
+    frozen = tsps.Embedding(KEYS, DIM, START, trainable=False, **options)
+    bag = tsps.EmbeddingReduce(None, DIM, START, combiner="sqrtn", **options)
+    tables = [config("shared", placement), config("here", "replicated"), config("narrow", placement)]
+    features = {
+        "a": tsps.FeatureConfig(tables[0]),
+        "b": tsps.FeatureConfig(tables[0], combiner="sum"),
+        "c": tsps.FeatureConfig(tables[1], combiner="mean"),
+        "d": tsps.FeatureConfig(tables[2]),
+    }
+    many = tsps.EmbeddingCollection(features)
+    fields = many(dict.fromkeys("abcd", ids))
+    flat = [keras.layers.Flatten()(one) for one in (twice(ids), twice(ids[:, ::-1]), frozen(ids), bag(ids))]
+    flat += [keras.layers.Flatten()(fields[name]) for name in "abcd"]
+    outputs = dense()(keras.layers.Concatenate()([*flat, keras.layers.GlobalAveragePooling1D()(masked(ids))]))
+    model = keras.Model(ids, outputs)
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1, clipvalue=0.5))
+    model.compile(optimizer, "mse", run_eagerly=run_eagerly, steps_per_execution=steps_per_execution)
+    return model, [masked, twice, frozen, bag]
+
+
+@functools.cache
+def fitted(placement: Any, **options: Any) -> list[np.ndarray]:
+    """Losses of training and validation, predictions, rows."""
+    model, layers = big_model(placement, **options)
+    history = model.fit(dataset(4, 1), epochs=2, shuffle=False, verbose=0, validation_data=dataset(1, 2))
+    found = [np.array(history.history[name]) for name in ("loss", "val_loss")]
+    found += [model.predict(dataset(2, 3), verbose=0), np.array(model.evaluate(dataset(1, 3), verbose=0))]
+    found += [rows_of(layer) for layer in layers]
+    return found
+
+
+def all_layers_train_as_replicated_ones() -> None:
+    wanted, found = (fitted(one) for one in EITHER)
+    equal(found, wanted)
+    assert all(np.isfinite(one).all() for one in found)
+    assert (found[5] != 0.5).any()
+    np.testing.assert_array_equal(found[6], np.full((KEYS, DIM), 0.5, np.float32))  # frozen
+
+
+def several_steps_at_once_and_eager_ones_give_the_same() -> None:
+    wanted = fitted(Sharded())
+    equal(fitted(Sharded(), steps_per_execution=2), wanted)
+    eager = fitted(Sharded(), run_eagerly=True)
+    for one, other in zip(eager, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def ragged_and_sparse_ids() -> None:
+    spread = tsps.Embedding(KEYS, DIM, "uniform", placement=Sharded())
+    bag = tsps.EmbeddingReduce(None, DIM, "uniform", combiner="sum", placement=Sharded())
+    lists = [[this_rank.rank(), 7], [], [3, 9, 9][: this_rank.rank() + 1]]
+    ragged = tf.ragged.constant(lists, dtype=tf.int64)
+    sparse = ragged.to_sparse()
+    for look in (spread, tf.function(spread)):
+        rows = look(tf.constant([one for row in lists for one in row], tf.int64)).numpy()
+        np.testing.assert_array_equal(look(ragged).flat_values, rows)
+        assert look(sparse).shape == (3, ragged.bounding_shape()[1], DIM)
+    for look in (bag, tf.function(bag)):
+        np.testing.assert_allclose(look(ragged), look(sparse), rtol=1e-6)
+        np.testing.assert_array_equal(look(ragged)[1], np.zeros(DIM))
+    same(rows_of(spread))
+    nothing = tf.zeros([0, 2], tf.int64) if this_rank.rank() == 1 else tf.ones([4, 2], tf.int64)
+    assert spread(nothing).shape == (len(nothing), 2, DIM)
+
+
+def a_narrow_pull_rounds_all_rows_alike() -> None:
+    narrow = tsps.Embedding(KEYS, DIM, "uniform", placement=Sharded(wire="bfloat16"))
+    rows = rows_of(narrow)
+    same(rows)
+    np.testing.assert_array_equal(rows, tf.cast(tf.cast(rows, tf.bfloat16), tf.float32))
+
+
+def a_copy_of_a_model_has_shards_of_its_own() -> None:
+    model, _ = big_model(Sharded())
+    copy = keras.models.clone_model(model)
+    placed = [
+        sorted(f"{table.name} {table.placement}" for layer in one.layers for table in tables_of(layer))
+        for one in (model, copy)
+    ]
+    assert placed[0] == placed[1]
+    assert sum("Sharded" in one for one in placed[1]) == 6
+    copy.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x = data(1, 5)[0]
+    before = model.predict(x, verbose=0)
+    copy.fit(dataset(2, 5), verbose=0)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+
+
+# --- graphs ---
+
+
+def look_ups_in_control_flow() -> None:
+    """Branches and loops that all ranks take alike, with several look-ups of the same and of other tables."""
+    one, other = (tsps.Embedding(None, DIM, "uniform", placement=Sharded()) for _ in range(2))
+    one.build(None), other.build(None)
+
+    @tf.function
+    def walk(ids: tf.Tensor, flag: tf.Tensor, times: tf.Tensor) -> tf.Tensor:
+        total = tf.cond(
+            flag, lambda: tf.reduce_sum(one(ids)), lambda: tf.reduce_sum(other(ids)) + tf.reduce_sum(one(ids))
+        )
+        for i in tf.range(times):
+            total += tf.reduce_sum(one(ids + i)) - tf.reduce_sum(other(ids + i))
+        both = [tf.reduce_sum(one(ids + n)) for n in range(3)]
+        return total + tf.add_n(both) + tf.reduce_sum(inner(ids))
+
+    @tf.function
+    def inner(ids: tf.Tensor) -> tf.Tensor:
+        return one(ids)
+
+    ids = tf.range(5, dtype=tf.int64)
+    for flag, times in ((True, 3), (False, 5), (True, 0)):
+        found = walk(ids, tf.constant(flag), tf.constant(times, tf.int64))
+        rows = [np.asarray(layer(tf.range(20, dtype=tf.int64))).astype(np.float64) for layer in (one, other)]
+        total = rows[0][:5].sum() if flag else rows[1][:5].sum() + rows[0][:5].sum()
+        for i in range(times):
+            total += rows[0][i : i + 5].sum() - rows[1][i : i + 5].sum()
+        total += sum(rows[0][n : n + 5].sum() for n in range(3)) + rows[0][:5].sum()
+        np.testing.assert_allclose(found, total, rtol=1e-4)
+    assert inner(ids).shape == (5, DIM)  # the function that another graph has been traced with
+
+
+def a_function_that_is_traced_anew_and_another_one() -> None:
+    layer = tsps.Embedding(None, DIM, "uniform", placement=Sharded())
+    layer.build(None)
+    look = tf.function(layer)
+    wanted = rows_of(layer)
+    for n in (1, 2, 3 + this_rank.rank()):  # ranks trace at different times
+        np.testing.assert_array_equal(look(np.arange(n)), wanted[:n])
+    again = tf.function(lambda ids: layer(ids) + layer(ids))
+    np.testing.assert_array_equal(again(np.arange(4)), 2 * wanted[:4])
+
+
+def many_look_ups_in_flight() -> None:
+    """Of six tables, in graphs whose ranks have other ops before them."""
+    rank, layers = this_rank.rank(), [tsps.Embedding(None, DIM, "uniform", placement=Sharded()) for _ in range(6)]
+    for layer in layers:
+        layer.build(None)
+
+    @tf.function
+    def look(ids: tf.Tensor) -> list[tf.Tensor]:
+        delayed = ids + tf.cast(tf.reduce_sum(tf.linalg.matmul(*[tf.zeros([300, 300])] * 2)), tf.int64)
+        order = [delayed if n % 3 == rank % 3 else ids for n in range(6)]
+        return [layer(one) for layer, one in zip(layers, order, strict=True)]
+
+    ids = tf.constant(np.random.default_rng(rank).integers(0, 1000, 200))
+    wanted = [np.asarray(layer(ids)) for layer in layers]
+    for _ in range(20):
+        equal(look(ids), wanted)
+
+
+def looking_ahead_changes_no_number() -> None:
+    """Of a table that is sharded, and mostly on disk. Ranks announce keys of their own batches, whoever has them."""
+    found = []
+    for ahead in (False, True):
+        storage = tsps.Tiered(Path(sys.argv[2]) / "disk", memory=12_850_000)  # 12 MiB are buffers
+        layer = tsps.Embedding(None, DIM, START, placement=Sharded(), storage=storage)
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Flatten(), dense()])
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+        keys = np.arange(7_500, dtype=np.int64)
+        layer.bindings[0].assign(keys, np.full((len(keys), DIM), 0.25, np.float32))
+        random = np.random.default_rng(this_rank.rank())
+        x, y = random.integers(0, len(keys), (640, 3)), random.normal(size=(640, 1)).astype(np.float32)
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
+        model.fit(tsps.lookahead(batches, model, batches=3) if ahead else batches, epochs=2, verbose=0)
+        assert layer.bindings[0].reader().stats()["rows_on_disk"] > 500
+        found.append(np.asarray(layer(keys)))
+    np.testing.assert_array_equal(*found)
+    assert (found[0] != 0.25).mean() > 0.2
+
+
+# --- ranks that differ ---
+
+
+def different_numbers_of_validation_batches() -> None:
+    """Ranks with fewer are given empty ones: metrics and predictions are those of their own."""
+    losses = []
+    for placement in EITHER:
+        model, _ = big_model(placement)
+        own = dataset(1 + this_rank.rank(), 8, rows=5)
+        validation = tsps.callbacks.EqualSteps.for_evaluation(own)
+        same(int(validation.cardinality()))
+        history = model.fit(dataset(2, 7), epochs=2, verbose=0, validation_data=validation)
+        predicted = model.predict(validation, verbose=0)
+        assert len(predicted) == 5 * (1 + this_rank.rank())
+        losses.append([*history.history["val_loss"], model.evaluate(validation, verbose=0), *predicted.ravel()])
+        if placement == "replicated":  # whose ranks may each do as they like
+            np.testing.assert_allclose(model.evaluate(own, verbose=0), losses[-1][2], rtol=1e-6)
+    equal(losses[:1], losses[1:])
+
+
+def different_numbers_of_batches() -> None:
+    """A rank without a batch left takes part with weight 0."""
+    found = []
+    for placement in EITHER:
+        model, layers = big_model(placement)
+        equal_steps = tsps.callbacks.EqualSteps(dataset(2 + this_rank.rank(), 9))
+        model.fit(equal_steps.dataset, epochs=2, verbose=0, shuffle=False, callbacks=[equal_steps])
+        found.append([rows_of(layer) for layer in layers])
+    equal(*found)
+
+
+# --- refused, and said ---
+
+
+def what_cannot_be_is_refused_on_all_ranks() -> None:
+    model, (layer, *_) = big_model(Sharded())
+    with pytest.raises(UnsupportedError, match="topology='flat'"):
+        tsps.DistributedOptimizer("sgd", topology="flat").build(model.trainable_variables)
+    with pytest.raises(Exception, match="cannot be looked up in a function of a tf"):
+        dataset(1, 1).map(lambda x, y: (layer(x), y))
+    with pytest.raises(Exception, match="jit_compile=False"):
+        tf.function(layer, jit_compile=True)(tf.ones([1], tf.int64))
+
+
+def a_step_that_is_refused_leaves_look_ups_as_they_were() -> None:
+    model, _ = big_model(Sharded())
+    x, y = data(1, 4)
+    model.train_on_batch(x, y)
+    before = model.predict(x, verbose=0)
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+            model.train_on_batch(x, y * np.float32("nan") if this_rank.rank() == 1 else y)
+        np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+    model.train_on_batch(x, y)
+    assert (model.predict(x, verbose=0) != before).any()
+
+
+def nodes_say_what_they_have() -> None:
+    model, layers = big_model(Sharded())
+    model.fit(dataset(4, 1), verbose=0)
+    found = model.optimizer.statistics()
+    bindings = [
+        b
+        for layer in (*layers, *(one for one in model.layers if isinstance(one, tsps.EmbeddingCollection)))
+        for b in layer.bindings
+        if layer.trainable
+    ]
+    here = sum(len(b.reader()) for b in bindings if b.placement == "sharded")
+    assert found["sharded_rows"] == here > 0
+    assert found["sharded_bytes"] > 0
+    assert 1 <= found["sharded_max_over_mean"] <= len(tsps.job.current().leaders)
+    same(found["sharded_max_over_mean"])
+
+
+SCENARIOS = (
+    all_layers_train_as_replicated_ones,
+    several_steps_at_once_and_eager_ones_give_the_same,
+    ragged_and_sparse_ids,
+    a_narrow_pull_rounds_all_rows_alike,
+    a_copy_of_a_model_has_shards_of_its_own,
+    look_ups_in_control_flow,
+    a_function_that_is_traced_anew_and_another_one,
+    many_look_ups_in_flight,
+    looking_ahead_changes_no_number,
+    different_numbers_of_validation_batches,
+    different_numbers_of_batches,
+    what_cannot_be_is_refused_on_all_ranks,
+    a_step_that_is_refused_leaves_look_ups_as_they_were,
+    nodes_say_what_they_have,
+)
+
+
+def main() -> None:
+    """All ranks go through all scenarios."""
+    if this_rank.number() == 1:  # whatever waits must not hold the only thread
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    this_rank.init()
+    for scenario in SCENARIOS:
+        if sys.argv[1] == "all" or scenario.__name__ in sys.argv[1].split(","):
+            print(f"rank {this_rank.rank()}: {scenario.__name__}", flush=True)  # shown when the test times out
+            scenario()
+    tsps.collectives.current().barrier("test.end")
+    print("rank is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Sharded tables beside a replicated one give the numbers of the reference, whatever their settings are together.
+
+One launch for each number of nodes and ranks does all the work; the tests look at what it left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import batches
+import mode_a
+import numpy as np
+import pytest
+from launch import launched
+from mode_a import Simulation, SparseBatch, rounded
+from sharded_cases import CASES, DAILY, LAYOUTS, NIGHTLY, ON_DISK, ROUNDS_PULLS, SETTINGS, SHARDED, STEPS, name_of
+from simulation import RARE, TOLERANCE, Results, results_in
+
+from tf_sparse_ps import _table
+
+Case = dict[str, Any]
+TABLES = range(len(batches.DIMS))
+
+
+def launch(cases: list[Case], control: str = "") -> Results:
+    """What the ranks of one layout left."""
+    kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
+    hosts, nodes = LAYOUTS[cases[0]["layout"]]
+    ranks = sum(map(len, nodes))
+    numbers = ",".join(str(CASES.index(case)) for case in cases)
+    with launched("sharded_numbers_program.py", numbers + control, hosts=hosts, ranks=ranks) as job:
+        status = job.wait()
+        assert status == 0, job.output[-20000:]
+        shutil.copytree(job.folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("disk"))
+    found = results_in(kept, ranks)
+    shutil.rmtree(kept)
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[str, Results]]:
+    """By layout, what was launched for a case of it."""
+    return {}
+
+
+def ranks_of(case: Case, results: dict[str, Results]) -> list[dict[str, np.ndarray]]:
+    """What the ranks of a case left."""
+    if name_of(case) not in results:
+        alike = DAILY if case in DAILY else NIGHTLY
+        results |= launch([one for one in alike if one["layout"] == case["layout"]])
+    return results[name_of(case)]
+
+
+def whole(case: Case, ranks: list[dict[str, np.ndarray]], t: int) -> np.ndarray:
+    """A table's rows of all keys, each from the node that has it."""
+    _, nodes = LAYOUTS[case["layout"]]
+    if not SHARDED[t]:
+        return ranks[0][f"rows{t}"]
+    owners = _table.owners(batches.all_keys(t), len(nodes))
+    of_nodes = np.stack([ranks[node[0]][f"rows{t}"] for node in nodes])
+    return of_nodes[owners, np.arange(len(owners))]
+
+
+def reference(case: Case, first: dict[str, np.ndarray]) -> Simulation:
+    """The reference's state after the steps."""
+    _, nodes = LAYOUTS[case["layout"]]
+    kind = case["optimizer"]
+    job = Simulation(
+        batches.first_dense(),
+        [dict(zip(batches.all_keys(t).tolist(), first[f"first{t}"], strict=True)) for t in TABLES],
+        kind,
+        case["reduction"],
+        batches.RATES[kind],
+        nodes,
+        case["push"],
+        [case["dtype"] if SHARDED[t] else "float32" for t in TABLES],
+        [case["pull"] if ROUNDS_PULLS[t] else "float32" for t in TABLES],
+    )
+    for step in range(STEPS):
+        dense, sparse = [], []
+        for rank in range(sum(map(len, nodes))):
+            one = batches.batch(step, rank)
+            dense.append([w - target for w, target in zip(job.dense, one.dense_targets, strict=True)])
+            seen = [job.seen(t, ids) if len(ids) else ids for t, ids in enumerate(one.ids)]
+            sparse.append(
+                [SparseBatch(ids, seen[t] - one.targets[t]) if len(ids) else None for t, ids in enumerate(one.ids)]
+            )
+        job.train(dense, sparse)
+    return job
+
+
+def errors(case: Case, ranks: list[dict[str, np.ndarray]], job: Simulation) -> np.ndarray:
+    """Of every element of the tables, relative to the largest weight of its table."""
+    each = []
+    for t in TABLES:
+        expected = job.rows(t, batches.all_keys(t))
+        each.append(np.abs(whole(case, ranks, t) - expected).ravel() / np.abs(expected).max())
+    return np.concatenate(each)
+
+
+def narrow(case: Case) -> bool:
+    """Whether something is rounded to 16 bits: where a last bit differs, that may go the other way, now and then."""
+    return any(case[one] != "float32" for one in ("dtype", "push", "pull"))
+
+
+def expect(case: Case, ranks: list[dict[str, np.ndarray]]) -> None:
+    """See the tests."""
+    _, nodes = LAYOUTS[case["layout"]]
+    job = reference(case, ranks[0])
+    found = errors(case, ranks, job)
+    tolerance = TOLERANCE[case["optimizer"]]
+    beyond = float(np.mean(found > tolerance))
+    print(f"{name_of(case)}: {found.max():.2e} of the largest weight, {beyond:.1%} beyond {tolerance}")
+    assert found.max() <= (0.02 if narrow(case) else tolerance)
+    assert beyond <= (RARE if narrow(case) else 0)
+    for i, expected in enumerate(job.dense):
+        assert np.abs(ranks[0][f"dense{i}"] - expected).max() <= tolerance * np.abs(expected).max()
+    for t in TABLES:
+        seen = rounded(whole(case, ranks, t), job.pull_wires[t])
+        for rank in ranks:
+            np.testing.assert_array_equal(rank[f"seen{t}"], seen)
+            np.testing.assert_array_equal(rank[f"first{t}"], ranks[0][f"first{t}"])
+    # Every key is on one node: its owner, if the table is sharded, and all, if not.
+    for t in TABLES:
+        keys = [ranks[node[0]][f"keys{t}"] for node in nodes]
+        if SHARDED[t]:
+            for number, own in enumerate(keys):
+                assert (_table.owners(own, len(nodes)) == number).all()
+            every = np.concatenate(keys)
+            assert len(every) == len(np.unique(every)) > 0
+        else:
+            assert all(np.array_equal(own, keys[0]) for own in keys)
+    for t in TABLES:
+        if case["storage"] == "tiered" and ON_DISK[t]:
+            assert all(rank[f"on_disk{t}"] > 500 for rank in ranks)
+    rows = [ranks[node[0]]["statistic_sharded_rows"] for node in nodes]
+    if case["storage"] == "memory":
+        assert sum(rows) == sum(len(ranks[node[0]][f"keys{t}"]) for node in nodes for t in TABLES if SHARDED[t])
+    assert all(rank["statistic_sharded_bytes"] > 0 for rank in ranks)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name_of(case)) for case in DAILY])
+def test_rows_are_those_of_the_reference(case: Case, results: dict[str, Results]) -> None:
+    expect(case, ranks_of(case, results))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", [pytest.param(case, id=name_of(case)) for case in NIGHTLY])
+def test_rows_of_every_pair_of_settings_are_those_of_the_reference(case: Case, results: dict[str, Results]) -> None:
+    expect(case, ranks_of(case, results))
+
+
+def exact(reduction: str) -> Case:
+    """One of every day whose numbers are not rounded, or the least."""
+    found = [case for case in DAILY if case["reduction"] == reduction]
+    return min(found, key=lambda case: sum(case[one] != "float32" for one in ("dtype", "push", "pull")))
+
+
+def test_keys_that_count_once_per_call_would_be_noticed(
+    results: dict[str, Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if keys were not merged before the exchange."""
+    case = exact("frequency")
+    ranks = ranks_of(case, results)
+    plain = mode_a.reduce_sparse
+
+    def per_occurrence(own: Any, reduction: str, senders: Any, wire: str) -> dict[int, np.ndarray]:
+        summed = plain(own, "sum", senders, wire)
+        counts = counted.pop(0)
+        return {key: total / np.float32(counts[key]) for key, total in summed.items()}
+
+    counted: list[dict[int, int]] = []
+    sums = mode_a.local_sums
+
+    def counting(batch: SparseBatch) -> dict[int, np.ndarray]:
+        ids = batch.ids
+        for part in (ids[: len(ids) // 2], ids[len(ids) // 2 :]):
+            for key in np.unique(part).tolist():
+                current[key] = current.get(key, 0) + 1
+        return sums(batch)
+
+    current: dict[int, int] = {}
+
+    def reduce(own: Any, reduction: str, senders: Any, wire: str) -> dict[int, np.ndarray]:
+        counted.append(dict(current))
+        current.clear()
+        return per_occurrence(own, reduction, senders, wire)
+
+    monkeypatch.setattr(mode_a, "local_sums", counting)
+    monkeypatch.setattr(mode_a, "reduce_sparse", reduce)
+    assert np.mean(errors(case, ranks, reference(case, ranks[0])) > TOLERANCE[case["optimizer"]]) > 5 * RARE
+
+
+def test_a_key_that_has_the_last_nodes_gradient_alone_would_be_noticed(
+    results: dict[str, Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if keys were not merged after the exchange."""
+    case = exact("sum")
+    ranks = ranks_of(case, results)
+
+    def last(parts: Any) -> dict[int, np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+        for own in parts:
+            found |= own
+        return found
+
+    plain = mode_a.add_up
+    nodes = len(LAYOUTS[case["layout"]][1])
+    monkeypatch.setattr(mode_a, "add_up", lambda parts: (last if len(parts) == nodes else plain)(parts))
+    assert np.mean(errors(case, ranks, reference(case, ranks[0])) > TOLERANCE[case["optimizer"]]) > 5 * RARE
+
+
+@pytest.mark.nightly
+def test_without_merging_before_the_exchange_the_reference_is_missed() -> None:
+    case = exact("frequency")
+    ranks = launch([case], "-repeated")[name_of(case)]
+    assert np.mean(errors(case, ranks, reference(case, ranks[0])) > TOLERANCE[case["optimizer"]]) > 5 * RARE
+
+
+def test_every_two_values_meet() -> None:
+    for a, b in itertools.combinations(SETTINGS, 2):
+        assert {(case[a], case[b]) for case in CASES} == set(itertools.product(SETTINGS[a], SETTINGS[b]))
+    assert sorted(map(name_of, DAILY + NIGHTLY)) == sorted(map(name_of, CASES))
+    for name, values in SETTINGS.items():
+        every_day = {case[name] for case in DAILY}
+        assert every_day == ({"2x2", "3x1"} if name == "layout" else set(values)), name

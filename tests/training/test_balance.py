@@ -1,0 +1,86 @@
+"""How evenly sharded tables lie on machines is compared over all, and said where it is more than chance."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from typing import Any
+
+import pytest
+
+from tf_sparse_ps.training.balance import Balance, Shards
+
+
+@pytest.mark.parametrize(
+    ("rows", "ratio", "uneven"),
+    [
+        ((), 1.0, False),
+        ((0, 0), 1.0, False),
+        ((1000, 1000), 1.0, False),
+        ((1200, 1000, 800), 1.2, False),
+        ((1300, 900, 800), 1.3, True),
+        ((130, 90, 80), 1.3, False),
+        ((9000, 0, 0), 3.0, True),
+    ],
+)
+def test_more_than_a_fifth_above_the_mean_is_uneven_unless_there_are_few_rows(
+    rows: tuple[int, ...], ratio: float, uneven: bool
+) -> None:
+    one = Shards("t", rows, rows)
+    assert one.max_over_mean == pytest.approx(ratio)
+    assert one.uneven == uneven
+
+
+class Table(types.SimpleNamespace):
+    """What a binding is asked for; it can be referred to weakly."""
+
+
+def table(ordinal: int, rows: int, placement: str = "sharded") -> Any:
+    stats = {"rows": rows, "bytes": 100 * rows, "bytes_on_disk": rows}
+    reader = types.SimpleNamespace(stats=lambda: stats)
+    config = types.SimpleNamespace(name=f"t{ordinal}")
+    return Table(ordinal=ordinal, placement=placement, config=config, reader=lambda: reader)
+
+
+def job(others: list[dict[int, tuple[int, int]]], *, rank: int = 0) -> Any:
+    """Of a rank of a node of two; each of the others is a node of two ranks."""
+
+    def gather(own: Any, name: str) -> list[Any]:
+        assert name == "tsps.balance"
+        return [own, {}, *(one for other in others for one in (other, {}))]
+
+    leaders = [2 * node for node in range(len(others) + 1)]
+    ranks = types.SimpleNamespace(allgather_object=gather)
+    return types.SimpleNamespace(is_leader=rank in leaders, leaders=leaders, rank=rank, collectives=ranks)
+
+
+def test_rank_0_warns_of_the_table_that_lies_unevenly() -> None:
+    balance, tables = Balance(), [table(0, 2000), table(1, 500), table(2, 7, "replicated")]
+    with pytest.warns(UserWarning, match=r"sharded table 't1' lies unevenly.*500, 2500 rows.* 1\.67 times") as found:
+        balance.add(job([{0: (2100, 0), 1: (2500, 0)}]), tables)
+    assert len(found) == 1
+    statistics = balance.statistics()
+    assert statistics["sharded_rows"] == 2500
+    assert statistics["sharded_bytes"] == 101 * 2500
+    assert statistics["sharded_max_over_mean"] == pytest.approx(5 / 3)
+
+
+def test_other_ranks_and_jobs_without_sharded_tables_say_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lonely = Balance()
+        lonely.add(job([{}]), [table(0, 10**6, "replicated")])
+        lonely.compare()
+        assert lonely.statistics() == {"sharded_rows": 0, "sharded_bytes": 0, "sharded_max_over_mean": 1}
+        other = Balance()
+        other.add(job([{0: (1, 0)}], rank=1), [one := table(0, 10**6)])
+        assert one.placement == "sharded"
+
+
+def test_a_table_that_a_node_has_dropped_is_left_out() -> None:
+    balance, tables = Balance(), [table(0, 2000), table(1, 5000)]
+    balance.add(job([{0: (2000, 0)}]), tables)
+    assert balance.statistics()["sharded_max_over_mean"] == 1
+    del tables[1]
+    balance.compare()
+    assert balance.statistics()["sharded_rows"] == 2000
