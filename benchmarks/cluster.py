@@ -34,6 +34,8 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hierarchical": ("shared", {}),
     "tensorflow": ("shared", {"collectives": "tensorflow"}),
     "hierarchical-bfloat16": ("shared", {"wire": "bfloat16"}),
+    "sharded": ("shared --sharded float32", {}),
+    "sharded-bfloat16": ("shared --sharded bfloat16", {"wire": "bfloat16"}),
     "replicated": ("replicated", {}),
     "dense-only": ("shared --dense-only", {}),
 }

@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=("shared", "replicated"), required=True)
     parser.add_argument("--dense-only", action="store_true", help="rows that cost nothing instead of the table")
+    parser.add_argument("--sharded", metavar="WIRE", help="rows are spread over the hosts; looked up, they travel so")
     parser.add_argument("--optimizer", type=json.loads, default={}, help="of DistributedOptimizer, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -64,7 +65,7 @@ def main() -> None:
     )
 
     shared, with_table = options.kind == "shared", not options.dense_only
-    work = _ours(with_table, options.optimizer) if shared else _replicated(rows, with_table)
+    work = _ours(with_table, options.sharded, options.optimizer) if shared else _replicated(rows, with_table)
     labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
     following = Cycle(
         [
@@ -189,11 +190,13 @@ def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
 
-def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
+def _ours(with_table: bool, sharded: str | None, options: dict[str, Any]) -> _Work:
     import tf_sparse_ps as tsps
+    from tf_sparse_ps.config.placement import Sharded
 
     ranks = tsps.init()
-    model = _model(tsps.Embedding(None, DIM) if with_table else _NoTable())
+    placement = Sharded(wire=sharded) if sharded else "replicated"
+    model = _model(tsps.Embedding(None, DIM, placement=placement) if with_table else _NoTable())
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 
     @tf.function(reduce_retracing=True)
