@@ -171,7 +171,7 @@ std::vector<Op> Ops() {
       {"TspsRingPut",
        true,
        NoOutputs,
-       {tables},
+       {tables, "owners: int >= 1"},
        {"path: string", "buffers: uint8", "round: int64"},
        {}},
       {"TspsRingPrepare",

@@ -45,7 +45,7 @@ TEST(WireBuffersTest, RoundsOfOneSizeUseTheMemoryOfTheFirst) {
     std::vector<uint8_t> wire;
     Send(10, n, 0, &wire);
     Send(20, n, 1, &wire);
-    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, executor).ok());
+    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/1, executor).ok());
     ASSERT_EQ(buffers.tables().size(), 1u);
     const TableSets& table = buffers.tables().front();
     ASSERT_EQ(table.sets.size(), 2u);
@@ -63,7 +63,7 @@ TEST(WireBuffersTest, RoundsMayGrowAndHaveOtherSenders) {
     const size_t n = 30u * static_cast<size_t>(senders);
     std::vector<uint8_t> wire;
     for (int s = 0; s < senders; ++s) Send(s, n, s, &wire);
-    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, executor).ok());
+    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/1, executor).ok());
     const std::vector<GradientSet>& sets = buffers.tables().front().sets;
     ASSERT_EQ(sets.size(), static_cast<size_t>(senders));
     for (int s = 0; s < senders; ++s) ExpectSet(sets[static_cast<size_t>(s)], s, n, s);
@@ -75,7 +75,7 @@ TEST(WireBuffersTest, RefusesSendersWithOtherTables) {
   WireBuffers buffers;
   std::vector<uint8_t> wire;
   Send(0, 3, 0, &wire);
-  const Status status = buffers.Unpack(wire.data(), wire.size(), 2, executor);
+  const Status status = buffers.Unpack(wire.data(), wire.size(), 2, /*splits=*/1, executor);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_EQ(status.message(), "sender 0 sent gradients of 1 tables. Expected: 2");
 }
