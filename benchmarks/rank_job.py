@@ -34,6 +34,7 @@ class _Work:
     Attributes:
         step: trains on ids: int64[batch, FIELDS] and labels: float32[batch, 1].
         gather: every rank's numbers, in rank order; a barrier, too.
+        table_rows: how many this rank's host has of the table; None: there is no table of ours.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class _Work:
     size: int
     step: Callable[..., Any]
     gather: Callable[[list[int]], list[list[int]]]
+    table_rows: Callable[[], int] | None = None
 
 
 def main() -> None:
@@ -95,6 +97,7 @@ def main() -> None:
         train()
     spans = _spans(options.record, lambda: work.step(*following())) if options.record else None
     pss = sum(one for (one,) in work.gather([_pss()]))
+    held = work.gather([work.local_rank, work.table_rows()]) if work.table_rows else []
     if work.rank == 0:
         median = statistics.median(times)
         figures: dict[str, Any] = {
@@ -103,6 +106,8 @@ def main() -> None:
             "pss_mib": pss / 2**20,
             "first_step_s": first_step_s,
         }
+        if held:
+            figures["rows"] = [rows for local_rank, rows in held if local_rank == 0]
         if spans is not None:
             figures["spans"] = spans
         if idle is not None:
@@ -196,7 +201,8 @@ def _ours(with_table: bool, sharded: str | None, options: dict[str, Any]) -> _Wo
 
     ranks = tsps.init()
     placement = Sharded(wire=sharded) if sharded else "replicated"
-    model = _model(tsps.Embedding(None, DIM, placement=placement) if with_table else _NoTable())
+    layer = tsps.Embedding(None, DIM, placement=placement) if with_table else _NoTable()
+    model = _model(layer)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 
     @tf.function(reduce_retracing=True)
@@ -207,7 +213,12 @@ def _ours(with_table: bool, sharded: str | None, options: dict[str, Any]) -> _Wo
         optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
     return _Work(
-        ranks.rank, ranks.local_rank, ranks.size, step, lambda numbers: ranks.allgather_object(numbers, "bench.numbers")
+        ranks.rank,
+        ranks.local_rank,
+        ranks.size,
+        step,
+        lambda numbers: ranks.allgather_object(numbers, "bench.numbers"),
+        (lambda: len(layer.bindings[0].reader())) if with_table else None,
     )
 
 
