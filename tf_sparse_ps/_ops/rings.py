@@ -330,9 +330,7 @@ def ring_take(
     return buffer, splits
 
 
-def ring_put(
-    path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int, owners: int = 1
-) -> tf.Operation | None:
+def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int, owners: int = 1) -> tf.Operation | None:
     """Reduces what the nodes have packed of one round, in their order, and lets the leader have it.
 
     Args:
