@@ -11,7 +11,7 @@ namespace {
 
 // One sender's gradients of a table of width 2: keys from `first` on, a row's floats being its key
 // (exact in bfloat16 up to 256) and `sender`.
-void Send(int64_t first, size_t n, int sender, std::vector<uint8_t>* wire) {
+void Send(int64_t first, size_t n, int sender, std::vector<uint8_t>* wire, size_t splits = 1) {
   std::vector<int64_t> keys;
   std::vector<float> rows;
   for (size_t i = 0; i < n; ++i) {
@@ -23,7 +23,7 @@ void Send(int64_t first, size_t n, int sender, std::vector<uint8_t>* wire) {
                                          WireType::kBfloat16, executor);
   ASSERT_TRUE(packer.ok()) << packer.status().message();
   const size_t begin = wire->size();
-  wire->resize(begin + PaddedBytes(packer->bytes()));
+  wire->resize(begin + PaddedBytes(packer->bytes(), splits));
   packer->Write(wire->data() + begin, wire->size() - begin, executor);
 }
 
@@ -68,6 +68,24 @@ TEST(WireBuffersTest, RoundsMayGrowAndHaveOtherSenders) {
     ASSERT_EQ(sets.size(), static_cast<size_t>(senders));
     for (int s = 0; s < senders; ++s) ExpectSet(sets[static_cast<size_t>(s)], s, n, s);
   }
+}
+
+TEST(WireBuffersTest, SplitsOfAllToAllsAreFoundWhereTheyEnd) {
+  SerialExecutor executor;
+  WireBuffers buffers;
+  const std::vector<size_t> sizes = {4321, 1, 5000, 0, 4097};  // large ones are not padded
+  std::vector<uint8_t> wire;
+  for (size_t s = 0; s < sizes.size(); ++s) Send(0, sizes[s], static_cast<int>(s), &wire, 3);
+  ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/3, executor).ok());
+  const std::vector<GradientSet>& sets = buffers.tables().front().sets;
+  ASSERT_EQ(sets.size(), sizes.size());
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    ASSERT_EQ(sets[s].n, sizes[s]);
+    if (sizes[s] == 0) continue;
+    EXPECT_EQ(sets[s].keys[sizes[s] - 1], static_cast<int64_t>(sizes[s] - 1));
+    EXPECT_EQ(sets[s].rows[2 * sizes[s] - 1], static_cast<float>(s));
+  }
+  EXPECT_FALSE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/1, executor).ok());
 }
 
 TEST(WireBuffersTest, RefusesSendersWithOtherTables) {
