@@ -200,7 +200,7 @@ def _ours(with_table: bool, sharded: str | None, options: dict[str, Any]) -> _Wo
     from tf_sparse_ps.config.placement import Sharded
 
     ranks = tsps.init()
-    placement = Sharded(wire=sharded) if sharded else "replicated"
+    placement: Any = Sharded(wire=sharded) if sharded else "replicated"
     layer = tsps.Embedding(None, DIM, placement=placement) if with_table else _NoTable()
     model = _model(layer)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
