@@ -70,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
         "--variant",
         action="append",
         metavar="NAME[:OPTION=VALUE,...]",
-        help="flat, hierarchical, tensorflow, hierarchical-bfloat16, replicated, dense-only, or any name with options "
-        f"of DistributedOptimizer, say mine:wire=float16; may be repeated; the first one is the peer (default: "
-        f"{', '.join(defaults.variants)})",
+        help="flat, hierarchical, tensorflow, hierarchical-bfloat16, sharded, sharded-bfloat16, replicated, "
+        "dense-only, or any name with options of DistributedOptimizer, say mine:wire=float16; may be repeated; the "
+        f"first one is the peer (default: {', '.join(defaults.variants)})",
     )
     arguments = parser.parse_args(argv)
     variants = tuple(arguments.variant or defaults.variants)

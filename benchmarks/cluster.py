@@ -10,6 +10,8 @@ TensorFlow, which asks nothing; all others are Horovod's.
 Bytes are those of packets as they leave a host, up to 64 KiB each with one header; an Ethernet of 1,500 bytes per
 packet carries about 5 % more. The time's floor is the raw bytes of the busiest host and direction, divided by the rate.
 
+At the end the rows are counted that each host has of the table: all of them, or, of the variants "sharded", its share.
+
 All hosts share this machine's processors, and each rank has one thread if there are as many ranks as threads: what a
 step takes above its floor says nothing about hosts with processors of their own.
 """
@@ -34,6 +36,8 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hierarchical": ("shared", {}),
     "tensorflow": ("shared", {"collectives": "tensorflow"}),
     "hierarchical-bfloat16": ("shared", {"wire": "bfloat16"}),
+    "sharded": ("shared --sharded float32", {}),
+    "sharded-bfloat16": ("shared --sharded bfloat16", {"wire": "bfloat16"}),
     "replicated": ("replicated", {}),
     "dense-only": ("shared --dense-only", {}),
 }
@@ -118,6 +122,8 @@ _UNITS = {
     "received": "MB",
     "sent, idle included": "MB",
     "idle, sent per second": "MB",
+    "rows per host": "",
+    "rows of the fullest host above the mean": "%",
 }
 
 
@@ -130,7 +136,9 @@ def _report(
     for figure, unit in _UNITS.items():
         if count == 1 and figure != "step":
             continue  # nothing leaves the host
-        blocks = {name: [job[figure] for job in found] for name, found in figures.items()}
+        blocks = {name: [job[figure] for job in found] for name, found in figures.items() if figure in found[0]}
+        if not blocks:
+            continue  # no variant has a table of ours
         for result in harness.summarize("cluster", f"{case}: {figure}", blocks, peer=next(iter(blocks)), unit=unit):
             results.append(dataclasses.replace(result, parameters={**parameters, "figure": figure}))
     return results
@@ -157,7 +165,7 @@ def per_step(figures: dict[str, Any], mbit_per_s: float) -> dict[str, float]:
     """The report's figures from those of rank_job: milliseconds and 10^6 bytes, means over the hosts.
 
     Args:
-        figures: with "steps", "step_ms", and "idle" and "busy" as counted.
+        figures: with "steps", "step_ms", "idle" and "busy" as counted, and "rows" if hosts have a table of ours.
         mbit_per_s: the rate of a host.
     """
     idle, busy, steps = figures["idle"], figures["busy"], figures["steps"]
@@ -169,6 +177,11 @@ def per_step(figures: dict[str, Any], mbit_per_s: float) -> dict[str, float]:
         unasked = sum(idle[direction]) / idle["seconds"] * max(0.0, busy["seconds"] - full)
         return max(0.0, sum(busy[direction]) - unasked) / number / steps / 1e6
 
+    rows = figures.get("rows")
+    held = {}
+    if rows:
+        mean = sum(rows) / len(rows)
+        held = {"rows per host": mean, "rows of the fullest host above the mean": (max(rows) / mean - 1) * 100}
     return {
         "step": figures["step_ms"],
         "floor": full / steps * 1e3,
@@ -176,4 +189,5 @@ def per_step(figures: dict[str, Any], mbit_per_s: float) -> dict[str, float]:
         "received": net("received"),
         "sent, idle included": sum(busy["sent"]) / number / steps / 1e6,
         "idle, sent per second": sum(idle["sent"]) / idle["seconds"] / number / 1e6,
+        **held,
     }

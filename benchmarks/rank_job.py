@@ -34,6 +34,7 @@ class _Work:
     Attributes:
         step: trains on ids: int64[batch, FIELDS] and labels: float32[batch, 1].
         gather: every rank's numbers, in rank order; a barrier, too.
+        table_rows: how many this rank's host has of the table; None: there is no table of ours.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class _Work:
     size: int
     step: Callable[..., Any]
     gather: Callable[[list[int]], list[list[int]]]
+    table_rows: Callable[[], int] | None = None
 
 
 def main() -> None:
@@ -48,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=("shared", "replicated"), required=True)
     parser.add_argument("--dense-only", action="store_true", help="rows that cost nothing instead of the table")
+    parser.add_argument("--sharded", metavar="WIRE", help="rows are spread over the hosts; looked up, they travel so")
     parser.add_argument("--optimizer", type=json.loads, default={}, help="of DistributedOptimizer, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -64,7 +67,7 @@ def main() -> None:
     )
 
     shared, with_table = options.kind == "shared", not options.dense_only
-    work = _ours(with_table, options.optimizer) if shared else _replicated(rows, with_table)
+    work = _ours(with_table, options.sharded, options.optimizer) if shared else _replicated(rows, with_table)
     labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
     following = Cycle(
         [
@@ -94,6 +97,7 @@ def main() -> None:
         train()
     spans = _spans(options.record, lambda: work.step(*following())) if options.record else None
     pss = sum(one for (one,) in work.gather([_pss()]))
+    held = work.gather([work.local_rank, work.table_rows()]) if work.table_rows else []
     if work.rank == 0:
         median = statistics.median(times)
         figures: dict[str, Any] = {
@@ -102,6 +106,8 @@ def main() -> None:
             "pss_mib": pss / 2**20,
             "first_step_s": first_step_s,
         }
+        if held:
+            figures["rows"] = [rows for local_rank, rows in held if local_rank == 0]
         if spans is not None:
             figures["spans"] = spans
         if idle is not None:
@@ -189,11 +195,14 @@ def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
 
-def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
+def _ours(with_table: bool, sharded: str | None, options: dict[str, Any]) -> _Work:
     import tf_sparse_ps as tsps
+    from tf_sparse_ps.config.placement import Sharded
 
     ranks = tsps.init()
-    model = _model(tsps.Embedding(None, DIM) if with_table else _NoTable())
+    placement: Any = Sharded(wire=sharded) if sharded else "replicated"
+    layer = tsps.Embedding(None, DIM, placement=placement) if with_table else _NoTable()
+    model = _model(layer)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 
     @tf.function(reduce_retracing=True)
@@ -204,7 +213,12 @@ def _ours(with_table: bool, options: dict[str, Any]) -> _Work:
         optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
     return _Work(
-        ranks.rank, ranks.local_rank, ranks.size, step, lambda numbers: ranks.allgather_object(numbers, "bench.numbers")
+        ranks.rank,
+        ranks.local_rank,
+        ranks.size,
+        step,
+        lambda numbers: ranks.allgather_object(numbers, "bench.numbers"),
+        (lambda: len(layer.bindings[0].reader())) if with_table else None,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import step_model
 from benchmarks.step_model import Cluster, Costs, Job
 
-METHODS = ("flat", "hierarchical", "hierarchical-bfloat16", "sharded")
+METHODS = ("flat", "hierarchical", "hierarchical-bfloat16", "sharded", "sharded-bfloat16")
 NODES = tuple(2**exponent for exponent in range(11))
 # `python -m benchmarks cluster --hosts 1 --ranks-per-host 1,2,4 --variant flat --blocks 6`, two cores of an AMD EPYC:
 # 19.7, 67.1 and 127 ms, which these explain as 20.8, 57.3 and 133.
@@ -106,12 +106,13 @@ def curve(job: Job, cluster: Cluster, costs: Costs, *, delayed: bool = False) ->
         job: what is trained.
         cluster: of one node; the number of nodes is replaced.
         costs: of work on one core.
-        delayed: under `DelayedGlobal`.
+        delayed: under `DelayedGlobal`, which refuses sharded tables.
     """
     points = []
+    methods = [method for method in METHODS if not (delayed and method.startswith("sharded"))]
     for nodes in NODES:
         here = dataclasses.replace(cluster, nodes=nodes)
-        for method in METHODS:
+        for method in methods:
             found = step_model.step_time(method, job, here, costs)
             time = found.delayed if delayed else found.total
             points.append(Point(method, nodes, step_model.sent_bytes(method, job, here), time))
@@ -120,12 +121,13 @@ def curve(job: Job, cluster: Cluster, costs: Costs, *, delayed: bool = False) ->
 
 def table(points: Sequence[Point], job: Job, cluster: Cluster) -> str:
     """The curve as Markdown, with the distinct keys of a rank, a node and the cluster."""
-    heads = [f"{method} {unit}" for unit in ("MB", "ms") for method in METHODS]
+    methods = list(dict.fromkeys(point.method for point in points))
+    heads = [f"{method} {unit}" for unit in ("MB", "ms") for method in methods]
     lines = [f"| nodes | keys of all | {' | '.join(heads)} |", "|---:|---:|" + "---:|" * len(heads)]
     for nodes in NODES:
         at = {point.method: point for point in points if point.nodes == nodes}
-        sizes = [_number(at[method].sent_bytes / 1e6) for method in METHODS]
-        times = [_number(at[method].step_ms) for method in METHODS]
+        sizes = [_number(at[method].sent_bytes / 1e6) for method in methods]
+        times = [_number(at[method].step_ms) for method in methods]
         keys = job.distinct(nodes * cluster.ranks_per_node)
         lines.append(f"| {nodes:,} | {keys:,.0f} | {' | '.join(sizes + times)} |")
     return "\n".join(lines)
@@ -139,7 +141,8 @@ def _inputs(job: Job, cluster: Cluster, costs: Costs) -> str:
         f"Nodes: {cluster.ranks_per_node} ranks, {cluster.cores} cores, {cluster.mbit_per_s:g} Mbit/s, "
         f"{cluster.threads} threads per rank, {cluster.latency_us:g} us per message.\n"
         f"Costs, of one core: {costs.rank_ms:.3g} ms per rank, {costs.copy_ns:.3g} ns per byte copied, "
-        f"{costs.merge_ns:.3g} ns per key merged, {costs.update_ns:.3g} ns per key updated.\n"
+        f"{costs.merge_ns:.3g} ns per key merged, {costs.update_ns:.3g} ns per key updated, {costs.pull_ns:.3g} ns per "
+        "key looked up in a sharded table.\n"
         "Below: MB (10^6 bytes) that a node sends per step, and milliseconds per step."
     )
 
@@ -152,13 +155,13 @@ def plot(points: Sequence[Point], cluster: Cluster, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    styles = dict(zip(METHODS, ("o-", "s-", "d-", "^--"), strict=True))
-    for method, style in styles.items():
+    styles = dict(zip(METHODS, ("o-", "s-", "d-", "^-", "v-"), strict=True))
+    for method in dict.fromkeys(point.method for point in points):
+        style = styles[method]
         mine = [point for point in points if point.method == method]
         several = [point for point in mine if point.nodes > 1]
-        label = f"{method} (no code yet)" if method == "sharded" else method
-        left.plot([p.nodes for p in several], [p.sent_bytes / 1e6 for p in several], style, label=label, markersize=4)
-        right.plot([p.nodes for p in mine], [p.step_ms for p in mine], style, label=label, markersize=4)
+        left.plot([p.nodes for p in several], [p.sent_bytes / 1e6 for p in several], style, label=method, markersize=4)
+        right.plot([p.nodes for p in mine], [p.step_ms for p in mine], style, label=method, markersize=4)
     left.set(title="sent per node and step", ylabel="MB")
     right.set(title=f"step, {cluster.ranks_per_node} ranks per node, {cluster.mbit_per_s:g} Mbit/s", ylabel="ms")
     for axes in (left, right):

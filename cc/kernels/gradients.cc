@@ -110,7 +110,7 @@ Status PackForEach(const KernelContext& context, int index, uint32_t receivers,
   int64_t size = 0;
   for (uint32_t receiver = 0; receiver < receivers; ++receiver) {
     TSPS_ASSIGN_OR_RETURN(WirePacker packer, WirePacker::Create(sets_of(receiver), type, executor));
-    const size_t bytes = PaddedBytes(packer.bytes());
+    const size_t bytes = PaddedBytes(packer.bytes(), receivers);
     if (bytes > INT32_MAX) {
       return Error(Code::kResourceExhausted, bytes, " bytes are for node ", receiver,
                    "; at most 2^31 - 1 can be sent at once");

@@ -64,7 +64,7 @@ Result<std::vector<WireReader>> OpenBuffers(const Tensor& buffers, uint32_t node
       return Error(Code::kInvalidArgument, "node ", readers.size(), " sent ", reader.n_tables(),
                    " tables. Expected: ", tables);
     }
-    at += PaddedBytes(reader.bytes());
+    at += PaddedBytes(reader.bytes(), nodes);
     readers.push_back(std::move(reader));
   }
   ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);

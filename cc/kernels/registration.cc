@@ -161,7 +161,7 @@ std::vector<OpDefinition> Ops() {
       {"TspsRingPut",
        true,
        NoOutputs,
-       {tables},
+       {tables, "owners: int >= 1"},
        {"path: string", "buffers: uint8", "round: int64"},
        {}},
       {"TspsRingPrepare",

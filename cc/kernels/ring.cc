@@ -113,6 +113,7 @@ class RingPutKernel {
  public:
   Status Init(const Attributes& attributes) {
     TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
+    TSPS_ASSIGN_OR_RETURN(owners_, attributes.Int("owners"));
     return Status();
   }
 
@@ -137,12 +138,13 @@ class RingPutKernel {
       }
       WireBuffers& received = owner->received();
       TSPS_RETURN_IF_ERROR(received.Unpack(buffers.data<const uint8_t>(), buffers.size(),
-                                           static_cast<size_t>(tables_), *executor));
+                                           static_cast<size_t>(tables_),
+                                           static_cast<size_t>(owners_), *executor));
       return exchange.Put(static_cast<uint32_t>(round), received.tables(), *executor);
     });
   }
 
-  int tables_ = 0;
+  int tables_ = 0, owners_ = 1;
 };
 
 class RingPrepareKernel {

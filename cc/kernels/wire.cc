@@ -56,7 +56,7 @@ class UnpackMergeKernel {
     const std::shared_ptr<Executor> executor = SharedExecutor();
     WireBuffers unpacked;
     TSPS_RETURN_IF_ERROR(unpacked.Unpack(buffers.data<const uint8_t>(), buffers.size(),
-                                         static_cast<size_t>(tables_), *executor));
+                                         static_cast<size_t>(tables_), /*splits=*/1, *executor));
     return MergeIntoOutputs(context, unpacked.tables(), reduction_, world_size, *executor);
   }
 

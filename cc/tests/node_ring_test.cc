@@ -97,7 +97,8 @@ void Step(NodeExchange& rank, size_t node, Allgather& ring, const RankGradients&
   std::vector<GradientSet> own;
   WireBuffers received;
   const auto put = [&](uint32_t round) {
-    check(received.Unpack(gathered[round].data(), gathered[round].size(), tables.size(), executor));
+    check(received.Unpack(gathered[round].data(), gathered[round].size(), tables.size(),
+                          /*splits=*/1, executor));
     check(rank.Put(round, received.tables(), executor));
   };
   for (uint32_t round = 0; round < rounds; ++round) {

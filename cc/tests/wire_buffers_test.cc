@@ -11,7 +11,7 @@ namespace {
 
 // One sender's gradients of a table of width 2: keys from `first` on, a row's floats being its key
 // (exact in bfloat16 up to 256) and `sender`.
-void Send(int64_t first, size_t n, int sender, std::vector<uint8_t>* wire) {
+void Send(int64_t first, size_t n, int sender, std::vector<uint8_t>* wire, size_t splits = 1) {
   std::vector<int64_t> keys;
   std::vector<float> rows;
   for (size_t i = 0; i < n; ++i) {
@@ -23,7 +23,7 @@ void Send(int64_t first, size_t n, int sender, std::vector<uint8_t>* wire) {
                                          WireType::kBfloat16, executor);
   ASSERT_TRUE(packer.ok()) << packer.status().message();
   const size_t begin = wire->size();
-  wire->resize(begin + PaddedBytes(packer->bytes()));
+  wire->resize(begin + PaddedBytes(packer->bytes(), splits));
   packer->Write(wire->data() + begin, wire->size() - begin, executor);
 }
 
@@ -45,7 +45,7 @@ TEST(WireBuffersTest, RoundsOfOneSizeUseTheMemoryOfTheFirst) {
     std::vector<uint8_t> wire;
     Send(10, n, 0, &wire);
     Send(20, n, 1, &wire);
-    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, executor).ok());
+    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/1, executor).ok());
     ASSERT_EQ(buffers.tables().size(), 1u);
     const TableSets& table = buffers.tables().front();
     ASSERT_EQ(table.sets.size(), 2u);
@@ -63,11 +63,29 @@ TEST(WireBuffersTest, RoundsMayGrowAndHaveOtherSenders) {
     const size_t n = 30u * static_cast<size_t>(senders);
     std::vector<uint8_t> wire;
     for (int s = 0; s < senders; ++s) Send(s, n, s, &wire);
-    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, executor).ok());
+    ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/1, executor).ok());
     const std::vector<GradientSet>& sets = buffers.tables().front().sets;
     ASSERT_EQ(sets.size(), static_cast<size_t>(senders));
     for (int s = 0; s < senders; ++s) ExpectSet(sets[static_cast<size_t>(s)], s, n, s);
   }
+}
+
+TEST(WireBuffersTest, SplitsOfAllToAllsAreFoundWhereTheyEnd) {
+  SerialExecutor executor;
+  WireBuffers buffers;
+  const std::vector<size_t> sizes = {4321, 1, 5000, 0, 4097};  // large ones are not padded
+  std::vector<uint8_t> wire;
+  for (size_t s = 0; s < sizes.size(); ++s) Send(0, sizes[s], static_cast<int>(s), &wire, 3);
+  ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/3, executor).ok());
+  const std::vector<GradientSet>& sets = buffers.tables().front().sets;
+  ASSERT_EQ(sets.size(), sizes.size());
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    ASSERT_EQ(sets[s].n, sizes[s]);
+    if (sizes[s] == 0) continue;
+    EXPECT_EQ(sets[s].keys[sizes[s] - 1], static_cast<int64_t>(sizes[s] - 1));
+    EXPECT_EQ(sets[s].rows[2 * sizes[s] - 1], static_cast<float>(s));
+  }
+  EXPECT_FALSE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/1, executor).ok());
 }
 
 TEST(WireBuffersTest, RefusesSendersWithOtherTables) {
@@ -75,7 +93,7 @@ TEST(WireBuffersTest, RefusesSendersWithOtherTables) {
   WireBuffers buffers;
   std::vector<uint8_t> wire;
   Send(0, 3, 0, &wire);
-  const Status status = buffers.Unpack(wire.data(), wire.size(), 2, executor);
+  const Status status = buffers.Unpack(wire.data(), wire.size(), 2, /*splits=*/1, executor);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_EQ(status.message(), "sender 0 sent gradients of 1 tables. Expected: 2");
 }

@@ -299,6 +299,17 @@ TEST(PaddedBytes, AreFewAndNotMuchMore) {
   }
 }
 
+TEST(PaddedBytes, OfLargeSplitsAreMultiplesOf64) {
+  size_t previous = 0;
+  for (size_t bytes = 0; bytes < 1 << 18; ++bytes) {
+    const size_t padded = PaddedBytes(bytes, 3);
+    ASSERT_GE(padded, previous);
+    ASSERT_EQ(PaddedBytes(padded, 3), padded);
+    ASSERT_EQ(padded, bytes < 16 << 10 ? PaddedBytes(bytes) : (bytes + 63) / 64 * 64) << bytes;
+    previous = padded;
+  }
+}
+
 // --- damage ---
 
 class WireDamage : public ::testing::TestWithParam<WireType> {

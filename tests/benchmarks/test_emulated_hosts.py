@@ -187,16 +187,19 @@ def test_cluster_suite_counts_the_bytes_that_the_model_expects(tmp_path: Path, n
     pytest.importorskip("horovod")
     command = [sys.executable, "-m", "benchmarks", "cluster", "--quick", "--json", str(tmp_path / "r.json")]
     command += ["--variant", "flat", "--variant", "dense-only", "--variant", "sum:sparse_reduction=sum"]
+    command += ["--variant", "sharded"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "r.json").read_text())["results"]
     sent = {r["variant"]: r["median"] * 1e6 for r in results if r["parameters"]["figure"] == "sent"}
     job = step_model.Job(rows=10_000, ids=256 * 26)
     where = step_model.Cluster(2, 1, 200.0)
-    for variant in ("flat", "dense-only"):
+    for variant in ("flat", "dense-only", "sharded"):
         assert sent[variant] == pytest.approx(step_model.sent_bytes(variant, job, where), rel=0.1)
     assert sent["sum"] == pytest.approx(sent["flat"], rel=0.1)
     assert {r["ratio"] for r in results if r["variant"] == "flat"} == {None}
+    rows = {r["variant"]: r["median"] for r in results if r["parameters"]["figure"] == "rows per host"}
+    assert rows == {"flat": 10_000, "sum": 10_000, "sharded": 5_000}
 
 
 def test_variants_are_names_with_options() -> None:
@@ -207,6 +210,8 @@ def test_variants_are_names_with_options() -> None:
         "horovod",
         "tensorflow",
     ]
+    sharded = cluster.Variant("sharded", "shared --sharded float32", {"sparse_reduction": "sum"})
+    assert cluster.Variant.parse("sharded:sparse_reduction=sum") == sharded
     parsed = cluster.Variant.parse("mine:topology=flat,collectives=horovod,x=3")
     assert parsed == cluster.Variant("mine", "shared", {"topology": "flat", "collectives": "horovod", "x": 3})
     for wrong in ("mine", "mine:topology", "mine:=flat", "replicated:topology=flat"):
@@ -231,3 +236,12 @@ def test_idle_traffic_is_subtracted_for_as_long_as_the_cable_was_not_full() -> N
     assert found["idle, sent per second"] == pytest.approx(0.2)
     assert found["floor"] == pytest.approx(200.0)
     assert found["step"] == 200.0
+    assert "rows per host" not in found
+
+
+def test_rows_of_hosts_are_reported_by_their_mean_and_the_fullest_host() -> None:
+    passed = {"seconds": 1.0, "sent": [0, 0, 0], "received": [0, 0, 0]}
+    figures = {"steps": 1, "step_ms": 1.0, "idle": passed, "busy": passed, "rows": [90, 100, 110]}
+    found = cluster.per_step(figures, mbit_per_s=100.0)
+    assert found["rows per host"] == 100
+    assert found["rows of the fullest host above the mean"] == pytest.approx(10)

@@ -48,7 +48,7 @@ def test_bytes_of_two_nodes_by_hand() -> None:
     assert sent("flat", four) == pytest.approx(dense[2] + 3 * U1 * (8 + 8))
     assert sent("replicated", four) == pytest.approx(dense[2] + 3 * 3 * (4 + 8))
     assert sent("hierarchical", four) == pytest.approx(dense[2] + 2 * 256)  # a padded buffer of each rank
-    assert sent("sharded", four) == pytest.approx(dense[2] + 1 / 2 * U2 * (8 + 8 + 8 + 4))
+    assert sent("sharded", four) == pytest.approx(dense[2] + 2 * 3 * 256)  # of each rank keys, rows and gradients
 
 
 def test_hierarchical_buffers_by_hand() -> None:
@@ -69,7 +69,7 @@ def test_time_of_many_rounds_is_that_of_what_takes_longest() -> None:
     assert bound_by_wire.exchange == pytest.approx(wire)
     merging = costs.merge_ns * 1e-6 * (job.distinct(1) + 3 * job.distinct(2) / 2)
     assert bound_by_wire.merge == pytest.approx(merging / step_model.rounds(job, slow))
-    assert bound_by_wire.latency == 2 * 5 + 2 * step_model.rounds(job, slow)
+    assert bound_by_wire.latency == 2 * 5 + 2 * step_model.rounds(job, slow) + 5
     bound_by_merging = step_model.step_time("hierarchical", job, fast, costs)
     assert bound_by_merging.merge > costs.merge_ns * 1e-6 * 3 * job.distinct(2) / 2
 
@@ -82,11 +82,69 @@ def test_key_bits_are_those_of_drawn_keys() -> None:
     assert step_model.key_bits(1.0) == 1.0
 
 
+def test_sharded_buffers_by_hand() -> None:
+    job, three = Job(rows=1_000_000, dim=64, ids=100_000, dense=0, exponent=0.0), Cluster(3, 2, 100.0)
+    assert step_model.rounds(job, three, owners=3) == int(job.distinct(1) * 264 / (exchange_window(3, 2, 3) / 2)) + 1
+    keys = job.distinct(2) / 6  # those of a rank's range that one of the nodes owns
+    bits = step_model.key_bits(keys / 1e6) + 8 / 128
+    pulled = 2 * 2 * (keys * (bits + 8 / 128) / 8 + 2 * 72 + keys * 256)
+    assert pulled <= step_model.pull_bytes(job, three, 4) < pulled * 1.005 + 2 * 2 * 4 * 64
+    rounds = step_model.rounds(job, three, owners=3)
+    bits = step_model.key_bits(keys / rounds / 1e6) + 1 + 2 * 8 / 128
+    pushed = 2 * 2 * (rounds * 72 + keys * (bits / 8 + 256))
+    assert pushed <= step_model.push_bytes(job, three, 4) < pushed + 2 * 2 * rounds * 2 * 64
+    parts = step_model.pull_bytes(job, three, 4) + step_model.push_bytes(job, three, 4)
+    assert step_model.sent_bytes("sharded", job, three) == parts
+    assert 0.50 < step_model.sent_bytes("sharded-bfloat16", job, three) / parts < 0.52
+
+
+def test_rounds_of_sharded_gradients_do_not_grow_with_the_nodes() -> None:
+    job = Job()
+    rounds = [step_model.rounds(job, Cluster(nodes, 2, 1e4), owners=nodes) for nodes in (2, 64, 1024)]
+    assert rounds == [3, 3, 3]
+    assert step_model.rounds(job, Cluster(1024, 2, 1e4)) > 30
+
+
+def test_time_of_sharded_by_hand() -> None:
+    costs = Costs(rank_ms=10.0, copy_ns=0.0, merge_ns=1e6, update_ns=2e6, pull_ns=3e6)
+    slow = Cluster(3, 2, mbit_per_s=0.008, cores=2, latency_us=1000)  # 1,000 bytes per second
+    everywhere = 4 * (1 - 0.75 ** (3 * 6))
+    time = step_model.step_time("sharded", TINY, slow, costs)
+    pulled = step_model.pull_bytes(TINY, slow, 4)
+    assert pulled == 2 * 2 * (256 + 256)
+    turns = 1 - 2.0**-4  # four connections, whose directions take turns
+    assert time.own == 10
+    assert time.pull == pytest.approx(3 * U1 + pulled / turns)
+    assert time.exchange == pytest.approx((step_model.sent_bytes("sharded", TINY, slow) - pulled) / turns)
+    assert time.merge == pytest.approx(U1 + U2 / 2)
+    assert time.update == pytest.approx(2 * everywhere / 3)
+    assert time.latency == 2 * 5 + 2 + 1 + 5  # dense ring, pull, push, vote
+    assert time.total == pytest.approx(10 + time.pull + time.exchange + time.merge + time.update + time.latency)
+    alone = step_model.step_time("sharded", TINY, Cluster(1, 2, 0.008, latency_us=0), costs)
+    assert (alone.pull, alone.exchange) == (0, 0)
+
+
+def test_sharded_is_below_replicas_from_three_nodes_on() -> None:
+    job, costs = Job(), scaling_model.COSTS
+    for nodes, most_bytes, most_time in ((3, 0.70, 0.92), (4, 0.53, 0.75)):
+        where = Cluster(nodes, 2, 200.0, emulated=True)
+        sent = [step_model.sent_bytes(method, job, where) for method in ("sharded", "hierarchical")]
+        took = [step_model.step_time(method, job, where, costs).total for method in ("sharded", "hierarchical")]
+        assert sent[0] / sent[1] < most_bytes
+        assert took[0] / took[1] < most_time
+
+
 @pytest.mark.parametrize(
     ("size", "padded"), [(1, 256), (257, 320), (1024, 1024), (1025, 1088), (4096, 4096), (4097, 4352), (8191, 8192)]
 )
 def test_padded_sizes(size: int, padded: int) -> None:
     assert step_model.padded(size) == padded
+    assert step_model.padded(size, splits=3) == padded
+
+
+def test_large_splits_are_not_padded() -> None:
+    assert step_model.padded(16_383, splits=2) == 16_384
+    assert [step_model.padded(20_001, splits=n) for n in (1, 2)] == [20_480, 20_032]
 
 
 def test_time_by_hand() -> None:
@@ -107,7 +165,7 @@ def test_time_by_hand() -> None:
     assert apart.merge == pytest.approx(4 * U1)
     merged = time("hierarchical", slow)
     assert merged.merge == pytest.approx(U1 + 2 * U2 / 2)
-    assert merged.latency == 2 * 3 + 1
+    assert merged.latency == 2 * 3 + 1 + 3
     sent = step_model.sent_bytes("hierarchical", TINY, slow)
     assert merged.exchange == pytest.approx(sent * 4 / 3)  # two connections, whose directions take turns
     assert merged.update == apart.update == pytest.approx(2 * U4)
@@ -120,7 +178,8 @@ def test_sharded_bytes_stop_growing_where_hierarchical_ones_do_not() -> None:
     job = Job()
     few, many = Cluster(64, 2, 1e4), Cluster(1024, 2, 1e4)
     ratio = {m: step_model.sent_bytes(m, job, many) / step_model.sent_bytes(m, job, few) for m in scaling_model.METHODS}
-    assert ratio["sharded"] < 1.02
+    assert ratio["sharded"] < 1.1
+    assert ratio["sharded-bfloat16"] < 1.16  # headers of ever smaller buffers
     assert ratio["hierarchical"] == pytest.approx(1023 / 63, rel=0.06)  # padding
 
 
@@ -186,7 +245,10 @@ def test_table_says_what_it_assumes_and_the_plot_is_drawn(tmp_path: Path, capsys
     assert (tmp_path / "x" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert scaling_model.main(["--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert len(document["points"]) == 11 * 4
+    assert len(document["points"]) == 11 * 5
+    assert scaling_model.main(["--json", "--schedule", "delayed"]) == 0  # which refuses sharded tables
+    document = json.loads(capsys.readouterr().out)
+    assert {point["method"] for point in document["points"]} == {"flat", "hierarchical", "hierarchical-bfloat16"}
 
 
 def test_a_delayed_step_hides_the_shorter_of_work_and_exchange() -> None:

@@ -330,7 +330,7 @@ def ring_take(
     return buffer, splits
 
 
-def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> tf.Operation | None:
+def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int, owners: int = 1) -> tf.Operation | None:
     """Reduces what the nodes have packed of one round, in their order, and lets the leader have it.
 
     Args:
@@ -338,6 +338,7 @@ def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> t
         buffers: uint8[n], the nodes' buffers one after another.
         round_: int64. Nothing happens below 0.
         tables: T.
+        owners: as in `ring_take`.
 
     Returns:
         In a graph, the operation.
@@ -345,7 +346,7 @@ def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int) -> t
     Raises:
         OpError: as `unpack_merge` and `node_merge`.
     """
-    return lib.tsps_ring_put(path, buffers, round_, T=tables)
+    return lib.tsps_ring_put(path, buffers, round_, T=tables, owners=owners)
 
 
 def ring_prepare(

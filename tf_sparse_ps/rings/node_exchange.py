@@ -18,18 +18,19 @@ _LEAST_PIECE_BYTES = 256 << 10
 _FUSION_BYTES, _ORDER_BYTES = protocol.FUSION_BYTES, 8 << 20
 
 
-def exchange_window(nodes: int, mergers: int) -> int:
+def exchange_window(nodes: int, mergers: int, owners: int = 1) -> int:
     """Shared memory of a node for one round of gradients, in bytes; up to as much again for what is merged from them.
 
     Args:
       nodes: Of the job.
       mergers: Ranks of a node that merge, each with its own buffers.
+      owners: Nodes that have a part of the tables each, all of the job's; 1: every node receives what all have sent.
     """
     # In pieces of a round's share of one merger: 2 contributed and merged; of several nodes 2 packed, and of every node
-    # 2 received, 1 unpacked and 1 merged; a quarter more for rows that are longer as a node's than as a rank's, and for
-    # hash tables.
-    pieces = 2 if nodes == 1 else 4 + 4 * nodes
-    piece = (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 // (5 * pieces)
+    # 2 received, 1 unpacked and 1 merged, of owners an equal part of each; a quarter more for rows that are longer as a
+    # node's than as a rank's, and for hash tables.
+    pieces = 2 * owners if nodes == 1 else 4 * owners + 4 * nodes
+    piece = (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 * owners // (5 * pieces)
     return mergers * max(piece, _LEAST_PIECE_BYTES)
 
 
@@ -61,10 +62,9 @@ class NodeExchange:
             self._pulls = _keras.local_variable(0, "int64", "tsps.pulls")
         return self._pulls
 
-    @property
-    def window(self) -> int:
+    def window(self, owners: int) -> int:
         """Bytes of shared memory of this node for one round of gradients: see `exchange_window`."""
-        return exchange_window(len(self._members), self.mergers)
+        return exchange_window(len(self._members), self.mergers, owners)
 
     def join(self) -> None:
         """Makes this process one that the other ranks of its node see, and can merge gradients with, once.
@@ -82,7 +82,7 @@ class NodeExchange:
                 own.local_size,
                 self._rank,
                 self.mergers,
-                self.window,
+                self.window(len(self._members)),  # the most of a round; rings that need smaller ones make more rounds
             )
         self._joined = True
 

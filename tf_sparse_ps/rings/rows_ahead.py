@@ -47,7 +47,7 @@ def fetch(job: Job, tables: Sequence[TableBinding], name: str) -> list[tf.Tensor
         by_wire.setdefault(table.config.placement.wire, []).append(table)
 
     def pull() -> tf.Tensor:
-        kept = []
+        kept: list[tf.Tensor] = []
         for wire, some in by_wire.items():
             with tf.control_dependencies(kept):
                 kept = _pull(job, some, f"{name}.ahead.{wire}", wire)

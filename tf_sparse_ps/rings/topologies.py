@@ -141,7 +141,7 @@ class HierarchicalRing(SparseRing):
         job, own = self._job, unique(gradients)
         keys, rows = [one.keys for one in own], [one.rows for one in own]
         dims = [int(one.shape[1]) for one in rows]
-        wanted = _ops.ring_rounds(keys, dims, self._exchange.window, job.collectives.local_size)
+        wanted = _ops.ring_rounds(keys, dims, self._exchange.window(self._owners), job.collectives.local_size)
         rounds = tf.reduce_max(job.collectives.allgather([wanted], f"{name}.rounds")[0])
 
         def take(round_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -172,7 +172,7 @@ class HierarchicalRing(SparseRing):
                 following, its_splits = take(round_ + 1)
             if self._cross_node_group is not None:
                 with tf.control_dependencies([following]):
-                    _ops.ring_put(job.group_path, received, round_ - 1, len(keys))
+                    _ops.ring_put(job.group_path, received, round_ - 1, len(keys), self._owners)
             return round_ + 1, following, its_splits, sent
 
         vector = tf.TensorShape([None])
@@ -184,7 +184,7 @@ class HierarchicalRing(SparseRing):
         )
         if self._cross_node_group is None:
             return made
-        put = _ops.ring_put(job.group_path, last, rounds - 1, len(keys))
+        put = _ops.ring_put(job.group_path, last, rounds - 1, len(keys), self._owners)
         with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
             return tf.identity(made)
 

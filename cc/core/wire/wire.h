@@ -107,7 +107,11 @@ class WireReader {
 // Always a multiple of 64. From 1,024 bytes on there are 16 sizes from one power of two to the
 // next, and less than bytes / 16 is added; below, sizes are 256, 320, 384, ..., so less than 64 is,
 // or what is missing to 256.
-size_t PaddedBytes(size_t bytes);
+//
+// `splits`: buffers of which the tensor consists, one for each receiver of an all-to-all. Few sizes
+// of several would still be many sums of them, so from 16 KiB on the size is the next multiple of
+// 64; smaller ones are as above, and not many, in steps that take what messages take.
+size_t PaddedBytes(size_t bytes, size_t splits = 1);
 
 }  // namespace tsps
 

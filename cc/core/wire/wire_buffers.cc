@@ -17,7 +17,8 @@ void Resize(std::vector<T>& values, size_t n) {
 
 }  // namespace
 
-Status WireBuffers::Unpack(const uint8_t* data, size_t size, size_t n_tables, Executor& executor) {
+Status WireBuffers::Unpack(const uint8_t* data, size_t size, size_t n_tables, size_t splits,
+                           Executor& executor) {
   std::vector<WireReader> readers;
   for (size_t at = 0; at < size;) {
     TSPS_ASSIGN_OR_RETURN(WireReader reader, WireReader::Open(data + at, size - at));
@@ -25,7 +26,7 @@ Status WireBuffers::Unpack(const uint8_t* data, size_t size, size_t n_tables, Ex
       return Error(Code::kInvalidArgument, "sender ", readers.size(), " sent gradients of ",
                    reader.n_tables(), " tables. Expected: ", n_tables);
     }
-    at += PaddedBytes(reader.bytes());
+    at += PaddedBytes(reader.bytes(), splits);
     readers.push_back(std::move(reader));
   }
   std::vector<size_t> sizes(n_tables);

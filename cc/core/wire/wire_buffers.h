@@ -19,11 +19,12 @@ class WireBuffers {
   WireBuffers(const WireBuffers&) = delete;  // tables() points into this
   WireBuffers& operator=(const WireBuffers&) = delete;
 
-  // `data`: buffers one after another, each of PaddedBytes; must outlive what tables() says of
-  // them. May be called again: the memory of the last call is used then, because in many rounds
-  // malloc would leave holes of that size. DataLoss: see WireReader. InvalidArgument: a sender has
-  // other tables than `n_tables`, or than sender 0.
-  Status Unpack(const uint8_t* data, size_t size, size_t n_tables, Executor& executor);
+  // `data`: buffers one after another, each of PaddedBytes, with `splits` as they were sent; must
+  // outlive what tables() says of them. May be called again: the memory of the last call is used
+  // then, because in many rounds malloc would leave holes of that size. DataLoss: see WireReader.
+  // InvalidArgument: a sender has other tables than `n_tables`, or than sender 0.
+  Status Unpack(const uint8_t* data, size_t size, size_t n_tables, size_t splits,
+                Executor& executor);
 
   // Of the last call, if it succeeded: [table], a set for each sender, in their order.
   const std::vector<TableSets>& tables() const { return tables_; }

@@ -27,6 +27,7 @@ constexpr size_t kAhead = 16;
 constexpr size_t kPieceFloats = 1 << 14;
 // Keys in all below which the tables are coded on one thread: less than waking another takes.
 constexpr size_t kWorthSharing = 1024;
+constexpr size_t kUnpaddedSplit = 16 << 10;
 
 // A table before its place in the buffer is known.
 struct CodedTable {
@@ -172,8 +173,9 @@ void WirePacker::Write(uint8_t* out, size_t size, Executor& executor) const {
   });
 }
 
-size_t PaddedBytes(size_t bytes) {
+size_t PaddedBytes(size_t bytes, size_t splits) {
   if (bytes <= 256) return 256;
+  if (splits > 1 && bytes >= kUnpaddedSplit) return WireAligned(bytes);
   const int log2 = 63 - __builtin_clzll(bytes - 1);
   const size_t step = std::max<size_t>(64, size_t{1} << (log2 - 4));
   return (bytes + step - 1) / step * step;
