@@ -111,7 +111,7 @@ uint64_t ControlFile::LoadLastState(State* state) const {
   }
 }
 
-uint64_t ControlFile::Committed(const uint64_t CommitRecord::*field) const {
+uint64_t ControlFile::Committed(const uint64_t CommitRecord::* field) const {
   while (true) {
     const uint64_t now = sequence();
     uint64_t value = 0;

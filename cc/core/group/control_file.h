@@ -92,7 +92,7 @@ class ControlFile {
 
  private:
   void StoreState(const State& state);
-  uint64_t Committed(const uint64_t CommitRecord::*field) const;
+  uint64_t Committed(const uint64_t CommitRecord::* field) const;
   explicit ControlFile(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}
   CommitRecord& record(uint64_t epoch) const {
     return *reinterpret_cast<CommitRecord*>(file_->data() + kRecordOffset +
