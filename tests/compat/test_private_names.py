@@ -291,6 +291,9 @@ def test_files_of_large_models_go_by_way_of_the_disk() -> None:
 
 def test_arrays_of_a_store_are_filled_and_read_by_parts(tmp_path: Path) -> None:
     class Parts(keras.layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return x
+
         def save_own_variables(self, store: Any) -> None:
             store["first"] = np.zeros(1, np.uint8)
             arrays = _keras_stores.new_arrays(store, {"rows": ((4, 2), np.float32)})
@@ -313,8 +316,8 @@ def test_arrays_of_a_store_are_filled_and_read_by_parts(tmp_path: Path) -> None:
 def test_a_checkpoint_tells_what_it_saves() -> None:
     module = tf.Module()
     module.variable = tf.Variable(1.0)
-    saver = tf.train.Checkpoint(module=module)._saver
-    assert any(one is module.variable for one in _tensorflow.saved_with(saver)), (
+    checkpoint = tf.train.Checkpoint(module=module)
+    assert any(one is module.variable for one in _tensorflow.saved_with(checkpoint._saver)), (
         "a rank that saves a checkpoint would not be one of all (TrackableSaver._graph_view)"
     )
     assert any(one is module.variable for one in _tensorflow.saved_with(module))

@@ -178,7 +178,7 @@ def tiered(folder: Path) -> None:
         model.fit(np.zeros((8, 2), np.int64), np.ones((8, 1), np.float32), verbose=0)
         return model
 
-    model = model_of(placement=SPREAD, storage=tsps.Tiered(folder / "disk", memory=TIER_MEMORY))
+    model = model_of(placement=SPREAD, storage=tsps.Tiered(folder / f"disk{rank}", memory=TIER_MEMORY))
     (binding,) = support.layer_of(model, "rows").bindings
     with binding.writing() as writes:
         if writes:
