@@ -64,6 +64,17 @@ void RecordCache::Prefetch(uint32_t place) const {
   for (const Set* set : SetsOf(place)) tsps::Prefetch(set->places, sizeof(set->places));
 }
 
+void RecordCache::PrefetchRecord(uint32_t place) const {
+  if (file_ == nullptr) return;
+  for (const Set* set : SetsOf(place)) {
+    for (size_t way = 0; way < kWays; ++way) {
+      if (__atomic_load_n(&set->places[way], __ATOMIC_RELAXED) != place + 1) continue;
+      tsps::Prefetch(Slot(*set, way), layout_.record_bytes);
+      return;
+    }
+  }
+}
+
 bool RecordCache::Find(uint32_t place, char* record) const {
   if (file_ == nullptr) return false;
   for (const Set* set : SetsOf(place)) {

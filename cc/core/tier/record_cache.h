@@ -40,6 +40,8 @@ class RecordCache {
   void Move(uint32_t from, uint32_t to);
   // One of these will be called.
   void Prefetch(uint32_t place) const;
+  // Find will be; after Prefetch.
+  void PrefetchRecord(uint32_t place) const;
 
  private:
   // A place may be in any way of two sets: so most of the ways can be used before one that is

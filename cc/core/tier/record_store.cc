@@ -159,6 +159,25 @@ Status RecordStore::Read(const int64_t* keys, size_t n, bool urgent, uint32_t* p
   std::vector<Wanted> wanted(n);
   for (size_t i = 0; i < n; ++i) wanted[i].i = i;
   std::fill_n(places, n, kNoRecord);
+  return ReadWanted(keys, urgent, std::move(wanted), places, visit);
+}
+
+Status RecordStore::ReadAgain(const int64_t* keys, size_t n, bool urgent, uint32_t* places,
+                              const Visit& visit) {
+  std::vector<Wanted> wanted;
+  for (size_t i = 0; i < n; ++i) {
+    if (places[i] != kNoRecord) wanted.push_back({i, 0, places[i]});
+  }
+  const std::vector<Wanted> all = wanted;
+  for (const Wanted& one : all) places[one.i] = kNoRecord;
+  const Status read = ReadCandidates(keys, urgent, &wanted, places, visit);
+  if (!read.ok()) wanted = all;
+  for (Wanted& one : wanted) one.candidate = 0;
+  return ReadWanted(keys, urgent, std::move(wanted), places, visit);
+}
+
+Status RecordStore::ReadWanted(const int64_t* keys, bool urgent, std::vector<Wanted> wanted,
+                               uint32_t* places, const Visit& visit) {
   int attempts = 0;
   while (!wanted.empty()) {
     TSPS_RETURN_IF_ERROR(FindCandidates(keys, &wanted));
