@@ -166,6 +166,8 @@ class RowMutation {
   // The last thing that can fail.
   Status PrepareMoves(RowPlan& plan);
   void FinishMoves(bool published);
+  // Large files into huge pages, in the background.
+  void CollapseFiles(const RowPlan& plan);
   Status ReserveErased(RowPlan& plan);
   void EraseEntries(const RowPlan& plan);
   Status CheckFreshUnique(const RowPlan& plan) const;

@@ -176,6 +176,16 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
   return Status();
 }
 
+// Files of such a table are reserved as far as they are used and not ahead, which would ask for it.
+void RowMutation::CollapseFiles(const RowPlan& plan) {
+  TableFiles& files = *group_.files(plan.table);
+  for (const Plane& plane : files.Planes(StateOf(plan))->planes) {
+    writer_.reserver.Collapse(*plane.file);
+  }
+  writer_.reserver.Collapse(files.segments());
+  for (MappedFile* const file : plan.moves.store->LargeFiles()) writer_.reserver.Collapse(*file);
+}
+
 void RowMutation::FinishMoves(bool published) {
   for (RowPlan& plan : plans_) {
     RowMoves& moves = plan.moves;
@@ -191,6 +201,7 @@ void RowMutation::FinishMoves(bool published) {
       evictions.Taken(taken);
     }
     if (plan.updates > 0) evictions.NextStep();
+    CollapseFiles(plan);
     const size_t logged = moves.n_going * moves.payload_bytes;
     moves.store->CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));
   }

@@ -30,6 +30,7 @@ class RecordCache {
 
   // How many records it has room for.
   size_t records() const { return sets_ * kWays; }
+  MappedFile* file() const { return file_.get(); }  // null: it keeps nothing
   size_t bytes() const { return file_ == nullptr ? 0 : BytesOf(layout_, sets_); }
   // Copies a whole record. False: it is not there. Thread-safe, as is Put.
   bool Find(uint32_t place, char* record) const;

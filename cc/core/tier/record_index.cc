@@ -317,7 +317,7 @@ void RecordIndex::Insert(uint64_t tag, uint32_t place) {
 }
 
 bool RecordIndex::Has(uint64_t tag, uint32_t place) const {
-  uint32_t number;
+  uint32_t number = 0;
   SegmentOf(tag, &number);
   return Position(StateOf(number), tag, place) != kNowhere;
 }

@@ -107,6 +107,13 @@ Result<bool> RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
   return known;
 }
 
+std::vector<MappedFile*> RecordStore::LargeFiles() const {
+  std::vector<MappedFile*> files = {index_->pages(), announced_->file()};
+  const RecordCache* const cache = log_->cache();
+  if (cache != nullptr && cache->file() != nullptr) files.push_back(cache->file());
+  return files;
+}
+
 // --- Reading. ---
 
 Status RecordStore::FindCandidates(const int64_t* keys, std::vector<Wanted>* wanted) const {

@@ -98,6 +98,8 @@ class RecordStore {
   uint64_t live_bytes() const { return rows() * record_bytes(); }
   size_t record_bytes() const { return log_->layout().record_bytes; }
   size_t index_bytes() const { return index_->bytes(); }
+  // What of it is large, in memory that all processes share.
+  std::vector<MappedFile*> LargeFiles() const;
   // Of memory that all processes share.
   size_t memory_bytes() const {
     return index_->bytes() + log_->cache_bytes() + announced_->bytes();
