@@ -8,6 +8,7 @@ take turns:
     mapped        the same, but the table's files are on the disk, and the kernel is told not to read ahead
     on demand     `tsps.Tiered`
     ahead K       `tsps.Tiered` and `tsps.lookahead` with passes of K batches
+    with room     `tsps.Tiered`, `memory` for all rows: what it costs where nothing has to be on the disk
 
 The mapped job and the tiered one have a memory limit: what the tiered job takes beside its table, measured with one
 that has room for all rows and begins empty, and 1 GiB. That needs root, and control groups. Where they are missing,
@@ -40,6 +41,7 @@ _GIB = 1 << 30
 _PER_FILE = 64  # batches
 _LEAST_STEPS = 64  # that are timed in a block
 _MAPPED_STEPS = 12
+_BYTES_WITH_ROOM = 300  # a row in memory takes 198 and 12, and a sixth of all is for what is read
 _SETTLE = 512  # batches before the first block: which rows are frequent shows
 
 
@@ -70,6 +72,9 @@ def run(options: harness.Options) -> list[harness.Result]:
         for storage in ("memory", "tiered", "mapped") if limit else ("memory", "tiered"):
             job = _Job(folder, storage, sizes, options.threads, limit=limit if storage != "memory" else None)
             jobs[storage] = stack.enter_context(job)
+        jobs["with room"] = stack.enter_context(
+            _Job(folder, "tiered", sizes, options.threads, limit=None, memory=sizes.rows * _BYTES_WITH_ROOM)
+        )
         found = _take_turns(jobs, sizes, batches, options.blocks)
         peaks = {storage: jobs[storage].peak for storage in jobs}
     return [*_disk(rates), *_report(found, sizes), *_memory(peaks, limit, sizes)]
@@ -101,15 +106,23 @@ class _Job:
     """A process of `tier_job`."""
 
     def __init__(
-        self, folder: Path, storage: str, sizes: _Sizes, threads: int, *, limit: int | None, empty: bool = False
+        self,
+        folder: Path,
+        storage: str,
+        sizes: _Sizes,
+        threads: int,
+        *,
+        limit: int | None,
+        empty: bool = False,
+        memory: int = 0,
     ) -> None:
         self._command = [sys.executable, "-m", "benchmarks.tier_job", "--storage", storage, "--rows", str(sizes.rows)]
-        memory = sizes.memory * (2 if empty else 1)
+        memory = memory or sizes.memory * (2 if empty else 1)
         self._command += ["--folder", str(folder / "disk"), "--memory", str(memory), "--threads", str(threads)]
         self._command += ["--batch", str(sizes.batch), *(["--empty"] if empty else [])]
         self._storage, self._limit, self._watched = storage, limit, empty or limit is not None
         self._stack = contextlib.ExitStack()
-        self._log = folder / f"{storage}.log"
+        self._log = folder / f"{storage}-{memory}.log"
         self._group: memory_limit.Group | None = None
 
     def __enter__(self) -> _Job:
@@ -179,6 +192,7 @@ def _take_turns(
 ) -> dict[tuple[str, float], list[dict[str, Any]]]:
     """What the jobs answered, by variant and computing time."""
     variants = {"memory": ("memory", 0), "mapped": ("mapped", 0)}
+    variants["with room"] = ("with room", 0)
     variants |= {f"ahead {k}" if k else "on demand": ("tiered", k) for k in sizes.passes}
     variants = {name: one for name, one in variants.items() if one[0] in jobs}
     jobs["tiered"](files=batches.take(sizes.settle), ahead=sizes.passes[-1], compute_s=0.0, skip=0, steps=sizes.settle)
@@ -210,7 +224,7 @@ def _report(found: Mapping[tuple[str, float], Sequence[Mapping[str, Any]]], size
         results += harness.summarize("tiers", case, times, peer="memory", unit="ms")
         if "mapped" in times:
             results += harness.summarize("tiers", case + ", beside mapped", times, peer="mapped", unit="ms")
-        tiered = {name: answers for name, answers in blocks.items() if name not in ("memory", "mapped")}
+        tiered = {name: answers for name, answers in blocks.items() if name not in ("memory", "mapped", "with room")}
 
         def each(figure: Any, answers: Mapping[str, Sequence[Mapping[str, Any]]] = tiered) -> dict[str, list[float]]:
             return {name: [figure(one) for one in of] for name, of in answers.items()}

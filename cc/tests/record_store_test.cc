@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -193,6 +194,46 @@ TEST(RecordStore, TheLogStaysShortWhileRowsGoAndComeAndGo) {
   }
   EXPECT_LE(most, 1.6);
   EXPECT_EQ(tiers.Versions(Range(40'000)).size(), 40'000u);
+}
+
+// As a step does with what the look-up before it has found.
+TEST(RecordStore, KnownPlacesAreReadAgainAlsoThoseThatCompactionHasMoved) {
+  TempDir dir;
+  TwoTiers tiers(dir);
+  tiers.NoCache();
+  ASSERT_TSPS_OK(tiers.Create());
+  std::vector<std::pair<int64_t, uint32_t>> all;
+  for (int64_t key = 0; key < 20'000; ++key) all.push_back({key, 1});
+  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
+  std::vector<int64_t> stay, come;
+  for (int64_t key = 0; key < 20'000; ++key) (key % 3 == 0 ? stay : come).push_back(key);
+  for (int64_t key = 20'000; key < 20'100; ++key) stay.push_back(key);  // in neither tier
+  std::vector<uint32_t> known(stay.size());
+  const auto nothing = [](size_t, const char*) {};
+  ASSERT_TSPS_OK(tiers.store().Read(stay.data(), stay.size(), false, known.data(), nothing));
+  ASSERT_TSPS_OK(tiers.Mutate(come, {}, true));
+  ASSERT_TSPS_OK(tiers.Compact(12, 64 * 1024));
+  std::vector<uint32_t> now(stay.size()), again = known;
+  ASSERT_TSPS_OK(tiers.store().Read(stay.data(), stay.size(), false, now.data(), nothing));
+  EXPECT_NE(known, now) << "compaction has moved none";
+  std::atomic<size_t> right{0};
+  const auto visit = [&](size_t i, const char* payload) {
+    char expected[kPayload];
+    TwoTiers::Fill(stay[i], 1, expected);
+    right += std::memcmp(payload, expected, kPayload) == 0;
+  };
+  ASSERT_TSPS_OK(tiers.store().ReadAgain(stay.data(), stay.size(), false, again.data(), visit));
+  EXPECT_EQ(right.load(), stay.size() - 100);
+  for (size_t i = 0; i < stay.size(); ++i) {
+    ASSERT_TRUE(again[i] == now[i] || again[i] == known[i]) << stay[i];
+    ASSERT_EQ(again[i] == kNoRecord, stay[i] >= 20'000) << stay[i];
+  }
+  // Places of other keys' records are seen to be that.
+  std::rotate(known.begin(), known.begin() + 1, known.end() - 100);
+  right = 0;
+  ASSERT_TSPS_OK(tiers.store().ReadAgain(stay.data(), stay.size(), false, known.data(), visit));
+  EXPECT_EQ(right.load(), stay.size() - 100);
+  EXPECT_EQ(known, now);
 }
 
 TEST(RecordStore, ReadersBesideTheWriterFindEveryRowThatStays) {

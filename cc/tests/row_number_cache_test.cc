@@ -16,26 +16,26 @@ namespace {
 TEST(RowNumberCache, GivesThemOnceForTheSameKeysAndState) {
   RowNumberCache cache;
   const std::vector<int64_t> keys = {5, 7, 9}, others = {5, 9, 7};
-  const auto put = [&] { cache.Put(1, {10, keys, {0, kAbsentRow, 2}}); };
+  const auto put = [&] { cache.Put(1, {10, keys, {0, kAbsentRow, 2}, {}}); };
   put();
-  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).empty()) << "nobody has asked for it";
+  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).rows.empty()) << "nobody has asked for it";
   cache.Enable(true);
   put();
-  EXPECT_TRUE(cache.Take(2, 10, keys.data(), 3).empty());
-  EXPECT_EQ(cache.Take(1, 10, keys.data(), 3), (std::vector<uint32_t>{0, kAbsentRow, 2}));
-  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).empty());
+  EXPECT_TRUE(cache.Take(2, 10, keys.data(), 3).rows.empty());
+  EXPECT_EQ(cache.Take(1, 10, keys.data(), 3).rows, (std::vector<uint32_t>{0, kAbsentRow, 2}));
+  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).rows.empty());
   for (const auto& [epoch, with, n] :
        {std::tuple<uint64_t, const std::vector<int64_t>*, size_t>{11, &keys, 3},
         {9, &keys, 3},
         {10, &others, 3},
         {10, &keys, 2}}) {
     put();
-    EXPECT_TRUE(cache.Take(1, epoch, with->data(), n).empty());
+    EXPECT_TRUE(cache.Take(1, epoch, with->data(), n).rows.empty());
   }
   put();
   cache.Enable(false);
   cache.Enable(true);
-  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).empty());
+  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).rows.empty());
 }
 
 class RememberedRowsTest : public GroupTest {

@@ -89,6 +89,24 @@ TEST_F(StorageReserverTest, TheHelperPutsLargeFilesIntoHugePages) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>((*other)->data()) % (2u << 20), 0u);
 }
 
+// As those of tiered tables, which are not reserved ahead.
+TEST_F(StorageReserverTest, CollapseGoesAsFarAsTheFileHasGrownAndDoesNotGrowIt) {
+  if (!CanCollapse()) GTEST_SKIP() << "no huge pages of shared memory here";
+  const auto file = Make("file");
+  StorageReserver reserver;
+  for (const size_t bytes : {33 * kBytes, 48 * kBytes}) {
+    ASSERT_TRUE(file->Reserve(bytes).ok());
+    const size_t before = file->size();
+    EXPECT_TRUE(file->HasToCollapse());
+    reserver.Collapse(*file);
+    reserver.Collapse(*file);
+    EXPECT_TRUE(Becomes([&] { return !file->HasToCollapse(); }));
+    EXPECT_GE(HugeBytes(file->path()), (bytes / (2 * kBytes) - 1) * 2 * kBytes);
+    EXPECT_EQ(file->size(), before);
+  }
+  reserver.Cancel({file.get()});
+}
+
 TEST_F(StorageReserverTest, ADiscardedFileIsUnmappedAndStaysWhereItIs) {
   StorageReserver reserver;
   auto file = Make("file");

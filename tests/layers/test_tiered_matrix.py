@@ -59,7 +59,7 @@ def memory_of(case: dict[str, Any]) -> int:
         # Room for the rows that leave ahead of those that come, which a bounded table that has room for all needs not.
         spare = 200 * (taken // rows) if rows == ROWS else 0
         taken = max((taken + spare) * 4 // 3, ROWS * 12 * 4)
-    return 12 * 2**20 + taken * 6 // 5 + 64
+    return 12 * 2**20 + taken * 6 // 5 * 32 // 31 + 64
 
 
 def data(bounded: bool) -> tf.data.Dataset:

@@ -12,6 +12,7 @@ constexpr float kDecay = 0.99932334f;  // 2^(-1/1024)
 constexpr size_t kAhead = 16;
 constexpr size_t kLeastCandidates = 4096;
 constexpr size_t kShare = 16;
+constexpr size_t kPrefetched = 16;  // candidates ahead of the one that is taken
 
 }  // namespace
 
@@ -40,6 +41,12 @@ void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
   while (taken->size() < n && !candidates_.empty()) {
     const Candidate one = candidates_.back();
     candidates_.pop_back();
+    if (candidates_.size() > kPrefetched) {
+      const uint32_t next = candidates_[candidates_.size() - kPrefetched].row;
+      __builtin_prefetch(&rows.planes.changed_generations()[next]);
+      counts_.Prefetch(next);
+      if (rows.announced != nullptr) rows.announced->Prefetch(next);
+    }
     if (MayGo(one.row, rows) && counts_.Of(one.row) <= one.count) taken->push_back(one.row);
   }
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/base/status.h"
+#include "core/table/index.h"
 #include "core/table/table_files.h"
 
 namespace tsps {
@@ -16,6 +17,12 @@ namespace tsps {
 // `fetch`: into the caches, too, for whoever reads the rows next, if they are few.
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
                   uint32_t* rows, bool fetch = false);
+// The key will be looked for, or added, in an index that is as a commit record says: an own one.
+inline void PrefetchEntry(const TableFiles& files, uint32_t depth, int64_t key) {
+  const uint64_t hash = files.Hash(key);
+  const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
+  __builtin_prefetch(&files.segment(number)->entries[HomeEntry(hash)]);
+}
 // DataLoss, naming such a key.
 Status Astray(const TableFiles& files, int64_t key);
 

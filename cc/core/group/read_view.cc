@@ -171,14 +171,17 @@ void ReadView::ForEach(int table,
   }
 }
 
-Status ReadView::ReadRecords(
-    int table, const int64_t* keys, size_t n,
-    const std::function<void(size_t i, const char* payload)>& visit) const {
+Status ReadView::ReadRecords(int table, const int64_t* keys, size_t n,
+                             const std::function<void(size_t i, const char* payload)>& visit,
+                             std::vector<uint32_t>* places) const {
+  if (places != nullptr) places->clear();
   if (n == 0 || !Has(table) || (StateOf(table).flags & kTableAbsentElsewhere) == 0) return Status();
   if (!Mapped(table)) return Status();  // Read maps it, or fails
   TSPS_ASSIGN_OR_RETURN(RecordStore* const records, Files(table).Records(StateOf(table)));
-  std::vector<uint32_t> places(n);
-  return records->Read(keys, n, /*urgent=*/true, places.data(), visit);
+  std::vector<uint32_t> own;
+  if (places == nullptr) places = &own;
+  places->resize(n);
+  return records->Read(keys, n, /*urgent=*/true, places->data(), visit);
 }
 
 const PlaneList* ReadView::Planes(int table) const {

@@ -68,9 +68,11 @@ class ReadView {
   // Null if they cannot be mapped.
   const PlaneList* Planes(int table) const;
   // Of keys that are not found: calls visit(i, payload), on many threads, for those that have a row
-  // on disk (table/row_records.h).
+  // on disk (table/row_records.h). `places`, unless null: of their records, kNoRecord for the
+  // others; empty if no row of the table is on disk.
   Status ReadRecords(int table, const int64_t* keys, size_t n,
-                     const std::function<void(size_t i, const char* payload)>& visit) const;
+                     const std::function<void(size_t i, const char* payload)>& visit,
+                     std::vector<uint32_t>* places = nullptr) const;
 
  private:
   friend class Group;

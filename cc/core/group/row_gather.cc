@@ -31,6 +31,7 @@ RowGather::RowGather(std::shared_ptr<const TableConfig> config, int table, const
 void RowGather::Find(const ReadView& view, Executor& executor) {
   found_.epoch = view.epoch();
   found_.rows.resize(keep_numbers_ ? n_ : 0);
+  found_.places.clear();
   executor.ParallelFor(n_, kProbeGrain, [&](size_t begin, size_t end) {
     uint32_t* const numbers = keep_numbers_ ? &found_.rows[begin] : nullptr;
     view.Find(table_, keys_ + begin, end - begin, &rows_[begin], numbers);
@@ -40,7 +41,7 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
     if (rows_[i] == nullptr) absent.push_back(static_cast<uint32_t>(i));
   }
   const auto read = [&](const int64_t* keys, size_t n, const auto& visit) {
-    return view.ReadRecords(table_, keys, n, visit);
+    return view.ReadRecords(table_, keys, n, visit, &found_.places);
   };
   Fetch(std::move(absent), read, executor);
 }
@@ -108,6 +109,7 @@ void RowGather::CopyAll(float* out, Executor& executor) const {
 }
 
 Status RowGather::Find(Scan& scan, Executor& executor) {
+  found_.places.clear();
   found_.rows.clear();  // nobody says that they still are those of the newest state
   std::vector<uint32_t> numbers(n_);
   TSPS_RETURN_IF_ERROR(scan.Find(table_, keys_, n_, numbers.data(), executor));

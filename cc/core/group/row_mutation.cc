@@ -6,6 +6,7 @@
 
 #include "core/base/fault_point.h"
 #include "core/gradients/dedupe.h"
+#include "core/group/probe.h"
 #include "core/table/index.h"
 #include "core/table/row_records.h"
 
@@ -206,6 +207,9 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
     for (size_t k = begin; k < end; ++k) {
       const uint32_t i = plan.fresh[k];
       const uint32_t row = plan.rows[i];
+      if (k + RowPlanes::kAhead < end) {
+        records.Prefetch(plan.rows[plan.fresh[k + RowPlanes::kAhead]]);
+      }
       planes.keys[row] = plan.keys[i];
       if (const char* const record = plan.moves.Record(k)) {
         records.Put(record, row);
@@ -240,7 +244,11 @@ void RowMutation::WriteIndex() {
     TableFiles& files = *group_.files(plan.table);
     const uint32_t depth = StateOf(plan).depth;
     const RowPlanes planes = Planes(plan);
-    for (const uint32_t i : plan.fresh) {
+    for (size_t k = 0; k < plan.fresh.size(); ++k) {
+      const uint32_t i = plan.fresh[k];
+      if (k + RowPlanes::kAhead < plan.fresh.size()) {
+        PrefetchEntry(files, depth, plan.keys[plan.fresh[k + RowPlanes::kAhead]]);
+      }
       const uint64_t hash = files.Hash(plan.keys[i]);
       const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
       InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);

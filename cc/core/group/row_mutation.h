@@ -22,7 +22,7 @@ namespace tsps {
 struct RowMoves {
   RecordStore* store = nullptr;  // null: all rows are in memory
   // --- Of each fresh key. ---
-  std::vector<uint32_t> places;  // of its record; kNoRecord: it has none
+  std::vector<uint32_t> places;  // of its record; kNoRecord: it has none. Perhaps of a look-up's
   std::vector<char> payloads;    // of the records; payload_bytes each
   size_t payload_bytes = 0;
   // --- ---
@@ -167,6 +167,8 @@ class RowMutation {
   // The last thing that can fail.
   Status PrepareMoves(RowPlan& plan);
   void FinishMoves(bool published);
+  // Large files into huge pages, in the background.
+  void CollapseFiles(const RowPlan& plan);
   Status ReserveErased(RowPlan& plan);
   void EraseEntries(const RowPlan& plan);
   Status CheckFreshUnique(const RowPlan& plan) const;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <unordered_set>
+#include <utility>
 
 #include "core/base/fault_point.h"
 #include "core/gradients/dedupe.h"
@@ -49,7 +50,10 @@ Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
 
 Status RowMutation::FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan) {
   const int table = TableNumber(static_cast<size_t>(plan.table), state.removed);
-  plan.rows = group_.row_numbers.Take(table, writer_.state.epoch, plan.keys, plan.n);
+  RowNumberCache::Found found =
+      group_.row_numbers.Take(table, writer_.state.epoch, plan.keys, plan.n);
+  plan.rows = std::move(found.rows);
+  plan.moves.places = std::move(found.places);
   if (plan.rows.size() == plan.n) return Status();
   plan.rows.resize(plan.n);
   std::atomic<int64_t> astray{-1};
@@ -114,7 +118,11 @@ Status RowMutation::FindEntries(RowPlan& plan, const std::vector<int64_t>& keys)
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   const uint32_t depth = StateOf(plan).depth;
-  for (const int64_t key : keys) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const int64_t key = keys[i];
+    if (i + RowPlanes::kAhead < keys.size()) {
+      PrefetchEntry(files, depth, keys[i + RowPlanes::kAhead]);
+    }
     const uint64_t hash = files.Hash(key);
     const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
     TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));

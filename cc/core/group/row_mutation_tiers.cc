@@ -40,23 +40,26 @@ Status RowMutation::FetchRecords(RowPlan& plan) {
   if (moves.store == nullptr) return Status();
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   moves.payload_bytes = RowRecords(*list).bytes();
-  moves.places.assign(plan.fresh.size(), kNoRecord);
+  const bool known = moves.places.size() == plan.fresh.size();
+  moves.places.resize(plan.fresh.size(), kNoRecord);
   moves.payloads.resize(plan.fresh.size() * moves.payload_bytes);
   std::vector<int64_t> keys(plan.fresh.size());
   for (size_t k = 0; k < keys.size(); ++k) keys[k] = plan.keys[plan.fresh[k]];
-  TSPS_RETURN_IF_ERROR(moves.store->Read(
-      keys.data(), keys.size(), /*urgent=*/true, moves.places.data(),
-      [&](size_t k, const char* payload) {
-        std::memcpy(moves.payloads.data() + k * moves.payload_bytes, payload, moves.payload_bytes);
-      }));
+  const auto keep = [&](size_t k, const char* payload) {
+    std::memcpy(moves.payloads.data() + k * moves.payload_bytes, payload, moves.payload_bytes);
+  };
+  uint32_t* const places = moves.places.data();
+  TSPS_RETURN_IF_ERROR(
+      known ? moves.store->ReadAgain(keys.data(), keys.size(), /*urgent=*/true, places, keep)
+            : moves.store->Read(keys.data(), keys.size(), /*urgent=*/true, places, keep));
   if (plan.erase_keys.size() == plan.erased.size()) return Status();
-  std::vector<uint32_t> places(plan.erase_keys.size());
-  TSPS_RETURN_IF_ERROR(moves.store->Read(plan.erase_keys.data(), places.size(), /*urgent=*/true,
-                                         places.data(), [](size_t, const char*) {}));
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (places[i] == kNoRecord) continue;
+  std::vector<uint32_t> erased(plan.erase_keys.size());
+  TSPS_RETURN_IF_ERROR(moves.store->Read(plan.erase_keys.data(), erased.size(), /*urgent=*/true,
+                                         erased.data(), [](size_t, const char*) {}));
+  for (size_t i = 0; i < erased.size(); ++i) {
+    if (erased[i] == kNoRecord) continue;
     moves.erased.push_back(plan.erase_keys[i]);
-    moves.erased_places.push_back(places[i]);
+    moves.erased_places.push_back(erased[i]);
   }
   return Status();
 }
@@ -159,15 +162,28 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
   }
   const RowRecords records(*list);
   const size_t first = plan.erased.size() - going;
-  TSPS_RETURN_IF_ERROR(moves.store->Leave({keys.data(), places.data(), keys.size()}, going,
-                                          [&](size_t i, char* payload) {
-                                            const uint32_t row = plan.erased_rows[first + i];
-                                            records.Copy(row, payload);
-                                            return records.KeyOf(row);
-                                          }));
+  TSPS_RETURN_IF_ERROR(moves.store->Leave(
+      {keys.data(), places.data(), keys.size()}, going, [&](size_t i, char* payload) {
+        const uint32_t row = plan.erased_rows[first + i];
+        if (i + RowPlanes::kAhead < going) {
+          records.Prefetch(plan.erased_rows[first + i + RowPlanes::kAhead]);
+        }
+        records.Copy(row, payload);
+        return records.KeyOf(row);
+      }));
   moves.prepared = true;
   StateOf(plan).moves = moves.store->next_number();
   return Status();
+}
+
+// Files of such a table are reserved as far as they are used and not ahead, which would ask for it.
+void RowMutation::CollapseFiles(const RowPlan& plan) {
+  TableFiles& files = *group_.files(plan.table);
+  for (const Plane& plane : files.Planes(StateOf(plan))->planes) {
+    writer_.reserver.Collapse(*plane.file);
+  }
+  writer_.reserver.Collapse(files.segments());
+  for (MappedFile* const file : plan.moves.store->LargeFiles()) writer_.reserver.Collapse(*file);
 }
 
 void RowMutation::FinishMoves(bool published) {
@@ -185,6 +201,7 @@ void RowMutation::FinishMoves(bool published) {
       evictions.Taken(taken);
     }
     if (plan.updates > 0) evictions.NextStep();
+    CollapseFiles(plan);
     const size_t logged = moves.n_going * moves.payload_bytes;
     moves.store->CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));
   }

@@ -17,7 +17,7 @@ void RowNumberCache::Put(int table, Found found) {
   if (enabled()) found_[table] = std::move(found);
 }
 
-std::vector<uint32_t> RowNumberCache::Take(int table, uint64_t epoch, const int64_t* keys,
+RowNumberCache::Found RowNumberCache::Take(int table, uint64_t epoch, const int64_t* keys,
                                            size_t n) {
   Found found;
   {
@@ -29,7 +29,8 @@ std::vector<uint32_t> RowNumberCache::Take(int table, uint64_t epoch, const int6
   }
   if (found.epoch != epoch || found.keys.size() != n) return {};
   if (!std::equal(keys, keys + n, found.keys.data())) return {};
-  return std::move(found.rows);
+  found.keys.clear();
+  return found;
 }
 
 }  // namespace tsps

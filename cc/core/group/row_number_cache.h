@@ -1,5 +1,6 @@
-// RowNumberCache: the row numbers that a lookup has found, for the step that updates the same keys
-// in the same process. Without it every key of a step is probed twice.
+// RowNumberCache: the row numbers that a lookup has found, and places of records on disk, for the
+// step that updates the same keys in the same process. Without it every key of a step is probed
+// twice.
 //
 // They are of one committed state, and used while that is the newest one.
 #ifndef TFSPS_CORE_GROUP_ROW_NUMBER_CACHE_H_
@@ -21,6 +22,7 @@ class RowNumberCache {
     uint64_t epoch = 0;  // of the state
     std::vector<int64_t> keys;
     std::vector<uint32_t> rows;
+    std::vector<uint32_t> places;  // of the records of the absent keys; empty: not looked for
   };
 
   // Whether somebody will ask: the group's writer is in this process.
@@ -28,9 +30,9 @@ class RowNumberCache {
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
   // In place of what an earlier lookup in the table has found.
   void Put(int table, Found found);
-  // The row numbers of these keys, if the last lookup was of them, in this order, and of the state
-  // of `epoch`; else empty. What was found is forgotten.
-  std::vector<uint32_t> Take(int table, uint64_t epoch, const int64_t* keys, size_t n);
+  // What was found of these keys, but for the keys, if the last lookup was of them, in this order,
+  // and of the state of `epoch`; else empty. It is forgotten.
+  Found Take(int table, uint64_t epoch, const int64_t* keys, size_t n);
 
  private:
   std::atomic<bool> enabled_{false};

@@ -211,12 +211,16 @@ Status MappedFile::CheckRange(size_t bytes) const {
                "process again, and the range is twice what the file has by then");
 }
 
-bool MappedFile::CollapseNext() {
+bool MappedFile::HasToCollapse() const {
   static const bool wanted = [] {
     const char* const choice = std::getenv("TFSPS_HUGE_PAGES");
     return choice == nullptr || std::strcmp(choice, "0") != 0;
   }();
-  if (!wanted || size() < kSmallestCollapsed || collapsed_ + kHugePage > size()) return false;
+  return wanted && size() >= kSmallestCollapsed && collapsed_ + kHugePage <= size();
+}
+
+bool MappedFile::CollapseNext() {
+  if (!HasToCollapse()) return false;
   // A page in place of those that are there: for a moment there are both.
   if (!CheckRoom(path_, kHugePage).ok()) return false;
   if (madvise(data_ + collapsed_, kHugePage, kCollapse) != 0 && errno == EINVAL) {

@@ -61,6 +61,8 @@ class MappedFile {
   // processor's buffers. False if nothing is left to do until the file has grown. One thread at a
   // time.
   bool CollapseNext();
+  // Whether it has something to do. Any thread may ask.
+  bool HasToCollapse() const;
 
   // Makes size() >= bytes: checks room, then allocates blocks, at most 64 MiB at a time.
   // Thread-safe. An error leaves the file as long as it could be made.
@@ -82,7 +84,7 @@ class MappedFile {
   dev_t device_ = 0;
   ino_t inode_ = 0;
   std::atomic<size_t> size_{0};
-  size_t collapsed_ = 0;  // bytes that CollapseNext has been through
+  std::atomic<size_t> collapsed_{0};  // bytes that CollapseNext has been through
   std::mutex grow_mutex_;
 };
 

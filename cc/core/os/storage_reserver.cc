@@ -45,6 +45,12 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   return Status();
 }
 
+void StorageReserver::Collapse(MappedFile& file) {
+  if (!file.HasToCollapse()) return;
+  std::lock_guard<std::mutex> lock(requests_->mutex);
+  if (requests_->collapsing.insert(&file).second) Notify();
+}
+
 void StorageReserver::Notify() {
   if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   requests_->changed.notify_all();

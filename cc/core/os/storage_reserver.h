@@ -28,6 +28,8 @@ class StorageReserver {
   // silent: the next Ensure that needs the room reports them. With nothing else to do, it collapses
   // the file's pages.
   Status Ensure(MappedFile& file, size_t used);
+  // Collapses the file's pages as far as it has grown, with nothing else to do.
+  void Collapse(MappedFile& file);
   // Takes back what the helper was asked for these files; waits if it is just at work on one.
   void Cancel(const std::vector<const MappedFile*>& files);
   // Unmaps a file, without waiting. Its pages are given back then, if it was removed before.

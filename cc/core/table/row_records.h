@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/base/prefetch.h"
 #include "core/table/planes.h"
 
 namespace tsps {
@@ -21,6 +22,11 @@ class RowRecords {
   size_t bytes() const { return bytes_; }
   int64_t KeyOf(uint32_t row) const { return list_.keys()[row]; }
 
+  // The row will be copied, or put.
+  void Prefetch(uint32_t row) const {
+    __builtin_prefetch(&list_.keys()[row]);
+    ForEach([&](const Plane& plane, size_t) { tsps::Prefetch(plane.row(row), plane.row_bytes); });
+  }
   // The writer's, outside of mutations.
   void Copy(uint32_t row, char* record) const {
     ForEach([&](const Plane& plane, size_t at) {

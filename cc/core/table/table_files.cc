@@ -241,6 +241,10 @@ std::vector<const MappedFile*> TableFiles::Mappings() {
                                              erased_.get()};
   std::lock_guard<std::mutex> lock(planes_mutex_);
   for (const auto& file : plane_files_) mappings.push_back(file.get());
+  for (const auto& [generation, records] : records_) {
+    if (records == nullptr) continue;
+    for (const MappedFile* const file : records->LargeFiles()) mappings.push_back(file);
+  }
   return mappings;
 }
 

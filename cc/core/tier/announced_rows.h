@@ -24,9 +24,11 @@ class AnnouncedRows {
   static Result<std::unique_ptr<AnnouncedRows>> Create(const std::string& folder, size_t rows);
   static Result<std::unique_ptr<AnnouncedRows>> Open(const std::string& folder, size_t rows);
 
+  MappedFile* file() const { return file_.get(); }
   size_t bytes() const { return rows_ * sizeof(uint16_t); }
   // Thread-safe. After step `step` is committed: a row is needed in one of the `steps` next ones.
   void Announce(uint32_t row, uint64_t step, uint64_t steps);
+  void Prefetch(uint32_t row) const { __builtin_prefetch(Until(row)); }
   bool IsNeeded(uint32_t row, uint64_t step) const { return StepsLeft(row, step) > 0; }
 
  private:

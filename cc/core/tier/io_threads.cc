@@ -60,8 +60,9 @@ Status IoThreads::Run(size_t n, bool urgent, const Body& body) {
   Job job{n, &body};
   std::unique_lock<std::mutex> lock(mutex_);
   urgent ? jobs_.push_front(&job) : jobs_.push_back(&job);
-  if (n == 1) {
-    wake_.notify_one();
+  // No more than there is work for: 32 that wake up take the processors from who trains.
+  if (n < threads_.size()) {
+    for (size_t i = 0; i < n; ++i) wake_.notify_one();
   } else {
     wake_.notify_all();
   }

@@ -64,6 +64,17 @@ void RecordCache::Prefetch(uint32_t place) const {
   for (const Set* set : SetsOf(place)) tsps::Prefetch(set->places, sizeof(set->places));
 }
 
+void RecordCache::PrefetchRecord(uint32_t place) const {
+  if (file_ == nullptr) return;
+  for (const Set* set : SetsOf(place)) {
+    for (size_t way = 0; way < kWays; ++way) {
+      if (__atomic_load_n(&set->places[way], __ATOMIC_RELAXED) != place + 1) continue;
+      tsps::Prefetch(Slot(*set, way), layout_.record_bytes);
+      return;
+    }
+  }
+}
+
 bool RecordCache::Find(uint32_t place, char* record) const {
   if (file_ == nullptr) return false;
   for (const Set* set : SetsOf(place)) {
@@ -79,16 +90,22 @@ bool RecordCache::Find(uint32_t place, char* record) const {
 void RecordCache::Put(uint32_t place, const char* record) {
   if (file_ == nullptr || !writable_) return;
   const std::array<Set*, 2> sets = SetsOf(place);
+  // The set with more free ways: so both are full at a load that no other choice reaches.
   Set* set = nullptr;
-  size_t way = 0;
+  size_t way = 0, most = 0;
   for (Set* one : sets) {
+    size_t free = 0, last = 0;
     for (size_t i = 0; i < kWays; ++i) {
       const uint32_t other = __atomic_load_n(&one->places[i], __ATOMIC_RELAXED);
       if (other == place + 1) return;
-      if (other != 0 || set != nullptr) continue;
-      set = one;
-      way = i;
+      if (other != 0) continue;
+      ++free;
+      last = i;
     }
+    if (free <= most) continue;
+    most = free;
+    set = one;
+    way = last;
   }
   if (set == nullptr) {  // the oldest one makes room
     set = sets[0];

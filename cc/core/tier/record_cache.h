@@ -30,6 +30,7 @@ class RecordCache {
 
   // How many records it has room for.
   size_t records() const { return sets_ * kWays; }
+  MappedFile* file() const { return file_.get(); }  // null: it keeps nothing
   size_t bytes() const { return file_ == nullptr ? 0 : BytesOf(layout_, sets_); }
   // Copies a whole record. False: it is not there. Thread-safe, as is Put.
   bool Find(uint32_t place, char* record) const;
@@ -40,6 +41,8 @@ class RecordCache {
   void Move(uint32_t from, uint32_t to);
   // One of these will be called.
   void Prefetch(uint32_t place) const;
+  // Find will be; after Prefetch.
+  void PrefetchRecord(uint32_t place) const;
 
  private:
   // A place may be in any way of two sets: so most of the ways can be used before one that is

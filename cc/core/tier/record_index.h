@@ -60,6 +60,7 @@ class RecordIndex {
   uint64_t live() const { return live_.load(std::memory_order_relaxed); }
   // Of shared memory, pages that are free at the moment included.
   size_t bytes() const;
+  MappedFile* pages() const { return pages_.get(); }  // nearly all of it
 
  private:
   using State = IndexSegment::State;

@@ -27,6 +27,8 @@ constexpr size_t kReadBytes = 16 * 1024;
 
 constexpr size_t kMaxReadBytes = 128 * 1024;  // at once, but for larger records
 
+constexpr size_t kAhead = 8;  // records of the cache that are asked for ahead
+
 constexpr size_t kOpenFiles = 128;  // a process may often have 1,024 in all
 
 // Number of a file of records; none: it is another file.
@@ -178,33 +180,35 @@ Result<std::shared_ptr<RecordFile>> RecordLog::FileOf(uint32_t number) {
   return file;
 }
 
-void RecordLog::VisitCached(std::vector<uint32_t>* places, std::vector<uint32_t>* order,
-                            const Visit& visit) const {
-  if (cache_ == nullptr) return;
-  std::vector<char> record(layout_.record_bytes);
-  size_t kept = 0;
-  for (size_t i = 0; i < places->size(); ++i) {
-    if (cache_->Find((*places)[i], record.data())) {
-      visit((*order)[i], RecordLayout::KeyOf(record.data()),
-            RecordLayout::PayloadOf(static_cast<const char*>(record.data())));
-      continue;
-    }
-    (*places)[kept] = (*places)[i];
-    (*order)[kept++] = (*order)[i];
+std::vector<uint32_t> RecordLog::VisitCached(const uint32_t* places, size_t n,
+                                             const Visit& visit) const {
+  std::vector<uint32_t> others;
+  if (cache_ == nullptr) {
+    others.resize(n);
+    std::iota(others.begin(), others.end(), 0u);
+    return others;
   }
-  places->resize(kept);
-  order->resize(kept);
+  std::vector<char> record(layout_.record_bytes);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 2 * kAhead < n) cache_->Prefetch(places[i + 2 * kAhead]);
+    if (i + kAhead < n) cache_->PrefetchRecord(places[i + kAhead]);
+    if (cache_->Find(places[i], record.data())) {
+      visit(i, RecordLayout::KeyOf(record.data()),
+            RecordLayout::PayloadOf(static_cast<const char*>(record.data())));
+    } else {
+      others.push_back(static_cast<uint32_t>(i));
+    }
+  }
+  return others;
 }
 
 Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit) {
   const uint64_t began = NowNs();
-  std::vector<uint32_t> order(n);
-  std::iota(order.begin(), order.end(), 0u);
+  std::vector<uint32_t> order = VisitCached(places, n, visit);
   std::sort(order.begin(), order.end(),
             [places](uint32_t a, uint32_t b) { return places[a] < places[b]; });
-  std::vector<uint32_t> sorted(n);
-  for (size_t i = 0; i < n; ++i) sorted[i] = places[order[i]];
-  VisitCached(&sorted, &order, visit);
+  std::vector<uint32_t> sorted(order.size());
+  for (size_t i = 0; i < sorted.size(); ++i) sorted[i] = places[order[i]];
   const size_t cached = n - sorted.size();
   n = sorted.size();
 

@@ -95,9 +95,8 @@ class RecordLog {
   RecordLog(std::string folder, RecordLayout layout, IoThreads& threads)
       : folder_(std::move(folder)), layout_(std::move(layout)), threads_(threads) {}
   Status BeginFile();
-  // Visits those of the ascending places that are cached; leaves the others.
-  void VisitCached(std::vector<uint32_t>* places, std::vector<uint32_t>* order,
-                   const Visit& visit) const;
+  // Visits those of the places that are cached. Returns the positions of the others.
+  std::vector<uint32_t> VisitCached(const uint32_t* places, size_t n, const Visit& visit) const;
   // Opened, and still under its name.
   Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number);
 

@@ -107,6 +107,13 @@ Result<bool> RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
   return known;
 }
 
+std::vector<MappedFile*> RecordStore::LargeFiles() const {
+  std::vector<MappedFile*> files = {index_->pages(), announced_->file()};
+  const RecordCache* const cache = log_->cache();
+  if (cache != nullptr && cache->file() != nullptr) files.push_back(cache->file());
+  return files;
+}
+
 // --- Reading. ---
 
 Status RecordStore::FindCandidates(const int64_t* keys, std::vector<Wanted>* wanted) const {
@@ -159,6 +166,25 @@ Status RecordStore::Read(const int64_t* keys, size_t n, bool urgent, uint32_t* p
   std::vector<Wanted> wanted(n);
   for (size_t i = 0; i < n; ++i) wanted[i].i = i;
   std::fill_n(places, n, kNoRecord);
+  return ReadWanted(keys, urgent, std::move(wanted), places, visit);
+}
+
+Status RecordStore::ReadAgain(const int64_t* keys, size_t n, bool urgent, uint32_t* places,
+                              const Visit& visit) {
+  std::vector<Wanted> wanted;
+  for (size_t i = 0; i < n; ++i) {
+    if (places[i] != kNoRecord) wanted.push_back({i, 0, places[i]});
+  }
+  const std::vector<Wanted> all = wanted;
+  for (const Wanted& one : all) places[one.i] = kNoRecord;
+  const Status read = ReadCandidates(keys, urgent, &wanted, places, visit);
+  if (!read.ok()) wanted = all;
+  for (Wanted& one : wanted) one.candidate = 0;
+  return ReadWanted(keys, urgent, std::move(wanted), places, visit);
+}
+
+Status RecordStore::ReadWanted(const int64_t* keys, bool urgent, std::vector<Wanted> wanted,
+                               uint32_t* places, const Visit& visit) {
   int attempts = 0;
   while (!wanted.empty()) {
     TSPS_RETURN_IF_ERROR(FindCandidates(keys, &wanted));

@@ -60,6 +60,10 @@ class RecordStore {
   // visit(i, payload) is called on many threads, for the keys that have one.
   using Visit = std::function<void(size_t i, const char* payload)>;
   Status Read(const int64_t* keys, size_t n, bool urgent, uint32_t* places, const Visit& visit);
+  // The same where a Read has told the places of these keys, in the committed state that still is
+  // the last one: the index is looked at for those only that compaction has moved since.
+  Status ReadAgain(const int64_t* keys, size_t n, bool urgent, uint32_t* places,
+                   const Visit& visit);
   // Reads records of keys into the cache, for whoever needs them next; perhaps some of other keys.
   Status Stage(const int64_t* keys, size_t n);
   AnnouncedRows& announced() const { return *announced_; }
@@ -94,6 +98,8 @@ class RecordStore {
   uint64_t live_bytes() const { return rows() * record_bytes(); }
   size_t record_bytes() const { return log_->layout().record_bytes; }
   size_t index_bytes() const { return index_->bytes(); }
+  // What of it is large, in memory that all processes share.
+  std::vector<MappedFile*> LargeFiles() const;
   // Of memory that all processes share.
   size_t memory_bytes() const {
     return index_->bytes() + log_->cache_bytes() + announced_->bytes();
@@ -112,6 +118,9 @@ class RecordStore {
     size_t candidate = 0;
     uint32_t place = kNoRecord;
   };
+  // Until none is left.
+  Status ReadWanted(const int64_t* keys, bool urgent, std::vector<Wanted> wanted, uint32_t* places,
+                    const Visit& visit);
   // Leaves out those that have no such candidate.
   Status FindCandidates(const int64_t* keys, std::vector<Wanted>* wanted) const;
   // Reads them; those whose record is of another key are left, to be looked for further.

@@ -24,6 +24,7 @@ class UseCounts {
   // A use of each of the rows.
   void Count(const uint32_t* rows, size_t n);
   void Forget(uint32_t row) { counts_[row] = 0.0f; }
+  void Prefetch(uint32_t row) const { __builtin_prefetch(&counts_[row]); }
   // In uses of now.
   float Of(uint32_t row) const { return counts_[row] / weight_; }
   // From here on what was counted counts `factor` of what it did; in (0, 1].
