@@ -161,7 +161,7 @@ class PullCounters(NamedTuple):
 
 
 def pull_counters(path: str) -> PullCounters:
-    """Of this process, in a group."""
+    """The counters of this process's pulls in a group."""
     return PullCounters(*lib.tsps_pull_counters(path))
 
 
