@@ -38,6 +38,9 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hierarchical-bfloat16": ("shared", {"wire": "bfloat16"}),
     "sharded": ("shared --sharded float32", {}),
     "sharded-bfloat16": ("shared --sharded bfloat16", {"wire": "bfloat16"}),
+    # Computing takes about as long as a pull at 200 Mbit/s.
+    "sharded-wait": ("shared --sharded float32 --wait-ms 400", {}),
+    "sharded-wait-ahead": ("shared --sharded float32 --wait-ms 400 --ahead", {}),
     "replicated": ("replicated", {}),
     "dense-only": ("shared --dense-only", {}),
 }

@@ -35,6 +35,7 @@ class _Work:
         step: trains on ids: int64[batch, FIELDS] and labels: float32[batch, 1].
         gather: every rank's numbers, in rank order; a barrier, too.
         table_rows: how many this rank's host has of the table; None: there is no table of ours.
+        model: Ours.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class _Work:
     step: Callable[..., Any]
     gather: Callable[[list[int]], list[list[int]]]
     table_rows: Callable[[], int] | None = None
+    model: Any = None
 
 
 def main() -> None:
@@ -51,6 +53,8 @@ def main() -> None:
     parser.add_argument("--kind", choices=("shared", "replicated"), required=True)
     parser.add_argument("--dense-only", action="store_true", help="rows that cost nothing instead of the table")
     parser.add_argument("--sharded", metavar="WIRE", help="rows are spread over the hosts; looked up, they travel so")
+    parser.add_argument("--wait-ms", type=float, default=0.0, help="of each step, between look-up and update")
+    parser.add_argument("--ahead", action="store_true", help="with tsps.lookahead")
     parser.add_argument("--optimizer", type=json.loads, default={}, help="of DistributedOptimizer, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -67,7 +71,11 @@ def main() -> None:
     )
 
     shared, with_table = options.kind == "shared", not options.dense_only
-    work = _ours(with_table, options.sharded, options.optimizer) if shared else _replicated(rows, with_table)
+    work = (
+        _ours(with_table, options.sharded, options.wait_ms * 1e-3, options.optimizer)
+        if shared
+        else _replicated(rows, with_table)
+    )
     labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
     following = Cycle(
         [
@@ -76,6 +84,8 @@ def main() -> None:
         ]
     )
     work.step(*following())
+    if options.ahead:
+        following = _ahead(following, work)
     first_step_s = time.time() - options.began if options.began else 0.0
     if shared and with_table:  # rows appear when they are first trained: the peer has all of them from the start
         for part in _fill(rows, batch * FIELDS, work):
@@ -164,10 +174,44 @@ def interface_counters(interface: str) -> tuple[int, int]:
     raise ValueError(f"this host has no network interface {interface!r}")
 
 
-def _model(embedding: Any) -> keras.Model:
+def _ahead(following: Callable[[], Any], work: _Work) -> Callable[[], Any]:
+    """The same batches, announced before they are trained."""
+    import tf_sparse_ps as tsps
+
+    ids, labels = following()
+
+    def elements() -> Iterator[Any]:
+        while True:
+            yield following()
+
+    dataset = tf.data.Dataset.from_generator(
+        elements, output_signature=(tf.TensorSpec(ids.shape, ids.dtype), tf.TensorSpec(labels.shape, labels.dtype))
+    )
+    batches = iter(tsps.lookahead(dataset, work.model, batches=2))
+    return lambda: next(batches)
+
+
+def _waits(seconds: float) -> keras.layers.Layer:
+    """What stands for a device that computes: nothing uses a processor meanwhile."""
+
+    def sleep(row: Any) -> Any:
+        time.sleep(seconds)
+        return row
+
+    def wait(rows: tf.Tensor) -> tf.Tensor:
+        # Not stateful: it stands for ops that what has a state, as an exchange, does not wait for.
+        done = tf.numpy_function(sleep, [rows[0, 0]], tf.float32, stateful=False)
+        with tf.control_dependencies([done]):
+            return tf.identity(rows)
+
+    return keras.layers.Lambda(wait)
+
+
+def _model(embedding: Any, wait_s: float = 0.0) -> keras.Model:
     model = keras.Sequential(
         [
             embedding,
+            *([_waits(wait_s)] if wait_s else []),
             keras.layers.Lambda(lambda rows: tf.reduce_mean(rows, axis=1)),
             keras.layers.Dense(HIDDEN, activation="relu"),
             keras.layers.Dense(1),
@@ -195,14 +239,14 @@ def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
 
-def _ours(with_table: bool, sharded: str | None, options: dict[str, Any]) -> _Work:
+def _ours(with_table: bool, sharded: str | None, wait_s: float, options: dict[str, Any]) -> _Work:
     import tf_sparse_ps as tsps
     from tf_sparse_ps.config.placement import Sharded
 
     ranks = tsps.init()
     placement: Any = Sharded(wire=sharded) if sharded else "replicated"
     layer = tsps.Embedding(None, DIM, placement=placement) if with_table else _NoTable()
-    model = _model(layer)
+    model = _model(layer, wait_s)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(RATE), **options)
 
     @tf.function(reduce_retracing=True)
@@ -219,6 +263,7 @@ def _ours(with_table: bool, sharded: str | None, options: dict[str, Any]) -> _Wo
         step,
         lambda numbers: ranks.allgather_object(numbers, "bench.numbers"),
         (lambda: len(layer.bindings[0].reader())) if with_table else None,
+        model,
     )
 
 
