@@ -154,7 +154,7 @@ def plans(rng: random.Random) -> Iterator[tuple[str, bool]]:
     while True:
         for point, highest in (POINTS | OF_TIERS).items():
             yield f"{point}:{rng.randint(1, highest)}", False
-            yield f"{rng.uniform(0, 0.4):.4f}", False
+            yield f"{rng.uniform(0, 0.4):.4f}", rng.random() < 0.2
 
 
 def sealed(folder: Path) -> bool:
