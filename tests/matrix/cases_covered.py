@@ -65,7 +65,7 @@ covered(
     refused=True,
 )
 
-_LAYERS, _SHARDED = "tests/layers/test_sharded_layers.py", "tests/multirank/test_sharded_layers.py"
+_LAYERS, _SHARDED = "tests/layers/test_sharded_configs.py", "tests/multirank/test_sharded_layers.py"
 covered(
     "training",
     "tables with `placement=tsps.Sharded()`, beside others",

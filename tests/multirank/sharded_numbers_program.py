@@ -17,6 +17,7 @@ import this_rank
 from sharded_cases import CASES, ON_DISK, ROUNDS_PULLS, SHARDED, STEPS, name_of
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import _table
 from tf_sparse_ps.rings import topologies
 
 keras = tf.keras
@@ -39,6 +40,30 @@ def config(t: int, case: dict[str, Any], disk: Path) -> Any:
         storage=tsps.Tiered(disk, memory=MEMORY) if on_disk else "memory",
         placement=tsps.Sharded(wire=wire) if sharded else "replicated",
     )
+
+
+def own(binding: Any, keys: np.ndarray) -> np.ndarray:
+    """Which keys' rows this node has."""
+    if binding.placement != "sharded":
+        return np.ones(len(keys), bool)
+    return _table.owners(keys, binding.nodes) == binding.node
+
+
+def of_this_node(binding: Any, keys: np.ndarray) -> np.ndarray:
+    """Rows of keys, float32[n, dim]: zeros where another node has them."""
+    rows = np.zeros((len(keys), binding.config.dim), np.float32)
+    mine = own(binding, keys)
+    rows[mine] = binding.reader().lookup(keys[mine])
+    return rows
+
+
+def of_all_nodes(binding: Any, keys: np.ndarray) -> np.ndarray:
+    """The same, each from the node that has it."""
+    rows = np.zeros((len(keys), binding.config.dim), np.float32)
+    parts = own(binding, keys), of_this_node(binding, keys)
+    for theirs, found in tsps.collectives.current().allgather_object(parts, "test.first"):
+        rows[theirs] = found[theirs]
+    return rows
 
 
 def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
@@ -82,7 +107,7 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     keys = [batches.all_keys(t) for t in range(len(batches.DIMS))]
-    found: dict[str, Any] = {f"first{t}": b.reader().lookup(keys[t]) for t, b in enumerate(bindings)}
+    found: dict[str, Any] = {f"first{t}": of_all_nodes(b, keys[t]) for t, b in enumerate(bindings)}
 
     def send_to_disk(*, new: bool) -> None:
         for t, binding in enumerate(bindings):
@@ -98,7 +123,7 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
         step(*([tf.constant(value) for value in values] for values in (one.ids, one.targets, one.dense_targets)))
     for t, (binding, seen) in enumerate(zip(bindings, look_up(list(map(tf.constant, keys))), strict=True)):
         stats = binding.reader().stats()
-        found |= {f"rows{t}": binding.reader().lookup(keys[t]), f"seen{t}": seen.numpy()}
+        found |= {f"rows{t}": of_this_node(binding, keys[t]), f"seen{t}": seen.numpy()}
         found |= {f"keys{t}": np.setdiff1d(binding.reader().keys(), FILL), f"on_disk{t}": stats.get("rows_on_disk", 0)}
     found |= {f"dense{i}": weight.numpy() for i, weight in enumerate(dense)}
     return found | {f"statistic_{name}": value for name, value in optimizer.statistics().items()}
