@@ -47,7 +47,7 @@ def test_ranks_that_do_not_look_up_are_named_by_those_that_wait(way: str, hosts:
 
         def silent() -> list[int]:
             # Who has died comes first in a sentence, whom a rank waits for last.
-            said = [rf"rank {rank}\b.*({says}).*{whom}|rank {rank}: .*{whom}.*({says})" for rank in range(last)]
+            said = [rf"\[{rank}\]<\w+>:.*(({says}).*{whom}|{whom}.*({says}))" for rank in range(last)]
             return [rank for rank, one in enumerate(said) if not re.search(one, job.output)]
 
         while silent() and time.monotonic() < happened + 120 and job.talks:
