@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ IDS, DIM, WIDTH = 1200, 4, 5
 MEMORY = 12_850_000  # 12 MiB are buffers
 
 
+def alike(rows: list[tf.Tensor], exact: bool) -> tf.Tensor:
+    """The sum of rows of two tables, which must be equal."""
+    there, spread = rows
+    if not exact:
+        return there + spread
+    with tf.control_dependencies([tf.debugging.assert_equal(there, spread, "a row is not the table's")]):
+        return there + spread
+
+
 class Case:
     """A model, and its batches on this rank."""
 
@@ -42,7 +52,12 @@ class Case:
         self.spread = tsps.Embedding(None, DIM, table=sharded)
         inputs = keras.Input((WIDTH,), dtype="int64")
         turned = inputs[:, ::-1] * 3  # each layer is called twice, with other ids
-        sums = keras.layers.Add()([self.there(inputs), self.spread(inputs), self.there(turned), self.spread(turned)])
+        # Both get the same gradient, whatever is looked up: what is looked up is compared, too, in every step.
+        looked_up = [
+            keras.layers.Lambda(partial(alike, exact=wire == "float32"))([self.there(one), self.spread(one)])
+            for one in (inputs, turned)
+        ]
+        sums = keras.layers.Add()(looked_up)
         self.model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(sums)))
         self.model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
         self.model.optimizer.build(self.model.trainable_variables)
