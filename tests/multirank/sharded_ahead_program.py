@@ -34,7 +34,7 @@ def alike(rows: list[tf.Tensor], exact: bool) -> tf.Tensor:
     there, spread = rows
     if not exact:
         return there + spread
-    with tf.control_dependencies([tf.debugging.assert_equal(there, spread, "a row is not the table's")]):
+    with tf.control_dependencies([tf.debugging.assert_equal(there, spread, "looked-up rows differ")]):
         return there + spread
 
 
