@@ -162,7 +162,11 @@ void Stager::Stage(std::vector<Waiting> pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++counters_.passes;
   counters_.keys += keys.size();
-  counters_.failed += !staged.ok();
+  if (staged.code() == Code::kNotFound) {  // nobody needs rows of a table that was removed
+    counters_.dropped += pass.size();
+  } else {
+    counters_.failed += !staged.ok();
+  }
   counters_.nanoseconds += NowNs() - began;
 }
 

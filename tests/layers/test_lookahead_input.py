@@ -84,6 +84,7 @@ def test_cached_after_it_the_numbers_are_the_same(disk: tsps.Tiered, tmp_path: P
     memory.fit(dataset(), epochs=3, verbose=0)
     before = int(_ops.disk_counters().batches)
     ahead = tsps.lookahead(dataset(), tiered, batches=4).cache(str(tmp_path / "cache") if store == "file" else "")
+    assert sum(1 for _ in ahead) == BATCHES  # to its end, which `fit` may not ask for: then nothing would be cached
     tiered.fit(ahead, epochs=3, verbose=0)
     assert_equal(memory, tiered)
     # Later epochs come out of the cache: nothing is announced.
