@@ -20,7 +20,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from tf_sparse_ps import _table
 
 _TESTS = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(_TESTS / "multirank")]  # ranks are started by its module `launch`
-from launch import Launch, launched  # noqa: E402  (see above)
+from launch import launched  # noqa: E402  (see above)
 
 HOSTS = ("localhost:1,127.0.0.1:1", "localhost:1,127.0.0.1:1,127.0.0.2:1")
 STEPS = 60  # of a job; then another one begins
@@ -84,14 +83,13 @@ class Job:
         for one in (self._tables, self._disk):
             one.mkdir(exist_ok=True)
 
-    def run(self, victim: int = -1, how: str = "0", steps: int = STEPS_OF_A_RUN, *, named: bool = False) -> str:
+    def run(self, victim: int = -1, how: str = "0", steps: int = STEPS_OF_A_RUN) -> str:
         """Runs it once; returns what it has printed.
 
         Args:
           victim: The rank that is killed; -1: none, and tables are told after every step.
           how: As the program takes it.
           steps: To make.
-          named: The other ranks are left to find out, and are waited for until they have said who was killed.
         """
         environment = {
             "PYTHONPATH": _PYTHON_PATH,
@@ -101,32 +99,10 @@ class Job:
         }
         each = "each" if victim < 0 else "-"
         program = ["voting_program.py", self.storage, str(victim), how, str(steps), each, str(self._disk)]
-        program = ["shielded.py", *program] if named else program
         with launched(*program, hosts=self._hosts, ranks=self.nodes, env=environment) as job:
-            if named:
-                self._await_names(job, victim)
             job.wait(4 * _TIMEOUT_S)
         self.acknowledged = max([self.acknowledged, *map(int, re.findall(r"made (\d+)", job.output))])
         return job.output
-
-    def _await_names(self, job: Launch, victim: int) -> None:
-        deadline = time.monotonic() + 2 * _TIMEOUT_S
-        while not self.named_by(job.output, victim) >= self._others(victim) and time.monotonic() < deadline:
-            if job.output.count("rank is done") == self.nodes:
-                break  # it was not killed: the run was over before
-            time.sleep(0.05)
-        (job.folder / "end").touch()
-
-    def named_by(self, output: str, victim: int) -> set[int]:
-        """The ranks that have said that this one was lost."""
-        return {int(rank) for rank in re.findall(rf"\[(\d+)\]<\w+>:.*rank {victim} of node {victim} \(pid", output)}
-
-    def _others(self, victim: int) -> set[int]:
-        return {rank for rank in range(self.nodes) if rank != victim}
-
-    def not_named_by(self, output: str, victim: int) -> set[int]:
-        """The other ranks that have not."""
-        return self._others(victim) - self.named_by(output, victim)
 
 
 @dataclasses.dataclass
@@ -149,12 +125,12 @@ def held(output: str) -> dict[tuple[int, int], str]:
     return {(int(n), int(step)): what for n, step, what in re.findall(r"node (\d+) has step (\d+): (\w+)", output)}
 
 
-def plans(rng: random.Random) -> Iterator[tuple[str, bool]]:
-    """How ranks are killed, and whether the others must say so: every point, then random instants, by turns."""
+def plans(rng: random.Random) -> Iterator[str]:
+    """How ranks are killed: at every point and at random instants, by turns."""
     while True:
         for point, highest in (POINTS | OF_TIERS).items():
-            yield f"{point}:{rng.randint(1, highest)}", False
-            yield f"{rng.uniform(0, 0.4):.4f}", rng.random() < 0.2
+            yield f"{point}:{rng.randint(1, highest)}"
+            yield f"{rng.uniform(0, 0.4):.4f}"
 
 
 def sealed(folder: Path) -> bool:
@@ -189,7 +165,7 @@ def run(kills: int, seed: int) -> Found:
 def _kill_until_the_end(
     job: Job,
     folder: Path,
-    how: Iterator[tuple[str, bool]],
+    how: Iterator[str],
     expected: dict[tuple[int, int], str],
     rng: random.Random,
     kills: int,
@@ -198,8 +174,7 @@ def _kill_until_the_end(
 ) -> None:
     while job.acknowledged < STEPS - STEPS_OF_A_RUN:
         last = job.acknowledged
-        victim, (point, named) = rng.randrange(job.nodes), next(how)
-        output = job.run(victim, point, named=named)
+        output = job.run(rng.randrange(job.nodes), next(how))
         begun = held(output)
         problems = _problems(begun, expected, job.nodes, last)
         if problems:
@@ -209,10 +184,7 @@ def _kill_until_the_end(
             found.kills += 1
             found.undecided += sealed(folder)
             bar.update()
-            if named and job.not_named_by(output, victim):
-                silent = job.not_named_by(output, victim)
-                found.wrong.append(f"ranks {silent} did not say that rank {victim} was lost:\n{output[-3000:]}")
-        if found.wrong or found.kills >= kills:
+        if found.kills >= kills:
             break
     if not found.wrong:
         last = job.acknowledged
