@@ -74,12 +74,13 @@ class SparseStep:
         Returns:
           The number of the step, int64, once it is certain that it is made.
         """
+        # Beside computing: it waits for nothing but the look-ups before it. So it comes before what needs gradients:
+        # TensorFlow keeps ops that have a state in their order.
+        ahead = rows_ahead.fetch(self.job, self.update.tables, self.name)
         # What reads tables comes before a leader has written the step and waits for the others' votes, or both wait.
         against = rows_ahead.against(self.job, self.update.tables, self.gradients)
         with tf.control_dependencies(against):
             number = self.number()
-        # Beside computing: it waits for nothing but the look-ups before it.
-        ahead = rows_ahead.fetch(self.job, self.update.tables, self.name)
         step = self._prepared_after(ahead, against)
         plain = self.clipping == clipping_lib.NONE and self.loss_scale == 1.0
         verdict = step.apply(number) if plain else step.apply_reduced(number, step._clipped(number, dense))
