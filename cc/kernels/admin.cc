@@ -19,14 +19,6 @@
 namespace tsps {
 namespace {
 
-// A kernel without attributes, from a function.
-template <Status (*kCompute)(const KernelContext&)>
-class AdminKernel {
- public:
-  Status Init(const Attributes&) { return Status(); }
-  Status Compute(const KernelContext& context) { return kCompute(context); }
-};
-
 // Inputs `path` and `uuid` of a table, 0 and 1 in all ops.
 Result<TableHandle> TableInput(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
@@ -293,23 +285,23 @@ Status ReportOutOfRoom(const KernelContext& context) {
 }  // namespace
 
 void RegisterAdminKernels() {
-  RegisterKernel<AdminKernel<CreateGroup>>("TspsCreateGroup");
-  RegisterKernel<AdminKernel<OpenWriter>>("TspsOpenWriter");
-  RegisterKernel<AdminKernel<SetRun>>("TspsSetRun");
-  RegisterKernel<AdminKernel<CreateTable>>("TspsCreateTable");
-  RegisterKernel<AdminKernel<BindOptimizer>>("TspsBindOptimizer");
+  RegisterKernel<FunctionKernel<CreateGroup>>("TspsCreateGroup");
+  RegisterKernel<FunctionKernel<OpenWriter>>("TspsOpenWriter");
+  RegisterKernel<FunctionKernel<SetRun>>("TspsSetRun");
+  RegisterKernel<FunctionKernel<CreateTable>>("TspsCreateTable");
+  RegisterKernel<FunctionKernel<BindOptimizer>>("TspsBindOptimizer");
   RegisterKernel<AssignKernel>("TspsAssign");
-  RegisterKernel<AdminKernel<Erase>>("TspsErase");
-  RegisterKernel<AdminKernel<SetStep>>("TspsSetStep");
+  RegisterKernel<FunctionKernel<Erase>>("TspsErase");
+  RegisterKernel<FunctionKernel<SetStep>>("TspsSetStep");
   RegisterAsyncKernel<AnnounceKernel>("TspsAnnounce");
-  RegisterKernel<AdminKernel<DiskCounters>>("TspsDiskCounters");
-  RegisterKernel<AdminKernel<DescribeGroup>>("TspsGroupInfo");
-  RegisterKernel<AdminKernel<RemoveTable>>("TspsRemoveTable");
-  RegisterKernel<AdminKernel<ForgetTable>>("TspsForgetTable");
-  RegisterKernel<AdminKernel<CloseGroup>>("TspsCloseGroup");
-  RegisterKernel<AdminKernel<SetPoolThreads>>("TspsSetThreads");
-  RegisterKernel<AdminKernel<HoldProcessEnd>>("TspsHoldTerminate");
-  RegisterKernel<AdminKernel<ReportOutOfRoom>>("TspsOutOfRoom");
+  RegisterKernel<FunctionKernel<DiskCounters>>("TspsDiskCounters");
+  RegisterKernel<FunctionKernel<DescribeGroup>>("TspsGroupInfo");
+  RegisterKernel<FunctionKernel<RemoveTable>>("TspsRemoveTable");
+  RegisterKernel<FunctionKernel<ForgetTable>>("TspsForgetTable");
+  RegisterKernel<FunctionKernel<CloseGroup>>("TspsCloseGroup");
+  RegisterKernel<FunctionKernel<SetPoolThreads>>("TspsSetThreads");
+  RegisterKernel<FunctionKernel<HoldProcessEnd>>("TspsHoldTerminate");
+  RegisterKernel<FunctionKernel<ReportOutOfRoom>>("TspsOutOfRoom");
 }
 
 }  // namespace tsps

@@ -59,6 +59,14 @@ void RegisterKernel(const char* op) {
                                           &DeleteKernel<Kernel>));
 }
 
+// A kernel without attributes, from a function.
+template <Status (*kCompute)(const KernelContext&)>
+class FunctionKernel {
+ public:
+  Status Init(const Attributes&) { return Status(); }
+  Status Compute(const KernelContext& context) { return kCompute(context); }
+};
+
 // One per file of kernels; registration.cc calls them when the library is loaded.
 void RegisterLookupKernels();
 void RegisterPooledKernels();

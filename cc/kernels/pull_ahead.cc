@@ -11,39 +11,29 @@
 namespace tsps {
 namespace {
 
-class PullAnnounceKernel {
- public:
-  Status Init(const Attributes&) { return Status(); }
+// Inputs: path (of the group), table, keys, dataset, index, batches. Reads nothing of the group:
+// a dataset must not wait, and hold one of TensorFlow's threads, while a step is being written.
+Status PullAnnounce(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t table, context.Scalar<int64_t>(1, "table"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  TSPS_ASSIGN_OR_RETURN(const Tensor ids, context.Input(2, 1, "keys"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t dataset, context.Scalar<int64_t>(3, "dataset"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t index, context.Scalar<int64_t>(4, "index"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t batches, context.Scalar<int64_t>(5, "batches"));
+  std::vector<int32_t> inverse(ids.size());
+  RowsAhead& ahead = owner->pulls().ahead(static_cast<int>(table));
+  ahead.Announce(dataset, index, static_cast<size_t>(2 * batches + 2),
+                 Dedupe({{ids.data<int64_t>(), ids.size(), inverse.data()}}));
+  return Status();
+}
 
-  // Inputs: path (of the group), table, keys, dataset, index, batches. Reads nothing of the group:
-  // a dataset must not wait, and hold one of TensorFlow's threads, while a step is being written.
-  Status Compute(const KernelContext& context) {
-    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
-    TSPS_ASSIGN_OR_RETURN(const int64_t table, context.Scalar<int64_t>(1, "table"));
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    TSPS_ASSIGN_OR_RETURN(const Tensor ids, context.Input(2, 1, "keys"));
-    TSPS_ASSIGN_OR_RETURN(const int64_t dataset, context.Scalar<int64_t>(3, "dataset"));
-    TSPS_ASSIGN_OR_RETURN(const int64_t index, context.Scalar<int64_t>(4, "index"));
-    TSPS_ASSIGN_OR_RETURN(const int64_t batches, context.Scalar<int64_t>(5, "batches"));
-    std::vector<int32_t> inverse(ids.size());
-    RowsAhead& ahead = owner->pulls().ahead(static_cast<int>(table));
-    ahead.Announce(dataset, index, static_cast<size_t>(2 * batches + 2),
-                   Dedupe({{ids.data<int64_t>(), ids.size(), inverse.data()}}));
-    return Status();
-  }
-};
-
-class PullLookingKernel {
- public:
-  Status Init(const Attributes&) { return Status(); }
-
-  // Inputs: path. Outputs: looking.
-  Status Compute(const KernelContext& context) {
-    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    return context.OutputScalar(0, owner->pulls().looking());
-  }
-};
+// Inputs: path. Outputs: looking.
+Status PullLooking(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  return context.OutputScalar(0, owner->pulls().looking());
+}
 
 class PullCheckKernel {
  public:
@@ -100,32 +90,27 @@ class PullStepMadeKernel {
   TableCache cache_;
 };
 
-class PullCountersKernel {
- public:
-  Status Init(const Attributes&) { return Status(); }
-
-  // Inputs: path. Outputs: announced, dropped, looked_up, ahead, fetched.
-  Status Compute(const KernelContext& context) {
-    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    const RowsAhead::Counters counters = owner->pulls().counters();
-    int output = 0;
-    for (const uint64_t count : {counters.announced, counters.dropped, counters.looked_up,
-                                 counters.ahead, counters.fetched}) {
-      TSPS_RETURN_IF_ERROR(context.OutputScalar(output++, static_cast<int64_t>(count)));
-    }
-    return Status();
+// Inputs: path. Outputs: announced, dropped, looked_up, ahead, fetched.
+Status PullCounters(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  const RowsAhead::Counters counters = owner->pulls().counters();
+  int output = 0;
+  for (const uint64_t count : {counters.announced, counters.dropped, counters.looked_up,
+                               counters.ahead, counters.fetched}) {
+    TSPS_RETURN_IF_ERROR(context.OutputScalar(output++, static_cast<int64_t>(count)));
   }
-};
+  return Status();
+}
 
 }  // namespace
 
 void RegisterPullAheadKernels() {
-  RegisterKernel<PullAnnounceKernel>("TspsPullAnnounce");
-  RegisterKernel<PullLookingKernel>("TspsPullLooking");
+  RegisterKernel<FunctionKernel<PullAnnounce>>("TspsPullAnnounce");
+  RegisterKernel<FunctionKernel<PullLooking>>("TspsPullLooking");
   RegisterKernel<PullCheckKernel>("TspsPullCheck");
   RegisterKernel<PullStepMadeKernel>("TspsPullStepMade");
-  RegisterKernel<PullCountersKernel>("TspsPullCounters");
+  RegisterKernel<FunctionKernel<PullCounters>>("TspsPullCounters");
 }
 
 }  // namespace tsps

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-import zlib
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.job.table_lifetime import TableLifetimes
 from tf_sparse_ps.job.table_seeds import TableSeeds
 from tf_sparse_ps.table import disk_folders
+from tf_sparse_ps.table.arrays import checksum
 
 
 class JobTables:
@@ -63,7 +63,7 @@ class JobTables:
             )
         binding, initializer = self._bind_next(config, salt, values is not None)
         if binding.placement == "sharded" and values is not None:
-            binding.given = f"of checksum {zlib.crc32(np.ascontiguousarray(values, np.float32).tobytes()):08x}"
+            binding.given = f"of checksum {checksum(np.asarray(values, np.float32))}"
         self.lifetimes.add(binding)
         with binding.writing() as writes:
             if writes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from tf_sparse_ps import _table, failures, job
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.layers.sharded_content import CHUNK_BYTES, LOST, ShardedContent, raise_failed, text_of
 from tf_sparse_ps.rings.binding import must_agree
+from tf_sparse_ps.table.arrays import checksum
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
@@ -174,5 +174,4 @@ def loading(binding: TableBinding, call: str, facts: Mapping[str, str]) -> Itera
 
 def digest(array: npt.NDArray[Any]) -> str:
     """Tells an array from others."""
-    checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
-    return f"{array.dtype.name}{list(array.shape)}, checksum {checksum:08x}"
+    return f"{array.dtype.name}{list(array.shape)}, checksum {checksum(array)}"

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops, job
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.layers import anchor, saving, sharded
-from tf_sparse_ps.rings import node_exchange
+from tf_sparse_ps.rings import node_exchange, row_pull
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
@@ -144,11 +144,8 @@ class _Pull:
         asked_for = [_ops.mark(keys[0], waits, "begin", begun), *keys[1:]]
         buffer, splits = self.ops.ask(asked_for, paths, self.uuids, this_job.timeout_s)
         buffer = _ops.mark(buffer, waits, "end", begun)
-        if group is not None:
-            asked, _ = group.alltoall(buffer, splits, f"{self.name}.keys")
-            served, splits = self.ops.serve(asked, paths, self.uuids)
-            buffer, _ = group.alltoall(served, splits, f"{self.name}.rows")
-        rows = self.ops.take(buffer, keys, paths, self.uuids, self.dims)
+        tables = paths, self.uuids, self.dims
+        rows = row_pull.rows_for(self.ops, (buffer, splits), keys, tables, group, self.name)
         with tf.control_dependencies(rows):
             order.assign_add(1)
         return rows

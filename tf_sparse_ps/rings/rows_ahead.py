@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.config.placement import Sharded
-from tf_sparse_ps.rings import node_exchange
+from tf_sparse_ps.rings import node_exchange, row_pull
 from tf_sparse_ps.rings.sparse_ring import SparseGradient
 
 if TYPE_CHECKING:
@@ -68,13 +68,9 @@ def _pull(job: Job, tables: Sequence[TableBinding], name: str, wire: str) -> lis
     pull = _ops.Pull(name, first.nodes, first.node, wire, "next")
     paths, uuids = [one.path_tensor for one in tables], [one.uuid for one in tables]
     nothing = [tf.zeros([0], tf.int64) for _ in tables]
-    group = node_exchange.of(job).cross_node_group()
-    buffer, splits = pull.ask(nothing, paths, uuids, job.timeout_s)
-    if group is not None:
-        asked, _ = group.alltoall(buffer, splits, f"{name}.keys")
-        served, splits = pull.serve(asked, paths, uuids)
-        buffer, _ = group.alltoall(served, splits, f"{name}.rows")
-    return pull.take(buffer, nothing, paths, uuids, [one.config.dim for one in tables])
+    asked = pull.ask(nothing, paths, uuids, job.timeout_s)
+    named = paths, uuids, [one.config.dim for one in tables]
+    return row_pull.rows_for(pull, asked, nothing, named, node_exchange.of(job).cross_node_group(), name)
 
 
 def against(job: Job, tables: Sequence[TableBinding], gradients: Sequence[SparseGradient]) -> list[tf.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,11 @@ def as_keys(keys: npt.ArrayLike) -> Keys:
       InvalidArgumentError: They are not integers, or an unsigned one is beyond 2**63 - 1.
     """
     return np.ascontiguousarray(integers(keys, "keys"), dtype=np.int64)
+
+
+def checksum(array: npt.NDArray[Any]) -> str:
+    """Eight hexadecimal digits that tell an array's content from others; copies nothing of a contiguous one."""
+    return f"{zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data):08x}"
 
 
 def as_counts(counts: npt.ArrayLike) -> npt.NDArray[np.int32]:

@@ -169,13 +169,4 @@ RowsAhead::Counters RowsAhead::counters() const {
   return counters_;
 }
 
-size_t RowsAhead::bytes() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  size_t bytes = looked_up_.bytes() + here_.bytes() + ahead_.bytes() + rows_.capacity() * 4;
-  for (const Stream& stream : streams_) {
-    for (const auto& batch : stream.batches) bytes += batch.capacity() * 8;
-  }
-  return bytes;
-}
-
 }  // namespace tsps

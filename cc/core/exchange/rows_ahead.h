@@ -82,7 +82,6 @@ class RowsAhead {
   void StepMade();
 
   Counters counters() const;
-  size_t bytes() const;
 
  private:
   struct Stream {

@@ -45,7 +45,6 @@ class KeySet {
     std::fill(buckets_.begin(), buckets_.end(), 0);
     keys_.clear();
   }
-  size_t bytes() const { return buckets_.capacity() * 4 + keys_.capacity() * 8; }
 
  private:
   static constexpr uint64_t kSeed = 0x51ED270B7F4A7C15ULL;
