@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/base/fault_point.h"
+#include "core/tier/record_scan.h"
 #include "tests/group_fixture.h"
 #include "tests/killed_at.h"
 #include "tests/temp_dir.h"
@@ -57,7 +58,7 @@ class TwoTiers {
   // A mutation: rows of `leaving` (key and version) go, `entering` come.
   Status Mutate(const std::vector<int64_t>& entering,
                 const std::vector<std::pair<int64_t, uint32_t>>& leaving, bool publish,
-                const std::function<void()>& published = nullptr) {
+                const std::function<void()>& published = nullptr, bool scans = false) {
     std::vector<uint32_t> places(entering.size());
     TSPS_RETURN_IF_ERROR(store_->Read(entering.data(), entering.size(), true, places.data(),
                                       [](size_t, const char*) {}));
@@ -70,7 +71,7 @@ class TwoTiers {
     TSPS_FAULT_POINT("test_declared");
     if (publish && published) published();
     TSPS_FAULT_POINT("test_published");
-    store_->Finish(publish);
+    store_->Finish(publish, scans);
     return {};
   }
 
@@ -122,6 +123,11 @@ std::vector<int64_t> Range(int64_t n) {
   std::vector<int64_t> keys;
   for (int64_t key = 0; key < n; ++key) keys.push_back(key);
   return keys;
+}
+
+size_t FilesOn(const std::string& disk) {
+  const auto entries = std::filesystem::directory_iterator(disk);
+  return static_cast<size_t>(std::distance(begin(entries), end(entries)));
 }
 
 // Random mutations, some undone, with compaction beside; the state is also that of a new reader.
@@ -266,6 +272,61 @@ TEST(RecordStore, ReadersBesideTheWriterFindEveryRowThatStays) {
   }
   stop = true;
   other.join();
+}
+
+// The writer looks for scans, one begins, and the writer removes what no state needs any more.
+TEST(RecordStore, AScanBeginsWhileTheWriterRemovesAFileWithoutRows) {
+  TempDir dir;
+  TwoTiers tiers(dir);
+  ASSERT_TSPS_OK(tiers.Create());
+  std::vector<std::pair<int64_t, uint32_t>> all;
+  std::vector<int64_t> first;
+  for (int64_t key = 0; key < 5'000; ++key) {
+    all.push_back({key, 1});
+    if (key < 2'000) first.push_back(key);
+  }
+  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
+  ASSERT_TSPS_OK(tiers.Mutate(first, {}, true, nullptr, /*scans=*/true));
+  const size_t files = FilesOn(tiers.disk());
+  const auto scan = RecordScan::Begin(tiers.store(), 2, [] { return Status(); });
+  ASSERT_TSPS_OK(scan.status());
+  ASSERT_NE(*scan, nullptr);
+  ASSERT_TSPS_OK(tiers.Mutate({}, {}, true));
+  ASSERT_LT(FilesOn(tiers.disk()), files) << "no file was removed";
+  std::vector<int64_t> keys;
+  bool more = true;
+  while (more) {
+    const auto next = (*scan)->Next([&](int64_t key, const char*) { keys.push_back(key); });
+    ASSERT_TSPS_OK(next.status());
+    more = *next;
+  }
+  std::sort(keys.begin(), keys.end());
+  EXPECT_EQ(keys.size(), 3'000u);
+  EXPECT_EQ(keys.front(), 2'000);
+}
+
+// A process opens the log while the group's writer removes files.
+TEST(RecordStore, ALogIsOpenedWhileFilesAreRemoved) {
+  TempDir dir;
+  TwoTiers tiers(dir);
+  ASSERT_TSPS_OK(tiers.Create());
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    for (int step = 0; step < 300; ++step) {
+      std::vector<std::pair<int64_t, uint32_t>> leaving;
+      for (int64_t key = 0; key < 4'000; ++key) leaving.push_back({key, 1});
+      EXPECT_TRUE(tiers.Mutate({}, leaving, true).ok());
+      EXPECT_TRUE(tiers.Mutate(Range(4'000), {}, true).ok());
+    }
+    done = true;
+  });
+  const auto threads = IoThreads::Start(1, 64 * 1024);
+  ASSERT_TSPS_OK(threads.status());
+  while (!done) {
+    const Status opened = RecordLog::Open(tiers.disk(), TwoTiers::Layout(), **threads).status();
+    EXPECT_TRUE(opened.ok()) << opened.message();
+  }
+  writer.join();
 }
 
 TEST(RecordStore, AMissingFileIsNamedWithTheRowsItHas) {

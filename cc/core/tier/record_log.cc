@@ -64,7 +64,8 @@ Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, Re
       return Damaged(RecordFile::PathOf(folder, number), "there are at most ",
                      log->layout_.max_files(), " files of records");
     }
-    TSPS_RETURN_IF_ERROR(log->FileOf(number).status());
+    const Status opened = log->FileOf(number).status();
+    if (!opened.ok() && opened.code() != Code::kNotFound) return opened;  // the writer has removed it
     log->next_number_ = number + 1;
   }
   return log;

@@ -50,12 +50,18 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
   const auto n =
       static_cast<uint32_t>(std::clamp<size_t>(kSliceBytes / layout.record_bytes, 1, left));
   std::vector<Row> rows;
-  TSPS_ASSIGN_OR_RETURN(
-      const PageBuffer records,
+  const Result<PageBuffer> records =
       log.ReadSlots(files_[file_], slot_, n, [&](uint32_t place, int64_t key, const char* payload) {
         if (!OfState(place) || entered_.count(place) != 0) return;
         rows.push_back({place, key, payload});
-      }));
+      });
+  if (records.status().code() == Code::kNotFound) {
+    TSPS_RETURN_IF_ERROR(refresh_());
+    ++file_;  // it was being removed when the scan began, and had no row of the state
+    slot_ = 0;
+    return true;
+  }
+  TSPS_RETURN_IF_ERROR(records.status());
   // First the index, and then what has left it.
   std::vector<char> in_index(rows.size());
   std::vector<uint32_t> places;
