@@ -3,7 +3,7 @@
 Every model has a sharded table and a replicated one, which begin alike and get the same gradients. Datasets of ranks
 have delays of their own, so that ranks know of coming batches at different times.
 
-Arguments: rows of a batch; the folder for results.
+Arguments: rows of a batch, a comma, how many iterators are given up; the folder for results.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tf_sparse_ps.config.placement import Sharded
 
 keras = tf.keras
 IDS, DIM, WIDTH = 1200, 4, 5
+ROWS, BREAKS = map(int, sys.argv[1].split(","))
 MEMORY = 12_850_000  # 12 MiB are buffers
 
 
@@ -42,7 +43,7 @@ class Case:
     """A model, and its batches on this rank."""
 
     def __init__(self, name: str, storage: Any = "memory", wire: str = "float32") -> None:
-        self.name, self.rows = name, int(sys.argv[1])
+        self.name, self.rows = name, ROWS
         ranks = tsps.collectives.current()
         self.random = np.random.default_rng([ranks.rank, len(name)])
         self.together = np.random.default_rng(len(name))  # the same on all ranks
@@ -112,7 +113,7 @@ def fit(case: Case) -> None:
 
 def breaks(case: Case) -> None:
     """Iterators that are given up, and others that begin."""
-    for _ in range(20):
+    for _ in range(BREAKS):
         steps = int(case.together.integers(1, 6))
         for number, (x, y) in enumerate(case.ahead(12)):
             case.model.train_on_batch(x, y)

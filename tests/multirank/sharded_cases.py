@@ -25,6 +25,7 @@ SETTINGS: dict[str, list[Any]] = {
     "push": ["float32", "bfloat16", "float16"],
     "pull": ["float32", "bfloat16", "float16"],
     "storage": ["memory", "tiered"],
+    "ahead": [0, 1, 4, 32],  # length of a pass of `tsps.lookahead`; 0: on demand
 }
 CASES = pairwise(SETTINGS)
 # Four cases of each of two layouts: two launches, and every value of the other settings.

@@ -7,6 +7,7 @@ rank's keys are not merged before they travel; the folder for results.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,42 @@ def of_all_nodes(binding: Any, keys: np.ndarray) -> np.ndarray:
     return rows
 
 
+class Both(keras.Model):
+    """The two layers as a model, which `tsps.lookahead` looks through."""
+
+    def __init__(self, first: Any, others: Any) -> None:
+        super().__init__()
+        self.first, self.others = first, others
+
+    def call(self, ids: Any) -> list[tf.Tensor]:
+        """Rows of each table for its ids."""
+        found = self.others({f"f{t}": ids[t] for t in range(1, len(ids))})
+        return [self.first(ids[0]), *(found[f"f{t}"] for t in range(1, len(ids)))]
+
+
+def steps(first: int, last: int) -> tf.data.Dataset:
+    """This rank's batches of these steps."""
+
+    def elements() -> Iterator[Any]:
+        for i in range(first, last):
+            one = batches.batch(i, this_rank.rank())
+            yield tuple(one.ids), tuple(one.targets), tuple(one.dense_targets)
+
+    signature = (
+        tuple(tf.TensorSpec([None], tf.int64) for _ in batches.DIMS),
+        tuple(tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS),
+        tuple(tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE),
+    )
+    return tf.data.Dataset.from_generator(elements, output_signature=signature)
+
+
 def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
     """Trains tables and dense weights; returns what this node has before and after, and what look-ups give."""
     configs = [config(t, case, disk) for t in range(len(batches.DIMS))]
     first = tsps.Embedding(configs[0].key_limit, configs[0].dim, table=configs[0])
     others = tsps.EmbeddingCollection({f"f{t}": tsps.FeatureConfig(configs[t]) for t in range(1, len(configs))})
     first.build(None), others.build(None)
+    model = Both(first, others)
     bindings = [*first.bindings, *others.bindings]
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
@@ -80,10 +111,6 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
         wire=case["push"],
     )
     variables = [*first.trainable_variables, *others.trainable_variables, *dense]
-
-    def look_up(ids: list[tf.Tensor]) -> list[tf.Tensor]:
-        found = others({f"f{t}": ids[t] for t in range(1, len(ids))})
-        return [first(ids[0]), *(found[f"f{t}"] for t in range(1, len(ids)))]
 
     @tf.function(
         input_signature=(
@@ -99,7 +126,7 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
             halves = [tf.shape(one)[0] // 2 for one in ids]
             for half in (lambda one, n: one[:n], lambda one, n: one[n:]):
                 for rows, target in zip(
-                    look_up([half(one, n) for one, n in zip(ids, halves, strict=True)]),
+                    model.call([half(one, n) for one, n in zip(ids, halves, strict=True)]),
                     [half(one, n) for one, n in zip(targets, halves, strict=True)],
                     strict=True,
                 ):
@@ -116,12 +143,14 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
                     binding.assign(keys[t], found[f"first{t}"])
                 binding.assign(FILL, np.zeros((len(FILL), binding.config.dim), np.float32))
 
-    for i in range(STEPS):
-        if i in (0, STEPS // 2):
-            send_to_disk(new=i == 0)
-        one = batches.batch(i, this_rank.rank())
-        step(*([tf.constant(value) for value in values] for values in (one.ids, one.targets, one.dense_targets)))
-    for t, (binding, seen) in enumerate(zip(bindings, look_up(list(map(tf.constant, keys))), strict=True)):
+    for begin in (0, STEPS // 2):
+        send_to_disk(new=begin == 0)
+        dataset = steps(begin, begin + STEPS // 2)
+        if case["ahead"]:
+            dataset = tsps.lookahead(dataset, model, batches=case["ahead"])
+        for values in dataset:
+            step(*map(list, values))
+    for t, (binding, seen) in enumerate(zip(bindings, model.call(list(map(tf.constant, keys))), strict=True)):
         stats = binding.reader().stats()
         found |= {f"rows{t}": of_this_node(binding, keys[t]), f"seen{t}": seen.numpy()}
         found |= {f"keys{t}": np.setdiff1d(binding.reader().keys(), FILL), f"on_disk{t}": stats.get("rows_on_disk", 0)}

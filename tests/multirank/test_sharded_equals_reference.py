@@ -138,6 +138,8 @@ def expect(case: Case, ranks: list[dict[str, np.ndarray]]) -> None:
     for t in TABLES:
         if case["storage"] == "tiered" and ON_DISK[t]:
             assert all(rank[f"on_disk{t}"] > 500 for rank in ranks)
+    if case["ahead"]:
+        assert sum(rank["statistic_rows_pulled_before"] for rank in ranks) > 0
     rows = [ranks[node[0]]["statistic_sharded_rows"] for node in nodes]
     if case["storage"] == "memory":
         assert sum(rows) == sum(len(ranks[node[0]][f"keys{t}"]) for node in nodes for t in TABLES if SHARDED[t])

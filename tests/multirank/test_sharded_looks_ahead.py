@@ -7,15 +7,16 @@ from launch import TWO_NODES, launched
 
 
 @pytest.mark.parametrize(
-    ("hosts", "ranks"),
+    ("hosts", "ranks", "breaks"),
     [
-        ("localhost:1,127.0.0.1:1", 2),
-        pytest.param(TWO_NODES, 4, marks=pytest.mark.nightly),
-        pytest.param("localhost:1,127.0.0.1:2,127.0.0.2:1", 4, marks=pytest.mark.nightly),
+        ("localhost:1,127.0.0.1:1", 2, 20),
+        pytest.param("localhost:1,127.0.0.1:1", 2, 100, marks=pytest.mark.nightly),
+        pytest.param(TWO_NODES, 4, 20, marks=pytest.mark.nightly),
+        pytest.param("localhost:1,127.0.0.1:2,127.0.0.2:1", 4, 20, marks=pytest.mark.nightly),
     ],
 )
-def test_tables_are_equal_bit_for_bit(hosts: str, ranks: int) -> None:
-    with launched("sharded_ahead_program.py", "100", hosts=hosts, ranks=ranks) as job:
+def test_tables_are_equal_bit_for_bit(hosts: str, ranks: int, breaks: int) -> None:
+    with launched("sharded_ahead_program.py", f"100,{breaks}", hosts=hosts, ranks=ranks) as job:
         status = job.wait()
         assert status == 0, job.output[-20000:]
         assert job.output.count("rank is done") == ranks

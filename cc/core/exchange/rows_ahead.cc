@@ -43,6 +43,7 @@ bool RowsAhead::Announced() const {
 
 void RowsAhead::LookUp(const int64_t* keys, size_t n, bool known) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!usable_) ahead_.Clear();  // the step that they were fetched beside was not made
   known_ = known_ && known && looked_up_.size() + n <= kMostKeys;
   if (!known_) return;
   looked_up_.Reserve(n);
@@ -157,10 +158,12 @@ void RowsAhead::StepMade() {
   looked_up_.Clear();
   here_.Clear();
   here_.Reserve(sent_.size());
-  for (const int64_t key : sent_) here_.Add(key);
+  for (const int64_t key : sent_) {
+    if (!TSPS_FAULT_OFF("rows_sent")) here_.Add(key);
+  }
   sent_.clear();
   known_ = true;
-  usable_ = !usable_ && ahead_.size() > 0;
+  usable_ = (!usable_ || TSPS_FAULT_OFF("rows_of_one_step")) && ahead_.size() > 0;
   if (!usable_) ahead_.Clear();
 }
 

@@ -48,7 +48,8 @@ class RowsAhead {
   bool Announced() const;
 
   // --- Of this rank's look-ups. ---
-  // They look up these unique keys. `known`: all ranks note what they look up.
+  // They look up these unique keys. `known`: all ranks note what they look up. Rows that came
+  // beside a step that was not made are dropped.
   void LookUp(const int64_t* keys, size_t n, bool known);
   struct Taken {
     std::vector<uint8_t> have;  // a byte for each key: not 0 if its row is here
