@@ -239,7 +239,7 @@ class AnnounceKernel {
  public:
   Status Init(const Attributes&) { return Status(); }
 
-  // Inputs: path, uuid, keys, dataset, index, batches.
+  // Inputs: path, uuid, keys, dataset, index, batches, nodes, node.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [context] { return Announce(context); });
   }
@@ -252,7 +252,11 @@ class AnnounceKernel {
     TSPS_ASSIGN_OR_RETURN(batch.dataset, context.Scalar<int64_t>(3, "dataset"));
     TSPS_ASSIGN_OR_RETURN(batch.index, context.Scalar<int64_t>(4, "index"));
     TSPS_ASSIGN_OR_RETURN(batch.pass, context.Scalar<int64_t>(5, "batches"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t nodes, context.Scalar<int64_t>(6, "nodes"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t node, context.Scalar<int64_t>(7, "node"));
     batch.table = table;
+    batch.nodes = static_cast<uint32_t>(nodes);
+    batch.node = static_cast<uint32_t>(node);
     return Stager::Get().Announce(batch, keys.data<int64_t>(), static_cast<size_t>(keys.size()));
   }
 };

@@ -17,6 +17,7 @@
 #include "kernels/gradients.h"
 #include "kernels/process.h"
 #include "kernels/pull_buffers.h"
+#include "kernels/stager.h"
 #include "kernels/timeline.h"
 #include "kernels/waiters.h"
 
@@ -59,6 +60,7 @@ class PullAskKernel {
     std::vector<AskedKeys> asked;
     one.taken.assign(tables.size(), {});
     one.coming.assign(tables.size(), {});
+    one.later.assign(attributes_.sets() - tables.size(), {});
     options.flag = !attributes_.ahead && pulls.Announced();
     options.here = !attributes_.ahead && pulls.looking();
     for (size_t t = 0; t < tables.size(); ++t) {
@@ -78,6 +80,12 @@ class PullAskKernel {
       one.taken[t] = ahead.Take(keys.data<int64_t>(), keys.size(), dim, owner.group().version());
       asked.push_back({keys.data<int64_t>(), keys.size(), dim, one.taken[t].have.data()});
       held.push_back(std::move(keys));
+    }
+    for (size_t t = 0; t < one.later.size(); ++t) {
+      if (tables[t].config().storage.tiered()) {
+        one.later[t] = pulls.ahead(tables[t].table).NextPass();
+      }
+      asked.push_back({one.later[t].data(), one.later[t].size(), 0});
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     TSPS_RETURN_IF_ERROR(pull.Ask(call, asked, options, *executor));
@@ -129,9 +137,9 @@ class PullServeKernel {
     const size_t n_tables = tables.size();
     TSPS_ASSIGN_OR_RETURN(const Tensor asked, context.Input(0, 1, "asked"));
     TSPS_ASSIGN_OR_RETURN(const std::vector<WireReader> readers,
-                          OpenBuffers(asked, attributes_.nodes, n_tables + 1));
+                          OpenBuffers(asked, attributes_.nodes, attributes_.sets() + 1));
     one.flag = false;
-    for (const WireReader& reader : readers) one.flag |= reader.n(n_tables) > 0;
+    for (const WireReader& reader : readers) one.flag |= reader.n(attributes_.sets()) > 0;
     std::vector<std::vector<Answer>> answers(readers.size(), std::vector<Answer>(n_tables));
     std::vector<std::vector<int64_t>> keys(n_tables);  // of one node after another
     for (size_t node = 0; node < readers.size(); ++node) {
@@ -141,6 +149,9 @@ class PullServeKernel {
                                     one.flag, &answer));
         keys[t].insert(keys[t].end(), answer.keys.begin(), answer.keys.end());
       }
+    }
+    for (size_t set = n_tables; set < attributes_.sets(); ++set) {
+      TSPS_RETURN_IF_ERROR(Stage(tables[set - n_tables], readers, set, pulls));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     std::vector<std::vector<float>> rows;
@@ -158,6 +169,22 @@ class PullServeKernel {
       return sets;
     };
     return PackForEach(context, 0, attributes_.nodes, sets_of, attributes_.type, *executor);
+  }
+
+  // Rows of later batches of all nodes are read from the disk beside training.
+  Status Stage(const TableHandle& table, const std::vector<WireReader>& readers, size_t set,
+               RowPulls& pulls) const {
+    std::vector<int64_t> keys;
+    for (const WireReader& reader : readers) {
+      const size_t before = keys.size();
+      keys.resize(before + reader.n(set));
+      TSPS_RETURN_IF_ERROR(reader.Keys(set, keys.data() + before));
+    }
+    if (keys.empty()) return Status();
+    TSPS_RETURN_IF_ERROR(CheckKeys(table.config(), keys.data(), keys.size()));
+    const auto pass = static_cast<int64_t>(pulls.ahead(table.table).pass());
+    Stager::Get().AnnouncePass(table, pass, std::move(keys));
+    return Status();
   }
 
   // Which of the rows that a node asks for it is sent.
@@ -265,7 +292,7 @@ class PullTakeKernel {
   Status Keep(const KernelContext& context, const std::vector<TableHandle>& tables,
               OpenGroup& owner, RowPulls::Pull& one) const {
     std::vector<std::vector<float>> rows(tables.size());
-    std::vector<std::vector<uint8_t>> present(tables.size());
+    std::vector<std::vector<uint8_t>> present(attributes_.sets());
     RowTargets targets;
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t dim = tables[t].config().dim;
@@ -273,6 +300,10 @@ class PullTakeKernel {
       present[t].resize(one.coming[t].size());
       targets.push_back({rows[t].data(), present[t].data()});
       TSPS_RETURN_IF_ERROR(context.Output<float>(static_cast<int>(t), {0, dim}).status());
+    }
+    for (size_t t = 0; t < one.later.size(); ++t) {
+      present[tables.size() + t].resize(one.later[t].size());
+      targets.push_back({nullptr, present[tables.size() + t].data()});
     }
     TSPS_RETURN_IF_ERROR(one.pull->Collect(targets, *SharedExecutor()));
     for (size_t t = 0; t < tables.size(); ++t) {
@@ -282,6 +313,7 @@ class PullTakeKernel {
                 owner.group().version());
     }
     one.coming.clear();
+    one.later.clear();
     return Status();
   }
 

@@ -23,7 +23,7 @@ Status PullAnnounce(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const int64_t batches, context.Scalar<int64_t>(5, "batches"));
   std::vector<int32_t> inverse(ids.size());
   RowsAhead& ahead = owner->pulls().ahead(static_cast<int>(table));
-  ahead.Announce(dataset, index, static_cast<size_t>(2 * batches + 2),
+  ahead.Announce(dataset, index, static_cast<size_t>(batches),
                  Dedupe({{ids.data<int64_t>(), ids.size(), inverse.data()}}));
   return Status();
 }

@@ -2,9 +2,10 @@
 //
 // Keys and rows travel in the wire format: keys with rows of no floats, and behind the tables a set
 // of one key if a rank has set its flag; rows with their positions among those keys in place of
-// keys, whose code takes next to nothing. The flag of a look-up: a rank knows of coming batches. Of
-// a pull of the next batch: a rank does not know all that was looked up, so that no row is certain
-// to stay.
+// keys, whose code takes next to nothing. A pull of the next batch has as many sets again: keys of
+// later batches, for whose rows nobody waits. The flag of a look-up: a rank knows of coming
+// batches. Of a pull of the next batch: a rank does not know all that was looked up, so that no row
+// is certain to stay.
 #ifndef TFSPS_KERNELS_PULL_BUFFERS_H_
 #define TFSPS_KERNELS_PULL_BUFFERS_H_
 
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "core/base/executor.h"
+#include "core/base/limits.h"
 #include "core/wire/wire.h"
 #include "kernels/group_registry.h"
 #include "kernels/tensors.h"
@@ -26,6 +28,11 @@ struct PullAttributes {
   WireType type = WireType::kFloat32;
   bool ahead = false;  // of the next batch
 
+  // Sets of keys that are sent: of each table one, and where there is room one of later batches.
+  size_t sets() const {
+    const auto n = static_cast<size_t>(tables);
+    return ahead && 2 * n <= static_cast<size_t>(kMaxTables) ? 2 * n : n;
+  }
   Status Init(const Attributes& attributes);
 };
 

@@ -278,7 +278,7 @@ std::vector<OpDefinition> Ops() {
        NoOutputs,
        {},
        {"path: string", "uuid: string", "keys: int64", "dataset: int64", "index: int64",
-        "batches: int64"},
+        "batches: int64", "nodes: int64", "node: int64"},
        {}},
       {"TspsDiskCounters",
        true,

@@ -28,6 +28,7 @@ class RowPulls {
     std::unique_ptr<RowPull> pull;
     std::vector<RowsAhead::Taken> taken;       // [table]: rows that the rank had
     std::vector<std::vector<int64_t>> coming;  // [table]: keys of the next batch
+    std::vector<std::vector<int64_t>> later;   // [table]: keys of batches after it
     bool flag = false;                         // of a rank of any node
   };
 

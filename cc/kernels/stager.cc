@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/clock.h"
+#include "core/base/key_owner.h"
 #include "core/gradients/dedupe.h"
 
 namespace tsps {
@@ -77,7 +78,9 @@ int64_t Stager::Advance(Stream* stream) {
 
 Status Stager::Announce(const Batch& batch, const int64_t* ids, size_t n) {
   std::vector<int32_t> inverse(n);
-  const std::vector<int64_t> keys = Dedupe({{ids, n, inverse.data()}});
+  std::vector<int64_t> keys = Dedupe({{ids, n, inverse.data()}});
+  const auto others = [&](int64_t key) { return OwnerOf(key, batch.nodes) != batch.node; };
+  keys.erase(std::remove_if(keys.begin(), keys.end(), others), keys.end());
   TSPS_ASSIGN_OR_RETURN(
       Group::Announced announced,
       batch.table.group().Announce(batch.table.table, keys.data(), keys.size(), StepsAhead(batch)));
@@ -93,16 +96,32 @@ Status Stager::Announce(const Batch& batch, const int64_t* ids, size_t n) {
   stream.room = announced.room;
   stream.waiting.push_back({batch, std::move(announced.absent)});
   Advance(&stream);
+  Wake();
+  return Status();
+}
+
+void Stager::AnnouncePass(const TableHandle& table, int64_t pass, std::vector<int64_t> keys) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Batch batch{kOtherNodes, 0, pass, table};
+  Stream& stream = StreamOf(batch);
+  // One that is still to be read is late: it would come after those that need it.
+  while (stream.waiting.size() > 1) DropFirst(&stream);
+  stream.waiting.push_back({batch, std::move(keys)});
+  ++counters_.batches;
+  Wake();
+}
+
+void Stager::Wake() {
   if (!started_) {
     started_ = true;
     std::thread([this] { Run(); }).detach();
   }
   changed_.notify_one();
-  return Status();
 }
 
 size_t Stager::Ready(Stream* stream, uint64_t now) {
   if (stream->waiting.empty()) return 0;
+  if (stream->dataset == kOtherNodes) return 1;
   const int64_t position = Advance(stream);
   const Batch& first = stream->waiting.front().batch;
   size_t n = 0, keys = 0, outstanding = 0;
@@ -138,7 +157,7 @@ std::vector<Stager::Waiting> Stager::Next() {
         keys += pass.back().keys.size();
         one.waiting.pop_front();
       }
-      one.staged.push_back({pass.back().batch.index, keys});
+      if (one.dataset != kOtherNodes) one.staged.push_back({pass.back().batch.index, keys});
       streams_.splice(streams_.end(), streams_, stream);  // others come before it
       return pass;
     }

@@ -28,9 +28,15 @@ class Stager {
     int64_t index;  // in an iterator; 0 begins one, and what the one before it announced is dropped
     int64_t pass;   // batches that are read together; two passes are announced ahead of training
     TableHandle table;
+    uint32_t nodes = 1, node = 0;
   };
-  // A batch of a dataset will look these ids up, any of them any number of times.
+  // A batch of a dataset will look these ids up, any of them any number of times. Of a table that
+  // is spread over `nodes` nodes, those that `node` has count.
   Status Announce(const Batch& batch, const int64_t* ids, size_t n);
+
+  // Other nodes will ask for these keys within two passes of so many batches: what they have on
+  // disk is read as soon as the passes before it are. Waits for nothing.
+  void AnnouncePass(const TableHandle& table, int64_t pass, std::vector<int64_t> keys);
 
   struct Counters {
     uint64_t batches = 0, passes = 0, keys = 0, dropped = 0, failed = 0, nanoseconds = 0;
@@ -42,6 +48,7 @@ class Stager {
     Batch batch;
     std::vector<int64_t> keys;  // that had no row in memory
   };
+  static constexpr int64_t kOtherNodes = -1;  // in place of a dataset
   struct Pass {
     int64_t last;  // of its batches
     size_t keys;
@@ -67,6 +74,8 @@ class Stager {
   // How many batches are a pass that is to be read now; 0: none.
   size_t Ready(Stream* stream, uint64_t now);
 
+  // Under mutex_.
+  void Wake();
   void Run();
   // The next pass; waits for it.
   std::vector<Waiting> Next();

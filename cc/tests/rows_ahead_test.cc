@@ -52,7 +52,7 @@ TEST(RowsAheadTest, TheNextBatchIsTheOneBehindTheLookUp) {
   RowsAhead ahead;
   EXPECT_FALSE(ahead.Announced());
   EXPECT_TRUE(ahead.Next().empty());
-  for (int64_t b = 0; b < 4; ++b) ahead.Announce(7, b, 10, Range(100 * b, 100 * b + 150));
+  for (int64_t b = 0; b < 4; ++b) ahead.Announce(7, b, 4, Range(100 * b, 100 * b + 150));
   EXPECT_TRUE(ahead.Announced());
   LookUp(ahead, Range(0, 150));
   EXPECT_EQ(ahead.Next(), Range(150, 250)) << "without what this one looks up, too";
@@ -66,22 +66,52 @@ TEST(RowsAheadTest, TheNextBatchIsTheOneBehindTheLookUp) {
 
 TEST(RowsAheadTest, AnotherIteratorDropsWhatTheOneBeforeHasAnnounced) {
   RowsAhead ahead;
-  for (int64_t b = 0; b < 4; ++b) ahead.Announce(7, b, 10, Range(100 * b, 100 * b + 100));
-  ahead.Announce(8, 0, 10, Range(5000, 5100));  // another dataset, beside it
-  ahead.Announce(7, 0, 10, Range(0, 100));
+  for (int64_t b = 0; b < 4; ++b) ahead.Announce(7, b, 4, Range(100 * b, 100 * b + 100));
+  ahead.Announce(8, 0, 4, Range(5000, 5100));  // another dataset, beside it
+  ahead.Announce(7, 0, 4, Range(0, 100));
   EXPECT_EQ(ahead.counters().dropped, 4u);
-  ahead.Announce(7, 1, 10, Range(100, 200));
+  ahead.Announce(7, 1, 4, Range(100, 200));
   LookUp(ahead, Range(0, 100));
   EXPECT_EQ(ahead.Next(), Range(100, 200));
-  for (int64_t b = 1; b < 9; ++b) ahead.Announce(8, b, 4, Range(100 * b, 100 * b + 100));
+  for (int64_t b = 1; b < 9; ++b) ahead.Announce(8, b, 1, Range(100 * b, 100 * b + 100));
   EXPECT_EQ(ahead.counters().dropped, 9u) << "a dataset that nothing trains keeps four";
+}
+
+std::vector<int64_t> Sorted(std::vector<int64_t> keys) {
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
+TEST(RowsAheadTest, OwnersAreToldOfEveryBatchOnceAPassAtATime) {
+  RowsAhead ahead;
+  EXPECT_TRUE(ahead.NextPass().empty());
+  EXPECT_EQ(ahead.pass(), 1u);
+  const auto announce = [&](int64_t b) { ahead.Announce(7, b, 3, Range(100 * b, 100 * b + 150)); };
+  announce(0);
+  announce(1);
+  EXPECT_EQ(ahead.pass(), 3u);
+  EXPECT_EQ(Sorted(ahead.NextPass()), Range(0, 250)) << "the first batches do not wait for more";
+  announce(2);
+  announce(3);
+  EXPECT_TRUE(ahead.NextPass().empty()) << "less than a pass is new";
+  announce(4);
+  LookUp(ahead, Range(0, 150));
+  EXPECT_EQ(ahead.Next(), Range(150, 250));
+  EXPECT_EQ(Sorted(ahead.NextPass()), Range(200, 550));
+  EXPECT_TRUE(ahead.NextPass().empty());
+  // Batches 1 to 4 are left, and known. Another iterator begins anew.
+  ahead.Announce(7, 0, 3, Range(0, 50));
+  EXPECT_EQ(Sorted(ahead.NextPass()), Range(0, 50));
+  // Batches that are dropped since there are too many count no more.
+  for (int64_t b = 1; b < 12; ++b) announce(b);
+  EXPECT_EQ(Sorted(ahead.NextPass()), Range(400, 750));
 }
 
 TEST(RowsAheadTest, WhatIsLookedUpWithoutBeingAnnouncedHasNoNextBatch) {
   RowsAhead ahead;
-  for (int64_t b = 0; b < 3; ++b) ahead.Announce(7, b, 10, Range(100 * b, 100 * b + 100));
+  for (int64_t b = 0; b < 3; ++b) ahead.Announce(7, b, 4, Range(100 * b, 100 * b + 100));
   LookUp(ahead, Range(0, 99));  // one is missing, which is among those that are compared
-  ahead.Announce(9, 0, 10, {99});
+  ahead.Announce(9, 0, 4, {99});
   EXPECT_EQ(ahead.Next(), (std::vector<int64_t>{}));
   ahead.StepMade();
   LookUp(ahead, Range(0, 100), /*known=*/false);
@@ -225,7 +255,7 @@ Uses RandomSequences(uint64_t n) {
         const int64_t until = static_cast<int64_t>(step + random() % 3);
         for (; announced[rank] <= until; ++announced[rank]) {
           if (random() % 12 == 0) continue;  // not announced
-          nodes.ahead(rank).Announce(1, announced[rank], 6,
+          nodes.ahead(rank).Announce(1, announced[rank], 2,
                                      batches[rank][static_cast<size_t>(announced[rank])]);
         }
       }

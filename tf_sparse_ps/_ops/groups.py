@@ -232,7 +232,14 @@ def erase(path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor) -> tf.T
 
 
 def announce(
-    path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor, dataset: int, index: tf.Tensor, batches: int
+    path: tf.Tensor | str,
+    uuid: tf.Tensor | str,
+    keys: tf.Tensor,
+    dataset: int,
+    index: tf.Tensor,
+    batches: int,
+    nodes: int = 1,
+    node: int = 0,
 ) -> tf.Operation:
     """Says that a coming batch looks up keys, int64[n]: those on disk are read ahead, in passes of several batches.
 
@@ -242,8 +249,10 @@ def announce(
         dataset: a number of the dataset's.
         index: of the batch in its iterator, int64; 0 drops what the iterator before it has announced.
         batches: of a pass.
+        nodes, node: of a table that is spread over several nodes: how many, and this one, whose keys count.
     """
-    return lib.tsps_announce(path, uuid, keys, tf.constant(dataset, tf.int64), index, tf.constant(batches, tf.int64))
+    of, per_pass, all_nodes, own = (tf.constant(one, tf.int64) for one in (dataset, batches, nodes, node))
+    return lib.tsps_announce(path, uuid, keys, of, index, per_pass, all_nodes, own)
 
 
 class DiskCounters(NamedTuple):

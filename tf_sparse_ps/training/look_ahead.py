@@ -76,11 +76,11 @@ def lookahead(
 
     def announce(index: tf.Tensor, element: Any) -> Any:
         found = keys(element)
-        announced = [
-            _ops.announce(one.path_tensor, one.uuid, found[name], number, index, n)
-            for name, one in tiered.items()
-            if name in found
-        ]
+        announced = []
+        for name, one in tiered.items():
+            nodes, node = (one.nodes, one.node) if name in sharded else (1, 0)
+            if name in found:
+                announced.append(_ops.announce(one.path_tensor, one.uuid, found[name], number, index, n, nodes, node))
         announced += [
             _ops.pull_announce(one.group.path, numbers[name], found[name], number, index, n)
             for name, one in sharded.items()

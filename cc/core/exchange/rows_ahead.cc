@@ -16,10 +16,11 @@ constexpr size_t kMostKeys = 4 << 20;  // that are noted between two steps, as i
 
 void RowsAhead::DropFirst(Stream* stream) {
   stream->batches.pop_front();
+  stream->told -= stream->told > 0 ? 1 : 0;
   ++counters_.dropped;
 }
 
-void RowsAhead::Announce(int64_t dataset, int64_t index, size_t most, std::vector<int64_t> keys) {
+void RowsAhead::Announce(int64_t dataset, int64_t index, size_t pass, std::vector<int64_t> keys) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto stream = std::find_if(streams_.begin(), streams_.end(),
                              [&](const Stream& one) { return one.dataset == dataset; });
@@ -27,12 +28,13 @@ void RowsAhead::Announce(int64_t dataset, int64_t index, size_t most, std::vecto
     if (streams_.size() >= kMostStreams) {
       streams_.remove_if([](const Stream& one) { return one.batches.empty(); });
     }
-    stream = streams_.insert(streams_.end(), Stream{dataset, {}});
+    stream = streams_.insert(streams_.end(), Stream{dataset, pass, {}, 0});
   }
   while (index == 0 && !stream->batches.empty()) DropFirst(&*stream);
   ++counters_.announced;
+  stream->pass = pass_ = std::max<size_t>(1, pass);
   stream->batches.push_back(std::move(keys));
-  while (stream->batches.size() > most) DropFirst(&*stream);
+  while (stream->batches.size() > 2 * stream->pass + 2) DropFirst(&*stream);
 }
 
 bool RowsAhead::Announced() const {
@@ -89,8 +91,10 @@ std::vector<int64_t> RowsAhead::Next() {
   for (Stream& stream : streams_) {
     const auto found = std::find_if(stream.batches.begin(), stream.batches.end(), is_looked_up);
     if (found == stream.batches.end()) continue;
-    for (auto past = stream.batches.begin(); past != found; ++past) ++counters_.dropped;
+    counters_.dropped += static_cast<uint64_t>(found - stream.batches.begin());
+    const auto past = static_cast<size_t>(found + 1 - stream.batches.begin());
     stream.batches.erase(stream.batches.begin(), found + 1);
+    stream.told -= std::min(stream.told, past);
     if (stream.batches.empty()) return {};
     std::vector<int64_t> next;
     for (const int64_t key : stream.batches.front()) {
@@ -99,6 +103,26 @@ std::vector<int64_t> RowsAhead::Next() {
     return next;
   }
   return {};
+}
+
+std::vector<int64_t> RowsAhead::NextPass() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  KeySet keys;
+  for (Stream& stream : streams_) {
+    const size_t n = std::min(stream.batches.size() - stream.told, stream.pass);
+    if (n < stream.pass && stream.told > 0) continue;
+    for (size_t b = stream.told; b < stream.told + n; ++b) {
+      keys.Reserve(stream.batches[b].size());
+      for (const int64_t key : stream.batches[b]) keys.Add(key);
+    }
+    stream.told += n;
+  }
+  return keys.keys();
+}
+
+size_t RowsAhead::pass() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return pass_;
 }
 
 void RowsAhead::Keep(const std::vector<int64_t>& keys, const std::vector<uint8_t>& present,

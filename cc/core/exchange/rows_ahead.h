@@ -41,9 +41,10 @@ class RowsAhead {
   };
 
   // --- Of datasets. ---
-  // A coming batch looks these keys up. Of each dataset at most `most` batches are kept. `index` 0
-  // begins an iterator: what the one before it has announced is dropped.
-  void Announce(int64_t dataset, int64_t index, size_t most, std::vector<int64_t> keys);
+  // A coming batch looks these keys up. Batches are announced two passes of `pass` batches ahead;
+  // earlier ones are dropped. `index` 0 begins an iterator: what the one before it has announced is
+  // dropped.
+  void Announce(int64_t dataset, int64_t index, size_t pass, std::vector<int64_t> keys);
   // Whether there are batches that no step has come to.
   bool Announced() const;
 
@@ -62,6 +63,12 @@ class RowsAhead {
   // The keys of the batch behind the one that was looked up since the last step, but for those that
   // were looked up, too. None if it is not found among those that were announced.
   std::vector<int64_t> Next();
+  // Keys of a pass of coming batches, each once: for their owners, to read rows from disks. Each
+  // batch is told once. None while less than a pass is announced, but for the first batches of an
+  // iterator.
+  std::vector<int64_t> NextPass();
+  // Batches of a pass, as of the last Announce; at least 1.
+  size_t pass() const;
   // Rows that have come for the next step: those of `keys` that are present.
   void Keep(const std::vector<int64_t>& keys, const std::vector<uint8_t>& present,
             const std::vector<float>& rows, size_t dim, uint64_t version);
@@ -87,12 +94,15 @@ class RowsAhead {
  private:
   struct Stream {
     int64_t dataset;
+    size_t pass = 1;
     std::deque<std::vector<int64_t>> batches;
+    size_t told = 0;  // of them, from the first on: their owners know
   };
   void DropFirst(Stream* stream);
 
   mutable std::mutex mutex_;
   std::list<Stream> streams_;
+  size_t pass_ = 1;
   KeySet looked_up_;           // by this rank, since the last step
   KeySet here_;                // by all ranks, of this node's rows
   std::vector<int64_t> sent_;  // since the last step, ahead of the next one
