@@ -48,7 +48,7 @@ class Manifest:
       ranks: Of the job.
       nodes: Of the job.
       job: TFSPS_JOB, or None.
-      run: Tells the run that saved it from others.
+      id: Tells this checkpoint from all others.
       versions: Of the software, by name.
       tables: Of each table, in the model's order: `file`, and what the table was.
       variables: Of each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
@@ -63,7 +63,7 @@ class Manifest:
     ranks: int
     nodes: int
     job: str | None
-    run: str
+    id: str
     versions: dict[str, str]
     tables: tuple[dict[str, Any], ...]
     variables: tuple[dict[str, Any], ...]
@@ -119,7 +119,7 @@ def _from(content: dict[str, Any]) -> Manifest:
     return Manifest(
         name=str(content["name"]),
         job=content["job"],
-        run=str(content["run"]),
+        id=str(content["id"]),
         versions=dict(content["versions"]),
         tables=tuple(dict(one) for one in content["tables"]),
         variables=tuple(dict(one) for one in content["variables"]),
