@@ -47,7 +47,7 @@ class Options:
       unknown: Datasets do not tell how many batches they have.
       ahead: With `tsps.lookahead`.
       skip: "tables" or "variables": what the control leaves out of a restore; "check": the comparison of steps, too.
-      after: "load": only restores, and writes the results.
+      after: "load": only restores, and writes the results; "save": saves, too.
     """
 
     checkpoints: str
@@ -216,8 +216,11 @@ def main() -> None:
     keras.utils.set_random_seed(7)
     model = make_model(options)
     with controls(options):
-        if options.after == "load":
-            tsps.Checkpointer(options.checkpoints, model, model.optimizer).restore()
+        if options.after:
+            checkpointer = tsps.Checkpointer(options.checkpoints, model, model.optimizer)
+            checkpointer.restore()
+            if options.after == "save":
+                checkpointer.save()
         else:
             (fit if options.how == "fit" else loop)(options, model)
     if options.results:

@@ -13,10 +13,11 @@ from typing import Any
 import launch
 import numpy as np
 import pytest
-from restart_program import BATCHES, Options
+from restart_program import Options
+
+from tf_sparse_ps._compat._keras import IS_KERAS_3 as KERAS_3
 
 PROGRAM = "restart_program.py"
-STEPS = sum(BATCHES)
 LOGS = "epoch "
 
 
@@ -77,30 +78,121 @@ def logs(output: str) -> list[str]:
     return sorted(line[line.index(LOGS) :].strip() for line in output.splitlines() if LOGS in line and "{" in line)
 
 
-def run_both(
-    tmp_path: Path, ranks: int, *kills: dict[str, Any], env: dict[str, str] | None = None, **options: Any
-) -> Any:
-    """An uninterrupted run and a killed one, which must be equal; returns the outputs of both."""
-    hosts = options.pop("hosts", None)
-    whole = Options(str(tmp_path / "whole"), results=str(tmp_path / "whole-results"), **options)
-    first = finish(whole, ranks, hosts=hosts)
-    broken = Options(str(tmp_path / "broken"), results=str(tmp_path / "broken-results"), **options)
-    outputs = killed(broken, ranks, *kills, hosts=hosts, env=env)
-    must_equal(whole.results, broken.results, ranks)
-    (steps,) = {int(one["step of the tables"]) for one in content(whole.results, ranks)}
-    assert steps == STEPS * options.get("epochs", 3) // 3
-    return first, outputs
+def fit_options(folder: Path, name: str, **options: Any) -> Options:
+    """Of a run with folders of this name."""
+    return Options(str(folder / name), results=str(folder / f"{name}-results"), **options)
 
 
-def test_fit_on_one_rank(tmp_path: Path) -> None:
+class Whole:
+    """Uninterrupted runs, each made once for all tests of this file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._made = folder, {}
+
+    def run(self, ranks: int, hosts: str | None = None, **options: Any) -> tuple[str, str]:
+        """Returns where its results are, and its output."""
+        name = "-".join(str(one) for one in (ranks, hosts, *options.values())).replace(",", "_").replace(":", "_")
+        if name not in self._made:
+            chosen = fit_options(self._folder, name, **options)
+            self._made[name] = chosen.results, finish(chosen, ranks, hosts=hosts)
+        return self._made[name]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole"))
+
+
+def test_fit_on_one_rank(tmp_path: Path, whole: Whole) -> None:
+    results, output = whole.run(1)
+    broken = fit_options(tmp_path, "broken")
     # In mid-epoch behind a checkpoint; before the epoch's end, between two; in a save.
     kills = [{"kill_at": 6}, {"kill_at": 11}, {"kill_at": 15, "kill_point": "manifest_written"}]
-    first, outputs = run_both(tmp_path, 1, *({"kill_rank": 0, **one} for one in kills))
-    for output, step in zip(outputs[1:], (4, 8, 12), strict=True):
-        assert f"restored {tmp_path}/broken/step-{step:012d}: step {step}, batch" in output
-    # The last run has seen the last epoch from its beginning.
-    assert logs(outputs[-1])[-1:] == logs(first)[-1:]
+    outputs = killed(broken, 1, *({"kill_rank": 0, **one} for one in kills))
+    must_equal(results, broken.results, 1)
+    for later, step in zip(outputs[1:], (4, 8, 12), strict=True):
+        assert f"restored {tmp_path}/broken/step-{step:012d}: step {step}, batch" in later
+    # The last run has begun with the last epoch: its metrics are those of the whole epoch.
+    assert logs(outputs[-1]) == logs(output)[-1:]
     # Started once more, there is nothing left to do.
     again = finish(Options(str(tmp_path / "broken"), results=str(tmp_path / "again")), 1)
     assert logs(again) == []
-    must_equal(str(tmp_path / "whole-results"), str(tmp_path / "again"), 1)
+    must_equal(results, str(tmp_path / "again"), 1)
+
+
+def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, shared_memory: str, whole: Whole) -> None:
+    results, _ = whole.run(2)
+    broken = fit_options(tmp_path, "broken")
+    named = {"TFSPS_JOB": "restarts", "TFSPS_DIR": shared_memory}
+    # The tables of the job are beyond the checkpoint each time.
+    outputs = killed(broken, 2, {"kill_rank": 1, "kill_at": 6}, {"kill_rank": 0, "kill_at": 14}, env=named)
+    assert f"restored {tmp_path}/broken/step-{12:012d}: step 12, batch 0 of epoch 2" in outputs[-1]
+    if KERAS_3:  # Keras 2 makes metrics with the first batch, so it begins an epoch's again
+        assert f"restored {tmp_path}/broken/step-{4:012d}: step 4, batch 4 of epoch 0" in outputs[1]
+    must_equal(results, broken.results, 2)
+    (a, b) = content(results, 2)
+    different = [name for name in a if name.startswith("variable") and not np.array_equal(a[name], b[name])]
+    assert different, "no variable differs between the ranks: the test does not see what is kept for each"
+
+
+def test_datasets_of_unknown_length_in_fit(tmp_path: Path, whole: Whole) -> None:
+    results, _ = whole.run(1)
+    broken = fit_options(tmp_path, "broken", unknown=True, every=3)
+    # The last one is killed when a checkpoint of an epoch's last batch is there, and the epoch has not ended.
+    killed(broken, 1, {"kill_rank": 0, "kill_at": 4}, {"kill_rank": 0, "kill_at": 12})
+    must_equal(results, broken.results, 1)
+
+
+def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole: Whole) -> None:
+    hosts = "localhost:1,127.0.0.1:1"
+    results, _ = whole.run(2, hosts=hosts, how="loop", placement="sharded")
+    broken = fit_options(tmp_path, "broken", how="loop", placement="sharded")
+    killed(broken, 2, {"kill_rank": 1, "kill_at": 9}, hosts=hosts)
+    must_equal(results, broken.results, 2)
+    # And on one machine, in tables that it has alone, one of them on disk in part: the same rows.
+    (tmp_path / "disk").mkdir()
+    loaded = Options(
+        broken.checkpoints,
+        str(tmp_path / "loaded"),
+        after="load",
+        placement="replicated",
+        tiered=str(tmp_path / "disk"),
+    )
+    output = finish(loaded, 1)
+    assert "differed: all ranks go on with those of rank 0" in output
+    (first, _), (own,) = content(results, 2), content(loaded.results, 1)
+    for name in first:
+        np.testing.assert_array_equal(own[name], first[name], err_msg=name)
+    # What has been saved there is restored by two machines again; of the ranks' own variables it has one rank's.
+    back = Options(broken.checkpoints, str(tmp_path / "back"), after="load", placement="sharded")
+    assert f"restored {broken.checkpoints}/step-{18:012d}-2" in finish(back, 2, hosts=hosts)
+    for one in content(back.results, 2):
+        for name in first:
+            np.testing.assert_array_equal(one[name], first[name], err_msg=name)
+
+
+def test_the_control_without_the_tables_is_refused_and_without_the_check_differs(
+    tmp_path: Path, shared_memory: str, whole: Whole
+) -> None:
+    results, _ = whole.run(1)
+    broken = fit_options(tmp_path, "broken")
+    named = {"TFSPS_JOB": "restarts", "TFSPS_DIR": shared_memory}
+    status, _ = start(dataclasses.replace(broken, kill_rank=0, kill_at=6), 1, env=named)
+    assert status != 0
+    status, output = start(dataclasses.replace(broken, skip="tables"), 1, env=named)
+    assert status != 0
+    assert "the tables are at step 6 after a checkpoint of step 4" in output
+    finish(dataclasses.replace(broken, skip="check"), 1, env=named)
+    with pytest.raises(AssertionError, match="users"):
+        must_equal(results, broken.results, 1, but="step of the tables")
+
+
+def test_tables_of_a_killed_run_without_its_checkpoints_are_refused(tmp_path: Path, shared_memory: str) -> None:
+    broken = fit_options(tmp_path, "broken")
+    named = {"TFSPS_JOB": "restarts", "TFSPS_DIR": shared_memory}
+    status, _ = start(dataclasses.replace(broken, kill_rank=0, kill_at=6), 1, env=named)
+    assert status != 0
+    shutil.rmtree(broken.checkpoints)
+    status, output = start(broken, 1, env=named)
+    assert status != 0
+    assert "the tables of job 'restarts' are at step 6, the optimizer is at 0" in output

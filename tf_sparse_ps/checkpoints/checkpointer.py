@@ -130,6 +130,7 @@ class Checkpointer:
             raise ValueError(f"`step` must be an integer of at least 0. Received: step={step!r}")
         self._optimizer.drain()
         bindings = tables.of(self._model)
+        self._build()
         entries = self._entries()
         table_step = tables.committed_step() if bindings else 0
         iterations, epoch, batch = self._iterations(), self.position.epoch, self.position.batch
@@ -344,7 +345,7 @@ class Checkpointer:
         def compare() -> None:
             if not bindings or self._optimizer.begun:
                 return
-            found, made = tables.committed_step(), self._iterations()
+            found, made = job.current().group.found_at_step, self._iterations()
             if found not in (0, made):
                 raise StateError(
                     f"the tables of job {job.current().identity.name!r} are at step {found}, the optimizer is at "
@@ -427,7 +428,8 @@ class Checkpointer:
         return int(tf.convert_to_tensor(self._optimizer.iterations))
 
     def _build(self) -> None:
-        if not self._optimizer.built:
+        """Makes the optimizer's variables, if there has been no step yet."""
+        if not getattr(self._optimizer, "built", False):
             _keras.all_variables(self._model)  # or it raises
             self._optimizer.build(self._model.trainable_variables)
 
