@@ -45,7 +45,7 @@ class Options:
       tiered: Folder for the rows on disk of one table; "": in memory.
       schedule: Name of a schedule of dense gradients.
       unknown: Datasets do not tell how many batches they have.
-      ahead: With `tsps.lookahead`.
+      dropout: The model drops some values, under Keras 3.
       skip: "tables" or "variables": what the control leaves out of a restore; "check": the comparison of steps, too.
       after: "load": only restores, and writes the results; "save": saves, too.
     """
@@ -62,7 +62,7 @@ class Options:
     tiered: str = ""
     schedule: str = "Synchronous"
     unknown: bool = False
-    ahead: bool = False
+    dropout: bool = True
     skip: str = ""
     after: str = ""
 
@@ -70,7 +70,7 @@ class Options:
 def make_model(options: Options) -> Any:
     """A model with two tables, statistics of normalisation and dropout, compiled."""
     placement: Any = Sharded() if options.placement == "sharded" else "replicated"
-    storage: Any = tsps.Tiered(options.tiered, memory="1MiB") if options.tiered else "memory"
+    storage: Any = tsps.Tiered(options.tiered, memory="16MiB") if options.tiered else "memory"
     users = tsps.TableConfig("users", 4, initializer="uniform", seed=3, placement=placement, storage=storage)
     items = tsps.TableConfig("items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement)
     inputs = keras.Input((WIDTH,), dtype="int64")
@@ -80,7 +80,7 @@ def make_model(options: Options) -> Any:
     ]
     hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()(parts))
     hidden = keras.layers.Dense(5, activation="tanh")(hidden)
-    if _keras.IS_KERAS_3:  # Keras 2 draws what it drops from states that are no variables
+    if options.dropout and _keras.IS_KERAS_3:  # Keras 2 draws what it drops from states that are no variables
         hidden = keras.layers.Dropout(0.2)(hidden)
     model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
     schedule = getattr(tsps.schedules, options.schedule)()
@@ -141,7 +141,7 @@ def fit(options: Options, model: Any) -> None:
     """Trains by `fit`."""
     checkpoint = tsps.callbacks.Checkpoint(options.checkpoints, every_steps=options.every, keep=2)
     data = checkpoint.dataset(batches_of(options))
-    if options.ahead:
+    if options.placement == "sharded":
         data = tsps.lookahead(data, model, batches=2)
     seen: list[Any] = []
     noted = keras.callbacks.LambdaCallback(
@@ -177,7 +177,7 @@ def loop(options: Options, model: Any) -> None:
             die(options, made)
             if made % options.every == 0:
                 checkpointer.save()
-    optimizer.drain()
+    checkpointer.save()
 
 
 def write_results(options: Options, model: Any) -> None:
