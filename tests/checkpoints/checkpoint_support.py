@@ -21,11 +21,16 @@ def values(step: int) -> np.ndarray:
     return np.random.default_rng(step).normal(size=(40, 3)).astype(np.float32)
 
 
+def facts_of(step: int) -> dict[str, object]:
+    """What each of its files says of it."""
+    return {"step": step, "table_step": step, "id": "id"}
+
+
 def save(directory: CheckpointDirectory, step: int, keep: int = 3, passed_over: tuple[Path, ...] = ()) -> Path:
     """Saves a checkpoint with `values(step)`, in two files."""
     with directory.saving(step, "a test") as one:
         for number, name in enumerate(FILES):
-            array_file.write(one.folder / name, [(number, values(step) + number)], {"step": step})
+            array_file.write(one.folder / name, [(number, values(step) + number)], facts_of(step))
             one.add(name)
         one.finish(
             Manifest(
@@ -52,7 +57,7 @@ def must_hold(path: Path, step: int) -> None:
     """A checkpoint has what `save` wrote."""
     for number, name in enumerate(FILES):
         facts, arrays = array_file.read(path / name)
-        assert facts == {"step": step}
+        assert facts == facts_of(step)
         ((found, array),) = arrays
         assert found == number
         np.testing.assert_array_equal(array, values(step) + number)

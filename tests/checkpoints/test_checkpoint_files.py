@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ import tensorflow as tf
 from tf_sparse_ps.checkpoints import array_file, directory, fault_points, manifest
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, UnsupportedError, WriterLockedError
+from tf_sparse_ps.launch import command_line
 
 HERE = Path(__file__).resolve().parent
 
@@ -386,3 +388,30 @@ def test_a_folder_is_checked_by_itself(tmp_path: Path) -> None:
     assert seen == {one.name: one.size for one in checked.manifest.files}
     with pytest.raises(NotFoundError, match="incomplete"):
         directory.check(tmp_path / "step-000000000005")
+
+
+# --- the command line ---
+
+
+def test_checkpoints_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["checkpoint", "list", str(tmp_path)]) == 1
+    assert "has no checkpoints" in capsys.readouterr().err
+    one = CheckpointDirectory(tmp_path)
+    older, newer = support.save(one, 10), support.save(one, 20)
+    for command in ("list", "verify"):
+        assert command_line.main(["checkpoint", command, str(tmp_path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == [newer.name, older.name]
+        assert "epoch 0, batch 20, 0 tables" in lines[0]
+    data = bytearray((newer / support.FILES[0]).read_bytes())
+    data[100] ^= 1
+    (newer / support.FILES[0]).write_bytes(data)
+    assert command_line.main(["checkpoint", "list", "--json", str(tmp_path)]) == 0  # it does not read the file
+    assert [found["step"] for found in json.loads(capsys.readouterr().out)] == [20, 10]
+    assert command_line.main(["checkpoint", "verify", "--json", str(tmp_path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert "first.npz is damaged: its checksum is" in found[0]["problem"]
+    assert (found[1]["name"], found[1]["problem"]) == (older.name, None)
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["checkpoint", "list", str(tmp_path / "none")])
+    assert "is no directory" in capsys.readouterr().err

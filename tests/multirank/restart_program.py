@@ -43,7 +43,7 @@ class Options:
       kill_point: Of a save at which it does, from that number of updates on.
       placement: Of the tables: "replicated" or "sharded".
       tiered: Folder for the rows on disk of one table; "": in memory.
-      schedule: Name of a schedule of dense gradients.
+      schedule: Of dense gradients, as it is written in a program.
       unknown: Datasets do not tell how many batches they have.
       dropout: The model drops some values, under Keras 3.
       skip: "tables" or "variables": what the control leaves out of a restore; "check": the comparison of steps, too.
@@ -60,7 +60,7 @@ class Options:
     kill_point: str = ""
     placement: str = "replicated"
     tiered: str = ""
-    schedule: str = "Synchronous"
+    schedule: str = "Synchronous()"
     unknown: bool = False
     dropout: bool = True
     skip: str = ""
@@ -83,7 +83,7 @@ def make_model(options: Options) -> Any:
     if options.dropout and _keras.IS_KERAS_3:  # Keras 2 draws what it drops from states that are no variables
         hidden = keras.layers.Dropout(0.2)(hidden)
     model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-    schedule = getattr(tsps.schedules, options.schedule)()
+    schedule = eval(f"tsps.schedules.{options.schedule}")
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adam(0.01), schedule=schedule)
     model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
     return model

@@ -158,7 +158,7 @@ def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole
     loaded = Options(
         broken.checkpoints,
         str(tmp_path / "loaded"),
-        after="load",
+        after="save",
         placement="replicated",
         tiered=str(tmp_path / "disk"),
     )
@@ -200,3 +200,12 @@ def test_tables_of_a_killed_run_without_its_checkpoints_are_refused(tmp_path: Pa
     status, output = start(broken, 1, env=named)
     assert status != 0
     assert "the tables of job 'restarts' are at step 6, the optimizer is at 0" in output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("schedule", ["TimedBuckets()", "DelayedGlobal(reproducible=True)"])
+def test_a_rank_is_killed_under_another_schedule(tmp_path: Path, whole: Whole, schedule: str) -> None:
+    results, _ = whole.run(2, schedule=schedule)
+    broken = fit_options(tmp_path, "broken", schedule=schedule)
+    killed(broken, 2, {"kill_rank": 1, "kill_at": 10})
+    must_equal(results, broken.results, 2)

@@ -458,11 +458,11 @@ def _stamp(content: Manifest) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    from tf_sparse_ps import __version__  # the package itself: its other modules are imported by it
+    import tf_sparse_ps  # it imports this module, when it is asked for its name
 
     keras = str(getattr(_keras.keras, "__version__", "2"))
     return {
-        "tf_sparse_ps": __version__,
+        "tf_sparse_ps": tf_sparse_ps.__version__,
         "tensorflow": tf.__version__,
         "keras": keras,
         "python": ".".join(map(str, sys.version_info[:3])),

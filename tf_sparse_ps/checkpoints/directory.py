@@ -222,6 +222,18 @@ def check(path: Path, progress: Callable[[str, int], None] | None = None) -> Che
     return Checked(path, content, data)
 
 
+def look(path: Path) -> Manifest:
+    """What the manifest of a checkpoint says. Its other files are only looked at for their sizes.
+
+    Raises:
+      NotFoundError, DamagedFileError, UnsupportedError: As `check`, as far as that can be seen.
+    """
+    _, content = _read_manifest(path)
+    for one in content.files:
+        _check_size(path / one.name, one)
+    return content
+
+
 def _read_manifest(path: Path) -> tuple[bytes, Manifest]:
     file = path / manifest.NAME
     try:
@@ -251,9 +263,7 @@ def _check_size(file: Path, expected: FileEntry) -> None:
 def _is_complete(path: Path) -> bool:
     """Whether a checkpoint has its files, by their sizes."""
     try:
-        _, content = _read_manifest(path)
-        for one in content.files:
-            _check_size(path / one.name, one)
+        look(path)
     except (TableError, OSError):
         return False
     return True

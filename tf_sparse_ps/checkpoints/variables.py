@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     Attributes:
       name: For messages; variables are told by their order.
       kind: "weight", "seed", "optimizer", "extra" or "metric".
-      variable: Of this process.
+      variable: The one of this process.
     """
 
     name: str
