@@ -14,6 +14,7 @@ from tf_sparse_ps.collectives import protocol as _protocol
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr__` imports the same names
     from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
+    from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
     from tf_sparse_ps.collectives.protocol import init
     from tf_sparse_ps.config import FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr_
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpointer",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "Embedding",
@@ -54,6 +56,7 @@ _protocol.prepare()
 
 _HOME = {
     "init": "collectives.protocol",
+    "Checkpointer": "checkpoints.checkpointer",
     "Embedding": "layers.embedding",
     "EmbeddingReduce": "layers.embedding_reduce",
     "EmbeddingCollection": "layers.embedding_collection",

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks
+from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
+from tf_sparse_ps.checkpoints.position import Position
+from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
+from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 from tf_sparse_ps.training import distributed_optimizer
 from tf_sparse_ps.training.equal_weights import broadcast_variables
 
@@ -247,3 +255,248 @@ class Drain(_keras.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Drains."""
         self.model.optimizer.drain()
+
+
+class Checkpoint(_keras.keras.callbacks.Callback):
+    """Saves checkpoints in `fit`, and goes on from the newest one when the same program is started again.
+
+    ```python
+    checkpoint = tsps.callbacks.Checkpoint("/shared/checkpoints", every_steps=1000)
+    model.fit(checkpoint.dataset(make), epochs=10, callbacks=[checkpoint])  # make(epoch) returns its batches
+    ```
+
+    When training begins, the newest whole checkpoint is restored, and `fit` begins with the batch behind it; without
+    one, one is saved. Every rank has the callback. A save that fails is a warning, and training goes on; only the first
+    one must work. Put it behind callbacks that change the model or the learning rate. See `tsps.Checkpointer` and
+    docs/checkpoints.md.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int = 3,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Reads and writes nothing.
+
+        Args:
+          directory: Of the checkpoints, one that all machines see.
+          every_steps: Save when so many steps have been made, and when `fit` ends.
+          every_seconds: Save when so much time has passed on rank 0, and when `fit` ends. Ranks agree on when every few
+            steps.
+          keep: How many checkpoints stay, at least 1.
+          extra: Variables that are saved with them, by name.
+
+        Raises:
+          ValueError: Not one of `every_steps` and `every_seconds` is given, or it is not above 0.
+        """
+        super().__init__()
+        if (every_steps is None) == (every_seconds is None):
+            raise ValueError(
+                "Checkpoint needs one of `every_steps` and `every_seconds`. Received: "
+                f"every_steps={every_steps!r}, every_seconds={every_seconds!r}"
+            )
+        if every_steps is not None and (not isinstance(every_steps, int) or isinstance(every_steps, bool)):
+            raise ValueError(f"`every_steps` must be an integer. Received: every_steps={every_steps!r}")
+        if not (every_steps or every_seconds or 0) > 0:
+            raise ValueError(
+                f"`every_steps` or `every_seconds` must be above 0. Received: {every_steps or every_seconds!r}"
+            )
+        self._directory, self._keep, self._extra = directory, keep, dict(extra or {})
+        self._every_steps, self._every_seconds = every_steps, every_seconds
+        self._position = Position(self._iterations)
+        self._resumable: ResumableDataset | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._made = 0  # updates when it was last looked whether to save
+        self._clock: _Clock | None = None
+        self._batches: int | None = None  # of this epoch
+        self._begun = 0  # how often the dataset had been gone through before this epoch
+        self._due = False  # a save is to be made when the epoch has ended
+
+    def dataset(self, make: Make) -> tf.data.Dataset:
+        """The batches of the epoch that `fit` is in, from the batch on at which training is: `Checkpointer.dataset`.
+
+        Args:
+          make: Called with an epoch, from 0 on, returns a `tf.data.Dataset` of its batches, for this rank. The same
+            epoch must give the same batches in the same order, and all ranks must have equally many.
+        """
+        self._resumable = ResumableDataset(make, self._position)
+        return self._resumable.dataset
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores the newest checkpoint, or saves the first one.
+
+        Raises:
+          ValueError: On all ranks: `fit` was not given `dataset(make)`; or as `Checkpointer.restore`.
+          StateError: As `Checkpointer.restore`.
+          NotSavedError: The first checkpoint could not be saved.
+        """
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(
+                self._directory, self.model, self.model.optimizer, keep=self._keep, extra=self._extra
+            )
+            self._checkpointer.position = self._position
+            self._refuse_other_input(self._checkpointer)
+            if self._checkpointer.restore() is None:
+                self._position.go_to(0, 0)
+                self._checkpointer.save()
+            elif self._position.batch:
+                self._go_to_next_batch()
+        self._made, self._due = self._iterations(), False
+        if self._every_seconds is not None:
+            self._clock = _Clock(self._every_seconds, self._checkpointer.ranks, self._made)
+        _keras_fit.begin_at_epoch(self.model, self._position.epoch)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tells `fit` how many batches are left, and compares that on all ranks.
+
+        Raises:
+          ValueError: On all ranks: they have different numbers of batches.
+        """
+        assert self._checkpointer is not None
+        assert self._resumable is not None
+        if epoch != self._position.epoch:  # fit's initial_epoch
+            self._position.go_to(epoch, 0)
+        batch, self._batches = self._position.batch, self._resumable.batches(epoch)
+        everyone = self._checkpointer.ranks.allgather_object(self._batches, "tsps.checkpoint.batches")
+        if len(set(everyone)) > 1:
+            raise ValueError(
+                f"ranks have different numbers of batches in epoch {epoch}, {everyone}: they would wait for each other "
+                "at its end. take() as many as the one with fewest has"
+            )
+        _keras_fit.begin_epoch(self.model, batch, self._batches)
+        self._checkpointer.restore_metrics()
+        self._begun = self._resumable.begun
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is time to.
+
+        Raises:
+          ValueError: `fit` goes through another dataset.
+        """
+        assert self._resumable is not None
+        if self._resumable.begun == self._begun:
+            raise ValueError(
+                "fit goes through another dataset than the callback's: give it checkpoint.dataset(make), or "
+                "tsps.lookahead around it"
+            )
+        if not self._is_time():
+            return
+        if self._batches is not None and self._position.batch >= self._batches:
+            self._due = True  # after what else is done at the end of the epoch
+        else:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it was time to at the epoch's last batch."""
+        self._position.end_epoch()
+        if self._due:
+            self._due = False
+            self._save()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Saves what was trained since the last checkpoint."""
+        _keras_fit.end(self.model)
+        if self._checkpointer is not None and self._checkpointer.unsaved:
+            self._save()
+
+    def _iterations(self) -> int:
+        model = getattr(self, "model", None)
+        return 0 if model is None else int(tf.convert_to_tensor(model.optimizer.iterations))
+
+    def _is_time(self) -> bool:
+        before, self._made = self._made, self._iterations()
+        if self._every_steps is not None:
+            return before // self._every_steps != self._made // self._every_steps
+        assert self._clock is not None
+        return self._clock.is_time(self._made)
+
+    def _save(self) -> None:
+        assert self._checkpointer is not None
+        try:
+            self._checkpointer.save()
+        except NotSavedError as error:  # on all ranks
+            warnings.warn(f"{error}. Training goes on, and the next save is tried", stacklevel=2)
+
+    def _refuse_other_input(self, checkpointer: Checkpointer) -> None:
+        """Raises ValueError, on all ranks, unless `fit` goes through `dataset(make)`, as far as can be seen."""
+        wrong = None
+        if self._resumable is None:
+            wrong = "fit has to be given checkpoint.dataset(make): other inputs cannot be gone on with at a batch"
+        elif (steps := self.params.get("steps")) is not None:
+            wrong = (
+                f"fit makes {steps} steps per epoch by itself: give it checkpoint.dataset(make), or tsps.lookahead "
+                "around it, without steps_per_epoch; an epoch has the batches that make(epoch) returns"
+            )
+        found = checkpointer.ranks.allgather_object(wrong, "tsps.checkpoint.input")
+        if any(found):
+            each = [f"on rank {rank}: {text}" for rank, text in enumerate(found) if text]
+            raise ValueError("Checkpoint cannot restart this fit: " + "; ".join(each))
+
+    def _go_to_next_batch(self) -> None:
+        """Goes to the next epoch if the one that was restored has no batch left.
+
+        Raises:
+          StateError: On all ranks: it has fewer than were trained; or ranks differ.
+        """
+        assert self._checkpointer is not None
+        assert self._resumable is not None
+        epoch, batch = self._position.epoch, self._position.batch
+        n = self._resumable.batches(epoch)
+        more = self._resumable.has_more(epoch, batch)
+        everyone = self._checkpointer.ranks.allgather_object((n, more), "tsps.checkpoint.more")
+        if any(found != everyone[0] for found in everyone) or (n is not None and n < batch):
+            raise StateError(
+                f"{batch} batches of epoch {epoch} were trained when the checkpoint was saved, and make({epoch}) gives "
+                f"the ranks {[found for found, _ in everyone]} batches: it must return what it returned then"
+            )
+        if not more:
+            self._position.end_epoch()
+
+
+class _Clock:
+    """Tells all ranks alike when a time has passed on rank 0."""
+
+    def __init__(self, seconds: float, ranks: collectives_lib.Collectives, made: int) -> None:
+        """Begins to count. `made`: Updates so far."""
+        self._seconds, self._ranks = seconds, ranks
+        self._last = time.monotonic()
+        self._asked, self._asked_at = made, self._last
+        self._ask_next = made + 1
+
+    def is_time(self, made: int) -> bool:
+        """Whether to save after so many updates. Every rank calls it after each; they meet in some of these calls."""
+        if made < self._ask_next:
+            return False
+        now = time.monotonic()
+        due = now - self._last >= self._seconds
+        per_step = (now - self._asked_at) / max(made - self._asked, 1)
+        left = self._seconds - (0.0 if due else now - self._last)
+        # Halfway there at most, and never much longer than it was between the last two times.
+        steps = int(min(max(left / 2 / max(per_step, 1e-9), 1), 2 * max(made - self._asked, 1), 1000))
+        due, steps = self._ranks.broadcast_object((due, steps), 0, "tsps.checkpoint.clock")
+        self._asked, self._asked_at, self._ask_next = made, now, made + steps
+        if due:
+            self._last = now
+        return bool(due)
+
+
+def _refuse_beside(model: Any, callbacks: Sequence[Any]) -> None:
+    """Raises UnsupportedError for callbacks of `fit` that cannot be beside a `Checkpoint`."""
+    ours = [one for one in callbacks if isinstance(one, Checkpoint)]
+    if not ours:
+        return
+    if len(ours) > 1:
+        raise UnsupportedError("fit has two tsps.callbacks.Checkpoint: both would choose where it begins. Use one")
+    for one in callbacks:
+        if _keras.is_callback(one, "BackupAndRestore"):
+            raise UnsupportedError(
+                "BackupAndRestore beside tsps.callbacks.Checkpoint is not supported: both would choose where fit "
+                "begins, and it has no tables of several machines. Leave BackupAndRestore out"
+            )
+
+
+_keras_hooks.before_fit(_refuse_beside)

@@ -5,6 +5,7 @@
       CollectivesError   an operation between ranks
       RankError          another rank died, stopped or did not come
       LaunchError        the launcher cannot start a job
+      NotSavedError      a checkpoint could not be written
 
 A wrong argument is a `ValueError`, as everywhere in Python; those that a table refuses are an `Error` too.
 
@@ -101,6 +102,10 @@ class ExchangeFailed(RankError):
 
 class RankLost(RankError):
     """A rank of any node has ended, or did not come; the message is what it or others have told all ranks."""
+
+
+class NotSavedError(Error, OSError):
+    """A checkpoint could not be written, on all ranks. Those before it are there, and training can go on."""
 
 
 class LaunchError(Error):

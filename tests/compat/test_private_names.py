@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras, _keras_hooks, _keras_stores, _tensorflow
+from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _keras_stores, _tensorflow
 from tf_sparse_ps.layers import saving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,6 +159,51 @@ def test_the_model_that_fit_trains_is_found_from_its_optimizer() -> None:
     model.compile(Optimizer(0.1), "mse", run_eagerly=True)
     model.fit(tf.zeros([4, 3]), tf.zeros([4, 1]), verbose=0)
     assert found[0] is model, "frozen weights that differ between ranks would not be found"
+
+
+def test_fit_begins_at_an_epoch_and_a_batch() -> None:
+    class Begin(keras.callbacks.Callback):
+        seen: list[tuple[int, int]] = []  # noqa: RUF012 - of one test
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            _keras_fit.begin_at_epoch(self.model, 2)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+            _keras_fit.begin_epoch(self.model, 3 if epoch == 2 else 0, {2: 5, 3: 4, 4: 6}[epoch])
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.seen.append((self.epoch, batch))
+
+        def on_train_end(self, logs: Any = None) -> None:
+            _keras_fit.end(self.model)
+
+    model, begin = small_model(), Begin()
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((np.ones((4, 3)), np.ones((4, 1)))).repeat(100).filter(lambda *_: True)
+    model.fit(data, epochs=5, callbacks=[begin], verbose=0)
+    first = 0 if _keras.IS_KERAS_3 else 3  # Keras 3 counts what it sees
+    assert begin.seen == [(2, first), (2, first + 1)] + [(3, n) for n in range(4)] + [(4, n) for n in range(6)], (
+        "a restart would not go on at the batch (epoch_iterator, data_handler)"
+    )
+    history = model.fit(data.take(2), epochs=2, verbose=0)
+    assert history.epoch == [0, 1], "the next fit would begin where the restart began"
+    with pytest.raises(RuntimeError, match="this Keras's has no"):
+        _keras_fit.begin_epoch(model, 0, None)
+
+
+def test_seeds_metrics_and_rates_are_found_for_checkpoints() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+    model.compile(keras.optimizers.SGD(0.25, momentum=0.5), "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    assert len(_keras.metric_variables(model)) == 2, "the loss of an epoch would begin again (total and count)"
+    rates = [one for one in _keras.optimizer_state(model.optimizer) if "learning_rate" in one.name]
+    assert len(rates) == 1, "a rate that a callback has set would be lost"
+    if _keras.IS_KERAS_3:
+        (seed,) = _keras.seed_variables(model)
+        assert any(seed is one for one in _keras.all_variables(model)), "dropout would repeat itself after a restart"
+    else:
+        assert _keras.seed_variables(model) == []  # those of Keras 2 are no variables, unless they are asked for
 
 
 @KERAS_3

@@ -34,6 +34,7 @@ BASES = {
     "ExchangeFailed": (errors.RankError,),
     "RankLost": (errors.RankError,),
     "LaunchError": (errors.Error,),
+    "NotSavedError": (errors.Error, OSError),
 }
 
 

@@ -71,7 +71,7 @@ def test_skipped_blocks_have_a_reason(page: Path) -> None:
 
 # Commands that a machine which runs the tests may lack.
 ELSEWHERE = {"docker", "salloc", "scontrol", "srun", "mpirun", "horovodrun", "pip", "python", "tf-sparse-ps"}
-BUILTINS = {".", "cd", "export"}
+BUILTINS = {".", "cd", "export", "until"}
 SHELL_BLOCKS = [(page, block) for page in PAGES for block in blocks(page, "sh")]
 
 

@@ -476,3 +476,43 @@ class IntegerInput:
         def dtype(self) -> str:
             """Of the inputs; the outputs have the policy's compute dtype."""
             return "int64"
+
+
+# --- what a checkpoint of a model has (checkpoints/) ---
+
+
+def all_variables(model: Any) -> list[Any]:
+    """All variables of a built model: weights, and of Keras 3 seeds and metrics, each once.
+
+    Raises:
+      ValueError: It is not built.
+    """
+    if not model.built:
+        raise ValueError(f"model {model.name!r} is not built: it has no variables yet. Call it on a batch first")
+    variables = model.variables if IS_KERAS_3 else model.weights
+    return list({id(one): one for one in variables}.values())
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of a model's metrics, its loss among them, as far as there are some."""
+    if IS_KERAS_3:
+        return list(model.metrics_variables)
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def seed_variables(model: Any) -> list[Any]:
+    """The states of a model's random number generators, where they are variables."""
+    if IS_KERAS_3:
+        states = [one for layer in model._flatten_layers() for one in getattr(layer, "_seed_generators", ())]
+        return list({id(one.state): one.state for one in states}.values())
+    generators = [getattr(getattr(layer, "_random_generator", None), "_generator", None) for layer in model.submodules]
+    return [one.state for one in generators if one is not None]
+
+
+def optimizer_state(optimizer: Any) -> list[tf.Variable]:
+    """As `optimizer_variables`, and the learning rate, which Keras 2 does not count among them."""
+    variables = optimizer_variables(optimizer)
+    rate = getattr(optimizer, "_hyper", {}).get("learning_rate", getattr(optimizer, "_learning_rate", None))
+    if isinstance(rate, tf.Variable) and not any(one is rate for one in variables):
+        variables.append(rate)
+    return variables

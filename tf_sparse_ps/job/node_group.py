@@ -33,6 +33,7 @@ class NodeGroup:
       path: The group's directory, `<TFSPS_DIR>/<TFSPS_JOB or uuid>-n<node>`.
       exchange_path: Where the ranks of the node see each other, a folder of this run alone.
       session: What the ranks of the node tell each other outside of steps.
+      found_at_step: Of the tables that an earlier run of a named job has left; 0: of none.
     """
 
     def __init__(self, identity: Identity, collectives: Collectives) -> None:
@@ -61,6 +62,7 @@ class NodeGroup:
         if identity.is_leader:
             with eager_ops(f"opening the group {self.path}") as _ops:
                 _ops.set_run(self.path, identity.run_id)
+        self.found_at_step = 0 if identity.name is None else self.committed_step()
 
     @property
     def is_leader(self) -> bool:

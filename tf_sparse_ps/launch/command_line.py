@@ -45,7 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
       SystemExit: A mistake in the arguments, with status 2; or help was asked for.
     """
-    options = parse(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["checkpoint"]:
+        from tf_sparse_ps.checkpoints import commands  # a launcher starts without NumPy
+
+        return commands.main(words[1:])
+    options = parse(words)
     try:
         return supervision.run(options)
     except LaunchError as error:
@@ -109,6 +114,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    commands.add_parser("checkpoint", help="list or verify the checkpoints in a directory", add_help=False)
     add = run.add_argument
     add("-np", "--nproc-per-node", dest="ranks", type=int, required=True, metavar="N", help="ranks on this machine")
     add("--nnodes", type=int, default=1, metavar="N", help="machines, each with a launcher (default: 1)")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -195,14 +195,42 @@ def _ends(array: Any) -> str:
 
 
 def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    expected = {"version": _VERSION}
+    if (found := {name: meta[name] for name in expected}) != expected:
+        raise InvalidArgumentError(f"layer {binding.config.name!r} cannot load rows of {found}. Expected: {expected}")
+    slots = [state[f"slot_{index}"] for index in range(sum(name.startswith("slot_") for name in state))]
+    replace(
+        binding, meta, [slot.shape[1] for slot in slots], lambda carried: _blocks(state, slots, carried, binding.config)
+    )
+
+
+def replace(
+    binding: TableBinding,
+    meta: Mapping[str, Any],
+    widths: Sequence[int],
+    blocks: Callable[[bool], Iterator[Block]],
+) -> None:
+    """Makes the table what is stored: other keys are erased. Every rank calls it; the leaders act.
+
+    A table without an optimizer gets the one that is stored; a table with another one gets the rows alone.
+
+    Args:
+      binding: Of the table.
+      meta: Of what is stored: its dim, key_limit, optimizer, slot_init, and initializer.
+      widths: Of the slots that are stored, if there are some.
+      blocks: Returns what is stored, with slots or without.
+
+    Raises:
+      InvalidArgumentError: The rows have another width, or another key limit.
+    """
     config = binding.config
-    expected = {"version": _VERSION, "dim": config.dim, "key_limit": config.key_limit}
+    expected = {"dim": config.dim, "key_limit": config.key_limit}
     found = {name: meta[name] for name in expected}
     if found != expected:
         raise InvalidArgumentError(f"layer {config.name!r} cannot load rows of {found}. Expected: {expected}")
-    slots = [state[f"slot_{index}"] for index in range(sum(name.startswith("slot_") for name in state))]
     anew: tuple[tuple[int, float], ...] = ()  # width and initial value of slots that begin again
-    if slots:
+    carried = bool(widths)
+    if carried:
         stored = (meta["optimizer"], tuple(map(np.float32, meta["slot_init"])))
         if binding.optimizer is None:
             binding.bind_optimizer(optimizers.of_kind(meta["optimizer"], meta["slot_init"]))
@@ -210,43 +238,48 @@ def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, A
             warnings.warn(
                 f"layer {config.name!r}: the saved slots are of {stored}, the table is trained by "
                 f"{binding.optimizer}; rows are loaded, slots start anew",
-                stacklevel=5,
+                stacklevel=6,
             )
-            widths = _table.slot_widths(binding.optimizer.kind, config.dim)
-            anew, slots = tuple(zip(widths, binding.optimizer.slot_init, strict=True)), []
-    blocks = _blocks(state, slots, anew, config)
+            own = _table.slot_widths(binding.optimizer.kind, config.dim)
+            anew, carried = tuple(zip(own, binding.optimizer.slot_init, strict=True)), False
+    found_blocks = _with_slots(blocks(carried), anew)
     if not _same_values(meta["initializer"], _initializer(binding)):
         if config.key_limit is None:
             warnings.warn(
                 f"layer {config.name!r}: keys that were never trained read initial values of this table, not of the "
                 "saved one; load the whole model (keras.models.load_model) to keep them",
-                stacklevel=5,
+                stacklevel=6,
             )
         else:
-            fresh = anew or tuple(zip([one.shape[1] for one in slots], meta["slot_init"], strict=bool(slots)))
-            blocks = _completed(blocks, meta, config.key_limit, fresh)
-    binding.replace(blocks)
+            fresh = anew or tuple(zip(widths, meta["slot_init"], strict=bool(widths)))
+            found_blocks = _completed(found_blocks, meta, config.key_limit, fresh)
+    binding.replace(found_blocks)
 
 
-def _blocks(
-    state: Mapping[str, Any], slots: Sequence[Any], anew: Sequence[Any], config: TableConfig
-) -> Iterator[Block]:
-    """What is stored, in blocks.
+def _blocks(state: Mapping[str, Any], slots: Sequence[Any], carried: bool, config: TableConfig) -> Iterator[Block]:
+    """What is stored in arrays, in blocks.
 
     Args:
       state: Keys and rows.
       slots: Arrays of the slots, or none.
-      anew: Width and value of slots that begin again instead.
+      carried: Whether the blocks are to have them.
+      config: Of the table.
     """
     n = len(state["keys"])
-    size = max(1, _BLOCK_BYTES // (8 + 4 * config.dim * (1 + len(slots) + len(anew))))
+    size = max(1, _BLOCK_BYTES // (8 + 4 * config.dim * (1 + len(slots))))
     with bar(n, f"load {config.name}") as shown:
         for start in range(0, n, size):
             part = slice(start, start + size)
             keys = np.asarray(state["keys"][part], np.int64)
-            values = tuple(np.asarray(slot[part], np.float32) for slot in slots) or _initial_slots(len(keys), anew)
+            values = tuple(np.asarray(slot[part], np.float32) for slot in slots) if carried else ()
             yield Block(keys, np.asarray(state["rows"][part], np.float32), values, {})
             shown.update(len(keys))
+
+
+def _with_slots(blocks: Iterator[Block], anew: Sequence[tuple[int, float]]) -> Iterator[Block]:
+    """Blocks with slots that begin again, of these widths and values, if there are some."""
+    for block in blocks:
+        yield block._replace(slots=_initial_slots(len(block.keys), anew)) if anew else block
 
 
 def _completed(

@@ -212,6 +212,23 @@ class DistributedOptimizer(_keras.Optimizer):
         """Has the first step begin with this rank's variables in place of rank 0's. Every rank calls it before."""
         self._step.equal.root = rank
 
+    def begin_restored(self) -> None:
+        """Has the first step begin with each rank's variables as they are: a checkpoint has set them, on all ranks.
+
+        Statistics of normalisation may then differ between ranks, as they did when it was saved.
+        """
+        self._step.equal.leave_as_they_are()
+
+    @property
+    def begun(self) -> bool:
+        """Whether this process has traced, or made, a first step."""
+        return self._step.begun
+
+    @property
+    def trained_variables(self) -> list[Any]:
+        """The variables that it was built for: dense ones, and those that stand for tables."""
+        return self._step.variables
+
     def weigh_until(self, iterations: int | None) -> None:
         """Gives this rank weight 0 in the steps from this number of updates on; None: in none.
 

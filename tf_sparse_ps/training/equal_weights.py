@@ -49,6 +49,10 @@ class EqualWeights:
         """Whether it is still to be done."""
         return not self._done
 
+    def leave_as_they_are(self) -> None:
+        """There is nothing to do: all ranks have been given what they begin with. Every rank calls it."""
+        self._done = True
+
     def make(self, variables: Iterable[Any], *, computed: bool) -> None:
         """Compares, and broadcasts what differs if the optimizer's `broadcast` says so. Eager, on all ranks.
 

@@ -1,0 +1,417 @@
+"""The files of checkpoints: whole ones are found whatever was killed, damaged, mixed up or could not be written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import checkpoint_support as support
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_sparse_ps.checkpoints import array_file, directory, fault_points, manifest
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError, UnsupportedError, WriterLockedError
+from tf_sparse_ps.launch import command_line
+
+HERE = Path(__file__).resolve().parent
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def newest_quietly(folder: Path) -> tuple[directory.Checked | None, list[Path], list[str]]:
+    """The newest whole checkpoint, what was passed over, and the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found, skipped = CheckpointDirectory(folder).newest()
+    return found, skipped, [str(one.message) for one in caught]
+
+
+def test_the_newest_checkpoint_is_found_and_old_ones_are_removed(tmp_path: Path) -> None:
+    one = CheckpointDirectory(tmp_path / "made" / "by the first save")
+    assert one.newest() == (None, [])
+    for step in (3, 10, 20, 1000):
+        support.save(one, step)
+    assert names(one.path) == ["step-000000000010", "step-000000000020", "step-000000001000"]
+    found, skipped = one.newest()
+    assert found is not None
+    assert (found.path.name, found.manifest.step, skipped) == ("step-000000001000", 1000, [])
+    support.must_hold(found.path, 1000)
+
+
+def test_a_step_that_is_saved_again_gets_another_name(tmp_path: Path) -> None:
+    one = CheckpointDirectory(tmp_path)
+    assert [support.save(one, 7).name for _ in range(3)] == [
+        "step-000000000007",
+        "step-000000000007-2",
+        "step-000000000007-3",
+    ]
+    found, _ = one.newest()
+    assert found is not None
+    assert found.path.name == "step-000000000007-3"
+
+
+def test_damaged_checkpoints_do_not_count_as_kept_and_go_with_the_next_save(tmp_path: Path) -> None:
+    one = CheckpointDirectory(tmp_path)
+    paths = [support.save(one, step) for step in (10, 20, 30)]
+    (paths[2] / support.FILES[0]).write_bytes(b"x")
+    os.unlink(paths[1] / manifest.NAME)
+    found, skipped, said = newest_quietly(tmp_path)
+    assert found is not None
+    assert found.path == paths[0]
+    assert skipped == [paths[2], paths[1]]
+    assert f"{paths[2]} is passed over" in said[0]
+    assert "has 1 bytes" in said[0]
+    assert "manifest.json is missing" in said[1]
+    support.save(one, 15, keep=2, passed_over=tuple(skipped))
+    assert names(tmp_path) == ["step-000000000010", "step-000000000015"]
+
+
+def test_a_later_step_that_is_whole_is_not_removed(tmp_path: Path) -> None:
+    one = CheckpointDirectory(tmp_path)
+    for step in (30, 10):
+        support.save(one, step, keep=1)
+    assert names(tmp_path) == ["step-000000000010", "step-000000000030"]
+
+
+def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    one = CheckpointDirectory(tmp_path)
+    support.save(one, 5)
+    file = support.save(one, 6) / manifest.NAME
+    with pytest.MonkeyPatch.context() as patch:
+        content, _ = one.newest()
+        assert content is not None
+        patch.setattr(manifest, "VERSION", 2)
+        file.write_bytes(content.manifest.encode())
+    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 2, and this build .* reads 1"):
+        one.newest()
+
+
+def test_a_renamed_checkpoint_is_not_taken_for_another(tmp_path: Path) -> None:
+    one = CheckpointDirectory(tmp_path)
+    path = support.save(one, 5)
+    path.rename(tmp_path / "step-000000000009")
+    found, skipped, said = newest_quietly(tmp_path)
+    assert found is None
+    assert len(skipped) == 1
+    assert "is that of 'step-000000000005'" in said[0]
+
+
+def test_nobody_saves_beside_a_save(tmp_path: Path) -> None:
+    one = CheckpointDirectory(tmp_path)
+    with one.saving(1, "rank 0"), pytest.raises(WriterLockedError, match="rank 0"), one.saving(2, "another"):
+        pass
+    support.save(one, 3)
+
+
+def test_arrays_of_all_types_are_read_as_they_were(tmp_path: Path) -> None:
+    types = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint16, tf.int64, tf.bool, tf.complex64)
+    arrays = [(3 * i, tf.cast(tf.range(6), dtype).numpy().reshape(2, 3)) for i, dtype in enumerate(types)]
+    arrays += [(100, np.float32(3.5).reshape(())), (101, np.empty((0, 4), np.float32))]
+    arrays += [(102, tf.constant(2.5, tf.bfloat16).numpy())]
+    array_file.write(tmp_path / "a.npz", [(number, np.asarray(array)) for number, array in arrays], {"n": 1})
+    facts, read = array_file.read(tmp_path / "a.npz")
+    assert facts == {"n": 1}
+    for (number, array), (found, stored) in zip(arrays, read, strict=True):
+        assert number == found
+        back = array_file.typed(stored, np.asarray(array).dtype)
+        assert (back.dtype, back.shape) == (np.asarray(array).dtype, np.shape(array))
+        assert back.tobytes() == np.asarray(array).tobytes()
+
+
+# --- damage ---
+
+
+def _flip(folder: Path, file: Path, draw: random.Random) -> str:
+    data = bytearray(file.read_bytes())
+    place = draw.randrange(len(data))
+    data[place] ^= 1 << draw.randrange(8)
+    file.write_bytes(data)
+    return f"a bit of {file.name}"
+
+
+def _overwrite(folder: Path, file: Path, draw: random.Random) -> str:
+    data = bytearray(file.read_bytes())
+    start = draw.randrange(len(data))
+    old = data[start : start + 64]
+    while (new := draw.randbytes(len(old))) == old:
+        pass
+    data[start : start + 64] = new
+    file.write_bytes(data)
+    return f"bytes of {file.name}"
+
+
+def _truncate(folder: Path, file: Path, draw: random.Random) -> str:
+    os.truncate(file, draw.randrange(file.stat().st_size))
+    return f"{file.name} truncated"
+
+
+def _extend(folder: Path, file: Path, draw: random.Random) -> str:
+    with open(file, "ab") as stream:
+        stream.write(draw.randbytes(draw.randrange(1, 100)))
+    return f"{file.name} extended"
+
+
+def _remove(folder: Path, file: Path, draw: random.Random) -> str:
+    file.unlink()
+    return f"{file.name} removed"
+
+
+def _swap_inside(folder: Path, file: Path, draw: random.Random) -> str:
+    first, second = (folder / name for name in support.FILES)
+    first.rename(folder / "x")
+    second.rename(first)
+    (folder / "x").rename(second)
+    return "two files swapped"
+
+
+def _swap_across(folder: Path, file: Path, draw: random.Random) -> str:
+    other = next(one for one in sorted(folder.parent.iterdir()) if one.name.startswith("step-") and one != folder)
+    shutil.copy(other / file.name, file)
+    return f"{file.name} of {other.name}"
+
+
+def _link(folder: Path, file: Path, draw: random.Random) -> str:
+    file.rename(folder.parent / "elsewhere")
+    file.symlink_to(folder.parent / "elsewhere") if draw.random() < 0.5 else file.mkdir()
+    return f"{file.name} is no regular file"
+
+
+DAMAGE: tuple[Callable[[Path, Path, random.Random], str], ...] = (
+    _flip,
+    _overwrite,
+    _truncate,
+    _extend,
+    _remove,
+    _swap_inside,
+    _swap_across,
+    _link,
+)
+
+
+def damage_at_random(base: Path, times: int, seed: int) -> Iterator[str]:
+    """Damages the newer of two checkpoints, and looks whether the older one is found. Yields what was done."""
+    template = base / "template"
+    older, newer = (support.save(CheckpointDirectory(template), step).name for step in (10, 20))
+    draw = random.Random(seed)
+    for number in range(times):
+        folder = base / "tried"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(template, folder)
+        damage = DAMAGE[number % len(DAMAGE)]
+        file = folder / newer / draw.choice((manifest.NAME, *support.FILES))
+        if damage is _link and file.name == manifest.NAME:
+            file = folder / newer / support.FILES[0]
+        done = damage(folder / newer, file, draw)
+        found, skipped, said = newest_quietly(folder)
+        assert found is not None, done
+        assert found.path == folder / older, f"{done} was not found"
+        assert skipped == [folder / newer], done
+        assert len(said) == 1, done
+        support.must_hold(found.path, 10)
+        yield done
+
+
+def test_a_damaged_checkpoint_is_passed_over_whatever_the_damage(tmp_path: Path) -> None:
+    assert len(list(damage_at_random(tmp_path, times=400, seed=3))) == 400
+
+
+@pytest.mark.nightly
+def test_a_damaged_checkpoint_is_passed_over_4000_times(tmp_path: Path) -> None:
+    assert len(list(damage_at_random(tmp_path, times=4000, seed=4))) == 4000
+
+
+def test_the_test_of_damage_fails_if_checksums_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = directory.file_crc32
+
+    def blind(path: Path, progress: object = None) -> str:
+        template = tmp_path / "template" / path.parent.name / path.name
+        return whole(template if template.exists() and "tried" in path.parts else path)
+
+    monkeypatch.setattr(directory, "file_crc32", blind)
+    with pytest.raises(AssertionError):
+        list(damage_at_random(tmp_path, times=400, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", DamagedFileError),
+        (b"[]", DamagedFileError),
+        (b"null", DamagedFileError),
+        (b'{"content": 1}', DamagedFileError),
+        (b"\xff\xfe\x00", DamagedFileError),
+        (b"[" * 100_000, DamagedFileError),
+        (b'{"content": {"version": 2}}', DamagedFileError),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused(data: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"here\.json"):
+        manifest.Manifest.decode(data, "here.json")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", ".hidden", "a/b", ""])
+def test_a_manifest_names_files_of_its_own_folder_only(name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "_FILE_NAME", __import__("re").compile(".*"))
+        one = manifest.Manifest(
+            "n", 1, 1, 0, 1, 1, 1, None, "r", {}, (), (), (manifest.FileEntry(name, 1, "00000000"),)
+        ).encode()
+    with pytest.raises(DamagedFileError, match="name"):
+        manifest.Manifest.decode(one, "here.json")
+
+
+# --- kills ---
+
+
+def kill_at(folder: Path, step: int, point: str, passes: int = 0) -> subprocess.CompletedProcess[str]:
+    """Saves in another process, which is killed at a point; keeps one checkpoint."""
+    command = [sys.executable, str(HERE / "checkpoint_support.py"), str(folder), str(step), point, str(passes)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("point", "passes"), [(point, 0) for point in fault_points.POINTS] + [("file_written", 1)], ids=str
+)
+def test_a_save_that_is_killed_leaves_whole_checkpoints_and_nothing_that_stays(
+    tmp_path: Path, point: str, passes: int
+) -> None:
+    one = CheckpointDirectory(tmp_path)
+    support.save(one, 10)
+    killed = kill_at(tmp_path, 20, point, passes)
+    assert killed.returncode == -9, killed.stderr
+    found, skipped, said = newest_quietly(tmp_path)
+    assert found is not None
+    assert (skipped, said) == ([], [])
+    renamed = fault_points.POINTS.index(point) >= fault_points.POINTS.index("renamed")
+    assert found.manifest.step == (20 if renamed else 10)
+    support.must_hold(found.path, found.manifest.step)
+    # Another kill at the same point, on top of what is left; then a save that is not killed.
+    assert kill_at(tmp_path, 30, point, passes).returncode == -9
+    found, _, _ = newest_quietly(tmp_path)
+    assert found is not None
+    last = found.manifest.step
+    assert last == (30 if renamed else 10)
+    support.save(one, 40, keep=2)
+    assert names(tmp_path) == [f"step-{last:012d}", "step-000000000040"]
+
+
+# --- no room, no right ---
+
+
+def test_a_save_to_a_full_disk_is_an_error_and_leaves_the_checkpoints_before(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here: no right to")
+    try:
+        one = CheckpointDirectory(disk / "checkpoints")
+        support.save(one, 10)
+        filler = disk / "filler"
+        with open(filler, "wb", buffering=0) as stream, contextlib.suppress(OSError):
+            while True:
+                stream.write(bytes(4096))
+        with pytest.raises(OSError, match="No space") as error:
+            support.save(one, 20)
+        assert error.value.errno == errno.ENOSPC
+        assert names(one.path) == ["step-000000000010"]
+        filler.unlink()
+        support.save(one, 30)
+        assert names(one.path) == ["step-000000000010", "step-000000000030"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("point", fault_points.POINTS[1:7])
+def test_a_save_that_fails_at_any_point_leaves_the_checkpoints_before(tmp_path: Path, point: str) -> None:
+    one = CheckpointDirectory(tmp_path)
+    support.save(one, 10)
+
+    def fail(reached: str) -> None:
+        if reached == point:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fault_points.set_action(fail)
+    try:
+        with pytest.raises(OSError, match="No space"):
+            support.save(one, 20)
+    finally:
+        fault_points.set_action(None)
+    after = ["step-000000000010"] + ["step-000000000020"] * (point == "renamed")
+    assert names(tmp_path) == after
+    support.save(one, 30)
+    assert names(tmp_path) == [*after, "step-000000000030"]
+
+
+def test_a_save_to_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        support.save(CheckpointDirectory(tmp_path / "file" / "checkpoints"), 1)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    one = CheckpointDirectory(disk)
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("a read-only file system cannot be mounted here: no right to")
+    try:
+        support.save(one, 10)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(OSError, match="Read-only"):
+            support.save(one, 20)
+        found, _ = one.newest()
+        assert found is not None
+        assert found.manifest.step == 10
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        support.save(one, 30)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_folder_is_checked_by_itself(tmp_path: Path) -> None:
+    path = support.save(CheckpointDirectory(tmp_path), 4)
+    seen: dict[str, int] = {}
+    checked = directory.check(path, lambda name, n: seen.__setitem__(name, seen.get(name, 0) + n))
+    assert seen == {one.name: one.size for one in checked.manifest.files}
+    with pytest.raises(NotFoundError, match="incomplete"):
+        directory.check(tmp_path / "step-000000000005")
+
+
+# --- the command line ---
+
+
+def test_checkpoints_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["checkpoint", "list", str(tmp_path)]) == 1
+    assert "has no checkpoints" in capsys.readouterr().err
+    one = CheckpointDirectory(tmp_path)
+    older, newer = support.save(one, 10), support.save(one, 20)
+    for command in ("list", "verify"):
+        assert command_line.main(["checkpoint", command, str(tmp_path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == [newer.name, older.name]
+        assert "epoch 0, batch 20, 0 tables" in lines[0]
+    data = bytearray((newer / support.FILES[0]).read_bytes())
+    data[100] ^= 1
+    (newer / support.FILES[0]).write_bytes(data)
+    assert command_line.main(["checkpoint", "list", "--json", str(tmp_path)]) == 0  # it does not read the file
+    assert [found["step"] for found in json.loads(capsys.readouterr().out)] == [20, 10]
+    assert command_line.main(["checkpoint", "verify", "--json", str(tmp_path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert "first.npz is damaged: its checksum is" in found[0]["problem"]
+    assert (found[1]["name"], found[1]["problem"]) == (older.name, None)
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["checkpoint", "list", str(tmp_path / "none")])
+    assert "is no directory" in capsys.readouterr().err

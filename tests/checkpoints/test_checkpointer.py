@@ -1,0 +1,333 @@
+"""`Checkpointer` and `callbacks.Checkpoint` on one rank: what is saved, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import callbacks
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import array_file, commands, directory, fault_points, manifest, tables, variables
+from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
+
+keras = _keras.keras
+# Each model of a process has other tables, which begin with other values.
+pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
+
+
+def make_model(width: int = 3, n_tables: int = 1, optimizer: Any = None, dtype: str = "float32") -> Any:
+    """ids[batch, 2] -> tables -> one output, compiled."""
+    inputs = keras.Input((2,), dtype="int64")
+    configs = [tsps.TableConfig(f"table{i}", width, dtype=dtype) for i in range(n_tables)]
+    parts = [keras.layers.Flatten()(tsps.Embedding(None, width, table=one)(inputs)) for one in configs]
+    joined = parts[0] if n_tables == 1 else keras.layers.Concatenate()(parts)
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(joined)))
+    model.compile(tsps.DistributedOptimizer(optimizer or keras.optimizers.Adam(0.1)), "mse", metrics=["mae"])
+    return model
+
+
+def make(epoch: int) -> tf.data.Dataset:
+    """Five batches of an epoch."""
+    random = np.random.default_rng(epoch)
+    x = random.integers(0, 50, (20, 2))
+    return tf.data.Dataset.from_tensor_slices((x, random.normal(size=(20, 1)).astype(np.float32))).batch(4)
+
+
+def fit(model: Any, checkpoint: Any, epochs: int = 2, **options: Any) -> Any:
+    return model.fit(checkpoint.dataset(make), epochs=epochs, callbacks=[checkpoint], verbose=0, **options)
+
+
+def content(model: Any) -> list[Any]:
+    """Keys, rows and slots, in the order of the keys, and the dense variables but for metrics."""
+    found: list[Any] = []
+    for binding in tables.of(model):
+        keys, rows, slots, _ = binding.reader().scan(slots=True).read()
+        order = np.argsort(keys)
+        found += [keys[order], rows[order], *(one[order] for one in slots)]
+    entries = variables.collect(model, model.optimizer, {})
+    return found + [one.variable.numpy() for one in entries if one.kind != "metric"]
+
+
+def must_equal(a: list[Any], b: list[Any]) -> None:
+    assert len(a) == len(b)
+    for one, other in zip(a, b, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def folders(path: Path) -> list[str]:
+    return sorted(one.name for one in path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tables_dense_weights_optimizer_and_position_come_back(tmp_path: Path, dtype: str) -> None:
+    first = make_model(n_tables=2, dtype=dtype)
+    note = tf.Variable([1.0, 2.0])
+    checkpoint = callbacks.Checkpoint(tmp_path, every_steps=3, extra={"note": note})
+    fit(first, checkpoint)
+    expected, step = content(first), tables.committed_step()
+    assert folders(tmp_path) == ["step-000000000006", "step-000000000009", "step-000000000010"]
+
+    first.fit(make(0), verbose=0)  # the tables of a process have one step
+
+    second, other = make_model(n_tables=2, dtype=dtype), tf.Variable([0.0, 0.0])
+    checkpointer = tsps.Checkpointer(tmp_path, second, second.optimizer, extra={"note": other})
+    assert checkpointer.latest() == str(tmp_path / "step-000000000010")
+    assert checkpointer.restore() == checkpointer.latest()
+    must_equal(content(second), expected)
+    np.testing.assert_array_equal(other.numpy(), [1.0, 2.0])
+    assert (checkpointer.position.epoch, checkpointer.position.batch) == (2, 0)
+    assert tables.committed_step() == step
+
+
+def test_a_restored_model_trains_as_the_saved_one(tmp_path: Path) -> None:
+    first = make_model()
+    fit(first, callbacks.Checkpoint(tmp_path / "a", every_steps=7), epochs=1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    known = np.concatenate([x.numpy().reshape(-1) for epoch in range(3) for x, _ in make(epoch)])
+    for binding in tables.of(first):  # of models of one process the others have other initial values
+        binding.assign(np.unique(known), np.ones((len(np.unique(known)), 3), np.float32))
+    tsps.Checkpointer(tmp_path / "c", first, first.optimizer).save()
+    second = make_model()
+    tsps.Checkpointer(tmp_path / "c", second, second.optimizer).restore()
+    for model in (first, second):
+        for epoch in (1, 2):
+            model.fit(make(epoch), verbose=0)
+    must_equal(content(second), content(first))
+
+
+def test_iterating_begins_where_training_is(tmp_path: Path) -> None:
+    model = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    data = checkpointer.dataset(make)
+    seen: list[tuple[int, int]] = []
+    for epoch in checkpointer.epochs(2):
+        for number, (x, y) in enumerate(data):
+            np.testing.assert_array_equal(x, list(make(epoch))[number][0])
+            model.train_on_batch(x, y)
+            seen.append((epoch, number))
+            if (epoch, number) == (1, 2):
+                break
+        if epoch == 1:
+            break
+    assert seen == [(0, n) for n in range(5)] + [(1, n) for n in range(3)]
+    assert (checkpointer.position.epoch, checkpointer.position.batch) == (1, 3)
+    left = list(data)
+    assert len(left) == 2
+    np.testing.assert_array_equal(left[0][0], list(make(1))[3][0])
+
+
+# --- what is refused ---
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    model = make_model()
+    with pytest.raises(TypeError, match=r"DistributedOptimizer\. Received: optimizer=Adam"):
+        tsps.Checkpointer(tmp_path, model, keras.optimizers.Adam())
+    for keep in (0, -1, True, 1.5):
+        with pytest.raises(ValueError, match=f"keep={keep}"):
+            tsps.Checkpointer(tmp_path, model, model.optimizer, keep=keep)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gs://"):
+        tsps.Checkpointer("gs://bucket", model, model.optimizer)
+    with pytest.raises(TypeError, match=r"extra\['n'\] must be a variable\. Received: int"):
+        tsps.Checkpointer(tmp_path, model, model.optimizer, extra={"n": 3})
+    for options in ({}, {"every_steps": 1, "every_seconds": 1}, {"every_steps": 0}, {"every_seconds": -1.0}):
+        with pytest.raises(ValueError, match="every_steps"):
+            callbacks.Checkpoint(tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"every_steps=1\.5"):
+        callbacks.Checkpoint(tmp_path, every_steps=1.5)  # type: ignore[arg-type]
+
+
+def test_other_inputs_of_fit_are_refused(tmp_path: Path) -> None:
+    model = make_model()
+
+    def begin(data: Any, *more: Any, wanted: bool = True, **options: Any) -> None:
+        checkpoint = callbacks.Checkpoint(tmp_path, every_steps=3)
+        given = checkpoint.dataset(make) if wanted else None
+        model.fit(given if data is None else data, callbacks=[checkpoint, *more], verbose=0, **options)
+
+    with pytest.raises(ValueError, match=r"fit has to be given checkpoint\.dataset"):
+        begin(make(0), wanted=False)
+    with pytest.raises(ValueError, match="fit makes 5 steps per epoch by itself"):
+        begin(make(0))
+    with pytest.raises(ValueError, match="fit makes 4 steps per epoch by itself"):
+        begin(None, steps_per_epoch=4)
+    with pytest.raises(ValueError, match="fit goes through another dataset"):
+        begin(make(0).filter(lambda *_: True))
+    with pytest.raises(UnsupportedError, match="BackupAndRestore"):
+        begin(None, keras.callbacks.BackupAndRestore(tmp_path / "backup"))
+    with pytest.raises(UnsupportedError, match=r"two tsps\.callbacks\.Checkpoint"):
+        begin(None, callbacks.Checkpoint(tmp_path, every_steps=1))
+
+
+def test_data_that_cannot_be_gone_on_with_is_refused(tmp_path: Path) -> None:
+    model = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    with pytest.raises(TypeError, match=r"make\(0\) must return a tf.data.Dataset of batches. Received: list"):
+        checkpointer.dataset(lambda epoch: [1])  # type: ignore[arg-type, return-value]
+    checkpointer.dataset(lambda epoch: make(epoch).repeat())
+    assert checkpointer.resumable is not None
+    with pytest.raises(ValueError, match="without end"):
+        checkpointer.resumable.batches(0)
+    data = checkpointer.dataset(lambda epoch: make(epoch) if epoch == 0 else make(epoch).map(lambda x, y: x))
+    checkpointer.position.go_to(1, 0)
+    with pytest.raises(tf.errors.OpError, match="must return batches like those of make"):
+        list(data)
+
+
+def test_checkpoints_of_another_run_are_not_mixed_with_this_ones(tmp_path: Path) -> None:
+    first, second = make_model(), make_model()
+    one = tsps.Checkpointer(tmp_path, first, first.optimizer)
+    one.save(5)
+    one.save(6)
+    with pytest.raises(ValueError, match="has a checkpoint of step 6, and this one is of step 2"):
+        one.save(2)
+    other = tsps.Checkpointer(tmp_path, second, second.optimizer)
+    with pytest.raises(StateError, match=r"step-000000000006 and 1 more, .* call restore\(\)"):
+        other.save(7)
+    other.restore()
+    other.save(7)
+    assert folders(tmp_path) == [f"step-{step:012d}" for step in (5, 6, 7)]
+
+
+def test_other_models_and_optimizers_are_refused_by_name(tmp_path: Path) -> None:
+    first = make_model()
+    tsps.Checkpointer(tmp_path, first, first.optimizer).save()
+    for other, text in (
+        (make_model(n_tables=2), r"the model has 2 tables, \['table0', 'table1'\], and checkpoint .* has 1"),
+        (make_model(width=4), r"table 'table0' has {'dim': 4, .* of checkpoint .* has {'dim': 3"),
+        (make_model(optimizer=keras.optimizers.SGD(0.1)), r"dense variables, checkpoint .* or of other shapes"),
+    ):
+        other.optimizer.build(other.trainable_variables)
+        before = content(other)
+        with pytest.raises(ValueError, match=text):
+            tsps.Checkpointer(tmp_path, other, other.optimizer).restore()
+        must_equal(content(other), before)
+
+
+def test_restoring_after_the_first_step_is_refused(tmp_path: Path) -> None:
+    model = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    assert checkpointer.restore() is None
+    checkpointer.save()
+    model.fit(make(0), verbose=0)
+    with pytest.raises(StateError, match="training has begun"):
+        checkpointer.restore()
+
+
+def _mix(path: Path, file: str, source: Path) -> None:
+    """Puts a file of another checkpoint into one, and has the manifest say so."""
+    data = (path / manifest.NAME).read_bytes()
+    content = manifest.Manifest.decode(data, "")
+    shutil.copy(source / file, path / file)
+    entry = manifest.FileEntry(file, (path / file).stat().st_size, directory.file_crc32(path / file))
+    files = tuple(entry if one.name == file else one for one in content.files)
+    (path / manifest.NAME).write_bytes(dataclasses.replace(content, files=files).encode())
+
+
+def test_parts_of_different_steps_are_refused_by_name(tmp_path: Path) -> None:
+    first = make_model()
+    fit(first, callbacks.Checkpoint(tmp_path / "a", every_steps=2), epochs=1)
+    names = folders(tmp_path / "a")
+    step = tables.committed_step()
+    assert commands.main(["verify", str(tmp_path / "a")]) == 0
+    for file, text in (
+        ("t0000-table0.tfsps", f"table 'table0' at step {step - 1}, and the checkpoint's other tables .* step {step}:"),
+        (variables.FILE, "variables.npz is of step 4 .* and the checkpoint's manifest of step 5"),
+    ):
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        _mix(tmp_path / "b" / names[-1], file, tmp_path / "b" / names[-2])
+        second = make_model()
+        with pytest.raises(StateError, match=text):
+            tsps.Checkpointer(tmp_path / "b", second, second.optimizer).restore()
+        assert commands.main(["verify", str(tmp_path / "b")]) == 1
+
+
+def test_variables_beside_the_model_that_the_optimizer_trains_are_refused(tmp_path: Path) -> None:
+    model, other = make_model(), keras.layers.Dense(1)
+    other.build((None, 2))
+    model.optimizer.build([*model.trainable_variables, *other.trainable_variables])
+    with pytest.raises(StateError, match=r"the optimizer trains .*kernel.* no variable of model"):
+        tsps.Checkpointer(tmp_path, model, model.optimizer).save()
+
+
+# --- saves that fail ---
+
+
+def _full(reached: str) -> None:
+    if reached == "file_written":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_training_goes_on_when_the_disk_is_full_and_the_next_save_works(tmp_path: Path) -> None:
+    class Fill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            made = int(self.model.optimizer.iterations)
+            fault_points.set_action(_full if 3 <= made < 7 else None)
+
+    model = make_model()
+    checkpoint = callbacks.Checkpoint(tmp_path, every_steps=2)
+    with pytest.warns(UserWarning, match=r"a checkpoint of step [46] was not saved to .*No space.* Training goes on"):
+        model.fit(checkpoint.dataset(make), epochs=2, callbacks=[Fill(), checkpoint], verbose=0)
+    assert folders(tmp_path) == ["step-000000000002", "step-000000000008", "step-000000000010"]
+
+
+def test_the_first_checkpoint_must_work(tmp_path: Path) -> None:
+    fault_points.set_action(_full)
+    model = make_model()
+    with pytest.raises(NotSavedError, match="of step 0 was not saved to"):
+        fit(model, callbacks.Checkpoint(tmp_path, every_steps=2))
+    assert int(model.optimizer.iterations) == 0
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file"):
+        fit(model, callbacks.Checkpoint(tmp_path / "file", every_steps=2))
+
+
+# --- time ---
+
+
+def test_ranks_save_when_time_has_passed_on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
+
+    class Ranks:
+        asked = 0
+
+        def broadcast_object(self, value: Any, root: int, name: str) -> Any:
+            self.asked += 1
+            return value
+
+    ranks = Ranks()
+    clock = callbacks._Clock(60.0, ranks, made=7)  # type: ignore[arg-type]
+    saved = []
+    for made in range(8, 2008):
+        now[0] += 0.25
+        if clock.is_time(made):
+            saved.append(now[0])
+    gaps = np.diff([100.0, *saved])
+    assert (gaps >= 60.0).all()
+    assert (gaps < 66.0).all()
+    assert len(saved) >= 7
+    assert ranks.asked < 120
+
+
+def test_stored_arrays_are_those_of_the_manifest(tmp_path: Path) -> None:
+    model = make_model()
+    path = Path(tsps.Checkpointer(tmp_path, model, model.optimizer).save())
+    content = directory.check(path).manifest
+    facts, arrays = array_file.read(path / variables.FILE)
+    assert facts["id"] == content.id
+    shapes = {number: list(array.shape) for number, array in arrays}
+    assert [shapes[number] for number in range(len(shapes))] == [one["shape"] for one in content.variables]
+    # Keras 2 makes metrics with the first batch.
+    kinds = {"weight", "optimizer", "metric"} if _keras.IS_KERAS_3 else {"weight", "optimizer"}
+    assert {one["kind"] for one in content.variables} == kinds

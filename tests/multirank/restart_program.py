@@ -1,0 +1,232 @@
+"""One rank of the tests that a job which is killed and started again by the same command is an uninterrupted one.
+
+Arguments: a JSON object, see `Options`; the folder for results, which is not used: those go where the options say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import this_rank
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import fault_points, tables, variables
+from tf_sparse_ps.config.placement import Sharded
+
+keras = _keras.keras
+WIDTH, ITEMS, BATCH = 3, 400, 16
+BATCHES = (7, 5, 6)  # of each epoch
+
+
+@dataclasses.dataclass
+class Options:
+    """What a run does.
+
+    Attributes:
+      checkpoints: Their directory.
+      results: Where the content of tables and variables is written when training has ended; "": nowhere.
+      how: "fit" or "loop".
+      epochs: To train.
+      every: Steps between checkpoints.
+      kill_rank: That kills itself; -1: none does.
+      kill_at: Updates after which it does.
+      kill_point: Of a save at which it does, from that number of updates on.
+      placement: Of the tables: "replicated" or "sharded".
+      tiered: Folder for the rows on disk of one table; "": in memory.
+      schedule: Of dense gradients, as it is written in a program.
+      unknown: Datasets do not tell how many batches they have.
+      dropout: The model drops some values, under Keras 3.
+      skip: "tables" or "variables": what the control leaves out of a restore; "check": the comparison of steps, too.
+      after: "load": only restores, and writes the results; "save": saves, too.
+    """
+
+    checkpoints: str
+    results: str = ""
+    how: str = "fit"
+    epochs: int = 3
+    every: int = 4
+    kill_rank: int = -1
+    kill_at: int = -1
+    kill_point: str = ""
+    placement: str = "replicated"
+    tiered: str = ""
+    schedule: str = "Synchronous()"
+    unknown: bool = False
+    dropout: bool = True
+    skip: str = ""
+    after: str = ""
+
+
+def make_model(options: Options) -> Any:
+    """A model with two tables, statistics of normalisation and dropout, compiled."""
+    placement: Any = Sharded() if options.placement == "sharded" else "replicated"
+    storage: Any = tsps.Tiered(options.tiered, memory="16MiB") if options.tiered else "memory"
+    users = tsps.TableConfig("users", 4, initializer="uniform", seed=3, placement=placement, storage=storage)
+    items = tsps.TableConfig("items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement)
+    inputs = keras.Input((WIDTH,), dtype="int64")
+    parts = [
+        keras.layers.Flatten()(tsps.Embedding(None, 4, table=users, name="users")(inputs)),
+        keras.layers.Flatten()(tsps.Embedding(ITEMS, 6, table=items, name="items")(inputs)),
+    ]
+    hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()(parts))
+    hidden = keras.layers.Dense(5, activation="tanh")(hidden)
+    if options.dropout and _keras.IS_KERAS_3:  # Keras 2 draws what it drops from states that are no variables
+        hidden = keras.layers.Dropout(0.2)(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    schedule = eval(f"tsps.schedules.{options.schedule}")
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adam(0.01), schedule=schedule)
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def batches_of(options: Options) -> Any:
+    """Returns this rank's batches of an epoch."""
+    import tensorflow as tf
+
+    def make(epoch: int) -> Any:
+        random = np.random.default_rng([this_rank.rank(), epoch % len(BATCHES)])
+        n = BATCHES[epoch % len(BATCHES)] * BATCH
+        x = random.integers(0, ITEMS, (n, WIDTH))
+        y = random.normal(size=(n, 1)).astype(np.float32)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n, seed=epoch).batch(BATCH)
+        return data.filter(lambda *_: True) if options.unknown else data
+
+    return make
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends this process after so many updates."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self._options = options
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        die(self._options, int(self.model.optimizer.iterations))
+
+
+def die(options: Options, made: int) -> None:
+    """Ends this process if it is to die after so many updates; from then on, if in a save."""
+    if this_rank.rank() != options.kill_rank or made < options.kill_at:
+        return
+    if not options.kill_point:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == options.kill_point else None)
+
+
+@contextlib.contextmanager
+def controls(options: Options) -> Iterator[None]:
+    """Leaves out what the options say."""
+    if options.skip:
+        nothing: Any = lambda *_, **__: None  # noqa: E731
+        tables.Stored.restore = nothing  # type: ignore[method-assign]
+        tables.Stored.set_step = nothing  # type: ignore[method-assign]
+        if options.skip == "check":
+            tsps.Checkpointer._check_step = nothing  # type: ignore[method-assign]
+            tsps.Checkpointer._refuse_tables_of_other_steps = nothing  # type: ignore[method-assign]
+    yield
+
+
+def fit(options: Options, model: Any) -> None:
+    """Trains by `fit`."""
+    checkpoint = tsps.callbacks.Checkpoint(options.checkpoints, every_steps=options.every, keep=2)
+    data = checkpoint.dataset(batches_of(options))
+    if options.placement == "sharded":
+        data = tsps.lookahead(data, model, batches=2)
+    seen: list[Any] = []
+    noted = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append((epoch, {k: float(v) for k, v in sorted(logs.items())}))
+    )
+    callbacks = [checkpoint, Kill(options), noted]
+    model.fit(data, epochs=options.epochs, verbose=0, callbacks=callbacks)
+    for epoch, logs in seen:
+        print(f"epoch {epoch}: {json.dumps(logs)}", flush=True)
+
+
+def loop(options: Options, model: Any) -> None:
+    """Trains in a custom loop."""
+    import tensorflow as tf
+
+    optimizer = model.optimizer
+    checkpointer = tsps.Checkpointer(options.checkpoints, model, optimizer, keep=2)
+    if checkpointer.restore() is None:
+        checkpointer.save()
+
+    @tf.function
+    def train(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    data = checkpointer.dataset(batches_of(options))
+    for _ in checkpointer.epochs(options.epochs):
+        for x, y in data:
+            train(x, y)
+            made = int(optimizer.iterations)
+            die(options, made)
+            if made % options.every == 0:
+                checkpointer.save()
+    checkpointer.save()
+
+
+def write_results(options: Options, model: Any) -> None:
+    """What is in the tables, in the order of the keys, and in this rank's variables."""
+    ranks = tsps.collectives.current()
+    found: dict[str, Any] = {}
+    for binding in tables.of(model):
+        keys, rows, slots, _ = binding.reader().scan(slots=True).read()
+        order = np.argsort(keys)
+        own = [keys[order], rows[order], *(one[order] for one in slots)]
+        parts = ranks.allgather_object((binding.node, ranks.local_rank == 0, own), "test.tables")
+        leaders = [arrays for _, leads, arrays in parts if leads]
+        if binding.placement == "replicated":  # all nodes have the same
+            for arrays in leaders[1:]:
+                for a, b in zip(leaders[0], arrays, strict=True):
+                    np.testing.assert_array_equal(a, b)
+            leaders = leaders[:1]
+        whole = [np.concatenate(arrays) for arrays in zip(*leaders, strict=True)]
+        order = np.argsort(whole[0])
+        for number, array in enumerate(whole):
+            found[f"{binding.config.name}.{number}"] = array[order]
+    found["step of the tables"] = np.asarray(tables.committed_step())
+    for entry in variables.collect(model, model.optimizer, {}):
+        if entry.kind != "metric":
+            number = sum(name.startswith("variable") for name in found)
+            found[f"variable.{number:03d}.{entry.kind}"] = entry.variable.numpy()
+    Path(options.results).mkdir(parents=True, exist_ok=True)
+    np.savez(Path(options.results) / f"rank{ranks.rank}.npz", **found)
+    ranks.barrier("test.results")
+
+
+def main() -> None:
+    """See above."""
+    options = Options(**json.loads(sys.argv[1]))
+    tsps.init()  # where there is but one rank it is no launcher's
+    keras.utils.set_random_seed(7)
+    model = make_model(options)
+    with controls(options):
+        if options.after:
+            checkpointer = tsps.Checkpointer(options.checkpoints, model, model.optimizer)
+            checkpointer.restore()
+            if options.after == "save":
+                checkpointer.save()
+        else:
+            (fit if options.how == "fit" else loop)(options, model)
+    if options.results:
+        write_results(options, model)
+    print("rank is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A job that is killed and started again by the same command trains what an uninterrupted one trains, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import launch
+import numpy as np
+import pytest
+from restart_program import Options
+
+from tf_sparse_ps._compat._keras import IS_KERAS_3 as KERAS_3
+
+PROGRAM, JOB = "restart_program.py", "restarts"
+LOGS = "epoch "
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[str]:
+    """A TFSPS_DIR that outlives jobs."""
+    folder = tempfile.mkdtemp(prefix="tsps-test-restarts-", dir="/dev/shm")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(options: Options, ranks: int, hosts: str | None = None, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Runs the program; returns its status and output."""
+    text = json.dumps(dataclasses.asdict(options))
+    hosts = hosts or f"localhost:{ranks}"
+    with launch.launched(PROGRAM, text, hosts=hosts, ranks=ranks, env=env) as job:
+        return job.wait(), job.output
+
+
+def finish(options: Options, ranks: int, **more: Any) -> str:
+    """Runs the program to its end."""
+    status, output = start(options, ranks, **more)
+    assert status == 0, output[-10000:]
+    assert output.count("rank is done") == ranks
+    return output
+
+
+def content(folder: str, ranks: int) -> list[dict[str, Any]]:
+    """What each rank had in the end."""
+    found = []
+    for rank in range(ranks):
+        with np.load(Path(folder) / f"rank{rank}.npz") as arrays:
+            found.append(dict(arrays))
+    return found
+
+
+def must_equal(one: str, other: str, ranks: int, *, but: str = "") -> None:
+    """Two runs have ended with the same bits, on each rank."""
+    for rank, (a, b) in enumerate(zip(content(one, ranks), content(other, ranks), strict=True)):
+        assert a.keys() == b.keys()
+        for name in a:
+            if name != but:
+                np.testing.assert_array_equal(a[name], b[name], err_msg=f"{name} of rank {rank}")
+
+
+def killed(options: Options, ranks: int, *kills: dict[str, Any], **more: Any) -> list[str]:
+    """Runs the program, killed in different ways, until it ends by itself; returns the outputs."""
+    outputs = []
+    for kill in kills:
+        status, output = start(dataclasses.replace(options, results="", **kill), ranks, **more)
+        assert status != 0, f"it was not killed:\n{output[-5000:]}"
+        outputs.append(output)
+    return [*outputs, finish(options, ranks, **more)]
+
+
+def logs(output: str) -> list[str]:
+    """The lines that tell the metrics of epochs."""
+    return sorted(line[line.index(LOGS) :].strip() for line in output.splitlines() if LOGS in line and "{" in line)
+
+
+def fit_options(folder: Path, name: str, **options: Any) -> Options:
+    """Of a run with folders of this name."""
+    return Options(str(folder / name), results=str(folder / f"{name}-results"), **options)
+
+
+class Whole:
+    """Uninterrupted runs, each made once for all tests of this file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, tuple[str, str]] = {}
+
+    def run(self, ranks: int, hosts: str | None = None, named: bool = False, **options: Any) -> tuple[str, str]:
+        """Returns where its results are, and its output. Tables of a job that is `named` begin with other values."""
+        name = re.sub("[^a-z0-9]", "_", str((ranks, hosts, named, *options.values())).lower())
+        if name not in self._made:
+            chosen = fit_options(self._folder, name, **options)
+            env = {"TFSPS_JOB": JOB} if named else None
+            self._made[name] = chosen.results, finish(chosen, ranks, hosts=hosts, env=env)
+        return self._made[name]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole"))
+
+
+def test_fit_on_one_rank(tmp_path: Path, whole: Whole) -> None:
+    results, output = whole.run(1)
+    broken = fit_options(tmp_path, "broken")
+    # In mid-epoch behind a checkpoint; before the epoch's end, between two; in a save.
+    kills = [{"kill_at": 6}, {"kill_at": 11}, {"kill_at": 15, "kill_point": "manifest_written"}]
+    outputs = killed(broken, 1, *({"kill_rank": 0, **one} for one in kills))
+    must_equal(results, broken.results, 1)
+    for later, step in zip(outputs[1:], (4, 8, 12), strict=True):
+        assert f"restored {tmp_path}/broken/step-{step:012d}: step {step}, batch" in later
+    # The last run has begun with the last epoch: its metrics are those of the whole epoch.
+    assert logs(outputs[-1]) == logs(output)[-1:]
+    # Started once more, there is nothing left to do.
+    again = finish(Options(str(tmp_path / "broken"), results=str(tmp_path / "again")), 1)
+    assert logs(again) == []
+    must_equal(results, str(tmp_path / "again"), 1)
+
+
+def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, shared_memory: str, whole: Whole) -> None:
+    results, _ = whole.run(2, named=True)
+    broken = fit_options(tmp_path, "broken")
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    # The tables of the job are beyond the checkpoint each time.
+    outputs = killed(broken, 2, {"kill_rank": 1, "kill_at": 6}, {"kill_rank": 0, "kill_at": 14}, env=named)
+    assert f"restored {tmp_path}/broken/step-{12:012d}: step 12, batch 0 of epoch 2" in outputs[-1]
+    if KERAS_3:  # Keras 2 makes metrics with the first batch, so it begins an epoch's again
+        assert f"restored {tmp_path}/broken/step-{4:012d}: step 4, batch 4 of epoch 0" in outputs[1]
+    must_equal(results, broken.results, 2)
+    (a, b) = content(results, 2)
+    different = [name for name in a if name.startswith("variable") and not np.array_equal(a[name], b[name])]
+    assert different, "no variable differs between the ranks: the test does not see what is kept for each"
+
+
+def test_datasets_of_unknown_length_in_fit(tmp_path: Path, whole: Whole) -> None:
+    # Keras begins a step to find out that an epoch has ended, which may draw random numbers: without dropout.
+    results, _ = whole.run(1, dropout=False)
+    broken = fit_options(tmp_path, "broken", dropout=False, unknown=True, every=3)
+    # The last one is killed when a checkpoint of an epoch's last batch is there, and the epoch has not ended.
+    killed(broken, 1, {"kill_rank": 0, "kill_at": 4}, {"kill_rank": 0, "kill_at": 12})
+    must_equal(results, broken.results, 1)
+
+
+def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole: Whole) -> None:
+    hosts = "localhost:1,127.0.0.1:1"
+    results, _ = whole.run(2, hosts=hosts, how="loop", placement="sharded")
+    broken = fit_options(tmp_path, "broken", how="loop", placement="sharded")
+    killed(broken, 2, {"kill_rank": 1, "kill_at": 9}, hosts=hosts)
+    must_equal(results, broken.results, 2)
+    # And on one machine, in tables that it has alone, one of them on disk in part: the same rows.
+    (tmp_path / "disk").mkdir()
+    loaded = Options(
+        broken.checkpoints,
+        str(tmp_path / "loaded"),
+        after="save",
+        placement="replicated",
+        tiered=str(tmp_path / "disk"),
+    )
+    output = finish(loaded, 1)
+    assert "differed: all ranks go on with those of rank 0" in output
+    (first, _), (own,) = content(results, 2), content(loaded.results, 1)
+    for name in first:
+        np.testing.assert_array_equal(own[name], first[name], err_msg=name)
+    # What has been saved there is restored by two machines again; of the ranks' own variables it has one rank's.
+    back = Options(broken.checkpoints, str(tmp_path / "back"), after="load", placement="sharded")
+    assert f"restored {broken.checkpoints}/step-{18:012d}-2" in finish(back, 2, hosts=hosts)
+    for one in content(back.results, 2):
+        for name in first:
+            np.testing.assert_array_equal(one[name], first[name], err_msg=name)
+
+
+def test_the_control_without_the_tables_is_refused_and_without_the_check_differs(
+    tmp_path: Path, shared_memory: str, whole: Whole
+) -> None:
+    results, _ = whole.run(1, named=True)
+    broken = fit_options(tmp_path, "broken")
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    status, _ = start(dataclasses.replace(broken, kill_rank=0, kill_at=6), 1, env=named)
+    assert status != 0
+    status, output = start(dataclasses.replace(broken, skip="tables"), 1, env=named)
+    assert status != 0
+    assert "the tables are at step 6 after a checkpoint of step 4" in output
+    finish(dataclasses.replace(broken, skip="check"), 1, env=named)
+    with pytest.raises(AssertionError, match="users"):
+        must_equal(results, broken.results, 1, but="step of the tables")
+
+
+def test_tables_of_a_killed_run_without_its_checkpoints_are_refused(tmp_path: Path, shared_memory: str) -> None:
+    broken = fit_options(tmp_path, "broken")
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    status, _ = start(dataclasses.replace(broken, kill_rank=0, kill_at=6), 1, env=named)
+    assert status != 0
+    shutil.rmtree(broken.checkpoints)
+    status, output = start(broken, 1, env=named)
+    assert status != 0
+    assert "the tables of job 'restarts' are at step 6, the optimizer is at 0" in output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("schedule", ["TimedBuckets()", "DelayedGlobal(reproducible=True)"])
+def test_a_rank_is_killed_under_another_schedule(tmp_path: Path, whole: Whole, schedule: str) -> None:
+    results, _ = whole.run(2, schedule=schedule)
+    broken = fit_options(tmp_path, "broken", schedule=schedule)
+    killed(broken, 2, {"kill_rank": 1, "kill_at": 10})
+    must_equal(results, broken.results, 2)

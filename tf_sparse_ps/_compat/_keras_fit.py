@@ -1,0 +1,74 @@
+"""Where `fit` begins: the epoch and the batch, which Keras lets only its own BackupAndRestore choose.
+
+Keras 3 has the model's `_initial_epoch`; Keras 2 asks the model's `_training_state`. How many batches an epoch has, a
+loop's iterator notes when it has seen one: one that begins in the middle of an epoch would have all later ones be as
+short. So it is told, at the beginning of each epoch. Checked with Keras 3.15 on TensorFlow 2.21 and Keras 2.15 on
+TensorFlow 2.15.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from tf_sparse_ps._compat import _keras
+
+
+class _Begin:
+    """What Keras 2's `fit` asks for the epoch that it begins with."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def maybe_load_initial_counters_from_ckpt(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return self._epoch, 0
+
+
+def begin_at_epoch(model: Any, epoch: int) -> None:
+    """Has the `fit` whose `on_train_begin` calls this begin with an epoch."""
+    if _keras.IS_KERAS_3:
+        model._initial_epoch = epoch
+    else:
+        model._training_state = _Begin(epoch)
+
+
+def end(model: Any) -> None:
+    """The next `fit` begins with the epoch that it is told."""
+    if _keras.IS_KERAS_3:
+        model._initial_epoch = None
+    else:
+        model._training_state = None
+
+
+def begin_epoch(model: Any, batch: int, batches: int | None) -> None:
+    """Tells the `fit` whose `on_epoch_begin` calls this what its dataset yields in the epoch.
+
+    Args:
+      model: That is trained.
+      batch: The number of its first batch in the epoch.
+      batches: Of the epoch; None: it is not known.
+
+    Raises:
+      RuntimeError: This Keras is not known here.
+    """
+    loop = _loop(model)
+    if _keras.IS_KERAS_3:
+        loop._num_batches = None if batches is None else batches - batch
+    else:
+        loop._initial_step, loop._inferred_steps = batch, batches
+
+
+def _loop(model: Any) -> Any:
+    """The iterator over batches of the `fit` that is on the stack."""
+    name, attribute = ("epoch_iterator", "_num_batches") if _keras.IS_KERAS_3 else ("data_handler", "_inferred_steps")
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            found = frame.f_locals.get(name)
+            if hasattr(found, attribute):
+                return found
+        frame = frame.f_back
+    raise RuntimeError(
+        f"fit cannot be begun in the middle of an epoch: this Keras's has no {name} with {attribute}. Keras 3.15 and "
+        f"2.15 have. Received: Keras {getattr(_keras.keras, '__version__', '2')}"
+    )

@@ -1,0 +1,469 @@
+"""`Checkpointer`: one step of a job, all of it, into files and back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps import job
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import directory as directory_lib
+from tf_sparse_ps.checkpoints import manifest, tables, variables
+from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
+from tf_sparse_ps.checkpoints.manifest import Manifest
+from tf_sparse_ps.checkpoints.position import Position
+from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
+from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
+from tf_sparse_ps.rings.binding import must_agree
+from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+
+_WRITER = 0
+
+
+class Checkpointer:
+    """Saves and restores a training job: tables, dense weights, optimizer and position, all of one step.
+
+    ```python
+    checkpointer = tsps.Checkpointer("/shared/checkpoints", model, optimizer)
+    checkpointer.restore()
+    for epoch in checkpointer.epochs(10):
+        for batch in checkpointer.dataset(make):  # make(epoch) returns the batches of an epoch
+            train(batch)
+            if int(optimizer.iterations) % 1000 == 0:
+                checkpointer.save()
+    ```
+
+    Every rank makes one, and calls its methods together with the others, between the same two steps. Rank 0 writes;
+    all machines must see the directory. docs/checkpoints.md says what a checkpoint has.
+
+    Attributes:
+      directory: Absolute path.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        model: Any,
+        optimizer: DistributedOptimizer,
+        *,
+        keep: int = 3,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Reads and writes nothing.
+
+        Args:
+          directory: Of the job's checkpoints, and of nothing else. The first save makes it.
+          model: A Keras model, built when it is saved or restored.
+          optimizer: A `DistributedOptimizer`, which trains it.
+          keep: How many checkpoints stay, at least 1.
+          extra: Variables that are saved with them, by name.
+
+        Raises:
+          TypeError: The optimizer is no `DistributedOptimizer`; an extra is no variable.
+          ValueError: `keep` is no positive integer; the directory is no local path.
+          UnsupportedError: A tf.distribute strategy trains the model.
+        """
+        if not isinstance(optimizer, DistributedOptimizer):
+            raise TypeError(
+                f"Checkpointer needs a tsps.DistributedOptimizer. Received: optimizer={type(optimizer).__name__}"
+            )
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+            raise ValueError(f"`keep` must be an integer of at least 1. Received: keep={keep!r}")
+        if "://" in os.fspath(directory):
+            raise ValueError(f"`directory` must be a path that is mounted on all machines. Received: {directory!r}")
+        for name, one in (extra or {}).items():
+            if not isinstance(_keras.tf_variable(one) if hasattr(one, "value") else one, tf.Variable):
+                raise TypeError(f"extra[{name!r}] must be a variable. Received: {type(one).__name__}")
+        self._ranks: Collectives = collectives_lib.resolve(optimizer.collectives)
+        strategy = collectives_lib.active_strategy()
+        if self._ranks.kind == "tf.distribute" or (strategy is not None and strategy.num_replicas_in_sync > 1):
+            raise UnsupportedError(
+                "Checkpointer does not work under a tf.distribute strategy: its datasets are distributed by the "
+                "strategy, which does not go to a batch. Use Horovod's ranks, or collectives='tensorflow'"
+            )
+        self._directory = CheckpointDirectory(directory)
+        self.directory = str(self._directory.path)
+        self._model, self._optimizer, self._keep = model, optimizer, keep
+        self._extra = dict(extra or {})
+        self._passed_over: list[Path] = []
+        self._looked = False  # the checkpoints that there are, if any, are this run's
+        self._metrics: list[Any] = []  # values of an epoch's metrics that were restored
+        self._resumable: ResumableDataset | None = None
+        self._saved_at: int | None = None
+        self.position = Position(self._iterations)
+
+    # --- saving ---
+
+    def save(self, step: int | None = None) -> str:
+        """Saves the job as it is, and removes old checkpoints. Every rank calls it, between the same two steps.
+
+        Drains the schedule first, and returns when the checkpoint is on the disk.
+
+        Args:
+          step: That the folder is named after; None: the optimizer's number of updates.
+
+        Returns:
+          The checkpoint's folder.
+
+        Raises:
+          NotSavedError: On all ranks: it could not be written, with the reason. The ones before it are there, the job
+            is as it was, and the next save may work.
+          StateError: On all ranks: the directory has checkpoints, and `restore` was not called; tables are of
+            different steps.
+          ValueError: On all ranks: ranks are at different steps; the model is not built; `step` is below that of a
+            checkpoint that there is.
+        """
+        if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
+            raise ValueError(f"`step` must be an integer of at least 0. Received: step={step!r}")
+        self._optimizer.drain()
+        bindings = tables.of(self._model)
+        self._build()
+        entries = self._entries()
+        table_step = tables.committed_step() if bindings else 0
+        iterations, epoch, batch = self._iterations(), self.position.epoch, self.position.batch
+        facts = {
+            "call": f"saving a checkpoint to {self.directory}",
+            "step": str(step),
+            "updates made": str(iterations),
+            "step of the tables": str(table_step),
+            "epoch": str(epoch),
+            "batch": str(batch),
+            "number of tables": str(len(bindings)),
+        }
+        must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
+        values = variables.Values(entries, self._ranks)
+        content = Manifest(
+            name="",
+            step=iterations,
+            table_step=table_step,
+            epoch=epoch,
+            batch=batch,
+            ranks=self._ranks.size,
+            nodes=len(job.current().leaders) if bindings else 1,
+            job=job.current().identity.name if bindings else None,
+            id=secrets.token_hex(8),
+            versions=_versions(),
+            tables=tuple(tables.facts(one, number) for number, one in enumerate(bindings)),
+            variables=tuple(entry.facts() for entry in entries),
+            files=(),
+        )
+        path = self._write(iterations if step is None else step, content, bindings, values)
+        self._saved_at = iterations
+        return path
+
+    def _write(self, step: int, content: Manifest, bindings: list[Any], values: variables.Values) -> str:
+        """Rank 0 writes; of sharded tables the others send what they have. An error is one on all ranks."""
+        error: BaseException | None = None
+        path = ""
+        with contextlib.ExitStack() as stack:
+            save: directory_lib.Save | None = None
+            if self._ranks.rank == _WRITER:
+                try:
+                    self._refuse_other_runs(step)
+                    save = stack.enter_context(self._directory.saving(step, f"rank {_WRITER}"))
+                    self._write_variables(save, values, content)
+                except Exception as caught:
+                    error = caught
+            for binding, stored in zip(bindings, content.tables, strict=True):
+                if not self._ranks.broadcast_object(error is None, _WRITER, "tsps.checkpoint.table"):
+                    break
+                try:
+                    file = None if save is None else save.folder / stored["file"]
+                    tables.write(binding, file, content.table_step, self._ranks)
+                    if save is not None:
+                        save.add(stored["file"])
+                except LOST:
+                    raise
+                except Exception as caught:
+                    error = caught
+            if save is not None and error is None:
+                try:
+                    save.finish(_named(content, save))
+                    path = str(save.path)
+                    self._prune(save)
+                except Exception as caught:
+                    error = caught
+            self._end(stack, error)
+        outcome = self._ranks.allgather_object(
+            (text_of(error), isinstance(error, OSError), path), "tsps.checkpoint.end"
+        )
+        failed = [(rank, text, of_files) for rank, (text, of_files, _) in enumerate(outcome) if text is not None]
+        if failed and any(of_files for rank, _, of_files in failed if rank == _WRITER):
+            text = next(text for rank, text, _ in failed if rank == _WRITER)
+            raise NotSavedError(
+                f"a checkpoint of step {content.step} was not saved to {self.directory}: {text}"
+            ) from error
+        raise_failed([text for text, _, _ in outcome], error, f"saving a checkpoint to {self.directory}")
+        self._passed_over = [one for one in self._passed_over if one.exists()]
+        self._looked = True
+        return str(outcome[_WRITER][2])
+
+    def _write_variables(self, save: directory_lib.Save, values: variables.Values, content: Manifest) -> None:
+        for name in values.write(save.folder, _stamp(content)):
+            save.add(name)
+
+    def _prune(self, save: directory_lib.Save) -> None:
+        try:
+            self._directory.prune(save.path, self._keep, self._passed_over)
+        except OSError as error:  # the checkpoint is there; the next save tries again
+            warnings.warn(f"old checkpoints in {self.directory} could not be removed: {error}", stacklevel=4)
+
+    def _end(self, stack: contextlib.ExitStack, error: BaseException | None) -> None:
+        """Ends a save: what an error has left is removed."""
+        if error is None:
+            stack.close()
+            return
+        with contextlib.suppress(Exception):
+            stack.__exit__(type(error), error, error.__traceback__)
+
+    def _refuse_other_runs(self, step: int) -> None:
+        """Checkpoints that this run knows nothing of are not to be mixed with its own, or removed."""
+        others = [one for one in self._directory.find() if one.path not in self._passed_over]
+        if others and not self._looked:
+            raise StateError(
+                f"{self.directory} has checkpoints, {others[0].path.name} and {len(others) - 1} more, and this job did "
+                "not begin with them: call restore() before the first step, or use another directory"
+            )
+        if others and step < others[0].step:
+            raise ValueError(
+                f"{self.directory} has a checkpoint of step {others[0].step}, and this one is of step {step}: the "
+                "newest is found by its step"
+            )
+
+    # --- restoring ---
+
+    def latest(self) -> str | None:
+        """The newest checkpoint that is whole, or None. Reads all of its files; any rank may call it alone.
+
+        A warning names each newer one that is damaged, with the reason.
+        """
+        found, _ = self._newest()
+        return None if found is None else str(found.path)
+
+    def restore(self) -> str | None:
+        """Makes the job what the newest whole checkpoint has. Every rank calls it, before the first step.
+
+        Rows and slots of tables, dense weights, the optimizer and the position: whatever the tables of a named job are
+        at, they become what the checkpoint has. Any number of ranks and nodes, placement and storage may have saved it.
+
+        Returns:
+          The checkpoint's folder; None if there is none: the job is then as it was.
+
+        Raises:
+          StateError: On all ranks: training has begun; a rank does not see the checkpoint; its parts are of different
+            steps; or there is none, and tables of an earlier run are at another step than the optimizer.
+          ValueError: On all ranks: the model or the optimizer is another one.
+        """
+        bindings = tables.of(self._model)
+        self._build()
+        entries = self._entries()
+        checked = self._agree_on_newest()
+        self._looked = True
+        if checked is None:
+            self._refuse_tables_of_other_steps(bindings)
+            return None
+        content, path = checked
+        stamp = _stamp(content)
+        of_tables = tables.Stored(path, content.tables, content.table_step)
+        of_variables = variables.Stored(
+            path, content.variables, stamp, content.ranks, {one.name for one in content.files}
+        )
+
+        def compare() -> None:
+            if self._optimizer.begun:
+                raise StateError(f"{path} cannot be restored: training has begun. Call restore() before the first step")
+            of_tables.check(bindings)
+            of_variables.check(entries)
+
+        self._together(compare, f"restoring {path}")
+        of_tables.restore(bindings)
+        if bindings:
+            of_tables.set_step(self._ranks)
+
+        def assign() -> None:
+            self._metrics = of_variables.restore(entries, self._ranks.rank, self._ranks.size)
+
+        self._together(assign, f"restoring {path}")
+        self._optimizer.begin_restored()
+        self.position.go_to(content.epoch, content.batch)
+        self._saved_at = self._iterations()
+        self._check_step(bindings, content)
+        if self._ranks.rank == _WRITER:
+            print(
+                f"tf_sparse_ps: restored {path}: step {content.step}, batch {content.batch} of epoch {content.epoch}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return str(path)
+
+    def _newest(self) -> tuple[Checked | None, list[Path]]:
+        with bar(0, f"check {self.directory}") as shown:
+            return self._directory.newest(lambda _, n: shown.update(n))
+
+    def _agree_on_newest(self) -> tuple[Manifest, Path] | None:
+        """The checkpoint that rank 0 finds, and that all ranks see."""
+        found: Checked | None = None
+        error: Exception | None = None
+        if self._ranks.rank == _WRITER:
+            try:
+                found, self._passed_over = self._newest()
+            except Exception as caught:
+                error = caught
+        chosen = None if found is None else (found.path.name, found.data)
+        text, chosen = self._ranks.broadcast_object((text_of(error), chosen), _WRITER, "tsps.checkpoint.newest")
+        if text is not None:
+            raise_failed([text], error, f"looking for checkpoints in {self.directory}")
+        if chosen is None:
+            return None
+        name, data = chosen
+        path = self._directory.path / name
+
+        def see() -> None:
+            if not path.is_dir() or (path / manifest.NAME).read_bytes() != data:
+                raise StateError(
+                    f"rank 0 restores {name}, and {path} is another one here, or is not there: all machines must see "
+                    "one directory"
+                )
+
+        self._together(see, f"restoring {path}")
+        return Manifest.decode(data, str(path / manifest.NAME)), path
+
+    def _refuse_tables_of_other_steps(self, bindings: list[Any]) -> None:
+        def compare() -> None:
+            if not bindings or self._optimizer.begun:
+                return
+            found, made = job.current().group.found_at_step, self._iterations()
+            if found not in (0, made):
+                raise StateError(
+                    f"the tables of job {job.current().identity.name!r} are at step {found}, the optimizer is at "
+                    f"{made}, and {self.directory} has no checkpoint to go back to. Remove {job.current().group_path}, "
+                    "or use another TFSPS_JOB, to begin anew"
+                )
+
+        self._together(compare, "beginning without a checkpoint")
+
+    def _check_step(self, bindings: list[Any], content: Manifest) -> None:
+        def compare() -> None:
+            if (made := self._iterations()) != content.step:
+                raise StateError(f"the optimizer is at step {made} after a checkpoint of step {content.step}")
+            if bindings and (found := tables.committed_step()) != content.table_step:
+                raise StateError(f"the tables are at step {found} after a checkpoint of step {content.table_step}")
+
+        self._together(compare, f"restoring {content.name}")
+
+    # --- data ---
+
+    def dataset(self, make: Make) -> tf.data.Dataset:
+        """The batches of the epoch that training is in, from the batch on at which it is.
+
+        Every time that somebody begins to go through it, it asks where training is: `optimizer.iterations` says how
+        many batches of the epoch are done. They are skipped, which reads them.
+
+        Args:
+          make: Called with an epoch, from 0 on, returns a `tf.data.Dataset` of its batches, for this rank. The same
+            epoch must give the same batches in the same order: shuffle with a seed that follows from it.
+
+        Returns:
+          A dataset of unknown cardinality. `tsps.lookahead` goes around it.
+
+        Raises:
+          TypeError: `make(0)` is no dataset.
+
+        Example:
+          def make(epoch):
+              return data.shuffle(10_000, seed=epoch, reshuffle_each_iteration=False).batch(256, drop_remainder=True)
+        """
+        self._resumable = ResumableDataset(make, self.position)
+        return self._resumable.dataset
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """The epochs that are left of n, in a custom training loop. After its body an epoch has ended.
+
+        Args:
+          n: Epochs in all, from 0 on.
+        """
+        while self.position.epoch < n:
+            yield self.position.epoch
+            self.position.end_epoch()
+
+    # --- for `tsps.callbacks.Checkpoint` ---
+
+    @property
+    def resumable(self) -> ResumableDataset | None:
+        """What `dataset` was called for last."""
+        return self._resumable
+
+    @property
+    def ranks(self) -> Collectives:
+        """The collectives that checkpoints are saved with."""
+        return self._ranks
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether steps have been made since the last save or restore."""
+        return self._saved_at != self._iterations()
+
+    def restore_metrics(self) -> None:
+        """Gives the model's metrics the values that they had when the checkpoint was saved, once, if it has them."""
+        values, self._metrics = self._metrics, []
+        for variable, value in zip(_keras.metric_variables(self._model), values, strict=False):
+            variable.assign(value)
+
+    # --- helpers ---
+
+    def _iterations(self) -> int:
+        return int(tf.convert_to_tensor(self._optimizer.iterations))
+
+    def _build(self) -> None:
+        """Makes the optimizer's variables, if there has been no step yet."""
+        if not getattr(self._optimizer, "built", False):
+            _keras.all_variables(self._model)  # or it raises
+            self._optimizer.build(self._model.trainable_variables)
+
+    def _entries(self) -> list[variables.Entry]:
+        return variables.collect(self._model, self._optimizer, self._extra)
+
+    def _together(self, action: Any, call: str) -> None:
+        """Does something on every rank, and raises on all if it fails on one."""
+        error: Exception | None = None
+        try:
+            action()
+        except LOST:
+            raise
+        except Exception as caught:
+            error = caught
+        raise_failed(self._ranks.allgather_object(text_of(error), "tsps.checkpoint.together"), error, call)
+
+
+def _named(content: Manifest, save: directory_lib.Save) -> Manifest:
+    return dataclasses.replace(content, name=save.name, files=tuple(save.files))
+
+
+def _stamp(content: Manifest) -> dict[str, Any]:
+    """What each file of dense variables says of the step that it is of."""
+    return {"step": content.step, "table_step": content.table_step, "id": content.id}
+
+
+def _versions() -> dict[str, str]:
+    import tf_sparse_ps  # it imports this module, when it is asked for its name
+
+    keras = str(getattr(_keras.keras, "__version__", "2"))
+    return {
+        "tf_sparse_ps": tf_sparse_ps.__version__,
+        "tensorflow": tf.__version__,
+        "keras": keras,
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }

@@ -1,0 +1,293 @@
+"""`CheckpointDirectory`: the checkpoints of a training job, a folder each; a kill at any time leaves whole ones.
+
+    <directory>/step-000000000040/manifest.json, t0000-user.tfsps, variables.npz, ...
+
+A checkpoint is made in `.saving-...`: its files are written and synced, then the manifest, then the folder; it gets its
+name by a rename, and the directory is synced. One that is removed loses its name first, to `.removing-...`. What killed
+saves have left is removed by the next one. A name is used once: a step that is saved again is `step-000000000040-2`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tf_sparse_ps.checkpoints import fault_points, manifest
+from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError, TableError
+from tf_sparse_ps.table.path_claim import claimed
+
+_NAME = re.compile(r"step-(\d{12,19})(?:-([1-9]\d{0,8}))?")
+_SAVING, _REMOVING = ".saving-", ".removing-"
+_CHUNK_BYTES = 4 << 20
+_MANIFEST_BYTES = 64 << 20  # at most
+
+
+class Found(NamedTuple):
+    """A folder that has the name of a checkpoint."""
+
+    step: int
+    attempt: int
+    """From 1 on, of those of its step."""
+    path: Path
+
+
+class Checked(NamedTuple):
+    """A checkpoint all of whose files have been read."""
+
+    path: Path
+    manifest: Manifest
+    data: bytes
+    """Of the manifest's file."""
+
+
+class Save:
+    """A save in progress; see `CheckpointDirectory.saving`.
+
+    Attributes:
+      name: That the checkpoint will have.
+      folder: Where its files are to be written meanwhile.
+      path: Where it will be.
+      files: That have been added.
+    """
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self.name, self.folder, self.path = path.name, folder, path
+        self.files: list[FileEntry] = []
+
+    def add(self, name: str) -> None:
+        """A file of this name has been written to `folder`, and is complete."""
+        path = self.folder / name
+        _sync(path)
+        self.files.append(FileEntry(name, path.stat().st_size, file_crc32(path)))
+        fault_points.reach("file_written")
+
+    def finish(self, content: Manifest) -> None:
+        """Makes it a checkpoint.
+
+        Args:
+          content: Of the manifest, whose `name` and `files` are this save's.
+        """
+        path = self.folder / manifest.NAME
+        path.write_bytes(content.encode())
+        _sync(path)
+        fault_points.reach("manifest_written")
+        _sync(self.folder)
+        fault_points.reach("folder_synced")
+        os.rename(self.folder, self.path)
+        fault_points.reach("renamed")
+        _sync(self.path.parent)
+        fault_points.reach("directory_synced")
+
+
+class CheckpointDirectory:
+    """The checkpoints in a directory. Needs no TensorFlow.
+
+    Attributes:
+      path: The directory, which the first save makes.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Makes and reads nothing."""
+        self.path = Path(os.path.abspath(path))
+
+    def find(self) -> list[Found]:
+        """All that have the name of a checkpoint, the newest first; nothing of them has been read."""
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                if match is not None:
+                    found.append(Found(int(match[1]), int(match[2] or 1), self.path / entry.name))
+        return sorted(found, reverse=True)
+
+    def newest(self, progress: Callable[[str, int], None] | None = None) -> tuple[Checked | None, list[Path]]:
+        """The newest checkpoint that is whole. Reads all of its files.
+
+        A warning names each newer one that is damaged or incomplete, with the reason.
+
+        Args:
+          progress: Called with a file's name and the bytes of it that were read since the call before.
+
+        Returns:
+          The checkpoint, None if there is none; and the folders of those that were passed over.
+
+        Raises:
+          UnsupportedError: The newest whole one is of a later version of the format.
+        """
+        skipped: list[Path] = []
+        for one in self.find():
+            try:
+                return check(one.path, progress), skipped
+            except (DamagedFileError, NotFoundError, OSError) as error:
+                warnings.warn(f"checkpoint {one.path} is passed over: {error}", stacklevel=2)
+                skipped.append(one.path)
+        return None, skipped
+
+    @contextlib.contextmanager
+    def saving(self, step: int, writer: str) -> Iterator[Save]:
+        """Surrounds a save: what is written in the block becomes a checkpoint by `Save.finish`, or is removed.
+
+        Removes first what killed saves have left.
+
+        Args:
+          step: Of the checkpoint.
+          writer: Who saves, for the error of others.
+
+        Raises:
+          WriterLockedError: Another process is saving to the directory.
+          OSError: From the file system.
+        """
+        self._make()
+        with claimed(str(self.path / "checkpoints"), writer):
+            fault_points.reach("claimed")
+            self._remove_leftovers()
+            fault_points.reach("leftovers_removed")
+            attempt = max((one.attempt for one in self.find() if one.step == step), default=0) + 1
+            name = f"step-{step:012d}" + (f"-{attempt}" if attempt > 1 else "")
+            folder = self.path / f"{_SAVING}{name}-{secrets.token_hex(4)}"
+            folder.mkdir()
+            try:
+                fault_points.reach("folder_made")
+                yield Save(folder, self.path / name)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+    def prune(self, saved: Path, keep: int, passed_over: Sequence[Path] = ()) -> None:
+        """Removes old checkpoints. Within `saving`, after `Save.finish`.
+
+        Args:
+          saved: The one that was saved last. It stays, and with it the `keep` - 1 newest ones before it that have a
+            whole manifest and all files.
+          keep: At least 1.
+          passed_over: Damaged ones, which go, also if they are of later steps.
+        """
+        found = self.find()
+        last = next(one for one in found if one.path == saved)
+        kept = {saved}
+        for one in found:
+            if one < last and len(kept) < keep and one.path not in passed_over and _is_complete(one.path):
+                kept.add(one.path)
+        for one in found:
+            if one.path not in kept and (one < last or one.path in passed_over):
+                self._remove(one.path)
+
+    def _make(self) -> None:
+        if self.path.is_dir():
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        _sync(self.path.parent)
+
+    def _remove(self, path: Path) -> None:
+        aside = self.path / f"{_REMOVING}{path.name}-{secrets.token_hex(4)}"
+        os.rename(path, aside)
+        fault_points.reach("set_aside")
+        shutil.rmtree(aside)
+        fault_points.reach("removed")
+
+    def _remove_leftovers(self) -> None:
+        for one in list(self.path.iterdir()):
+            if one.name.startswith((_SAVING, _REMOVING)):
+                shutil.rmtree(one)
+
+
+def check(path: Path, progress: Callable[[str, int], None] | None = None) -> Checked:
+    """Reads all files of a checkpoint.
+
+    Args:
+      path: Its folder.
+      progress: As of `CheckpointDirectory.newest`.
+
+    Raises:
+      NotFoundError, DamagedFileError: A file is missing, or is not what was written.
+      UnsupportedError: It is of a later version.
+    """
+    data, content = _read_manifest(path)
+    for one in content.files:
+        file = path / one.name
+        _check_size(file, one)
+        if (found := file_crc32(file, progress)) != one.crc32:
+            raise DamagedFileError(f"{file} is damaged: its checksum is {found}, and was {one.crc32}")
+    return Checked(path, content, data)
+
+
+def look(path: Path) -> Manifest:
+    """What the manifest of a checkpoint says. Its other files are only looked at for their sizes.
+
+    Raises:
+      NotFoundError, DamagedFileError, UnsupportedError: As `check`, as far as that can be seen.
+    """
+    _, content = _read_manifest(path)
+    for one in content.files:
+        _check_size(path / one.name, one)
+    return content
+
+
+def _read_manifest(path: Path) -> tuple[bytes, Manifest]:
+    file = path / manifest.NAME
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFoundError(f"{file} is missing: the checkpoint is incomplete") from None
+    if len(data) > _MANIFEST_BYTES:
+        raise DamagedFileError(f"{file} is damaged: it has more than {_MANIFEST_BYTES} bytes")
+    content = manifest.Manifest.decode(data, str(file))
+    if content.name != path.name:
+        raise DamagedFileError(f"{file} is that of {content.name!r}: the checkpoint was renamed, or mixed with another")
+    return data, content
+
+
+def _check_size(file: Path, expected: FileEntry) -> None:
+    try:
+        found = os.lstat(file)
+    except FileNotFoundError:
+        raise NotFoundError(f"{file} is missing: the checkpoint is incomplete") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise DamagedFileError(f"{file} is damaged: it is no regular file")
+    if found.st_size != expected.size:
+        raise DamagedFileError(f"{file} is damaged: it has {found.st_size} bytes, and had {expected.size}")
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a checkpoint has its files, by their sizes."""
+    try:
+        look(path)
+    except (TableError, OSError):
+        return False
+    return True
+
+
+def file_crc32(path: Path, progress: Callable[[str, int], None] | None = None) -> str:
+    """The CRC-32 of a file's bytes, 8 hexadecimal digits."""
+    crc, buffer = 0, memoryview(bytearray(_CHUNK_BYTES))
+    with open(path, "rb", buffering=0) as stream:
+        while n := stream.readinto(buffer):
+            crc = zlib.crc32(buffer[:n], crc)
+            if progress is not None:
+                progress(path.name, n)
+    return f"{crc:08x}"
+
+
+def _sync(path: Path) -> None:
+    """Brings a file, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems have no fsync of folders and say EINVAL: then there is nothing more to do.
+        if error.errno != errno.EINVAL or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
+    finally:
+        os.close(descriptor)

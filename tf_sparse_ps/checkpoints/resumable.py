@@ -1,0 +1,85 @@
+"""`ResumableDataset`: a dataset that, whenever it is gone through, begins at the batch at which training is."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tf_sparse_ps.checkpoints.position import Position
+
+Make = Callable[[int], tf.data.Dataset]
+
+
+class ResumableDataset:
+    """The batches of a job's epochs, each of which a function makes.
+
+    Attributes:
+      dataset: The remaining batches of the epoch that training is in when it is gone through.
+      begun: How many times somebody has begun to go through it.
+    """
+
+    def __init__(self, make: Make, position: Position) -> None:
+        """Calls `make(0)`, for the types of the batches.
+
+        Args:
+          make: Returns the batches of an epoch: the same ones, in the same order, whenever it is called with it.
+          position: Where training is.
+
+        Raises:
+          TypeError: It does not return datasets.
+        """
+        self._make, self._position = make, position
+        self._spec = _dataset(make, 0).element_spec
+        # What holds the resources of datasets that are gone through.
+        self._kept: collections.deque[tf.data.Dataset] = collections.deque(maxlen=8)
+        self.begun = 0
+
+        def open_epoch(_: tf.Tensor) -> tf.data.Dataset:
+            return tf.data.experimental.from_variant(tf.py_function(self._open, [], tf.variant), self._spec)
+
+        self.dataset = tf.data.Dataset.from_tensors(0).flat_map(open_epoch)
+
+    def batches(self, epoch: int) -> int | None:
+        """How many there are in an epoch. None: the dataset does not tell.
+
+        Raises:
+          ValueError: It has no end.
+        """
+        cardinality = int(_dataset(self._make, epoch).cardinality())
+        if cardinality == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                f"make({epoch}) must return the batches of one epoch. Received: a dataset without end; "
+                "take(number of batches) gives it one"
+            )
+        return None if cardinality == tf.data.UNKNOWN_CARDINALITY else cardinality
+
+    def has_more(self, epoch: int, batch: int) -> bool:
+        """Whether an epoch has a batch of this number."""
+        n = self.batches(epoch)
+        if n is not None:
+            return batch < n
+        return any(True for _ in _dataset(self._make, epoch).skip(batch).take(1))
+
+    def _open(self) -> tf.Tensor:
+        """Where somebody begins to go through the dataset: what is left of the epoch, as a tensor."""
+        self.begun += 1
+        epoch, batch = self._position.epoch, self._position.batch
+        dataset = _dataset(self._make, epoch)
+        if dataset.element_spec != self._spec:
+            raise ValueError(
+                f"make({epoch}) must return batches like those of make(0), {self._spec}. Received: "
+                f"{dataset.element_spec}"
+            )
+        if batch:
+            dataset = dataset.skip(batch)
+        self._kept.append(dataset)
+        return tf.data.experimental.to_variant(dataset)
+
+
+def _dataset(make: Make, epoch: int) -> tf.data.Dataset:
+    dataset = make(epoch)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(f"make({epoch}) must return a tf.data.Dataset of batches. Received: {type(dataset).__name__}")
+    return dataset
