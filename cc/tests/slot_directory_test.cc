@@ -247,7 +247,7 @@ TEST(SlotDirectoryLru, ABatchOfMoreKeysThanSlotsIsRefused) {
   const Keys keys = {4, 5, 6, 7};
   const auto plan = directory.MakePlan(keys.data(), keys.size());
   ASSERT_FALSE(plan.ok());
-  EXPECT_EQ(plan.status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(plan.status().code(), Code::kInvalidArgument);
   EXPECT_NE(plan.status().message().find("the batch has 4 unique keys, the cache 3 rows"),
             std::string::npos)
       << plan.status().message();

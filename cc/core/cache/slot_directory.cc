@@ -115,7 +115,7 @@ void SlotDirectory::DropPlan() {
 Result<SlotDirectory::Plan> SlotDirectory::MakePlan(const int64_t* keys, size_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (lru() && n > slots_.size()) {
-    return Error(Code::kResourceExhausted, "the batch has ", n, " unique keys, the cache ",
+    return Error(Code::kInvalidArgument, "the batch has ", n, " unique keys, the cache ",
                  slots_.size(), " rows: policy \"lru\" keeps every row of a batch");
   }
   DropPlan();
