@@ -29,6 +29,7 @@ Result<std::shared_ptr<DeviceCache>> CacheOf(const KernelContext& context, int i
 Status Create(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const int64_t slots, context.Scalar<int64_t>(0, "slots"));
   TSPS_ASSIGN_OR_RETURN(const std::string policy, context.String(1, "policy"));
+  TSPS_ASSIGN_OR_RETURN(const std::string table, context.String(2, "table"));
   if (slots < 1 || slots > SlotDirectory::kMostSlots) {
     return Error(Code::kInvalidArgument, "slots must be 1 .. ", SlotDirectory::kMostSlots,
                  ". Received: ", slots);
@@ -41,7 +42,7 @@ Status Create(const KernelContext& context) {
   options.slots = static_cast<uint32_t>(slots);
   options.policy =
       policy == "lru" ? SlotDirectory::Policy::kLru : SlotDirectory::Policy::kAdmission;
-  return context.OutputScalar(0, DeviceCaches::Get().Create(options));
+  return context.OutputScalar(0, DeviceCaches::Get().Create(options, table));
 }
 
 Status Remove(const KernelContext& context) {
@@ -241,7 +242,7 @@ class StepKernel {
       TSPS_RETURN_IF_ERROR(read);
       TSPS_RETURN_IF_ERROR(updates.Prepare(writer, step));
       for (const Part& part : parts) {
-        const Status committed = part.cache->Commit(part.plan, part.written);
+        const Status committed = part.cache->Commit(part.plan, step, part.written);
         if (committed.ok()) continue;
         writer.Abort();
         return committed;
@@ -336,14 +337,14 @@ Status Newer(const KernelContext& context) {
 Status Flushed(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
   TSPS_ASSIGN_OR_RETURN(const int64_t rows, context.Scalar<int64_t>(1, "rows"));
-  cache->directory().Flushed();
+  cache->Flushed();
   cache->flushed += static_cast<uint64_t>(rows);
   return Status();
 }
 
 Status Clear(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
-  cache->directory().Clear();
+  cache->Clear();
   return Status();
 }
 

@@ -9,7 +9,7 @@ std::vector<OpDefinition> DeviceCacheOps() {
        true,
        ScalarOutputs,
        {},
-       {"slots: int64", "policy: string"},
+       {"slots: int64", "policy: string", "table: string"},
        {"cache: int64"}},
       {"TspsCacheRemove", true, NoOutputs, {}, {"cache: int64"}, {}},
       {"TspsCacheFind",

@@ -1,8 +1,37 @@
 #include "kernels/device_caches.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <utility>
 
+#include "kernels/group_registry.h"
+
 namespace tsps {
+
+namespace {
+
+std::string NoteOf(const std::string& table) {
+  const SplitPath path = SplitTablePath(table);
+  return path.parent + "/.newer-" + path.name;
+}
+
+Status WriteNote(const std::string& path, int64_t step) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return ErrnoError("cannot create", path);
+  const std::string text = std::to_string(step) + "\n";
+  const ssize_t written = write(file, text.data(), text.size());
+  const Status status =
+      written == static_cast<ssize_t>(text.size()) ? Status() : ErrnoError("cannot write", path);
+  close(file);
+  return status;
+}
+
+}  // namespace
+
+DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::string& table)
+    : directory_(options), note_(NoteOf(table)) {}
 
 Result<SlotDirectory::Plan> DeviceCache::MakePlan(const int64_t* keys, size_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -11,24 +40,39 @@ Result<SlotDirectory::Plan> DeviceCache::MakePlan(const int64_t* keys, size_t n)
   return plan_;
 }
 
-Status DeviceCache::Commit(int64_t number, size_t rows_written) {
+Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (static_cast<uint64_t>(number) != plan_.number) {
     return Error(Code::kInternal, "plan ", number, " of a device cache is committed, the last is ",
                  plan_.number);
   }
+  const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
+                                 [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
+  if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(WriteNote(note_, step));
   TSPS_RETURN_IF_ERROR(directory_.Commit(plan_, keys_.data()));
   written += rows_written;
   return Status();
 }
+
+void DeviceCache::Flushed() {
+  directory_.Flushed();
+  RemoveNote();
+}
+
+void DeviceCache::Clear() {
+  directory_.Clear();
+  RemoveNote();
+}
+
+void DeviceCache::RemoveNote() { unlink(note_.c_str()); }
 
 DeviceCaches& DeviceCaches::Get() {
   static auto* const caches = new DeviceCaches;  // kernels may run while the process exits
   return *caches;
 }
 
-int64_t DeviceCaches::Create(const SlotDirectory::Options& options) {
-  auto cache = std::make_shared<DeviceCache>(options);
+int64_t DeviceCaches::Create(const SlotDirectory::Options& options, const std::string& table) {
+  auto cache = std::make_shared<DeviceCache>(options, table);
   const std::lock_guard<std::mutex> lock(mutex_);
   caches_[next_] = std::move(cache);
   return next_++;

@@ -19,14 +19,19 @@ namespace tsps {
 // Of one table. Its directory decides; what a step has planned waits here until it is committed.
 class DeviceCache {
  public:
-  explicit DeviceCache(const SlotDirectory::Options& options) : directory_(options) {}
+  // `table`: the path of its folder.
+  DeviceCache(const SlotDirectory::Options& options, const std::string& table);
 
   SlotDirectory& directory() { return directory_; }
   // Plans a step of unique keys; its number.
   Result<SlotDirectory::Plan> MakePlan(const int64_t* keys, size_t n);
   // That the host has what the planned step leaves there is certain. `written`: rows of victims
-  // among it.
-  Status Commit(int64_t number, size_t written);
+  // among it. If rows on the device become newer with it, where none were, a file beside the table
+  // says so from here on: whoever finds it when this process is gone knows that they are lost.
+  Status Commit(int64_t number, int64_t step, size_t written);
+  // The host has all rows, or what the device has does not count.
+  void Flushed();
+  void Clear();
 
   std::atomic<uint64_t> looked_up{0};  // keys, by forward passes
   std::atomic<uint64_t> missed{0};     // of them, those whose rows came from the host
@@ -34,8 +39,11 @@ class DeviceCache {
   std::atomic<uint64_t> flushed{0};    // rows
 
  private:
+  void RemoveNote();
+
   SlotDirectory directory_;
-  std::mutex mutex_;  // of what follows
+  const std::string note_;  // path of that file
+  std::mutex mutex_;        // of what follows
   SlotDirectory::Plan plan_;
   std::vector<int64_t> keys_;
 };
@@ -45,7 +53,7 @@ class DeviceCaches {
  public:
   static DeviceCaches& Get();
 
-  int64_t Create(const SlotDirectory::Options& options);
+  int64_t Create(const SlotDirectory::Options& options, const std::string& table);
   // NotFound if it was removed.
   Result<std::shared_ptr<DeviceCache>> Find(int64_t number);
   void Remove(int64_t number);

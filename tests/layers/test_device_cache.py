@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_support import keras, run_child
+from layer_support import PACKAGE_PARENT, keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _ops, _table
@@ -312,13 +316,15 @@ def test_a_layer_that_is_gone_takes_its_cache_along() -> None:
 
 
 NAMED = """
+import os, signal
 import numpy as np, tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
 keras = _keras.keras
-layer = tsps.Embedding(50, 4, "zeros", cache=tsps.DeviceCache(rows=20, device="CPU:1", policy="lru"))
+cache = tsps.DeviceCache(rows=20, device="CPU:1", policy="lru", flush_every=FLUSH_EVERY)
+layer = tsps.Embedding(50, 4, "zeros", cache=cache)
 layer.build(None)
 optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(0.5))
 ids = tf.constant([[1, 2, 3], [3, 4, 40]])
@@ -327,16 +333,61 @@ if TRAINS:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(layer(ids) - 1.0))
         optimizer.apply_gradients([(tape.gradient(loss, layer.trainable_variables)[0], layer.trainable_variables[0])])
-    assert layer.cache_statistics()["newer"] == 5, layer.cache_statistics()
+    assert layer.cache_statistics()["newer"] == (0 if cache.flush_every == 1 else 5), layer.cache_statistics()
     assert "CPU:1" in layer(ids).device, layer(ids).device
-print(np.asarray(layer(ids)).tolist())
+print(layer.bindings[0].path)
+print(np.asarray(layer(ids)).tolist(), flush=True)
+if KILLED:
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def named(job: str, *, trains: bool, killed: bool = False, flush_every: int | None = None, **environment: str) -> Any:
+    """A run of a named job; its exit status, what it printed, and its errors."""
+    program = (
+        NAMED.replace("FLUSH_EVERY", str(flush_every)).replace("TRAINS", str(trains)).replace("KILLED", str(killed))
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGE_PARENT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TFSPS_JOB": job,
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, cwd="/", timeout=240
+    )
+
+
 def test_a_named_job_leaves_all_rows_to_the_next_one() -> None:
-    outputs = [run_child(NAMED.replace("TRAINS", trains), TFSPS_JOB="cached-job") for trains in ("True", "False")]
-    assert outputs[0] == outputs[1] != ""
-    assert "0.0" not in outputs[0].split(",")[0]
+    first, second = named("cached-job", trains=True), named("cached-job", trains=False)
+    assert first.returncode == second.returncode == 0, first.stderr[-3000:] + second.stderr[-3000:]
+    assert first.stdout == second.stdout
+    assert "[0.0" not in first.stdout
+
+
+def test_a_job_that_was_killed_with_newer_rows_on_a_device_is_refused() -> None:
+    first = named("killed-job", trains=True, killed=True)
+    assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
+    path = first.stdout.splitlines()[0]
+    assert tsps.Table.open(path).stats()["device_dirty_since_step"] == 1
+    second = named("killed-job", trains=False)
+    assert second.returncode != 0
+    assert "newer on a device (cache=...), since step 1" in second.stderr
+    assert "TFSPS_ACCEPT_LOST_ROWS=killed-job" in second.stderr
+    assert named("killed-job", trains=False, TFSPS_ACCEPT_LOST_ROWS="another").returncode != 0
+    third = named("killed-job", trains=False, TFSPS_ACCEPT_LOST_ROWS="killed-job")
+    assert third.returncode == 0, third.stderr[-3000:]
+    assert "[0.0" in third.stdout, "its rows are as of the last flush"
+    assert tsps.Table.open(path).stats()["device_dirty_since_step"] is None
+
+
+def test_a_kill_after_a_flush_loses_nothing() -> None:
+    first = named("flushed-job", trains=True, killed=True, flush_every=1)
+    assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
+    second = named("flushed-job", trains=False)
+    assert second.returncode == 0, second.stderr[-3000:]
+    assert first.stdout == second.stdout
 
 
 # --- what is refused ---

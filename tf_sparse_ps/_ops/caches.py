@@ -26,9 +26,15 @@ CACHE_COUNTERS = (
 )
 
 
-def cache_create(slots: int, policy: str) -> tf.Tensor:
-    """Makes a cache of so many rows, all of them free; returns its number. `policy`: "admission" or "lru"."""
-    return lib.tsps_cache_create(tf.constant(slots, tf.int64), policy)
+def cache_create(slots: int, policy: str, table: str) -> tf.Tensor:
+    """Makes a cache, all of whose rows are free; returns its number.
+
+    Args:
+        slots: rows.
+        policy: "admission" or "lru".
+        table: path of its table. While rows are newer on the device, a file beside it says since which step.
+    """
+    return lib.tsps_cache_create(tf.constant(slots, tf.int64), policy, table)
 
 
 def cache_remove(cache: tf.Tensor | int) -> None:

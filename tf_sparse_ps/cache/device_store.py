@@ -90,7 +90,7 @@ class DeviceStore:
         self._path, self._path_tensor, self._uuid, self._config = path, path_tensor, uuid, config
         self._kind: str | None = None
         with eager_ops(f"making the cache of table {path}") as _ops_, tf.device(_HOST):
-            self.number = _ops_.cache_create(options.rows, options.policy)
+            self.number = _ops_.cache_create(options.rows, options.policy, path)
             self._carrier = tf.zeros([0, config.dim])
         self._planes = [self._variable(config.dim, "rows")]
         number, pid = int(self.number), os.getpid()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 from tf_sparse_ps.cache.device_store import DeviceStore
@@ -57,10 +56,4 @@ def attach(binding: TableBinding, cache: DeviceCache, job: Job) -> None:
     binding.cache = store
     newer_rows.register(binding.path, store)
     if job.identity.name is not None:
-        known = weakref.ref(store)
-
-        def flush() -> None:
-            if (one := known()) is not None:
-                one.flush()
-
-        job.collectives.at_exit(flush)
+        job.collectives.at_exit(store.flush)  # holds it, and its rows, also when the layer is gone

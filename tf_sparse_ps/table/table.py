@@ -392,6 +392,7 @@ class Table:
         """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters.
 
         `shard` is "node i of n" where a job has spread the table over nodes, else None; sizes are the shard's.
+        `device_dirty_since_step` is the step since which a device, of another process, has newer rows, else None.
         """
         group = self._group
         info = group.info()
@@ -403,6 +404,7 @@ class Table:
             **group.stats(self._index),
             "step": info["step"],
             "version": info["version"],
+            "device_dirty_since_step": newer_rows.dirty_since(self.path),
             "writer_pid": info["writer_pid"],
             "writer_alive": info["writer_alive"],
             "unfinished": info["unfinished"],
