@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr_
     from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
     from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
     from tf_sparse_ps.collectives.protocol import init
-    from tf_sparse_ps.config import FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
+    from tf_sparse_ps.config import DeviceCache, FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -27,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Checkpointer",
+    "DeviceCache",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "Embedding",
@@ -61,6 +62,7 @@ _HOME = {
     "EmbeddingReduce": "layers.embedding_reduce",
     "EmbeddingCollection": "layers.embedding_collection",
     "TableConfig": "config",
+    "DeviceCache": "config",
     "FeatureConfig": "config",
     "MetadataPlane": "config",
     "Sharded": "config",

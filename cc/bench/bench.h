@@ -65,6 +65,7 @@ struct BenchOptions {
 void BenchKernels(const BenchOptions& options);
 void BenchGroup(const BenchOptions& options);
 void BenchWire(const BenchOptions& options);
+void BenchCache(const BenchOptions& options);
 
 }  // namespace tsps
 

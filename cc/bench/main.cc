@@ -1,4 +1,4 @@
-// core_bench kernels|group|wire [threads=2] [ids=213000] [rows=1000000] [dim=64]
+// core_bench kernels|group|wire|cache [threads=2] [ids=213000] [rows=1000000] [dim=64]
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -18,8 +18,11 @@ int main(int argc, char** argv) {
     tsps::BenchGroup(options);
   } else if (suite == "wire") {
     tsps::BenchWire(options);
+  } else if (suite == "cache") {
+    tsps::BenchCache(options);
   } else {
-    std::fprintf(stderr, "usage: core_bench kernels|group|wire [threads] [ids] [rows] [dim]\n");
+    std::fprintf(stderr,
+                 "usage: core_bench kernels|group|wire|cache [threads] [ids] [rows] [dim]\n");
     return 2;
   }
   return 0;

@@ -79,6 +79,7 @@ void RegisterPullKernels();
 void RegisterPullAheadKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
+void RegisterDeviceCacheKernels();
 void RegisterTimelineKernels();
 void RegisterReadyTimesKernels();
 void RegisterWaitKernels();

@@ -21,6 +21,8 @@ struct OpDefinition {
 
 // Of pulls and of looking ahead (pull_ops.cc).
 std::vector<OpDefinition> PullOps();
+// Of tables with rows on a device (device_cache_ops.cc).
+std::vector<OpDefinition> DeviceCacheOps();
 
 }  // namespace tsps
 

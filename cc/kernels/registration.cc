@@ -324,6 +324,7 @@ void RegisterOp(const OpDefinition& op) {
 bool RegisterAll() {
   for (const OpDefinition& op : Ops()) RegisterOp(op);
   for (const OpDefinition& op : PullOps()) RegisterOp(op);
+  for (const OpDefinition& op : DeviceCacheOps()) RegisterOp(op);
   RegisterLookupKernels();
   RegisterPooledKernels();
   RegisterRowsKernels();
@@ -335,6 +336,7 @@ bool RegisterAll() {
   RegisterPullAheadKernels();
   RegisterWireKernels();
   RegisterApplyKernels();
+  RegisterDeviceCacheKernels();
   RegisterTimelineKernels();
   RegisterReadyTimesKernels();
   RegisterWaitKernels();

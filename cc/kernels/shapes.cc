@@ -204,6 +204,16 @@ void PooledWeightGradShapes(TF_ShapeInferenceContext* context, TF_Status* status
   }
 }
 
+// Outputs: P matrices, a scalar, six vectors.
+void CachePlanShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int planes = inference.outputs() - 7;
+  for (int p = 0; p < planes; ++p) {
+    inference.SetOutput(p, inference.Concatenate(inference.Vector(), inference.Vector()));
+  }
+  inference.SetOutput(planes, inference.Scalar());
+}
+
 // Inputs: ids N. Outputs: inverses N, keys T.
 void UniqueShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);

@@ -34,6 +34,7 @@ void MeanSplitShapes(TF_ShapeInferenceContext*, TF_Status*);
 void RingRoundsShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PackShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PullTakeShapes(TF_ShapeInferenceContext*, TF_Status*);
+void CachePlanShapes(TF_ShapeInferenceContext*, TF_Status*);
 void UnpackMergeShapes(TF_ShapeInferenceContext*, TF_Status*);
 
 }  // namespace tsps

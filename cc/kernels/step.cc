@@ -105,6 +105,7 @@ Status StepUpdates::Prepare(GroupWriter& writer, int64_t step) {
   RowChanges changes;
   changes.step = static_cast<uint64_t>(step);
   changes.updates = updates_;
+  changes.writes = writes_;
   return writer.Prepare(changes, *executor_);
 }
 

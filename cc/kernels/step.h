@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/base/executor.h"
@@ -42,6 +43,9 @@ class StepUpdates {
   // What an exchange has reduced. `reduced` is taken over; the last round's rows stay where they
   // lie, which is until this process begins another merge.
   Status TakeReduced(std::vector<ReducedGradients>* reduced);
+  // Rows that are set in the same step; `Hold` what they point to.
+  void AddWrites(TableWrites writes) { writes_.push_back(std::move(writes)); }
+  void Hold(Tensor tensor) { held_.push_back(std::move(tensor)); }
   Status Prepare(GroupWriter& writer, int64_t step);
 
  private:
@@ -50,6 +54,7 @@ class StepUpdates {
   std::vector<std::vector<int64_t>> keys_;
   std::vector<ReducedGradients> reduced_;
   std::vector<TableUpdate> updates_;
+  std::vector<TableWrites> writes_;
   std::shared_ptr<Executor> executor_;
 };
 

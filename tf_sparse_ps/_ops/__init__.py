@@ -6,6 +6,20 @@ A carrier is a `float32[0, dim]` tensor, in practice the value of a layer's anch
 shape inference, and the gradient that arrives at it is the table's sparse gradient.
 """
 
+from tf_sparse_ps._ops.caches import (
+    CACHE_COUNTERS,
+    Found,
+    Plan,
+    cache_clear,
+    cache_counters,
+    cache_create,
+    cache_find,
+    cache_flushed,
+    cache_newer,
+    cache_plan,
+    cache_remove,
+    cache_step,
+)
 from tf_sparse_ps._ops.dense import mean_split, weighted_concat
 from tf_sparse_ps._ops.groups import (
     COUNTERS,
@@ -84,14 +98,17 @@ from tf_sparse_ps._ops.rings import (
 )
 
 __all__ = [
+    "CACHE_COUNTERS",
     "COUNTERS",
     "NOTHING_AGAINST",
     "RING_COUNTERS",
     "TENSORFLOW_RANGE",
     "DiskCounters",
+    "Found",
     "GroupInfo",
     "Lookup",
     "Merged",
+    "Plan",
     "PooledLookup",
     "Pull",
     "PullCounters",
@@ -100,6 +117,15 @@ __all__ = [
     "apply",
     "assign",
     "bind_optimizer",
+    "cache_clear",
+    "cache_counters",
+    "cache_create",
+    "cache_find",
+    "cache_flushed",
+    "cache_newer",
+    "cache_plan",
+    "cache_remove",
+    "cache_step",
     "check_looked_up",
     "check_step",
     "check_tensorflow_version",

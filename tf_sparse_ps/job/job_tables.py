@@ -23,8 +23,10 @@ from tf_sparse_ps.job.node_group import NodeGroup
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.job.table_lifetime import TableLifetimes
 from tf_sparse_ps.job.table_seeds import TableSeeds
-from tf_sparse_ps.table import disk_folders
+from tf_sparse_ps.table import disk_folders, newer_rows
 from tf_sparse_ps.table.arrays import checksum
+
+ACCEPT = "TFSPS_ACCEPT_LOST_ROWS"  # the name of a job whose rows on a device were lost, and that goes on without them
 
 
 class JobTables:
@@ -178,6 +180,23 @@ class JobTables:
                 f"it with {initializer.kind}"
             )
         binding.salt = info["initializer"]["salt"]
+        _refuse_lost_rows(binding, str(name))
+
+
+def _refuse_lost_rows(binding: TableBinding, name: str) -> None:
+    """Raises StateError if rows of a table were newer on a device when the run that trained them was killed."""
+    since = newer_rows.dirty_since(binding.path)
+    if since is None:
+        return
+    if os.environ.get(ACCEPT) == name:
+        newer_rows.accept(binding.path)
+        return
+    raise StateError(
+        f"job {name!r} was killed while rows of its table {binding.path} were newer on a device (cache=...), since "
+        f"step {since}: those rows are as of the last flush before it, others are newer. Use another TFSPS_JOB, or "
+        f"remove the job's directory, and load what was saved (model.load_weights). Or accept the mixture: "
+        f"{ACCEPT}={name}"
+    )
 
 
 def _tensor_of(path: str) -> tf.Tensor:

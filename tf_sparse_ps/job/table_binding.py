@@ -43,6 +43,7 @@ class TableBinding:
       node: This one.
       writes: Writes outside of steps so far, the same on all ranks of a node.
       given: Tells `weights=` that a sharded table began with from others; "": it was given none.
+      cache: Its rows on a device (`cache/device_store.py`), or None.
       unfilled: This leader has made a sharded table whose initializer makes a whole matrix, of which it has no row yet.
     """
 
@@ -61,6 +62,7 @@ class TableBinding:
     writes: int = 0
     given: str = ""
     unfilled: bool = False
+    cache: Any = None
     _reader: Any = None
 
     @property
@@ -80,10 +82,14 @@ class TableBinding:
         Raises:
           StateError: Another rule is bound and `replace` is False.
         """
+        if self.cache is not None:
+            self.cache.flush()
         if self.group.is_leader:
             with eager_ops(f"binding {optimizer.kind} to table {self.path}") as _ops:
                 _ops.bind_optimizer(self.path, self.uuid, optimizer.kind, optimizer.slot_init, replace=replace)
         self.optimizer = optimizer
+        if self.cache is not None:
+            self.cache.bind(optimizer)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
@@ -99,8 +105,14 @@ class TableBinding:
           UnavailableError, WaitTimeoutError: The leader did not get there.
         """
         self.writes += 1
-        with self.group.one_writes(self.ordinal, self.writes, self.path) as writes:
-            yield writes
+        if self.cache is not None:
+            self.cache.flush()
+        try:
+            with self.group.one_writes(self.ordinal, self.writes, self.path) as writes:
+                yield writes
+        finally:
+            if self.cache is not None:
+                self.cache.clear()
 
     def assign(
         self,

@@ -11,13 +11,14 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.config import constraints, tiered
+from tf_sparse_ps.config import constraints, device_cache, tiered
 from tf_sparse_ps.config import placement as placement_lib
+from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.placement import Placement
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
-from tf_sparse_ps.layers import row_source, rows
+from tf_sparse_ps.layers import cached, row_source, rows
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, refuse_other_than_integers, table_name
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Embedding(TableLayer):
         agree, and its initializer and constraint are used in place of the layer's.
       storage: "memory", or a `tsps.Tiered`, for a table larger than memory.
       placement: "replicated", one table per machine, or a `tsps.Sharded`, for a table larger than a machine.
-      cache: None, the only one in this version.
+      cache: None, or a `tsps.DeviceCache`: rows that are used often stay on a device. In a job of one process.
       **options: `EmbeddingOptions`, those of keras.layers.Layer among them.
 
     Call arguments:
@@ -98,7 +99,7 @@ class Embedding(TableLayer):
         table: TableConfig | None = None,
         placement: Placement = "replicated",
         storage: Storage = "memory",
-        cache: None = None,
+        cache: DeviceCache | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
         name = type(self).__name__
@@ -110,8 +111,6 @@ class Embedding(TableLayer):
             value = arguments.get(refused, kwargs.pop(refused, None))
             if value is not None and value is not False:
                 raise UnsupportedError(f"{name}: {refused} is not supported: {reason}. Received: {refused}={value!r}")
-        if cache is not None:
-            raise UnsupportedError(f"{name}: cache must be None in this version. Received: {cache!r}")
         for field, value in (("input_dim", input_dim), ("output_dim", output_dim)):
             if field == "input_dim" and value is None:
                 continue
@@ -149,9 +148,11 @@ class Embedding(TableLayer):
         if self.sparse and self.mask_zero:
             raise ValueError("`mask_zero` cannot be enabled when the layer returns a `tf.SparseTensor` (sparse=True).")
         self.table = table
-        self.cache = cache
+        self.cache = device_cache.get(cache)
         self._first_weights = weights
         self._config = self._table_config()
+        if self.cache is not None:
+            cached.refuse(self._config, name)
         if weights is not None and _keras.IS_KERAS_3:
             self.build()
 
@@ -183,7 +184,7 @@ class Embedding(TableLayer):
         if self._bound.bindings:
             return
         values = self._first_values()
-        self._make_table(self._config, "embeddings", values)
+        self._make_table(self._config, "embeddings", values, self.cache)
         self._first_weights = None
         self.built = True
 
@@ -216,6 +217,19 @@ class Embedding(TableLayer):
         if self.input_dim is None:
             rows.matrix(self._bound.bindings[0], "embeddings")
         return Embeddings(self)
+
+    def cache_statistics(self) -> dict[str, float]:
+        """What the layer's cache did since the layer was built: `DeviceStore.statistics`.
+
+        Raises:
+          ValueError: The layer has no cache, or is not built.
+        """
+        if not self._bound.bindings or self._bound.bindings[0].cache is None:
+            raise ValueError(
+                f"layer {self.name!r} has no cache" + ("" if self.cache is None else " before it is built")
+            )
+        found: dict[str, float] = self._bound.bindings[0].cache.statistics()
+        return found
 
     # --- the call ---
 
@@ -278,7 +292,7 @@ class Embedding(TableLayer):
             "table": None if self.table is None else self.table.get_config(),
             "placement": placement_lib.serialize(self.placement),
             "storage": tiered.serialize(self.storage),
-            "cache": self.cache,
+            "cache": device_cache.serialize(self.cache),
         }
         if not _keras.IS_KERAS_3:
             config |= {"input_length": self.input_length, "sparse": self.sparse}

@@ -52,6 +52,11 @@ class EmbeddingReduce(Embedding):
         cache: None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
+        if cache is not None:
+            raise UnsupportedError(
+                "EmbeddingReduce: cache must be None: tsps.Embedding alone can have rows on a device. "
+                f"Received: {cache!r}"
+            )
         if combiner not in COMBINERS:
             raise ValueError(f"`combiner` must be one of {', '.join(COMBINERS)}. Received: combiner={combiner!r}")
         super().__init__(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops, job
+from tf_sparse_ps.cache import device_store
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.layers import anchor, saving, sharded
 from tf_sparse_ps.rings import node_exchange, row_pull
@@ -83,6 +84,22 @@ class ShardedTable(RowSource):
             found = _pull([sources[t] for t in at], [keys[t] for t in at], wire)
             rows |= dict(zip(at, found, strict=True))
         return [rows[t] for t in range(len(sources))]
+
+
+class CachedTable(SharedTable):
+    """A table of which some rows are on a device. In a SavedModel it is a `SharedTable`, as any."""
+
+    @classmethod
+    def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """See `RowSource.read`."""
+        return [one.binding.cache.read(own, one.path) for one, own in zip(sources, keys, strict=True)]
+
+    def look_up(self, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of the ids of one feature, float32[*ids.shape, dim], on the device."""
+        with tf.device("/CPU:0"):
+            found = _ops.unique([ids], [0], 1)
+        (rows,) = self.read([self], found.keys)
+        return device_store.gather(self.carrier, rows, found, self.binding.cache.device)
 
 
 # All pulls of a process are one after another, in the order of the program (`NodeExchange.pulls`): one exchange of the
@@ -163,6 +180,8 @@ def of(binding: TableBinding, weight: Any) -> RowSource:
     """Where the rows of a table come from. `weight`: the table's anchor."""
     if binding.placement == "sharded" and not saving.traces_for_export():
         return ShardedTable(binding, weight)
+    if binding.cache is not None and not saving.traces_for_export():
+        return CachedTable(binding, weight)
     return SharedTable(binding, weight)
 
 
@@ -179,6 +198,8 @@ def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Se
         return _ops.lookup([ids[f] for f in at], *_named(own), of).rows
 
     def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
+        if isinstance(own[0], CachedTable) and len(at) == 1:
+            return [own[0].look_up(ids[at[0]])]
         found = _ops.unique([ids[f] for f in at], of, len(own))
         return _ops.gather_rows(found, type(own[0]).read(own, found.keys), [one.carrier for one in own], of)
 

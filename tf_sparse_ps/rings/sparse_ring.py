@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.rings import cached_step
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
@@ -146,6 +147,8 @@ class SparseRing(abc.ABC):
 
     def apply_reduced(self, reduced: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """The leaders make a step of what `reduce` returned. Every rank calls it."""
+        if any(table.cache is not None for table in update.tables):
+            return cached_step.make(self._job, step, reduced, update)
         job, keys, rows = self._job, [one.keys for one in reduced], [one.rows for one in reduced]
         args = update.paths, update.uuids, keys, rows, update.hyper
         if len(job.leaders) == 1:

@@ -23,7 +23,7 @@ from tf_sparse_ps import optimizers
 from tf_sparse_ps.config.metadata import MetadataPlane, as_planes
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, StateError, TableExistsError
-from tf_sparse_ps.table import disk_folders, groups, parameter_files
+from tf_sparse_ps.table import disk_folders, groups, newer_rows, parameter_files
 from tf_sparse_ps.table.arrays import Keys, Rows, as_counts, as_keys, as_rows, block_rows, chunks
 from tf_sparse_ps.table.shards import Shard
 
@@ -283,6 +283,7 @@ class Table:
     def _group(self) -> Any:
         if self._open_group is None:
             raise StateError(f"table {self.path} is closed")
+        newer_rows.flush(self.path)
         return self._open_group
 
     # --- reading ---
@@ -391,6 +392,7 @@ class Table:
         """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters.
 
         `shard` is "node i of n" where a job has spread the table over nodes, else None; sizes are the shard's.
+        `device_dirty_since_step` is the step since which a device, of another process, has newer rows, else None.
         """
         group = self._group
         info = group.info()
@@ -402,6 +404,7 @@ class Table:
             **group.stats(self._index),
             "step": info["step"],
             "version": info["version"],
+            "device_dirty_since_step": newer_rows.dirty_since(self.path),
             "writer_pid": info["writer_pid"],
             "writer_alive": info["writer_alive"],
             "unfinished": info["unfinished"],

@@ -86,6 +86,7 @@ class OptimizerBinding:
             return
         refusals.refuse_tiered(self._owner.schedule, new)
         refusals.refuse_sharded(self._owner, new)
+        refusals.refuse_cached(self._owner.schedule, new)
         settings = self._settings(tables, dense, begins_equal)
         rules = [self.rule_of(table) for table in new]
         self._number = binding.bind(self._collectives, job, new, rules, settings)

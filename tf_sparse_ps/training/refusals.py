@@ -12,6 +12,7 @@ from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.rings.clipping import Clipping
+from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 from tf_sparse_ps.schedules.protocol import Schedule
 
 if TYPE_CHECKING:
@@ -99,6 +100,16 @@ def refuse_sharded(owner: DistributedOptimizer, tables: Sequence[TableBinding]) 
     for option, reason in reasons.items():
         if reason is not None:
             raise UnsupportedError(f"table {sharded[0]!r} is sharded and cannot be trained with {option}: {reason}")
+
+
+def refuse_cached(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
+    """Raises UnsupportedError, with the reason, if a schedule cannot train a table that has rows on a device."""
+    cached = [table.config.name for table in tables if table.cache is not None]
+    if cached and isinstance(schedule, DelayedGlobal) and schedule.sparse:
+        raise UnsupportedError(
+            f"table {cached[0]!r} has a cache and cannot be trained with {schedule}: rows would be updated after other "
+            "rows have taken their places on the device. Use schedules.Synchronous(), or DelayedGlobal(sparse=False)."
+        )
 
 
 def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:

@@ -1,0 +1,218 @@
+// SlotDirectory: which missing keys enter, and in whose place; and what staged batches need.
+#include <algorithm>
+#include <cassert>
+
+#include "core/cache/slot_directory.h"
+
+namespace tsps {
+
+// Who leaves: the coldest slots that neither the take nor a staged batch needs, then those that
+// staged batches need, the last needed first.
+class SlotDirectory::Victims {
+ public:
+  explicit Victims(SlotDirectory* directory) : directory_(*directory) {}
+  ~Victims() {
+    for (const Passed& one : passed_) directory_.queue_.Push(one.slot, one.its_class);
+  }
+  Victims(const Victims&) = delete;
+  Victims& operator=(const Victims&) = delete;
+
+  static constexpr uint32_t kNone = VictimQueue::kNone;
+
+  // The one to leave next; kNone: all others are of the take.
+  uint32_t Next() {
+    if (next_ == kNone) next_ = Search();
+    return next_;
+  }
+  int distance() const { return distance_; }  // of Next()
+  void Take() {
+    directory_.in_take_[next_] = true;
+    next_ = kNone;
+  }
+  // Next() stays.
+  void PutBack() {
+    if (next_ == kNone) return;
+    passed_.push_back({next_, directory_.ClassOf(next_), distance_});
+    next_ = kNone;
+  }
+
+ private:
+  struct Passed {
+    uint32_t slot;
+    uint32_t its_class;
+    int distance;
+  };
+
+  uint32_t Search() {
+    const StagedBatches& staged = directory_.staged_;
+    uint32_t its_class;
+    while (!all_passed_) {
+      const uint32_t slot =
+          directory_.queue_.Pop([&](uint32_t one) { return directory_.ClassOf(one); }, &its_class);
+      if (slot == kNone) break;
+      if (slot >= directory_.used_) continue;
+      // A slot that is taken here may stand in the queue twice; the take's own keep their place.
+      if (directory_.in_take_[slot]) {
+        passed_.push_back({slot, its_class, 0});
+        continue;
+      }
+      distance_ = staged.Distance(directory_.slots_[slot].mask);
+      if (distance_ == StagedBatches::kNever) return slot;
+      passed_.push_back({slot, its_class, distance_});
+    }
+    if (!all_passed_) {
+      all_passed_ = true;
+      std::stable_sort(passed_.begin(), passed_.end(),
+                       [](const Passed& a, const Passed& b) { return a.distance < b.distance; });
+    }
+    while (!passed_.empty()) {
+      const Passed last = passed_.back();
+      if (last.distance == 0) return kNone;  // the take's own
+      passed_.pop_back();
+      if (directory_.in_take_[last.slot]) continue;
+      distance_ = last.distance;
+      return last.slot;
+    }
+    return kNone;
+  }
+
+  SlotDirectory& directory_;
+  std::vector<Passed> passed_;
+  bool all_passed_ = false;
+  uint32_t next_ = kNone;
+  int distance_ = StagedBatches::kNever;
+};
+
+void SlotDirectory::ChooseEntering(std::vector<Miss>* misses, Plan* plan) {
+  const size_t free = slots_.size() - used_;
+  if (misses->size() <= free || lru()) {
+    Victims victims(this);
+    uint32_t next = used_;
+    for (const Miss& miss : *misses) {
+      uint32_t slot = next;
+      if (next < slots_.size()) {
+        ++next;
+      } else {
+        slot = victims.Next();
+        assert(slot != Victims::kNone);  // no more keys than slots
+        plan->victims.push_back({slot, slots_[slot].key, slots_[slot].newer != 0});
+        victims.Take();
+      }
+      plan->slots[miss.position] = static_cast<int32_t>(slot);
+      plan->entering.push_back(miss.position);
+      plan->counts.push_back(miss.count);
+    }
+    return;
+  }
+  Admit(misses, plan);
+}
+
+void SlotDirectory::Admit(std::vector<Miss>* misses, Plan* plan) {
+  Victims victims(this);
+  uint32_t next = used_;
+  // The first to leave is the coldest of those that no batch needs: who is no more frequent, and
+  // needed by no batch, does not enter.
+  const auto least = [&] { return HeatOf(victims.Next()) + weight_; };
+  if (next == slots_.size()) {
+    if (victims.Next() == Victims::kNone) return;
+    const bool needed = victims.distance() != StagedBatches::kNever;
+    const float bound = needed ? 0.0f : least();
+    misses->erase(std::remove_if(misses->begin(), misses->end(),
+                                 [&](const Miss& miss) {
+                                   return miss.distance == StagedBatches::kNever &&
+                                          (needed || miss.count <= bound);
+                                 }),
+                  misses->end());
+  }
+  std::sort(misses->begin(), misses->end(), [](const Miss& a, const Miss& b) {
+    if (a.distance != b.distance) return a.distance < b.distance;
+    return a.count != b.count ? a.count > b.count : a.position < b.position;
+  });
+  for (const Miss& miss : *misses) {
+    uint32_t slot = next;
+    if (next < slots_.size()) {
+      ++next;
+    } else {
+      slot = victims.Next();
+      if (slot == Victims::kNone) break;
+      const bool enters = victims.distance() != miss.distance
+                              ? miss.distance < victims.distance()
+                              : miss.distance == StagedBatches::kNever && miss.count > least();
+      if (!enters) break;  // nor do those behind it: later, or colder
+      plan->victims.push_back({slot, slots_[slot].key, slots_[slot].newer != 0});
+      victims.Take();
+    }
+    plan->slots[miss.position] = static_cast<int32_t>(slot);
+    plan->entering.push_back(miss.position);
+    plan->counts.push_back(miss.count);
+  }
+  victims.PutBack();
+}
+
+// --- staged batches ---
+
+std::vector<uint8_t> SlotDirectory::Stage(uint64_t fingerprint, const int64_t* keys, size_t n) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (staged_.size() == StagedBatches::kMost) {
+    RemoveStaged(nullptr);
+    ++counters_.dropped;
+  }
+  StagedBatches::Batch batch;
+  batch.fingerprint = fingerprint;
+  batch.written = staged_.written();
+  batch.keys.assign(keys, keys + n);
+  batch.absent.resize(n);
+  const uint16_t bit = StagedBatches::BitOf(staged_.next_number());
+  Search(
+      keys, n, false, [&](size_t, uint32_t slot) { slots_[slot].mask |= bit; },
+      [&](size_t i, uint64_t) {
+        batch.absent[i] = 1;
+        staged_.Need(keys[i], bit);
+        ++counters_.staged_rows;
+      });
+  ++counters_.staged;
+  std::vector<uint8_t> absent = batch.absent;
+  staged_.Add(std::move(batch));
+  return absent;
+}
+
+// The first batch is staged no more. `counts`, if given: of each key, whether the row that was read
+// ahead counts.
+StagedBatches::Batch SlotDirectory::RemoveStaged(std::vector<uint8_t>* counts) {
+  StagedBatches::Batch batch = staged_.RemoveFirst();
+  const uint16_t bit = StagedBatches::BitOf(batch.number);
+  Search(
+      batch.keys.data(), batch.keys.size(), false,
+      [&](size_t, uint32_t slot) { slots_[slot].mask &= static_cast<uint16_t>(~bit); },
+      [&](size_t i, uint64_t) {
+        if (counts != nullptr && batch.absent[i]) {
+          (*counts)[i] = staged_.Counts(batch, batch.keys[i]);
+        }
+        staged_.NeedNoMore(batch.keys[i], bit);
+      });
+  return batch;
+}
+
+std::optional<std::vector<uint8_t>> SlotDirectory::Match(uint64_t fingerprint) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const size_t before = staged_.IndexOf(fingerprint);
+  if (before == staged_.size()) return std::nullopt;
+  for (size_t i = 0; i < before; ++i) RemoveStaged(nullptr);
+  counters_.dropped += before;
+  std::vector<uint8_t> counts(staged_.front().keys.size());
+  const StagedBatches::Batch batch = RemoveStaged(&counts);
+  ++counters_.matched;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    counters_.staged_used += counts[i];
+    counters_.staged_late += batch.absent[i] && !counts[i];
+  }
+  return counts;
+}
+
+void SlotDirectory::DropStaged() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  counters_.dropped += staged_.size();
+  while (staged_.size() != 0) RemoveStaged(nullptr);
+}
+
+}  // namespace tsps

@@ -1,0 +1,68 @@
+// SlotIndex: from a key to the slot that holds its row.
+//
+// Open addressing with linear probing; a bucket holds 32 bits of the key's hash, which also say
+// where its search begins, and the slot + 1. The keys themselves are in the slots: whoever searches
+// is asked whether a slot has the key, and is asked once for nearly every search, since the 32 bits
+// of another key differ. An entry that goes is replaced by those behind it: nothing is left over,
+// however many keys come and go.
+#ifndef TFSPS_CORE_CACHE_SLOT_INDEX_H_
+#define TFSPS_CORE_CACHE_SLOT_INDEX_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tsps {
+
+class SlotIndex {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  // For up to `slots` keys, which fill at most 8/11 of the buckets: 11 bytes per slot.
+  explicit SlotIndex(uint32_t slots) : buckets_(size_t{slots} * 11 / 8 + 8) {}
+
+  size_t bytes() const { return buckets_.capacity() * sizeof(Bucket); }
+  void Prefetch(uint32_t hash) const { __builtin_prefetch(&buckets_[Home(hash)]); }
+
+  // The first slot in the search for a hash whose 32 bits are the same: that of the key, most
+  // likely. For whoever prefetches the slot.
+  uint32_t Guess(uint32_t hash) const {
+    for (size_t i = Home(hash); buckets_[i].slot != 0; i = Next(i)) {
+      if (buckets_[i].hash == hash) return buckets_[i].slot - 1;
+    }
+    return kNone;
+  }
+  // The slot of a key. `has(slot)`: whether it is the key's.
+  template <typename Has>
+  uint32_t Find(uint32_t hash, const Has& has) const {
+    for (size_t i = Home(hash); buckets_[i].slot != 0; i = Next(i)) {
+      if (buckets_[i].hash == hash && has(buckets_[i].slot - 1)) return buckets_[i].slot - 1;
+    }
+    return kNone;
+  }
+  // Of a key that has no slot.
+  void Insert(uint32_t hash, uint32_t slot) {
+    size_t i = Home(hash);
+    while (buckets_[i].slot != 0) i = Next(i);
+    buckets_[i] = {hash, slot + 1};
+  }
+  // Of a key that has this slot.
+  void Erase(uint32_t hash, uint32_t slot);
+  void Clear() { std::fill(buckets_.begin(), buckets_.end(), Bucket{}); }
+
+ private:
+  struct Bucket {
+    uint32_t hash = 0;
+    uint32_t slot = 0;  // + 1; 0: none
+  };
+
+  size_t Home(uint32_t hash) const { return (uint64_t{hash} * buckets_.size()) >> 32; }
+  size_t Next(size_t i) const { return i + 1 == buckets_.size() ? 0 : i + 1; }
+
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_CACHE_SLOT_INDEX_H_

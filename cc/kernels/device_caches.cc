@@ -1,0 +1,96 @@
+#include "kernels/device_caches.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/group_registry.h"
+
+namespace tsps {
+
+namespace {
+
+std::string NoteOf(const std::string& table) {
+  const SplitPath path = SplitTablePath(table);
+  return path.parent + "/.newer-" + path.name;
+}
+
+Status WriteNote(const std::string& path, int64_t step) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return ErrnoError("cannot create", path);
+  const std::string text = std::to_string(step) + "\n";
+  const ssize_t written = write(file, text.data(), text.size());
+  const Status status =
+      written == static_cast<ssize_t>(text.size()) ? Status() : ErrnoError("cannot write", path);
+  close(file);
+  return status;
+}
+
+}  // namespace
+
+DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::string& table)
+    : directory_(options), note_(NoteOf(table)) {}
+
+Result<SlotDirectory::Plan> DeviceCache::MakePlan(const int64_t* keys, size_t n) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TSPS_ASSIGN_OR_RETURN(plan_, directory_.MakePlan(keys, n));
+  keys_.assign(keys, keys + n);
+  return plan_;
+}
+
+Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (static_cast<uint64_t>(number) != plan_.number) {
+    return Error(Code::kInternal, "plan ", number, " of a device cache is committed, the last is ",
+                 plan_.number);
+  }
+  const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
+                                 [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
+  if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(WriteNote(note_, step));
+  TSPS_RETURN_IF_ERROR(directory_.Commit(plan_, keys_.data()));
+  written += rows_written;
+  return Status();
+}
+
+void DeviceCache::Flushed() {
+  directory_.Flushed();
+  RemoveNote();
+}
+
+void DeviceCache::Clear() {
+  directory_.Clear();
+  RemoveNote();
+}
+
+void DeviceCache::RemoveNote() { unlink(note_.c_str()); }
+
+DeviceCaches& DeviceCaches::Get() {
+  static auto* const caches = new DeviceCaches;  // kernels may run while the process exits
+  return *caches;
+}
+
+int64_t DeviceCaches::Create(const SlotDirectory::Options& options, const std::string& table) {
+  auto cache = std::make_shared<DeviceCache>(options, table);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  caches_[next_] = std::move(cache);
+  return next_++;
+}
+
+Result<std::shared_ptr<DeviceCache>> DeviceCaches::Find(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = caches_.find(number);
+  if (found == caches_.end()) {
+    return Error(Code::kNotFound, "there is no device cache ", number,
+                 " in this process: its layer is gone");
+  }
+  return found->second;
+}
+
+void DeviceCaches::Remove(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  caches_.erase(number);
+}
+
+}  // namespace tsps

@@ -1,0 +1,440 @@
+"""Rows of a table that stay on a device: training, reading, saving and refusing, beside a table without a cache."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_support import PACKAGE_PARENT, keras
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops, _table
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.cache import row_rules
+
+ROWS, DIM, BATCH, IDS_PER_SAMPLE = 300, 4, 8, 5
+_random = np.random.default_rng(0)
+IDS = np.minimum(_random.zipf(1.3, size=(BATCH * 30, IDS_PER_SAMPLE)), ROWS) - 1
+TARGETS = _random.normal(size=(len(IDS), 1)).astype(np.float32)
+VALUES = _random.normal(size=(ROWS, DIM)).astype(np.float32)
+UNIQUE = max(len(np.unique(IDS[i : i + BATCH])) for i in range(0, len(IDS), BATCH))
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.05),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+}
+
+
+def cached(rows: int = 40, policy: str = "admission", **options: Any) -> tsps.DeviceCache:
+    return tsps.DeviceCache(rows=rows, policy=policy, **options)
+
+
+def make(cache: tsps.DeviceCache | None, optimizer: Callable[[], Any], **options: Any) -> tuple[Any, tsps.Embedding]:
+    """ids[batch, 5] -> embedding -> one output, compiled; and its embedding."""
+    keras.utils.set_random_seed(3)
+    ids = keras.Input((IDS_PER_SAMPLE,), dtype="int64")
+    layer = tsps.Embedding(ROWS, DIM, cache=cache)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+    layer.set_weights([VALUES])
+    model.compile(tsps.DistributedOptimizer(optimizer()), "mse", **options)
+    return model, layer
+
+
+def fit(model: Any, epochs: int = 1) -> Any:
+    validation = IDS[: 4 * BATCH], TARGETS[: 4 * BATCH]
+    return model.fit(IDS, TARGETS, BATCH, epochs=epochs, shuffle=False, verbose=0, validation_data=validation).history
+
+
+def content(layer: tsps.Embedding) -> list[np.ndarray[Any, Any]]:
+    """Keys, rows and slots, by key."""
+    found = layer.bindings[0].reader().scan().read()
+    order = np.argsort(found.keys)
+    return [found.keys[order], found.rows[order], *(slot[order] for slot in found.slots)]
+
+
+def check_close(layer: tsps.Embedding, other: tsps.Embedding, tolerance: float) -> None:
+    for own, its in zip(content(layer), content(other), strict=True):
+        np.testing.assert_allclose(own, its, rtol=tolerance, atol=tolerance)
+
+
+# --- training ---
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("admission", 40), ("admission", 1), ("lru", UNIQUE), ("lru", ROWS)])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fit_trains_as_without_a_cache(optimizer: str, policy: str, rows: int) -> None:
+    plain, expected = make(None, OPTIMIZERS[optimizer])
+    model, layer = make(cached(rows, policy), OPTIMIZERS[optimizer])
+    theirs, ours = fit(plain, 2), fit(model, 2)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-5)
+    check_close(layer, expected, 2e-5 if optimizer == "adam" else 1e-6)
+    if optimizer == "sgd":
+        np.testing.assert_array_equal(layer.get_weights()[0], expected.get_weights()[0])
+    found = layer.cache_statistics()
+    assert found["hits"] > 0
+    assert found["entered"] >= min(rows, UNIQUE)
+    assert (found["evicted"] > 0) == (rows != ROWS)
+    assert found["newer"] == 0, "reading has flushed"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_lru_the_capacity_changes_no_bit(optimizer: str) -> None:
+    small, layer = make(cached(UNIQUE, "lru"), OPTIMIZERS[optimizer])
+    large, other = make(cached(ROWS, "lru"), OPTIMIZERS[optimizer])
+    assert fit(small) == fit(large)
+    for own, its in zip(content(layer), content(other), strict=True):
+        np.testing.assert_array_equal(own, its)
+
+
+@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 5}], ids=str)
+def test_fit_in_other_ways(options: dict[str, Any]) -> None:
+    plain, expected = make(None, OPTIMIZERS["adagrad"], **options)
+    model, layer = make(cached(), OPTIMIZERS["adagrad"], **options)
+    ids, targets = IDS[: 10 * BATCH], TARGETS[: 10 * BATCH]
+    for one in (plain, model):
+        one.fit(ids, targets, BATCH, shuffle=False, verbose=0)
+    check_close(layer, expected, 1e-6)
+    np.testing.assert_allclose(model.predict(ids, verbose=0), plain.predict(ids, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_custom_loops_that_call_the_layer_twice_beside_another_table(graph: bool) -> None:
+    def train(cache: tsps.DeviceCache | None) -> list[tsps.Embedding]:
+        keras.utils.set_random_seed(5)
+        layer, other = tsps.Embedding(None, DIM, cache=cache), tsps.Embedding(ROWS, DIM)
+        optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
+
+        def step(ids: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                rows = layer(ids) * layer(tf.reverse(ids, [1])) + other(ids)
+                loss = tf.reduce_mean(tf.square(rows - 0.3))
+            layer(ids + 7)  # looked up, and not trained
+            weights = layer.trainable_variables + other.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+        run = tf.function(step) if graph else step
+        for start in range(0, 12 * BATCH, BATCH):
+            run(tf.constant(IDS[start : start + BATCH]))
+        return [layer, other]
+
+    for one, expected in zip(train(cached(30)), train(None), strict=True):
+        check_close(one, expected, 1e-6)
+
+
+RULES = [
+    tsps.optimizers.SGD(),
+    tsps.optimizers.SGD(momentum=0.9),
+    tsps.optimizers.SGD(momentum=0.9, nesterov=True),
+    tsps.optimizers.Adagrad(),
+    tsps.optimizers.RowwiseAdagrad(),
+    tsps.optimizers.Adam(),
+    tsps.optimizers.Adam(amsgrad=True),
+    tsps.optimizers.AdamW(),
+    tsps.optimizers.RMSprop(),
+    tsps.optimizers.RMSprop(momentum=0.5),
+    tsps.optimizers.RMSprop(centered=True),
+    tsps.optimizers.RMSprop(centered=True, momentum=0.5),
+    tsps.optimizers.Ftrl(l1_regularization_strength=0.01, l2_regularization_strength=0.1, beta=0.1),
+    tsps.optimizers.Ftrl(l2_shrinkage_regularization_strength=0.1),
+]
+
+
+def test_every_rule_of_the_store_has_a_form_for_devices() -> None:
+    known = {rule.kind for rule in RULES}
+    assert set(row_rules.RULES) == known
+    kinds = [rule() for rule in tsps.optimizers._BY_NAME.values()]
+    assert {rule.kind for rule in kinds} <= known
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_rules_on_the_device_are_those_of_the_host(rule: tsps.optimizers.RowOptimizer) -> None:
+    def train(cache: tsps.DeviceCache | None) -> tsps.Embedding:
+        layer = tsps.Embedding(ROWS, DIM, cache=cache)
+        layer.build(None)
+        layer.set_weights([VALUES])
+        optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(0.05), sparse_optimizer=rule)
+        random = np.random.default_rng(4)
+
+        @tf.function
+        def step(keys: tf.Tensor, values: tf.Tensor) -> None:
+            optimizer.apply_gradients([(tf.IndexedSlices(values, keys), layer.trainable_variables[0])])
+
+        for _ in range(12):
+            keys = np.unique(np.minimum(random.zipf(1.3, 40), ROWS) - 1)
+            step(tf.constant(keys), tf.constant(random.normal(size=(len(keys), DIM)), tf.float32))
+        return layer
+
+    layer = train(cached(40, "lru"))
+    check_close(layer, train(None), 2e-5)
+    assert layer.cache_statistics()["evicted"] > 0
+
+
+@pytest.mark.parametrize("clip", [{"clipvalue": 0.01}, {"clipnorm": 0.02}, {"global_clipnorm": 0.05}], ids=str)
+def test_gradients_are_clipped_before_rows_part(clip: dict[str, float]) -> None:
+    def optimizer() -> Any:
+        return keras.optimizers.SGD(0.5, **clip)
+
+    plain, expected = make(None, optimizer)
+    model, layer = make(cached(), optimizer)
+    fit(plain)
+    fit(model)
+    check_close(layer, expected, 2e-6)
+
+
+# --- steps that are not made ---
+
+
+def test_a_batch_of_more_keys_than_lru_has_rows_is_an_error_with_the_numbers() -> None:
+    model, layer = make(cached(3, "lru"), OPTIMIZERS["sgd"])
+    with pytest.raises(Exception, match=rf"table t\d+-{layer.name}: the batch has \d+ unique keys, the cache 3 rows"):
+        fit(model)
+    np.testing.assert_array_equal(layer.get_weights()[0], VALUES)
+
+
+def test_after_a_step_that_is_refused_training_goes_on() -> None:
+    def train(cache: tsps.DeviceCache | None) -> tsps.Embedding:
+        layer = tsps.Embedding(ROWS, DIM, cache=cache)
+        layer.build(None)
+        layer.set_weights([VALUES])
+        optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
+
+        @tf.function
+        def step(ids: tf.Tensor, factor: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = factor * tf.reduce_sum(tf.square(layer(ids)))
+            weights = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+        for number, start in enumerate(range(0, 12 * BATCH, BATCH)):
+            ids = tf.constant(IDS[start : start + BATCH])
+            if number % 3 == 2:
+                with pytest.raises(tf.errors.InvalidArgumentError, match=r"the gradient of key \d+ is not finite"):
+                    step(ids, tf.constant(np.float32("nan")))
+            step(ids, tf.constant(0.1))
+        return layer
+
+    check_close(train(cached(30)), train(None), 1e-6)
+
+
+def test_ids_out_of_range_are_named() -> None:
+    layer = tsps.Embedding(ROWS, DIM, cache=cached())
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{ROWS}"):
+        layer(tf.constant([[0, ROWS]]))
+
+
+# --- the host's rows ---
+
+
+def test_who_reads_the_table_finds_what_is_newer_on_the_device() -> None:
+    plain, expected = make(None, OPTIMIZERS["adagrad"])
+    model, layer = make(cached(ROWS, "lru"), OPTIMIZERS["adagrad"])
+    for one in (plain, model):
+        one.fit(IDS, TARGETS, BATCH, shuffle=False, verbose=0)
+    binding = layer.bindings[0]
+    assert layer.cache_statistics()["newer"] > 0
+    group = _table.Group.open(binding.group.path)
+    number = group.find_table(Path(binding.path).name)
+    keys = np.arange(ROWS)
+    np.testing.assert_array_equal(group.lookup(number, keys), VALUES)  # as other processes read it
+    table = tsps.Table.open(binding.path)
+    np.testing.assert_allclose(table.lookup(keys), expected.get_weights()[0], atol=1e-6)
+    assert layer.cache_statistics()["newer"] == 0
+    np.testing.assert_array_equal(group.lookup(number, keys), table.lookup(keys))
+
+
+def test_rows_are_flushed_after_every_so_many_steps() -> None:
+    model, layer = make(cached(ROWS, "lru", flush_every=10), OPTIMIZERS["adam"])
+    group = _table.Group.open(layer.bindings[0].group.path)
+    before, batches = int(group.info()["step"]), 19
+    model.fit(IDS[: batches * BATCH], TARGETS[: batches * BATCH], BATCH, shuffle=False, verbose=0)
+    number = group.find_table(Path(layer.bindings[0].path).name)
+    rows = group.lookup(number, np.arange(ROWS))  # as other processes read them
+    until = (before + batches) // 10 * 10 - before  # of this model's steps, the last that was flushed
+    assert 0 < until <= batches
+    plain, expected = make(None, OPTIMIZERS["adam"])
+    plain.fit(IDS[: until * BATCH], TARGETS[: until * BATCH], BATCH, shuffle=False, verbose=0)
+    np.testing.assert_allclose(rows, expected.get_weights()[0], atol=2e-5)
+
+
+def test_weights_that_are_set_are_what_is_trained_on() -> None:
+    plain, expected = make(None, OPTIMIZERS["adagrad"])
+    model, layer = make(cached(), OPTIMIZERS["adagrad"])
+    for one, its in ((plain, expected), (model, layer)):
+        fit(one)
+        its.set_weights([its.get_weights()[0][::-1]])
+        fit(one)
+    check_close(layer, expected, 2e-6)
+
+
+def test_saved_models_have_all_rows(tmp_path: Path) -> None:
+    model, layer = make(cached(), OPTIMIZERS["adagrad"])
+    fit(model)
+    predicted = model.predict(IDS[:16], verbose=0)
+    assert layer.cache_statistics()["newer"] > 0
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[1].cache == layer.cache
+    np.testing.assert_allclose(loaded.predict(IDS[:16], verbose=0), predicted, rtol=1e-6)
+    fit(model)
+    predicted = model.predict(IDS[:16], verbose=0)
+    model.save_weights(tmp_path / "one.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    model.export(str(tmp_path / "exported")) if _keras.IS_KERAS_3 else tf.saved_model.save(
+        model, str(tmp_path / "exported")
+    )
+    fit(model)  # other rows
+    model.load_weights(tmp_path / "one.weights.h5")
+    np.testing.assert_allclose(model.predict(IDS[:16], verbose=0), predicted, rtol=1e-6)
+    fit(model)
+    tf.train.Checkpoint(model=model).restore(checkpoint)
+    np.testing.assert_allclose(model.predict(IDS[:16], verbose=0), predicted, rtol=1e-6)
+    exported = tf.saved_model.load(str(tmp_path / "exported"))
+    served = exported.serve(IDS[:16]) if _keras.IS_KERAS_3 else exported(IDS[:16])
+    np.testing.assert_allclose(served, predicted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_that_is_gone_takes_its_cache_along() -> None:
+    model, layer = make(cached(), OPTIMIZERS["sgd"])
+    fit(model)
+    number = layer.bindings[0].cache.number
+    assert _ops.cache_counters(number)[0] > 0
+    del model, layer
+    keras.backend.clear_session()
+    gc.collect()
+    with pytest.raises(tf.errors.NotFoundError, match="there is no device cache"):
+        _ops.cache_counters(number)
+
+
+NAMED = """
+import os, signal
+import numpy as np, tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+import tf_sparse_ps as tsps
+from tf_sparse_ps._compat import _keras
+keras = _keras.keras
+cache = tsps.DeviceCache(rows=20, device="CPU:1", policy="lru", flush_every=FLUSH_EVERY)
+layer = tsps.Embedding(50, 4, "zeros", cache=cache)
+layer.build(None)
+optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(0.5))
+ids = tf.constant([[1, 2, 3], [3, 4, 40]])
+if TRAINS:
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(layer(ids) - 1.0))
+        optimizer.apply_gradients([(tape.gradient(loss, layer.trainable_variables)[0], layer.trainable_variables[0])])
+    assert layer.cache_statistics()["newer"] == (0 if cache.flush_every == 1 else 5), layer.cache_statistics()
+    assert "CPU:1" in layer(ids).device, layer(ids).device
+print(layer.bindings[0].path)
+print(np.asarray(layer(ids)).tolist(), flush=True)
+if KILLED:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def named(job: str, *, trains: bool, killed: bool = False, flush_every: int | None = None, **environment: str) -> Any:
+    """A run of a named job; its exit status, what it printed, and its errors."""
+    program = (
+        NAMED.replace("FLUSH_EVERY", str(flush_every)).replace("TRAINS", str(trains)).replace("KILLED", str(killed))
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGE_PARENT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TFSPS_JOB": job,
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, cwd="/", timeout=240
+    )
+
+
+def test_a_named_job_leaves_all_rows_to_the_next_one() -> None:
+    first, second = named("cached-job", trains=True), named("cached-job", trains=False)
+    assert first.returncode == second.returncode == 0, first.stderr[-3000:] + second.stderr[-3000:]
+    assert first.stdout == second.stdout
+    assert "[0.0" not in first.stdout
+
+
+def test_a_job_that_was_killed_with_newer_rows_on_a_device_is_refused() -> None:
+    first = named("killed-job", trains=True, killed=True)
+    assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
+    path = first.stdout.splitlines()[0]
+    assert tsps.Table.open(path).stats()["device_dirty_since_step"] == 1
+    second = named("killed-job", trains=False)
+    assert second.returncode != 0
+    assert "newer on a device (cache=...), since step 1" in second.stderr
+    assert "TFSPS_ACCEPT_LOST_ROWS=killed-job" in second.stderr
+    assert named("killed-job", trains=False, TFSPS_ACCEPT_LOST_ROWS="another").returncode != 0
+    third = named("killed-job", trains=False, TFSPS_ACCEPT_LOST_ROWS="killed-job")
+    assert third.returncode == 0, third.stderr[-3000:]
+    assert "[0.0" in third.stdout, "its rows are as of the last flush"
+    assert tsps.Table.open(path).stats()["device_dirty_since_step"] is None
+
+
+def test_a_kill_after_a_flush_loses_nothing() -> None:
+    first = named("flushed-job", trains=True, killed=True, flush_every=1)
+    assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
+    second = named("flushed-job", trains=False)
+    assert second.returncode == 0, second.stderr[-3000:]
+    assert first.stdout == second.stdout
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"storage": tsps.Tiered("/tmp/none", memory="1MiB")}, "storage=.*cannot have a cache"),
+        ({"placement": tsps.Sharded()}, "placement=.*cannot have a cache"),
+        ({"embeddings_constraint": "non_neg"}, "constraint=.*cannot have a cache"),
+        ({"table": tsps.TableConfig("t", DIM, key_limit=ROWS, dtype="bfloat16")}, "dtype=.*cannot have a cache"),
+    ],
+    ids=["tiered", "sharded", "constraint", "bfloat16"],
+)
+def test_tables_that_cannot_have_a_cache(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tsps.errors.UnsupportedError, match=message):
+        tsps.Embedding(ROWS, DIM, cache=cached(), **options)
+
+
+def test_other_layers_schedules_and_devices_are_refused() -> None:
+    with pytest.raises(tsps.errors.UnsupportedError, match="EmbeddingReduce: cache must be None"):
+        tsps.EmbeddingReduce(ROWS, DIM, cache=cached())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there is no such device"):
+        tsps.Embedding(ROWS, DIM, cache=cached(device="GPU:77")).build(None)
+    model, _ = make(cached(), OPTIMIZERS["sgd"])
+    schedule = tsps.schedules.DelayedGlobal(staleness=1)
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(), schedule=schedule), "mse")
+    with pytest.raises(Exception, match="has a cache and cannot be trained with DelayedGlobal"):
+        fit(model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rows": 0}, {"rows": True}, {"rows": 2.5}, {"rows": 2**31}, {"policy": "lfu"}, {"flush_every": 0}, {"device": 3}],
+    ids=str,
+)
+def test_options_that_cannot_work(options: dict[str, Any]) -> None:
+    name, value = next(iter(options.items()))
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        tsps.DeviceCache(**{"rows": 10, **options})
+
+
+def test_a_layer_without_a_cache_has_no_statistics_of_one() -> None:
+    layer = tsps.Embedding(ROWS, DIM)
+    layer.build(None)
+    with pytest.raises(ValueError, match="has no cache"):
+        layer.cache_statistics()
+    with pytest.raises(ValueError, match="before it is built"):
+        tsps.Embedding(ROWS, DIM, cache=cached()).cache_statistics()

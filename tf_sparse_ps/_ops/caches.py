@@ -1,0 +1,150 @@
+"""Tables with rows on a device: what the host decides and keeps. The rows there are variables, moved by others.
+
+A cache is named by a number, an int64 scalar; 0 is none. docs/device-cache.md says how a step goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_sparse_ps._ops.library import lib
+
+CACHE_COUNTERS = (
+    "looked_up",  # keys, by forward passes
+    "missed",  # of them, those whose rows came from the host
+    "steps",
+    "keys",  # of steps
+    "hits",  # of them, those that had slots
+    "entered",  # that got one
+    "evicted",
+    "written",  # rows of evicted keys that went to the host
+    "flushed",  # rows
+    "newer",  # rows that are newer on the device, now
+)
+
+
+def cache_create(slots: int, policy: str, table: str) -> tf.Tensor:
+    """Makes a cache, all of whose rows are free; returns its number.
+
+    Args:
+        slots: rows.
+        policy: "admission" or "lru".
+        table: path of its table. While rows are newer on the device, a file beside it says since which step.
+    """
+    return lib.tsps_cache_create(tf.constant(slots, tf.int64), policy, table)
+
+
+def cache_remove(cache: tf.Tensor | int) -> None:
+    """Removes a cache, if it is there."""
+    lib.tsps_cache_remove(tf.cast(cache, tf.int64))
+
+
+class Found(NamedTuple):
+    """What `cache_find` returns."""
+
+    order: tf.Tensor  # int32[u]: a key's position in the rows of `slots` and, behind them, those of `absent`
+    slots: tf.Tensor  # int32[h]
+    absent: tf.Tensor  # int64[u - h], keys
+
+
+def cache_find(cache: tf.Tensor, keys: tf.Tensor) -> Found:
+    """Where the rows of unique keys, int64[u], are: in slots of the device, or on the host. Changes nothing."""
+    return Found(*lib.tsps_cache_find(cache, keys))
+
+
+class Plan(NamedTuple):
+    """What `cache_plan` returns."""
+
+    rows: list[tf.Tensor]  # of keys that enter: float32[e, width], the embedding and the slots of the optimizer
+    plan: tf.Tensor  # int64: its number
+    held: tf.Tensor  # int32[h]: positions in the keys of those that have slots, when it is done
+    slots: tf.Tensor  # int32[h]: theirs
+    entering: tf.Tensor  # int32[e]: slots of those that enter
+    victims: tf.Tensor  # int32[v]: slots whose rows the host lacks, and which other keys get
+    victim_keys: tf.Tensor  # int64[v]
+    left: tf.Tensor  # int32[u - h]: positions in the keys of those whose rows stay on the host
+
+
+def cache_plan(cache: tf.Tensor, path: tf.Tensor, uuid: str, keys: tf.Tensor, planes: int) -> Plan:
+    """Decides what a step of unique keys, int64[u], moves. Nothing is done before `cache_step`.
+
+    Args:
+        cache, path, uuid: of the cache, and of its table.
+        keys: of the step's gradients.
+        planes: 1 and the number of the optimizer's slots.
+
+    Raises:
+        InvalidArgumentError: the policy is "lru", and there are more keys than rows in the cache.
+    """
+    rows, *others = lib.tsps_cache_plan(cache, path, uuid, keys, P=planes)
+    return Plan(rows, *others)
+
+
+def cache_step(
+    path: str,
+    step: tf.Tensor,
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    hyper: Sequence[tf.Tensor],
+    caches: Sequence[tf.Tensor],
+    plans: Sequence[tf.Tensor],
+    not_finite: Sequence[tf.Tensor],
+    victim_keys: Sequence[tf.Tensor],
+    victims: Sequence[Sequence[tf.Tensor]],
+) -> tf.Tensor:
+    """One optimizer step of a process's tables, of which some have caches. Returns the verdict, for `check_step`.
+
+    One commit has the updates of rows on the host and the rows that leave the device. The plans are done with it; what
+    they move on the device is for the caller, when the step is made.
+
+    Args:
+        path, step, paths, uuids, hyper: as in `make_step`.
+        keys, grads: of rows on the host.
+        caches: T of int64: numbers, 0 where a table has none.
+        plans: T of int64, from `cache_plan`.
+        not_finite: T of int64[n]: keys whose gradients on the device are not finite; if there is one, the step is
+            refused.
+        victim_keys: T of int64[v], from `cache_plan`.
+        victims: T of the rows that were in their slots: float32[v, width] for each plane; none where there is no cache.
+    """
+    return lib.tsps_cache_step(
+        path,
+        step,
+        paths,
+        uuids,
+        keys,
+        grads,
+        hyper,
+        caches,
+        plans,
+        not_finite,
+        victim_keys,
+        [plane for one in victims for plane in one],
+        planes=[len(one) for one in victims],
+    )
+
+
+def cache_newer(cache: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Slots, int32[n], and keys, int64[n], of rows that are newer on the device than on the host."""
+    slots, keys = lib.tsps_cache_newer(cache)
+    return slots, keys
+
+
+def cache_flushed(cache: tf.Tensor, rows: tf.Tensor) -> None:
+    """The host has all rows; of `rows`, int64, the device's were newer."""
+    lib.tsps_cache_flushed(cache, rows)
+
+
+def cache_clear(cache: tf.Tensor) -> None:
+    """Frees all slots: the host's rows were written by others."""
+    lib.tsps_cache_clear(cache)
+
+
+def cache_counters(cache: tf.Tensor) -> tf.Tensor:
+    """int64[n]: `CACHE_COUNTERS`."""
+    return lib.tsps_cache_counters(cache)

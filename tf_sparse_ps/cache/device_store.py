@@ -1,0 +1,283 @@
+"""`DeviceStore`: the rows of one table that are on a device. docs/device-cache.md has the method.
+
+The host decides which (`cc/core/cache/slot_directory.h`); here are the variables, one for the embedding and one for
+each slot of the optimizer, and what moves rows into and out of them. Those that move are read and written in place, at
+positions: a variable is never read whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops, _table
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.cache import row_rules
+from tf_sparse_ps.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.config.device_cache import DeviceCache
+    from tf_sparse_ps.config.table_config import TableConfig
+    from tf_sparse_ps.optimizers import RowOptimizer
+
+_HOST = "/CPU:0"
+
+
+def resolve_device(name: str | None) -> str:
+    """The full name of a device of this process. None: its first GPU, or the CPU.
+
+    Raises:
+      ValueError: There is none of this name.
+    """
+    with tf.init_scope():
+        found = [one.name for one in tf.config.list_logical_devices()]
+    if name is None:
+        return next((one for one in found if ":GPU:" in one), "/device:CPU:0")
+    wanted = name.rsplit("/", 1)[-1].removeprefix("device:").upper()
+    for one in found:
+        if one.rsplit("/", 1)[-1].removeprefix("device:").upper() == wanted:
+            return one
+    raise ValueError(f"DeviceCache(device={name!r}): there is no such device. TensorFlow has: {', '.join(found)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPart:
+    """What a step does to a table with rows on a device.
+
+    Attributes:
+      plan: Of the host.
+      gradients: float32[u, dim], of all keys of the step.
+      left_keys, left_gradients: Of rows that stay on the host.
+      victims: Rows that leave the device: float32[v, width] for each plane.
+      not_finite: int64[0 or 1]: a key whose gradient is not finite.
+    """
+
+    plan: _ops.Plan
+    gradients: tf.Tensor
+    left_keys: tf.Tensor
+    left_gradients: tf.Tensor
+    victims: list[tf.Tensor]
+    not_finite: tf.Tensor
+
+
+class DeviceStore:
+    """See the module. Of a table of this process, which is the job's only one.
+
+    Attributes:
+      options: As they were given.
+      device: Where the rows are, TensorFlow's full name.
+      number: int64 scalar, by which the ops know it.
+    """
+
+    def __init__(self, path: str, path_tensor: tf.Tensor, uuid: str, config: TableConfig, options: DeviceCache) -> None:
+        """Makes it, with all slots free.
+
+        Args:
+          path, path_tensor, uuid, config: Of the table (`TableBinding`).
+          options: Of the cache.
+
+        Raises:
+          ValueError: There is no such device.
+        """
+        self.options = options
+        self.device = resolve_device(options.device)
+        self._path, self._path_tensor, self._uuid, self._config = path, path_tensor, uuid, config
+        self._kind: str | None = None
+        with eager_ops(f"making the cache of table {path}") as _ops_, tf.device(_HOST):
+            self.number = _ops_.cache_create(options.rows, options.policy, path)
+            self._carrier = tf.zeros([0, config.dim])
+        self._planes = [self._variable(config.dim, "rows")]
+        number, pid = int(self.number), os.getpid()
+        weakref.finalize(self, _remove, number, pid).atexit = False  # type: ignore[misc]  # the process gives up all
+
+    def _variable(self, width: int, name: str) -> tf.Variable:
+        with tf.init_scope(), tf.device(self.device):
+            zeros = tf.zeros([self.options.rows, width])
+            return _keras.ResourceVariable(
+                initial_value=zeros, trainable=False, name=f"tsps_cache_{self._config.name}_{name}"
+            )
+
+    def bind(self, rule: RowOptimizer) -> None:
+        """Makes room for the slots of the rule that trains the table. Nothing is newer here than on the host.
+
+        Raises:
+          UnsupportedError: The rule has no form for devices.
+        """
+        if self._kind == rule.kind:
+            return
+        if rule.kind not in row_rules.RULES:
+            raise UnsupportedError(
+                f"table {self._config.name!r}: rows of the rule {rule.kind!r} cannot be on a device (cache=...), only "
+                f"of {', '.join(row_rules.RULES)}"
+            )
+        self.clear()
+        widths = _table.slot_widths(rule.kind, self._config.dim)
+        self._planes[1:] = [self._variable(width, name) for width, name in zip(widths, rule.slots, strict=True)]
+        self._kind = rule.kind
+
+    # --- looking up ---
+
+    def read(self, keys: tf.Tensor, path: tf.Tensor) -> tf.Tensor:
+        """Rows of unique keys, on the device: float32[u, dim]. In a graph, or eagerly.
+
+        Args:
+          keys: int64[u].
+          path: What names the table.
+        """
+        with tf.device(_HOST):
+            found = _ops.cache_find(self.number, keys)
+            (from_host,) = _ops.read_rows([found.absent], [path], [self._uuid], [self._carrier])
+        with tf.device(self.device):
+            held = _gather(self._planes[0], found.slots)
+            return tf.gather(tf.concat([held, from_host], 0), found.order)
+
+    # --- a step ---
+
+    def plan(self, keys: tf.Tensor, gradients: tf.Tensor) -> StepPart:
+        """Decides what a step moves, and reads what leaves.
+
+        Args:
+          keys: int64[u], unique.
+          gradients: float32[u, dim].
+        """
+        with tf.device(_HOST):
+            plan = _ops.cache_plan(self.number, self._path_tensor, self._uuid, keys, len(self._planes))
+            left_keys = tf.gather(keys, plan.left)
+        with tf.device(self.device):
+            gradients = tf.identity(gradients)
+            victims = [_gather(plane, plan.victims) for plane in self._planes]
+            left_gradients = tf.gather(gradients, plan.left)
+            n = tf.shape(gradients)[0]
+            finite = tf.reduce_all(tf.math.is_finite(gradients), axis=1)
+            first = tf.reduce_min(tf.concat([tf.where(finite, n, tf.range(n)), [n]], 0))
+        with tf.device(_HOST):
+            not_finite = keys[first : first + 1]
+        return StepPart(plan, gradients, left_keys, left_gradients, victims, not_finite)
+
+    def move(self, part: StepPart, hyper: tf.Tensor) -> None:
+        """Does on the device what was planned, when the step is made: new rows come, and all that are here are trained.
+
+        Args:
+          part: The step's.
+          hyper: Of the table's rule, float32[n].
+        """
+        assert self._kind is not None  # it is bound
+        plan = part.plan
+        with tf.device(self.device):
+            came = [_put(plane, plan.entering, rows) for plane, rows in zip(self._planes, plan.rows, strict=True)]
+            with tf.control_dependencies([one for one in came if one is not None]):
+                rows = [_gather(plane, plan.slots) for plane in self._planes]
+            trained = row_rules.RULES[self._kind](tf.identity(hyper), tf.gather(part.gradients, plan.held), rows)
+            for plane, new in zip(self._planes, trained, strict=True):
+                _put(plane, plan.slots, new)
+
+    def flush_after(self, step: tf.Tensor) -> None:
+        """Flushes after every so many steps, if the cache's options say so. `step`: the one that was made, int64."""
+        every = self.options.flush_every
+        if every is None:
+            return
+
+        def flush() -> tf.Tensor:
+            return self._flush()
+
+        with tf.device(_HOST):
+            tf.cond(tf.equal(tf.math.floormod(step, every), 0), flush, lambda: tf.constant(0, tf.int64))
+
+    # --- the host's rows ---
+
+    def flush(self) -> None:
+        """Gives the host all rows that are newer here, in one commit. Eagerly; does nothing if there are none."""
+        with eager_ops(f"flushing the cache of table {self._path}"):
+            if self.counters()["newer"]:
+                self._flush()
+
+    def _flush(self) -> tf.Tensor:
+        """Returns how many rows, int64."""
+        with tf.device(_HOST):
+            slots, keys = _ops.cache_newer(self.number)
+        with tf.device(self.device):
+            rows, *others = (_gather(plane, slots) for plane in self._planes)
+        with tf.device(_HOST):
+            n = tf.size(keys, tf.int64)
+            _ops.assign(self._path_tensor, self._uuid, keys, rows, others)
+            _ops.cache_flushed(self.number, n)
+            return n
+
+    def clear(self) -> None:
+        """Frees all slots: the host's rows are the ones that count, from now on."""
+        with eager_ops(f"clearing the cache of table {self._path}") as _ops_:
+            _ops_.cache_clear(self.number)
+
+    def counters(self) -> dict[str, int]:
+        """`CACHE_COUNTERS`, by name."""
+        with tf.init_scope(), tf.device(_HOST):
+            found = _ops.cache_counters(self.number).numpy().tolist()
+        return dict(zip(_ops.CACHE_COUNTERS, found, strict=True))
+
+    def statistics(self) -> dict[str, float]:
+        """What it did since it was made: `CACHE_COUNTERS`, and what follows from them.
+
+        `hit_rate` is that of steps; `bytes_down` went from the host to the device, `bytes_up` back: rows of forward
+        passes, rows that entered, gradients of rows that stayed, and rows that left or were flushed.
+        """
+        found = self.counters()
+        row = 4 * self._config.dim
+        all_planes = 4 * sum(int(plane.shape[1]) for plane in self._planes)
+        left = found["keys"] - found["hits"] - found["entered"]
+        return {
+            **{name: float(value) for name, value in found.items()},
+            "hit_rate": found["hits"] / found["keys"] if found["keys"] else 0.0,
+            "bytes_down": float(found["missed"] * row + found["entered"] * all_planes),
+            "bytes_up": float(left * row + (found["written"] + found["flushed"]) * all_planes),
+        }
+
+
+def gather(carrier: tf.Tensor, rows: tf.Tensor, found: _ops.Unique, device: str) -> tf.Tensor:
+    """Rows of the ids of one feature, on a device; their gradient arrives at the carrier, summed there per key.
+
+    Args:
+      carrier: float32[0, dim], of the table.
+      rows: float32[u, dim], of the unique keys.
+      found: Of one feature.
+      device: TensorFlow's name.
+
+    Returns:
+      float32[*ids.shape, dim].
+    """
+
+    inverse, keys = found.inverses[0], found.keys[0]
+
+    @tf.custom_gradient
+    def gathered(carrier: tf.Tensor, rows: tf.Tensor) -> Any:
+        def grad(upstream: tf.Tensor) -> Sequence[Any]:
+            with tf.device(device):
+                flat = tf.reshape(upstream, [-1, carrier.shape[1]])
+                sums = tf.math.unsorted_segment_sum(flat, tf.reshape(inverse, [-1]), tf.shape(keys)[0])
+            return tf.IndexedSlices(sums, keys), None
+
+        return tf.gather(rows, inverse), grad
+
+    with tf.device(device):
+        return gathered(carrier, tf.stop_gradient(rows))
+
+
+def _gather(plane: tf.Variable, slots: tf.Tensor) -> tf.Tensor:
+    rows = tf.raw_ops.ResourceGather(resource=plane.handle, indices=slots, dtype=plane.dtype)
+    rows.set_shape([None, plane.shape[1]])
+    return rows
+
+
+def _put(plane: tf.Variable, slots: tf.Tensor, rows: tf.Tensor) -> tf.Operation | None:
+    return tf.raw_ops.ResourceScatterUpdate(resource=plane.handle, indices=slots, updates=rows)
+
+
+def _remove(number: int, pid: int) -> None:
+    if os.getpid() == pid:
+        with eager_ops("removing a cache") as _ops_:
+            _ops_.cache_remove(number)

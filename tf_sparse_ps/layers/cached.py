@@ -1,0 +1,59 @@
+"""Tables of layers with rows on a device: which can have them, and giving them a cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tf_sparse_ps.cache.device_store import DeviceStore
+from tf_sparse_ps.collectives import protocol
+from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.table import newer_rows
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.config.device_cache import DeviceCache
+    from tf_sparse_ps.config.table_config import TableConfig
+    from tf_sparse_ps.job.job import Job
+    from tf_sparse_ps.job.table_binding import TableBinding
+
+
+def refuse(config: TableConfig, layer: str) -> None:
+    """Raises UnsupportedError, with the reason, if a table of a layer cannot have a cache."""
+    reasons = {
+        f"storage={config.storage!r}": "rows would have three places, and one commit covers two of them."
+        if config.storage != "memory"
+        else None,
+        f"placement={config.placement!r}": "a row is on the machine that owns it, and on no device."
+        if config.placement != "replicated"
+        else None,
+        f"dtype={config.dtype!r}": "rows on a device are float32: rounding them when they leave, and not at every "
+        "step, would train another table."
+        if config.dtype != "float32"
+        else None,
+        f"constraint={config.constraint!r}": "constraints have no form for rows on a device yet."
+        if config.resolved_constraint() is not None
+        else None,
+    }
+    for option, reason in reasons.items():
+        if reason is not None:
+            raise UnsupportedError(f"{layer}: a table with {option} cannot have a cache: {reason}")
+
+
+def refuse_several(config: TableConfig, job: Job) -> None:
+    """Raises UnsupportedError if the job has several processes, or replicas: each would have its own newer rows."""
+    if job.size > 1 or protocol.active_strategy() is not None:
+        what = f"a job of {job.size} processes" if job.size > 1 else "a tf.distribute strategy"
+        raise UnsupportedError(
+            f"table {config.name!r}: a cache (cache=...) cannot be in {what}: every process would have newer rows than "
+            "the others. Train with one process, or without a cache."
+        )
+
+
+def attach(binding: TableBinding, cache: DeviceCache, job: Job) -> None:
+    """Gives a table its cache, which is flushed before the table is read here, and when a named job ends."""
+    store = DeviceStore(binding.path, binding.path_tensor, binding.uuid, binding.config, cache)
+    if binding.optimizer is not None:
+        store.bind(binding.optimizer)
+    binding.cache = store
+    newer_rows.register(binding.path, store)
+    if job.identity.name is not None:
+        job.collectives.at_exit(store.flush)  # holds it, and its rows, also when the layer is gone
