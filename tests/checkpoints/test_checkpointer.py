@@ -24,11 +24,13 @@ keras = _keras.keras
 pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
 
 
-def make_model(width: int = 3, n_tables: int = 1, optimizer: Any = None, dtype: str = "float32") -> Any:
+def make_model(
+    width: int = 3, n_tables: int = 1, optimizer: Any = None, dtype: str = "float32", cache: Any = None
+) -> Any:
     """ids[batch, 2] -> tables -> one output, compiled."""
     inputs = keras.Input((2,), dtype="int64")
     configs = [tsps.TableConfig(f"table{i}", width, dtype=dtype) for i in range(n_tables)]
-    parts = [keras.layers.Flatten()(tsps.Embedding(None, width, table=one)(inputs)) for one in configs]
+    parts = [keras.layers.Flatten()(tsps.Embedding(None, width, table=one, cache=cache)(inputs)) for one in configs]
     joined = parts[0] if n_tables == 1 else keras.layers.Concatenate()(parts)
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(joined)))
     model.compile(tsps.DistributedOptimizer(optimizer or keras.optimizers.Adam(0.1)), "mse", metrics=["mae"])
@@ -102,6 +104,26 @@ def test_a_restored_model_trains_as_the_saved_one(tmp_path: Path) -> None:
         for epoch in (1, 2):
             model.fit(make(epoch), verbose=0)
     must_equal(content(second), content(first))
+
+
+@pytest.mark.parametrize("rows", [10, 100])
+def test_rows_that_are_newer_on_a_device_are_saved_and_restored(tmp_path: Path, rows: int) -> None:
+    cache = tsps.DeviceCache(rows=rows)
+    first = make_model(cache=cache)
+    fit(first, callbacks.Checkpoint(tmp_path, every_steps=4))
+    (binding,) = tables.of(first)
+    assert binding.cache is not None and binding.cache.statistics()["hits"] > 0
+    expected = content(first)
+    first.fit(make(0), verbose=0)
+    tsps.Checkpointer(tmp_path / "c", first, first.optimizer).save()
+    again = content(first)
+    for width in (cache, None):
+        second = make_model(cache=width)
+        assert tsps.Checkpointer(tmp_path, second, second.optimizer).restore() is not None
+        must_equal(content(second), expected)
+        second.fit(make(0), verbose=0)
+        for one, other in zip(content(second)[1:], again[1:], strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-5)
 
 
 def test_iterating_begins_where_training_is(tmp_path: Path) -> None:

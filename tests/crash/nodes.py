@@ -222,7 +222,7 @@ def looks_ahead(control: str = "") -> str:
       control: TFSPS_FAULT_OFF.
     """
     environment = {"PYTHONPATH": _PYTHON_PATH, "TFSPS_FAULT_DELAY": "100", "TFSPS_FAULT_OFF": control}
-    with launched("sharded_ahead_program.py", "100", hosts=HOSTS[0], ranks=2, env=environment) as job:
+    with launched("sharded_ahead_program.py", "100,20", hosts=HOSTS[0], ranks=2, env=environment) as job:
         status = job.wait()
         return "" if status == 0 and job.output.count("rank is done") == 2 else job.output
 
