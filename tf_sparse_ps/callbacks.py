@@ -317,7 +317,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         self._due = False  # a save is to be made when the epoch has ended
 
     def dataset(self, make: Make) -> tf.data.Dataset:
-        """The batches of the epoch that `fit` is in, from the batch on at which training is: `Checkpointer.dataset`.
+        """The batches of the epoch that `fit` is in, but those that were trained before: `Checkpointer.dataset`.
 
         Args:
           make: Called with an epoch, from 0 on, returns a `tf.data.Dataset` of its batches, for this rank. The same
@@ -343,8 +343,10 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             if self._checkpointer.restore() is None:
                 self._position.go_to(0, 0)
                 self._checkpointer.save()
-            elif self._position.batch:
-                self._go_to_next_batch()
+        else:  # an exception may have ended the fit before within an epoch
+            self._position.go_to(self._position.epoch, self._position.batch)
+        if self._position.batch:
+            self._go_to_next_batch()
         self._made, self._due = self._iterations(), False
         if self._every_seconds is not None:
             self._clock = _Clock(self._every_seconds, self._checkpointer.ranks, self._made)

@@ -127,6 +127,9 @@ def test_rows_that_are_newer_on_a_device_are_saved_and_restored(tmp_path: Path, 
 
 
 def test_iterating_begins_where_training_is(tmp_path: Path) -> None:
+
+
+def test_iterating_begins_where_training_goes_on(tmp_path: Path) -> None:
     model = make_model()
     checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
     data = checkpointer.dataset(make)
@@ -137,14 +140,31 @@ def test_iterating_begins_where_training_is(tmp_path: Path) -> None:
             model.train_on_batch(x, y)
             seen.append((epoch, number))
             if (epoch, number) == (1, 2):
+                checkpointer.save()
                 break
-        if epoch == 1:
-            break
     assert seen == [(0, n) for n in range(5)] + [(1, n) for n in range(3)]
+    assert (checkpointer.position.epoch, checkpointer.position.batch) == (2, 0)
+
+    second = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, second, second.optimizer)
+    left = checkpointer.dataset(make)
+    checkpointer.restore()
     assert (checkpointer.position.epoch, checkpointer.position.batch) == (1, 3)
-    left = list(data)
-    assert len(left) == 2
-    np.testing.assert_array_equal(left[0][0], list(make(1))[3][0])
+    assert list(checkpointer.epochs(1)) == []
+    for epoch in checkpointer.epochs(2):
+        batches = list(left)
+        assert (epoch, len(batches)) == (1, 2)
+        np.testing.assert_array_equal(batches[0][0], list(make(1))[3][0])
+
+
+def test_an_update_that_comes_before_the_first_batch_is_read_skips_none(tmp_path: Path) -> None:
+    """Within a step nothing orders the two."""
+    model = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    batches = iter(checkpointer.dataset(make))
+    model.optimizer.iterations.assign_add(1)
+    assert len(list(batches)) == 5
+    assert checkpointer.position.batch == 1
 
 
 # --- what is refused ---

@@ -14,7 +14,7 @@ from typing import Any
 import launch
 import numpy as np
 import pytest
-from restart_program import Options
+from restart_program import BATCHES, Options
 
 from tf_sparse_ps._compat._keras import IS_KERAS_3 as KERAS_3
 
@@ -98,6 +98,8 @@ class Whole:
             chosen = fit_options(self._folder, name, **options)
             env = {"TFSPS_JOB": JOB} if named else None
             self._made[name] = chosen.results, finish(chosen, ranks, hosts=hosts, env=env)
+            for one in content(chosen.results, ranks):
+                assert one["step of the tables"] == sum(BATCHES), "a batch was skipped, or came twice"
         return self._made[name]
 
 

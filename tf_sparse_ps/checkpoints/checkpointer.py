@@ -367,10 +367,10 @@ class Checkpointer:
     # --- data ---
 
     def dataset(self, make: Make) -> tf.data.Dataset:
-        """The batches of the epoch that training is in, from the batch on at which it is.
+        """The batches of the epoch that training is in; of the one that was restored, those that were not trained.
 
-        Every time that somebody begins to go through it, it asks where training is: `optimizer.iterations` says how
-        many batches of the epoch are done. They are skipped, which reads them.
+        Every time that somebody begins to go through it, it asks which epoch that is (`epochs`). The optimizer's number
+        of updates has said how many of its batches were trained. They are skipped, which reads them.
 
         Args:
           make: Called with an epoch, from 0 on, returns a `tf.data.Dataset` of its batches, for this rank. The same

@@ -10,29 +10,27 @@ class Position:
 
     Attributes:
       epoch: From 0 on.
+      first_batch: Of the epoch, that this run trains: those before it were trained when it went there.
     """
 
     def __init__(self, iterations: Callable[[], int]) -> None:
         """The first batch of epoch 0 is the next one.
 
         Args:
-          iterations: Updates made so far.
+          iterations: Updates made so far. Asked between steps only: within one, nothing orders the optimizer's update
+            behind the first read of a dataset.
         """
         self._iterations = iterations
-        self.epoch = 0
-        self._begun_at: int | None = None  # None: with the updates made when it is first asked for
+        self.go_to(0, 0)
 
     @property
     def batch(self) -> int:
-        """Batches of the epoch that have been trained."""
-        made = self._iterations()
-        if self._begun_at is None:
-            self._begun_at = made
-        return made - self._begun_at
+        """Batches of the epoch that have been trained. Between steps."""
+        return self._iterations() - self._begun_at
 
     def go_to(self, epoch: int, batch: int) -> None:
-        """The optimizer is at this batch of this epoch."""
-        self.epoch, self._begun_at = epoch, self._iterations() - batch
+        """The optimizer is at this batch of this epoch. Between steps."""
+        self.epoch, self.first_batch, self._begun_at = epoch, batch, self._iterations() - batch
 
     def end_epoch(self) -> None:
         """The next batch is the first one of the next epoch."""

@@ -1,4 +1,4 @@
-"""`ResumableDataset`: a dataset that, whenever it is gone through, begins at the batch at which training is."""
+"""`ResumableDataset`: a dataset that begins at the batch at which training has gone on with the epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ResumableDataset:
     """The batches of a job's epochs, each of which a function makes.
 
     Attributes:
-      dataset: The remaining batches of the epoch that training is in when it is gone through.
+      dataset: Of the epoch that training is in when it is gone through, the batches that this run trains.
       begun: How many times somebody has begun to go through it.
     """
 
@@ -65,7 +65,7 @@ class ResumableDataset:
     def _open(self) -> tf.Tensor:
         """Where somebody begins to go through the dataset: what is left of the epoch, as a tensor."""
         self.begun += 1
-        epoch, batch = self._position.epoch, self._position.batch
+        epoch, batch = self._position.epoch, self._position.first_batch
         dataset = _dataset(self._make, epoch)
         if dataset.element_spec != self._spec:
             raise ValueError(
