@@ -126,9 +126,6 @@ def test_rows_that_are_newer_on_a_device_are_saved_and_restored(tmp_path: Path, 
             np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def test_iterating_begins_where_training_is(tmp_path: Path) -> None:
-
-
 def test_iterating_begins_where_training_goes_on(tmp_path: Path) -> None:
     model = make_model()
     checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
