@@ -112,13 +112,14 @@ def test_rows_that_are_newer_on_a_device_are_saved_and_restored(tmp_path: Path, 
     first = make_model(cache=cache)
     fit(first, callbacks.Checkpoint(tmp_path, every_steps=4))
     (binding,) = tables.of(first)
-    assert binding.cache is not None and binding.cache.statistics()["hits"] > 0
+    assert binding.cache is not None
+    assert binding.cache.statistics()["hits"] > 0
     expected = content(first)
     first.fit(make(0), verbose=0)
     tsps.Checkpointer(tmp_path / "c", first, first.optimizer).save()
     again = content(first)
-    for width in (cache, None):
-        second = make_model(cache=width)
+    for other_cache in (cache, None):
+        second = make_model(cache=other_cache)
         assert tsps.Checkpointer(tmp_path, second, second.optimizer).restore() is not None
         must_equal(content(second), expected)
         second.fit(make(0), verbose=0)
