@@ -65,7 +65,8 @@ Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, Re
                      log->layout_.max_files(), " files of records");
     }
     const Status opened = log->FileOf(number).status();
-    if (!opened.ok() && opened.code() != Code::kNotFound) return opened;  // the writer has removed it
+    // The writer may have removed it.
+    if (!opened.ok() && opened.code() != Code::kNotFound) return opened;
     log->next_number_ = number + 1;
   }
   return log;
