@@ -30,9 +30,9 @@ Keys SkewedKeys(size_t draws, int64_t rows, std::mt19937_64* random) {
   std::uniform_real_distribution<double> unit(0, 1);
   std::set<int64_t> keys;
   for (size_t i = 0; i < draws; ++i) {
-    keys.insert(static_cast<int64_t>(std::pow(unit(*random), 3) * static_cast<double>(rows)) *
-                    0x9E3779B97F4A7C1 +
-                5);
+    const auto place =
+        static_cast<uint64_t>(std::pow(unit(*random), 3) * static_cast<double>(rows));
+    keys.insert(static_cast<int64_t>(place * 0x9E3779B97F4A7C1 + 5));
   }
   Keys shuffled(keys.begin(), keys.end());
   std::shuffle(shuffled.begin(), shuffled.end(), *random);

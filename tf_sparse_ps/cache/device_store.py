@@ -7,6 +7,7 @@ positions: a variable is never read whole.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import weakref
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from tf_sparse_ps.optimizers import RowOptimizer
 
 _HOST = "/CPU:0"
+# Numbers of caches whose stores are gone, and their processes. Garbage is collected in any thread and between any two
+# instructions, in graphs too, so all that is done there is to append; the next cache that is made removes them.
+_gone: collections.deque[tuple[int, int]] = collections.deque()
 
 
 def resolve_device(name: str | None) -> str:
@@ -90,11 +94,12 @@ class DeviceStore:
         self._path, self._path_tensor, self._uuid, self._config = path, path_tensor, uuid, config
         self._kind: str | None = None
         with eager_ops(f"making the cache of table {path}") as _ops_, tf.device(_HOST):
+            _remove_gone(_ops_)
             self.number = _ops_.cache_create(options.rows, options.policy, path)
             self._carrier = tf.zeros([0, config.dim])
         self._planes = [self._variable(config.dim, "rows")]
-        number, pid = int(self.number), os.getpid()
-        weakref.finalize(self, _remove, number, pid).atexit = False  # type: ignore[misc]  # the process gives up all
+        known = weakref.finalize(self, _gone.append, (int(self.number), os.getpid()))
+        known.atexit = False  # type: ignore[misc]  # the process gives up everything
 
     def _variable(self, width: int, name: str) -> tf.Variable:
         with tf.init_scope(), tf.device(self.device):
@@ -277,7 +282,8 @@ def _put(plane: tf.Variable, slots: tf.Tensor, rows: tf.Tensor) -> tf.Operation 
     return tf.raw_ops.ResourceScatterUpdate(resource=plane.handle, indices=slots, updates=rows)
 
 
-def _remove(number: int, pid: int) -> None:
-    if os.getpid() == pid:
-        with eager_ops("removing a cache") as _ops_:
-            _ops_.cache_remove(number)
+def _remove_gone(ops: Any) -> None:
+    while _gone:
+        number, pid = _gone.popleft()
+        if pid == os.getpid():  # not of a parent's
+            ops.cache_remove(number)
