@@ -1,4 +1,4 @@
-// The ops of device_cache.cc.
+// The ops of device_cache.cc, cache_staging.cc and slow_link.cc.
 #include "kernels/op_definition.h"
 
 namespace tsps {
@@ -18,6 +18,32 @@ std::vector<OpDefinition> DeviceCacheOps() {
        {},
        {"cache: int64", "keys: int64"},
        {"order: int32", "slots: int32", "absent: int64"}},
+      {"TspsCacheTake",
+       true,
+       CacheTakeShapes,
+       {"N: int >= 1"},
+       {"cache: int64", "ids: N * int64"},
+       {"inverses: N * int32", "keys: int64", "order: int32", "slots: int32", "copy: int64",
+        "positions: int32", "absent: int64"}},
+      {"TspsCacheStage",
+       true,
+       NoOutputs,
+       {"N: int >= 1", "lookups: list(int) >= 1"},
+       {"cache: int64", "index: int64", "ids: N * int64"},
+       {}},
+      {"TspsCacheNextCopy",
+       true,
+       CacheNextCopyShapes,
+       {},
+       {"cache: int64", "path: string", "uuid: string", "copied: int64"},
+       {"state: int64", "copy: int64", "rows: float", "removed: int64"}},
+      {"TspsCacheClose", true, NoOutputs, {}, {"cache: int64"}, {}},
+      {"TspsSlowCopy",
+       true,
+       SameShape,
+       {},
+       {"rows: float", "bytes_per_second: float", "direction: string"},
+       {"copy: float"}},
       {"TspsCachePlan",
        true,
        CachePlanShapes,

@@ -31,7 +31,7 @@ Status WriteNote(const std::string& path, int64_t step) {
 }  // namespace
 
 DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::string& table)
-    : directory_(options), note_(NoteOf(table)) {}
+    : directory_(options), queue_(&directory_), note_(NoteOf(table)) {}
 
 Result<SlotDirectory::Plan> DeviceCache::MakePlan(const int64_t* keys, size_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -49,7 +49,9 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
                                  [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
   if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(WriteNote(note_, step));
-  TSPS_RETURN_IF_ERROR(directory_.Commit(plan_, keys_.data()));
+  TSPS_RETURN_IF_ERROR(queue_.Commit(static_cast<uint64_t>(step), [&] {
+    return directory_.Commit(plan_, keys_.data());
+  }));
   written += rows_written;
   return Status();
 }
@@ -60,7 +62,7 @@ void DeviceCache::Flushed() {
 }
 
 void DeviceCache::Clear() {
-  directory_.Clear();
+  queue_.Clear();
   RemoveNote();
 }
 
@@ -90,7 +92,10 @@ Result<std::shared_ptr<DeviceCache>> DeviceCaches::Find(int64_t number) {
 
 void DeviceCaches::Remove(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  caches_.erase(number);
+  const auto found = caches_.find(number);
+  if (found == caches_.end()) return;
+  found->second->queue().Close();
+  caches_.erase(found);
 }
 
 }  // namespace tsps

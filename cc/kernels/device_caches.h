@@ -12,6 +12,7 @@
 
 #include "core/base/status.h"
 #include "core/cache/slot_directory.h"
+#include "core/cache/staging_queue.h"
 #include "core/group/group.h"
 
 namespace tsps {
@@ -23,6 +24,7 @@ class DeviceCache {
   DeviceCache(const SlotDirectory::Options& options, const std::string& table);
 
   SlotDirectory& directory() { return directory_; }
+  StagingQueue& queue() { return queue_; }
   // Plans a step of unique keys; its number.
   Result<SlotDirectory::Plan> MakePlan(const int64_t* keys, size_t n);
   // That the host has what the planned step leaves there is certain. `written`: rows of victims
@@ -42,6 +44,7 @@ class DeviceCache {
   void RemoveNote();
 
   SlotDirectory directory_;
+  StagingQueue queue_;
   const std::string note_;  // path of that file
   std::mutex mutex_;        // of what follows
   SlotDirectory::Plan plan_;
