@@ -36,8 +36,8 @@ class StageKernel {
     int total = 0;
     for (const int one : lookups_) total += one;
     if (total == n_) return Status();
-    return Error(Code::kInvalidArgument, "lookups must have ", n_, " ids in all. Received: ",
-                 total);
+    return Error(Code::kInvalidArgument, "lookups must have ", n_,
+                 " ids in all. Received: ", total);
   }
 
   // Inputs: cache, index, ids N: of each look-up as many as `lookups` says.
@@ -78,27 +78,17 @@ class NextCopyKernel {
     const TableHandle& table = (*tables)[0];
     const StagingQueue::Work work = cache->queue().Next(copied);
     const WorkSpan span("read for the cache");
-    Tensor rows;
-    bool read = false;
-    if (work.copy != 0) {
-      TSPS_ASSIGN_OR_RETURN(rows, Allocate(context, table, work.lookup->copied.size()));
-      read = Read(table, work, cache->queue(), rows.data<float>());
-    }
-    if (!read) {
-      TSPS_ASSIGN_OR_RETURN(rows, Allocate(context, table, 0));
-      if (work.copy != 0) cache->queue().Fail(work.copy);
-    }
+    const size_t n = work.copy == 0 ? 0 : work.lookup->copied.size();
+    TSPS_ASSIGN_OR_RETURN(const Tensor rows,
+                          context.Output<float>(2, {static_cast<int64_t>(n), table.config().dim}));
+    const bool read = n > 0 && Read(table, work, cache->queue(), rows.data<float>());
+    if (!read && work.copy != 0) cache->queue().Fail(work.copy);
     TSPS_RETURN_IF_ERROR(context.OutputScalar(0, int64_t{work.closed ? 2 : work.astray ? 1 : 0}));
     TSPS_RETURN_IF_ERROR(context.OutputScalar(1, read ? work.copy : int64_t{0}));
     return context.OutputVector(3, work.removed);
   }
 
  private:
-  static Result<Tensor> Allocate(const KernelContext& context, const TableHandle& table,
-                                 size_t n) {
-    return context.Output<float>(2, {static_cast<int64_t>(n), table.config().dim});
-  }
-
   // Whether the rows could be read, as of the step that they must be of.
   static bool Read(const TableHandle& table, const StagingQueue::Work& work, StagingQueue& queue,
                    float* rows) {

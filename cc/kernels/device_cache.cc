@@ -353,11 +353,14 @@ Status Counters(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
   const SlotDirectory::Counters of = cache->directory().counters();
   const StagingQueue::Counters ahead = cache->queue().counters();
-  const std::vector<uint64_t> all = {
-      cache->looked_up, cache->missed,     of.takes,       of.keys,          of.hits,
-      of.entered,       of.evicted,        cache->written, cache->flushed,   cache->directory().newer(),
-      ahead.announced,  ahead.taken,       ahead.dropped,  ahead.rows_copied, ahead.rows_used,
-      ahead.waited_ns};
+  const std::vector<uint64_t> all = {cache->looked_up, cache->missed,
+                                     of.takes,         of.keys,
+                                     of.hits,          of.entered,
+                                     of.evicted,       cache->written,
+                                     cache->flushed,   cache->directory().newer(),
+                                     ahead.announced,  ahead.taken,
+                                     ahead.dropped,    ahead.rows_copied,
+                                     ahead.rows_used,  ahead.waited_ns};
   return context.OutputVector(0, std::vector<int64_t>(all.begin(), all.end()));
 }
 

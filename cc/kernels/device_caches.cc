@@ -49,9 +49,8 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
                                  [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
   if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(WriteNote(note_, step));
-  TSPS_RETURN_IF_ERROR(queue_.Commit(static_cast<uint64_t>(step), [&] {
-    return directory_.Commit(plan_, keys_.data());
-  }));
+  TSPS_RETURN_IF_ERROR(queue_.Commit(static_cast<uint64_t>(step),
+                                     [&] { return directory_.Commit(plan_, keys_.data()); }));
   written += rows_written;
   return Status();
 }

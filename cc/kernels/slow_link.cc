@@ -23,8 +23,8 @@ class Direction {
   Clock::time_point Send(size_t bytes, double bytes_per_second) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const std::chrono::duration<double> taken(static_cast<double>(bytes) / bytes_per_second);
-    free_at_ = std::max(free_at_, Clock::now()) +
-               std::chrono::duration_cast<Clock::duration>(taken);
+    free_at_ =
+        std::max(free_at_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(taken);
     return free_at_;
   }
 

@@ -192,8 +192,8 @@ bool StagingQueue::WouldWait(const int64_t* ids, size_t n) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (batches_.empty()) return false;
   Batch* batch = nullptr;
-  const Entry* const entry = const_cast<StagingQueue*>(this)->Find(
-      StagedLookup::Fingerprint(ids, n), ids, n, &batch);
+  const Entry* const entry =
+      const_cast<StagingQueue*>(this)->Find(StagedLookup::Fingerprint(ids, n), ids, n, &batch);
   return entry != nullptr && entry->state == State::kCopying;
 }
 

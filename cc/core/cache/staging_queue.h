@@ -91,12 +91,12 @@ class StagingQueue {
   // That have not been taken.
   size_t size() const;
   struct Counters {
-    uint64_t announced = 0;     // look-ups
-    uint64_t taken = 0;         // of them
-    uint64_t dropped = 0;       // of them
-    uint64_t rows_copied = 0;   // to the device
-    uint64_t rows_used = 0;     // of them
-    uint64_t waited_ns = 0;     // by training, for the copier
+    uint64_t announced = 0;    // look-ups
+    uint64_t taken = 0;        // of them
+    uint64_t dropped = 0;      // of them
+    uint64_t rows_copied = 0;  // to the device
+    uint64_t rows_used = 0;    // of them
+    uint64_t waited_ns = 0;    // by training, for the copier
   };
   Counters counters() const;
 
