@@ -35,6 +35,13 @@ std::vector<OpDefinition> DeviceCacheOps() {
        {"verdict: uint8"}},
       {"TspsCacheNewer", true, PackShapes, {}, {"cache: int64"}, {"slots: int32", "keys: int64"}},
       {"TspsCacheFlushed", true, NoOutputs, {}, {"cache: int64", "rows: int64"}, {}},
+      {"TspsCacheMoved", true, NoOutputs, {}, {"cache: int64", "plan: int64"}, {}},
+      {"TspsCacheDraws",
+       true,
+       PackShapes,
+       {},
+       {"path: string", "uuid: string", "keys: int64", "step: int64"},
+       {"draws: int64"}},
       {"TspsCacheClear", true, NoOutputs, {}, {"cache: int64"}, {}},
       {"TspsCacheCounters", true, PackShapes, {}, {"cache: int64"}, {"counters: int64"}}};
 }

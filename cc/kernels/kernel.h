@@ -80,6 +80,7 @@ void RegisterPullAheadKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
 void RegisterDeviceCacheKernels();
+void RegisterDeviceCacheStepKernels();
 void RegisterTimelineKernels();
 void RegisterReadyTimesKernels();
 void RegisterWaitKernels();

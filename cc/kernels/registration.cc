@@ -337,6 +337,7 @@ bool RegisterAll() {
   RegisterWireKernels();
   RegisterApplyKernels();
   RegisterDeviceCacheKernels();
+  RegisterDeviceCacheStepKernels();
   RegisterTimelineKernels();
   RegisterReadyTimesKernels();
   RegisterWaitKernels();

@@ -23,6 +23,7 @@ CACHE_COUNTERS = (
     "written",  # rows of evicted keys that went to the host
     "flushed",  # rows
     "newer",  # rows that are newer on the device, now
+    "moving",  # 1: a step was made, and its rows on the device were not written yet
 )
 
 
@@ -127,6 +128,20 @@ def cache_step(
         [plane for one in victims for plane in one],
         planes=[len(one) for one in victims],
     )
+
+
+def cache_moved(cache: tf.Tensor, plan: tf.Tensor) -> tf.Operation | None:
+    """The device has the rows of a plan, int64, whose step was made. Until then nobody else gets anything of the cache.
+
+    Who asks before that waits for a while, and then gets a FailedPreconditionError: what should have written the rows
+    has failed.
+    """
+    return lib.tsps_cache_moved(cache, plan)
+
+
+def cache_draws(path: tf.Tensor, uuid: str, keys: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """What stochastic rounding of rows in a step depends on: int64[n], 64 bits for each of `keys`, int64[n]."""
+    return lib.tsps_cache_draws(path, uuid, keys, step)
 
 
 def cache_newer(cache: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
