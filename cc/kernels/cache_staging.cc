@@ -23,11 +23,6 @@
 namespace tsps {
 namespace {
 
-Result<std::shared_ptr<DeviceCache>> CacheOf(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const int64_t number, context.Scalar<int64_t>(0, "cache"));
-  return DeviceCaches::Get().Find(number);
-}
-
 class StageKernel {
  public:
   Status Init(const Attributes& attributes) {
@@ -43,7 +38,8 @@ class StageKernel {
   // Inputs: cache, index, ids N: of each look-up as many as `lookups` says.
   Status Compute(const KernelContext& context) {
     const WorkSpan span("announce to the cache");
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                          DeviceCaches::Get().Of(context, 0));
     TSPS_ASSIGN_OR_RETURN(const int64_t index, context.Scalar<int64_t>(1, "index"));
     std::vector<StagedLookup> lookups;
     int at = 2;
@@ -72,7 +68,8 @@ class NextCopyKernel {
   // Inputs: cache, path, uuid, copied. Outputs: state (0: go on, 1: what is announced is not what
   // is looked up, 2: closed), copy, rows, removed.
   Status Compute(const KernelContext& context) {
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                          DeviceCaches::Get().Of(context, 0));
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, tables_.Resolve(context, 1, 2, 1));
     TSPS_ASSIGN_OR_RETURN(const int64_t copied, context.Scalar<int64_t>(3, "copied"));
     const TableHandle& table = (*tables)[0];
@@ -129,9 +126,10 @@ class TakeKernel {
   void ComputeAsync(const KernelContext& context, const Done& done) {
     const auto take = [this, context] { return NoThrow([&] { return Take(context); }); };
     const Status status = NoThrow([&]() -> Status {
-      TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context));
+      TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                            DeviceCaches::Get().Of(context, 0));
       TSPS_ASSIGN_OR_RETURN(const Ids ids, Ids::Of(context, n_));
-      if (!cache->queue().WouldWait(ids.data(), ids.size())) {
+      if (!cache->moving() && !cache->queue().WouldWait(ids.data(), ids.size())) {
         done(take());
       } else {
         RunOnWaiter(done, take);
@@ -172,7 +170,9 @@ class TakeKernel {
 
   Status Take(const KernelContext& context) {
     const WorkSpan span("find in the cache");
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                          DeviceCaches::Get().Of(context, 0));
+    TSPS_RETURN_IF_ERROR(cache->CheckMoved());
     TSPS_ASSIGN_OR_RETURN(const Ids ids, Ids::Of(context, n_));
     if (ids.size() > static_cast<size_t>(INT32_MAX)) {
       return Error(Code::kInvalidArgument,
@@ -237,7 +237,8 @@ class TakeKernel {
 
 // Ends the thread, and its waits.
 Status Close(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                        DeviceCaches::Get().Of(context, 0));
   cache->queue().Close();
   return Status();
 }

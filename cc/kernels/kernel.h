@@ -82,6 +82,7 @@ void RegisterApplyKernels();
 void RegisterDeviceCacheKernels();
 void RegisterCacheStagingKernels();
 void RegisterSlowLinkKernels();
+void RegisterDeviceCacheStepKernels();
 void RegisterTimelineKernels();
 void RegisterReadyTimesKernels();
 void RegisterWaitKernels();

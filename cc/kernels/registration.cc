@@ -339,6 +339,7 @@ bool RegisterAll() {
   RegisterDeviceCacheKernels();
   RegisterCacheStagingKernels();
   RegisterSlowLinkKernels();
+  RegisterDeviceCacheStepKernels();
   RegisterTimelineKernels();
   RegisterReadyTimesKernels();
   RegisterWaitKernels();

@@ -29,6 +29,7 @@ CACHE_COUNTERS = (
     "copied_ahead",  # rows
     "used",  # of them
     "waited_ns",  # by look-ups, for rows that were being copied
+    "moving",  # 1: a step was made, and its rows on the device were not written yet
 )
 
 
@@ -46,19 +47,6 @@ def cache_create(slots: int, policy: str, table: str) -> tf.Tensor:
 def cache_remove(cache: tf.Tensor | int) -> None:
     """Removes a cache, if it is there."""
     lib.tsps_cache_remove(tf.cast(cache, tf.int64))
-
-
-class Found(NamedTuple):
-    """What `cache_find` returns."""
-
-    order: tf.Tensor  # int32[u]: a key's position in the rows of `slots` and, behind them, those of `absent`
-    slots: tf.Tensor  # int32[h]
-    absent: tf.Tensor  # int64[u - h], keys
-
-
-def cache_find(cache: tf.Tensor, keys: tf.Tensor) -> Found:
-    """Where the rows of unique keys, int64[u], are: in slots of the device, or on the host. Changes nothing."""
-    return Found(*lib.tsps_cache_find(cache, keys))
 
 
 class Taken(NamedTuple):
@@ -202,6 +190,20 @@ def cache_step(
         [plane for one in victims for plane in one],
         planes=[len(one) for one in victims],
     )
+
+
+def cache_moved(cache: tf.Tensor, plan: tf.Tensor) -> tf.Operation | None:
+    """The device has the rows of a plan, int64, whose step was made. Until then nobody else gets anything of the cache.
+
+    Who asks before that waits for a while, and then gets a FailedPreconditionError: what should have written the rows
+    has failed.
+    """
+    return lib.tsps_cache_moved(cache, plan)
+
+
+def cache_draws(path: tf.Tensor, uuid: str, keys: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """What stochastic rounding of rows in a step depends on: int64[n], 64 bits for each of `keys`, int64[n]."""
+    return lib.tsps_cache_draws(path, uuid, keys, step)
 
 
 def cache_newer(cache: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -25,19 +25,19 @@ class Copier:
     """Of one cache; runs until the cache is removed, or the process ends."""
 
     def __init__(
-        self, number: tf.Tensor, area: str, path: tf.Tensor, uuid: str, table: str, device: str, link: Link
+        self, number: tf.Tensor, area: str, path: tf.Tensor, uuid: str, table: str, dtype: str, device: str, link: Link
     ) -> None:
         """Starts it.
 
         Args:
           number: Of the cache.
           area: Its name on the device (`area_of`).
-          path, uuid, table: Of its table; the last one is its name.
+          path, uuid, table, dtype: Of its table, its name, and its rows.
           device: Where the rows go.
           link: By which they go there.
         """
         self._number, self._area, self._path, self._uuid, self._table = number, area, path, uuid, table
-        self._device, self._link = device, link
+        self._dtype, self._device, self._link = dtype, device, link
         self._thread = threading.Thread(target=self._run, name=f"tsps-copier-{table}", daemon=True)
         if not _running:
             atexit.unregister(_end)
@@ -72,9 +72,11 @@ class Copier:
                 )
             with tf.device(self._device):
                 for one in work.removed.numpy().tolist():
-                    unstage(self._area, tf.constant(one, tf.int64))
+                    unstage(self._area, tf.constant(one, tf.int64), self._dtype)
             if copied:
-                stage(self._area, work.copy, self._link.down(work.rows), self._device)
+                with tf.device("/CPU:0"):
+                    rows = self._link.down(tf.cast(work.rows, self._dtype))
+                stage(self._area, work.copy, rows, self._device)
 
     def end(self) -> None:
         """Ends it, at the end of the process."""
@@ -88,14 +90,14 @@ def area_of(number: int) -> str:
 
 
 def stage(area: str, copy: tf.Tensor, rows: tf.Tensor, device: str) -> None:
-    """Copies rows, float32[n, dim], to a device, where they wait for `unstage`."""
+    """Copies rows, [n, dim], to a device, where they wait for `unstage`."""
     with tf.device(device):
-        tf.raw_ops.MapStage(key=copy, indices=[0], values=[rows], dtypes=[tf.float32], shared_name=area)
+        tf.raw_ops.MapStage(key=copy, indices=[0], values=[rows], dtypes=[rows.dtype], shared_name=area)
 
 
-def unstage(area: str, copy: tf.Tensor) -> tf.Tensor:
+def unstage(area: str, copy: tf.Tensor, dtype: str) -> tf.Tensor:
     """Takes the rows of a copy, which is there, on the device that the caller is at. It would wait for another one."""
-    return tf.raw_ops.MapUnstage(key=copy, indices=[0], dtypes=[tf.float32], shared_name=area)[0]
+    return tf.raw_ops.MapUnstage(key=copy, indices=[0], dtypes=[tf.as_dtype(dtype)], shared_name=area)[0]
 
 
 def _end() -> None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from layer_support import PACKAGE_PARENT, keras
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps.cache import copier
 
 ROWS, DIM, BATCH, IDS_PER_SAMPLE, BATCHES = 300, 4, 8, 5, 30
 _random = np.random.default_rng(0)
@@ -192,7 +193,7 @@ def _waiting(layer: tsps.Embedding) -> int:
     deadline = time.monotonic() + 5
     while True:
         with tf.device(cache.device):
-            size = int(tf.raw_ops.MapSize(dtypes=[tf.float32], shared_name=cache._area))
+            size = int(tf.raw_ops.MapSize(dtypes=[tf.float32], shared_name=copier.area_of(int(cache.number))))
         if size <= 4 or time.monotonic() > deadline:
             return size
         time.sleep(0.05)
@@ -286,7 +287,7 @@ def test_a_dataset_of_another_model_changes_no_number_and_is_told(said: list[str
 
 def test_too_many_batches_are_refused() -> None:
     model, _ = make(small())
-    with pytest.raises(ValueError, match="at most 14 for tables with a cache on a device.*batches=15"):
+    with pytest.raises(ValueError, match=r"at most 14 for tables with a cache on a device.*batches=15"):
         tsps.lookahead(dataset(), model, batches=15)
 
 
