@@ -24,6 +24,7 @@ SUITES = {
     "buckets": "dense gradients: TimedBuckets against an operation per gradient, and against buckets of fixed sizes",
     "delayed": "steps that overlap computing and communicating, beside each of them alone, on hosts with slow cables",
     "scans": "a process that reads the whole table again and again beside two ranks: what each costs the other",
+    "cache": "a table of which some rows are on a device: bytes, step times, what looking ahead hides of a slow link",
     "tiers": "a table of which memory has room for a part, beside the same in memory and in a mapped file",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }

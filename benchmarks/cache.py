@@ -1,0 +1,182 @@
+"""The cache suite: a table of which some rows are on a device, beside the same without a cache, and looking ahead.
+
+What travels between host and device is counted. Where there is no device with a link of its own, a slow one stands in
+(`tf_sparse_ps.cache.link.SlowLink`): how much of its time looking ahead hides is what is measured then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from benchmarks import harness, rules, steps
+from tf_sparse_ps.cache import device_store, link
+
+_SUITE = "cache"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    rows: int
+    dim: int
+    ids: int
+    warmup: int
+    counted: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.rows:,} x {self.dim}, {self.ids:,} Zipf(1.05) ids, Adagrad"
+
+
+class _Variant:
+    """A model of one layer, and its training on an endless dataset."""
+
+    def __init__(self, sizes: _Sizes, cache: tsps.DeviceCache | None, ahead: int, batches: Any, gradient: Any) -> None:
+        keras.utils.set_random_seed(1)
+        self.layer = tsps.Embedding(sizes.rows, sizes.dim, cache=cache)
+        self.model = keras.Sequential([keras.Input((), dtype="int64"), self.layer])
+        train = steps.train_step(self.layer, rules.ours())
+        data = tf.data.Dataset.from_tensor_slices(batches).repeat()
+        self.cached = cache is not None
+        elements: Iterator[Any] = iter(tsps.lookahead(data, self.model, batches=ahead) if ahead else data)
+        self.step: Callable[[], Any] = lambda: train(next(elements), gradient)
+
+    def count(self, n: int) -> dict[str, float]:
+        """What n more steps have counted."""
+        before = self.layer.cache_statistics()
+        for _ in range(n):
+            self.step()
+        return {name: value - before[name] for name, value in self.layer.cache_statistics().items()}
+
+
+def _figure(case: str, variant: str, unit: str, value: float) -> harness.Result:
+    return harness.Result(_SUITE, case, variant, value, value, value, unit, None)
+
+
+def run(options: harness.Options) -> list[harness.Result]:
+    """Bytes between host and device; step times; how much of a slow link's time is hidden."""
+    sizes = _Sizes(1_000_000, 64, 106_496, 60, 60)
+    if options.quick:
+        sizes = _Sizes(20_000, 8, 4_096, 10, 10)
+    ids = harness.zipf_ids(sizes.rows, sizes.ids, batches=sizes.warmup + sizes.counted)
+    batches = np.stack(ids)
+    gradient = tf.constant(np.random.default_rng(1).random((sizes.ids, sizes.dim), np.float32) * 1e-3)
+    found = _bytes(sizes, batches, gradient)
+    found += _times(sizes, batches, gradient, options)
+    return found + _hidden(sizes, batches, gradient)
+
+
+def _bytes(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
+    found = []
+    drifting = _drifting(sizes, len(batches))
+    for trace, share, policy, ahead in (
+        (batches, 10, "admission", 0),
+        (batches, 10, "admission", 1),
+        (batches, 10, "admission", 8),
+        (batches, 20, "admission", 0),
+        (batches, 20, "admission", 8),
+        (batches, 10, "lru", 0),
+        (drifting, 10, "admission", 0),
+        (drifting, 10, "admission", 8),
+    ):
+        cache = tsps.DeviceCache(rows=sizes.rows * share // 100, policy=policy)
+        one = _Variant(sizes, cache, ahead, trace, gradient)
+        one.count(sizes.warmup)
+        counted = one.count(sizes.counted)
+        # Without a cache every key's row goes down, and its gradient up.
+        none = counted["keys"] * 2 * 4 * sizes.dim
+        name = f"{policy}, {share} % of the rows, {ahead} ahead{', drifting' if trace is drifting else ''}"
+        case = f"bytes between host and device, {sizes.text}; no cache: 1"
+        moved = (counted["bytes_down"] + counted["bytes_up"]) / none
+        found.append(_figure(case, name, "of no cache", moved))
+        hits = counted["hits"] / counted["keys"]
+        found.append(_figure(f"hits of steps, {sizes.text}", name, "of keys", hits))
+        print(f"{name}: {moved:.3f} of the bytes, hits {hits:.3f}", flush=True)
+        del one
+        gc.collect()
+    return found
+
+
+def _drifting(sizes: _Sizes, n: int) -> Any:
+    """One key in 20 of a batch's vocabulary is another one every 10 batches."""
+    random = np.random.default_rng(2)
+    names = np.arange(sizes.rows)
+    out = []
+    for index, ids in enumerate(harness.zipf_ids(sizes.rows, sizes.ids, batches=n, seed=3)):
+        if index % 10 == 0:
+            changed = random.choice(sizes.rows, sizes.rows // 20, replace=False)
+            names[changed] = names[np.roll(changed, 1)]
+        out.append(names[ids])
+    return np.stack(out)
+
+
+def _times(sizes: _Sizes, batches: Any, gradient: Any, options: harness.Options) -> list[harness.Result]:
+    rows = sizes.rows // 10
+    variants = {"no cache": _Variant(sizes, None, 0, batches, gradient)}
+    for name, policy, ahead in (
+        ("admission", "admission", 0),
+        ("admission, 1 ahead", "admission", 1),
+        ("admission, 8 ahead", "admission", 8),
+        ("lru", "lru", 0),
+    ):
+        variants[name] = _Variant(sizes, tsps.DeviceCache(rows=rows, policy=policy), ahead, batches, gradient)
+    for one in variants.values():
+        for _ in range(sizes.warmup):
+            one.step()
+    device = device_store.resolve_device(None)
+    return harness.compare(
+        _SUITE,
+        f"look-up + backward + update on {device}, 10 % of the rows there, {sizes.text}",
+        {name: one.step for name, one in variants.items()},
+        peer="no cache",
+        options=options,
+        calls=3 if options.quick else 10,
+    )
+
+
+def _hidden(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
+    """With a link that takes as long as computing: how much of the time of rows that are copied ahead is hidden."""
+    rows = sizes.rows // 10
+    plain = _Variant(sizes, tsps.DeviceCache(rows=rows), 0, batches, gradient)
+    counted, seconds = _timed(plain, sizes)
+    rate = (counted["bytes_down"] + counted["bytes_up"]) / seconds
+    before = device_store.link
+    device_store.link = link.SlowLink(rate)
+    try:
+        found = []
+        case = f"a link of {rate / 1e6:.0f} MB/s each way, 10 % of the rows, {sizes.text}"
+        found.append(_figure(case, "computing alone", "ms", seconds / sizes.counted * 1e3))
+        for ahead in (0, 1, 4, 8):
+            counted, seconds = _timed(_Variant(sizes, tsps.DeviceCache(rows=rows), ahead, batches, gradient), sizes)
+            name = f"{ahead} ahead"
+            found.append(_figure(case, name, "ms", seconds / sizes.counted * 1e3))
+            line = f"{name}: {seconds / sizes.counted * 1e3:.1f} ms per step"
+            if ahead:
+                down = counted["copied_ahead"] * 4 * sizes.dim / rate
+                late = counted["waited_ns"] / 1e9 + counted["missed"] * 4 * sizes.dim / rate
+                hidden = 1 - min(1.0, late / down)
+                found.append(_figure(case, f"{name}: hidden", "of the rows' way down", hidden))
+                line += (
+                    f", {down / sizes.counted * 1e3:.1f} ms of rows copied ahead, hidden {hidden:.2f}, used "
+                    f"{counted['used'] / counted['copied_ahead']:.2f}"
+                )
+            print(line, flush=True)
+    finally:
+        device_store.link = before
+    return found
+
+
+def _timed(one: _Variant, sizes: _Sizes) -> tuple[dict[str, float], float]:
+    """What its steps count, and the seconds that they take."""
+    one.count(sizes.warmup)
+    begun = time.perf_counter()
+    counted = one.count(sizes.counted)
+    return counted, time.perf_counter() - begun
