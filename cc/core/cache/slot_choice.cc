@@ -178,13 +178,17 @@ std::vector<uint8_t> SlotDirectory::Stage(uint64_t fingerprint, const int64_t* k
 
 // The first batch is staged no more. `counts`, if given: of each key, whether the row that was read
 // ahead counts.
-StagedBatches::Batch SlotDirectory::RemoveStaged(std::vector<uint8_t>* counts) {
+StagedBatches::Batch SlotDirectory::RemoveStaged(std::vector<uint8_t>* counts, int32_t* slots) {
   StagedBatches::Batch batch = staged_.RemoveFirst();
   const uint16_t bit = StagedBatches::BitOf(batch.number);
   Search(
       batch.keys.data(), batch.keys.size(), false,
-      [&](size_t, uint32_t slot) { slots_[slot].mask &= static_cast<uint16_t>(~bit); },
+      [&](size_t i, uint32_t slot) {
+        slots_[slot].mask &= static_cast<uint16_t>(~bit);
+        if (slots != nullptr) slots[i] = static_cast<int32_t>(slot);
+      },
       [&](size_t i, uint64_t) {
+        if (slots != nullptr) slots[i] = kNoSlot;
         if (counts != nullptr && batch.absent[i]) {
           (*counts)[i] = staged_.Counts(batch, batch.keys[i]);
         }
@@ -193,14 +197,17 @@ StagedBatches::Batch SlotDirectory::RemoveStaged(std::vector<uint8_t>* counts) {
   return batch;
 }
 
-std::optional<std::vector<uint8_t>> SlotDirectory::Match(uint64_t fingerprint) {
+std::optional<std::vector<uint8_t>> SlotDirectory::Match(uint64_t fingerprint,
+                                                         std::vector<int32_t>* slots) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const size_t before = staged_.IndexOf(fingerprint);
   if (before == staged_.size()) return std::nullopt;
   for (size_t i = 0; i < before; ++i) RemoveStaged(nullptr);
   counters_.dropped += before;
   std::vector<uint8_t> counts(staged_.front().keys.size());
-  const StagedBatches::Batch batch = RemoveStaged(&counts);
+  if (slots != nullptr) slots->resize(counts.size());
+  const StagedBatches::Batch batch =
+      RemoveStaged(&counts, slots == nullptr ? nullptr : slots->data());
   ++counters_.matched;
   for (size_t i = 0; i < counts.size(); ++i) {
     counters_.staged_used += counts[i];

@@ -120,9 +120,10 @@ class SlotDirectory {
   // ahead, after this call. Of more than StagedBatches::kMost the first is dropped.
   std::vector<uint8_t> Stage(uint64_t fingerprint, const int64_t* keys, size_t n);
   // The batch with this fingerprint is taken now; those staged before it are dropped. Returns, for
-  // each of its keys, not 0 if the row that was read ahead is the one to use; nullopt if there is
-  // no such batch.
-  std::optional<std::vector<uint8_t>> Match(uint64_t fingerprint);
+  // each of its keys, not 0 if the row that was read ahead is the one to use, and writes their
+  // slots to `slots`, if given; nullopt if there is no such batch.
+  std::optional<std::vector<uint8_t>> Match(uint64_t fingerprint,
+                                            std::vector<int32_t>* slots = nullptr);
   void DropStaged();
 
  private:
@@ -157,7 +158,7 @@ class SlotDirectory {
               const Absent& absent) const;
   void ChooseEntering(std::vector<Miss>* misses, Plan* plan);
   void Admit(std::vector<Miss>* misses, Plan* plan);
-  StagedBatches::Batch RemoveStaged(std::vector<uint8_t>* counts);
+  StagedBatches::Batch RemoveStaged(std::vector<uint8_t>* counts, int32_t* slots = nullptr);
 
   const Options options_;
   mutable std::mutex mutex_;
@@ -182,6 +183,7 @@ void SlotDirectory::Search(const int64_t* keys, size_t n, bool sketch, const Hit
                            const Absent& absent) const {
   uint64_t hashes[kAhead];
   uint32_t guesses[kAhead];
+  const bool staged = staged_.size() != 0;
   for (size_t i = 0; i < n + kAhead; ++i) {
     if (i >= kAhead) {
       const size_t at = i - kAhead;
@@ -208,8 +210,9 @@ void SlotDirectory::Search(const int64_t* keys, size_t n, bool sketch, const Hit
       guesses[at % kAhead] = guess;
       if (guess != SlotIndex::kNone) {
         __builtin_prefetch(&slots_[guess], 1);
-      } else if (sketch) {
-        sketch_->Prefetch(hash);
+      } else {
+        if (sketch) sketch_->Prefetch(hash);
+        if (staged) staged_.Prefetch(keys[at]);
       }
     }
   }

@@ -27,38 +27,45 @@ int StagedBatches::Distance(uint16_t mask) const {
 }
 
 uint16_t StagedBatches::MaskOf(int64_t key) const {
-  const auto found = waiting_.find(key);
-  return found == waiting_.end() ? 0 : found->second.mask;
+  const WaitingKeys::Entry* const found = waiting_.Find(key);
+  return found == nullptr ? 0 : found->mask;
 }
 
 void StagedBatches::NeedNoMore(int64_t key, uint16_t bit) {
-  const auto found = waiting_.find(key);
-  if (found == waiting_.end()) return;
-  found->second.mask &= static_cast<uint16_t>(~bit);
-  if (found->second.mask == 0) waiting_.erase(found);
+  WaitingKeys::Entry* const found = waiting_.Find(key);
+  if (found == nullptr) return;
+  const auto rest = static_cast<uint16_t>(found->mask & ~bit);
+  if (rest == 0) {
+    waiting_.Remove(found);
+  } else {
+    found->mask = rest;
+  }
 }
 
 uint16_t StagedBatches::Enter(int64_t key) {
-  const auto found = waiting_.find(key);
-  if (found == waiting_.end()) return 0;
-  const uint16_t mask = found->second.mask;
-  waiting_.erase(found);
+  WaitingKeys::Entry* const found = waiting_.Find(key);
+  if (found == nullptr) return 0;
+  const uint16_t mask = found->mask;
+  waiting_.Remove(found);
   return mask;
 }
 
 void StagedBatches::Leave(int64_t key, uint16_t mask) {
-  if (mask != 0) waiting_[key] = {mask, ++written_};
+  if (mask == 0) return;
+  WaitingKeys::Entry& entry = waiting_.Put(key);
+  entry.mask = mask;
+  entry.written = ++written_;
 }
 
 void StagedBatches::Written(int64_t key) {
-  const auto found = waiting_.find(key);
-  if (found != waiting_.end()) found->second.written = ++written_;
+  WaitingKeys::Entry* const found = waiting_.Find(key);
+  if (found != nullptr) found->written = ++written_;
 }
 
 bool StagedBatches::Counts(const Batch& batch, int64_t key) const {
   if (all_written_ > batch.written) return false;
-  const auto found = waiting_.find(key);
-  return found != waiting_.end() && found->second.written <= batch.written;
+  const WaitingKeys::Entry* const found = waiting_.Find(key);
+  return found != nullptr && found->written <= batch.written;
 }
 
 }  // namespace tsps

@@ -12,9 +12,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "core/cache/waiting_keys.h"
 
 namespace tsps {
 
@@ -47,7 +48,8 @@ class StagedBatches {
 
   // --- Of keys without a slot. ---
   uint16_t MaskOf(int64_t key) const;
-  void Need(int64_t key, uint16_t bit) { waiting_[key].mask |= bit; }
+  void Need(int64_t key, uint16_t bit) { waiting_.Put(key).mask |= bit; }
+  void Prefetch(int64_t key) const { waiting_.Prefetch(key); }
   void NeedNoMore(int64_t key, uint16_t bit);
   // The key gets a slot, which keeps its mask from here on.
   uint16_t Enter(int64_t key);
@@ -62,15 +64,10 @@ class StagedBatches {
   bool Counts(const Batch& batch, int64_t key) const;
 
  private:
-  struct Waiting {
-    uint16_t mask = 0;
-    uint64_t written = 0;
-  };
-
   std::deque<Batch> batches_;
   uint32_t next_ = 0;
-  std::unordered_map<int64_t, Waiting> waiting_;  // of masks that are not 0
-  uint64_t written_ = 0;                          // numbers of writes
+  WaitingKeys waiting_;
+  uint64_t written_ = 0;  // numbers of writes
   uint64_t all_written_ = 0;
 };
 

@@ -197,11 +197,13 @@ bool StagingQueue::WouldWait(const int64_t* ids, size_t n) const {
   return entry != nullptr && entry->state == State::kCopying;
 }
 
-void StagingQueue::Match(Batch* batch) {
-  if (batch->matched) return;
+std::vector<int32_t> StagingQueue::Match(Batch* batch) {
+  std::vector<int32_t> slots;
+  if (batch->matched) return slots;
   batch->matched = true;
   batch->changes = changes_;
-  batch->counts = directory_.Match(batch->number).value_or(std::vector<uint8_t>());
+  batch->counts = directory_.Match(batch->number, &slots).value_or(std::vector<uint8_t>());
+  return slots;
 }
 
 StagingQueue::Taken StagingQueue::Take(const int64_t* ids, size_t n) {
@@ -225,15 +227,19 @@ StagingQueue::Taken StagingQueue::Take(const int64_t* ids, size_t n) {
   const uint64_t number = batch->number;
   while (batches_.front().number != number) PassOverFirst();  // invalidates `batch`, not the number
   entry = Find(fingerprint, ids, n, &batch);
-  Match(batch);
+  std::vector<int32_t> slots = Match(batch);
   steps_without_ = 0;
 
   Taken taken;
   taken.lookup = entry->lookup;
   const std::vector<int64_t>& keys = taken.lookup->keys;
-  taken.slots.resize(keys.size());
   taken.positions.assign(keys.size(), -1);
-  directory_.Find(keys.data(), keys.size(), taken.slots.data());
+  if (slots.size() == keys.size() && entry->in_batch.empty()) {
+    taken.slots = std::move(slots);
+  } else {
+    taken.slots.resize(keys.size());
+    directory_.Find(keys.data(), keys.size(), taken.slots.data());
+  }
   if (entry->state == State::kCopied) {
     taken.copy = entry->copy;
     const bool valid = batch->changes == changes_ && !batch->counts.empty();

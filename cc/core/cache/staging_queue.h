@@ -123,7 +123,8 @@ class StagingQueue {
   Entry* FindCopy(int64_t copy, Batch** batch);
   void DropFirst();
   void PassOverFirst();
-  void Match(Batch* batch);
+  // Returns the slots of its keys, if it is matched now.
+  std::vector<int32_t> Match(Batch* batch);
 
   SlotDirectory& directory_;
   mutable std::mutex mutex_;

@@ -1,0 +1,81 @@
+// WaitingKeys: keys without a slot that staged batches need, with the batches' bits. A flat table,
+// since each step puts and removes thousands of them.
+#ifndef TFSPS_CORE_CACHE_WAITING_KEYS_H_
+#define TFSPS_CORE_CACHE_WAITING_KEYS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/base/hash.h"
+
+namespace tsps {
+
+class WaitingKeys {
+ public:
+  struct Entry {
+    int64_t key = 0;
+    uint64_t written = 0;  // number of the row's last write on the host
+    uint16_t mask = 0;     // of the batches that need it; 0: the place is free
+  };
+
+  WaitingKeys() : entries_(kFewest) {}
+
+  // Null if it is not there. Valid until the next Put or Remove.
+  Entry* Find(int64_t key) {
+    const size_t at = PlaceOf(key);
+    return entries_[at].mask == 0 ? nullptr : &entries_[at];
+  }
+  const Entry* Find(int64_t key) const { return const_cast<WaitingKeys*>(this)->Find(key); }
+  // The one that is there, or a new one. Its mask is to be given a bit.
+  Entry& Put(int64_t key) {
+    if (2 * (n_ + 1) > entries_.size()) Grow();
+    Entry& entry = entries_[PlaceOf(key)];
+    if (entry.mask == 0) {
+      entry = {key, 0, 0};
+      ++n_;
+    }
+    return entry;
+  }
+  void Remove(Entry* entry) {
+    // What would not be found behind a free place moves into it.
+    size_t free = static_cast<size_t>(entry - entries_.data());
+    for (size_t at = Next(free); entries_[at].mask != 0; at = Next(at)) {
+      const size_t home = HomeOf(entries_[at].key);
+      const bool stays = free < at ? free < home && home <= at : free < home || home <= at;
+      if (stays) continue;
+      entries_[free] = entries_[at];
+      free = at;
+    }
+    entries_[free] = {};
+    --n_;
+  }
+  void Prefetch(int64_t key) const { __builtin_prefetch(&entries_[HomeOf(key)]); }
+  size_t size() const { return n_; }
+
+ private:
+  static constexpr size_t kFewest = 64;
+
+  size_t HomeOf(int64_t key) const { return HashKey(key, kSeed) & (entries_.size() - 1); }
+  size_t Next(size_t at) const { return (at + 1) & (entries_.size() - 1); }
+  size_t PlaceOf(int64_t key) const {
+    size_t at = HomeOf(key);
+    while (entries_[at].mask != 0 && entries_[at].key != key) at = Next(at);
+    return at;
+  }
+  void Grow() {
+    std::vector<Entry> before(2 * entries_.size());
+    before.swap(entries_);
+    for (const Entry& entry : before) {
+      if (entry.mask != 0) entries_[PlaceOf(entry.key)] = entry;
+    }
+  }
+
+  static constexpr uint64_t kSeed = 0x8CB92BA72F3D8DD7ULL;
+  std::vector<Entry> entries_;  // a power of two
+  size_t n_ = 0;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_CACHE_WAITING_KEYS_H_
