@@ -8,6 +8,7 @@ A server imports TensorFlow once and forks a process for each run:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -258,14 +259,16 @@ def kill_once(
     job, checkpoints = f"job-{seed}", folder / f"checkpoints-{seed}"
     call = {"variant": variant, "flush_every": rng.choice(flushes), "checkpoints": str(checkpoints)}
     what = f"kill {seed} ({variant}, flush_every={call['flush_every']})"
-    pid = server.start(call, TFSPS_JOB=job)
+    process = os.pidfd_open(server.start(call, TFSPS_JOB=job))  # its number may be another's when it has ended
     until = rng.randrange(STEPS) if rng.random() < 0.9 else 0
     deadline = time.monotonic() + 120
     while server.progress() < until and time.monotonic() < deadline:
         time.sleep(0.0002)
     # A step takes about 2 ms, a checkpoint more; the first ones of a run come after a second of tracing.
     time.sleep(rng.uniform(0, 0.01 if until else 2.0))
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
     status = server.wait()
     if status == 0:  # it had ended
         return
