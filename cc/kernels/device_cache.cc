@@ -44,36 +44,6 @@ Status Remove(const KernelContext& context) {
   return Status();
 }
 
-// Inputs: cache, keys[u]. Outputs: order[u], positions in the rows of `slots` and, behind them,
-// those of `absent`; slots; absent.
-Status Find(const KernelContext& context) {
-  const WorkSpan span("find in the cache");
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
-                        DeviceCaches::Get().Of(context, 0));
-  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(1));
-  TSPS_RETURN_IF_ERROR(cache->CheckMoved());
-  const size_t n = keys.size();
-  std::vector<int32_t> found(n), slots;
-  std::vector<int64_t> absent;
-  cache->directory().Find(keys.data<int64_t>(), n, found.data());
-  for (size_t i = 0; i < n; ++i) {
-    if (found[i] != SlotDirectory::kNoSlot) {
-      slots.push_back(found[i]);
-    } else {
-      absent.push_back(keys.data<int64_t>()[i]);
-    }
-  }
-  TSPS_ASSIGN_OR_RETURN(const Tensor order, context.Output<int32_t>(0, {static_cast<int64_t>(n)}));
-  int32_t held = 0, other = static_cast<int32_t>(slots.size());
-  for (size_t i = 0; i < n; ++i) {
-    order.data<int32_t>()[i] = found[i] != SlotDirectory::kNoSlot ? held++ : other++;
-  }
-  cache->looked_up += n;
-  cache->missed += absent.size();
-  TSPS_RETURN_IF_ERROR(context.OutputVector(1, slots));
-  return context.OutputVector(2, absent);
-}
-
 // All that the host has of unique keys, as of one committed state: a matrix for each plane that
 // training changes.
 class HostRows {
@@ -228,10 +198,16 @@ Status Counters(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));
   const SlotDirectory::Counters of = cache->directory().counters();
-  const std::vector<uint64_t> all = {
-      cache->looked_up, cache->missed, of.takes,       of.keys,        of.hits,
-      of.entered,       of.evicted,    cache->written, cache->flushed, cache->directory().newer(),
-      cache->moving()};
+  const StagingQueue::Counters ahead = cache->queue().counters();
+  const std::vector<uint64_t> all = {cache->looked_up, cache->missed,
+                                     of.takes,         of.keys,
+                                     of.hits,          of.entered,
+                                     of.evicted,       cache->written,
+                                     cache->flushed,   cache->directory().newer(),
+                                     ahead.announced,  ahead.taken,
+                                     ahead.dropped,    ahead.rows_copied,
+                                     ahead.rows_used,  ahead.waited_ns,
+                                     cache->moving()};
   return context.OutputVector(0, std::vector<int64_t>(all.begin(), all.end()));
 }
 
@@ -240,7 +216,6 @@ Status Counters(const KernelContext& context) {
 void RegisterDeviceCacheKernels() {
   RegisterKernel<FunctionKernel<Create>>("TspsCacheCreate");
   RegisterKernel<FunctionKernel<Remove>>("TspsCacheRemove");
-  RegisterKernel<FunctionKernel<Find>>("TspsCacheFind");
   RegisterKernel<PlanKernel>("TspsCachePlan");
   RegisterKernel<FunctionKernel<Newer>>("TspsCacheNewer");
   RegisterKernel<FunctionKernel<Flushed>>("TspsCacheFlushed");

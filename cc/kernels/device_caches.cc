@@ -35,7 +35,10 @@ Status WriteNote(const std::string& path, int64_t step) {
 }  // namespace
 
 DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::string& table)
-    : directory_(options), table_(SplitTablePath(table).name), note_(NoteOf(table)) {}
+    : directory_(options),
+      queue_(&directory_),
+      table_(SplitTablePath(table).name),
+      note_(NoteOf(table)) {}
 
 Status DeviceCache::CheckMoved() {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -76,7 +79,8 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
                                  [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
   if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(WriteNote(note_, step));
-  TSPS_RETURN_IF_ERROR(directory_.Commit(plan_, keys_.data()));
+  TSPS_RETURN_IF_ERROR(queue_.Commit(static_cast<uint64_t>(step),
+                                     [&] { return directory_.Commit(plan_, keys_.data()); }));
   moving_ = plan_.number;
   moving_step_ = step;
   written += rows_written;
@@ -90,7 +94,7 @@ void DeviceCache::Flushed() {
 
 void DeviceCache::Clear() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  directory_.Clear();
+  queue_.Clear();
   moving_ = 0;
   moved_.notify_all();
   RemoveNote();
@@ -127,7 +131,10 @@ Result<std::shared_ptr<DeviceCache>> DeviceCaches::Of(const KernelContext& conte
 
 void DeviceCaches::Remove(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  caches_.erase(number);
+  const auto found = caches_.find(number);
+  if (found == caches_.end()) return;
+  found->second->queue().Close();
+  caches_.erase(found);
 }
 
 }  // namespace tsps

@@ -14,6 +14,7 @@
 
 #include "core/base/status.h"
 #include "core/cache/slot_directory.h"
+#include "core/cache/staging_queue.h"
 #include "core/table/planes.h"
 #include "core/table/table_config.h"
 #include "kernels/tensors.h"
@@ -33,6 +34,7 @@ class DeviceCache {
   DeviceCache(const SlotDirectory::Options& options, const std::string& table);
 
   SlotDirectory& directory() { return directory_; }
+  StagingQueue& queue() { return queue_; }
   // After Commit the host and the directory have the step, and the rows on the device do not, until
   // Moved. Whoever is about to use them asks first; waits a while for another thread's step. If
   // Moved does not come, what should have moved them has failed, and what they are is not known:
@@ -60,6 +62,7 @@ class DeviceCache {
   void RemoveNote();
 
   SlotDirectory directory_;
+  StagingQueue queue_;
   const std::string table_;  // its name
   const std::string note_;   // path of that file
   std::mutex mutex_;         // of what follows

@@ -80,6 +80,8 @@ void RegisterPullAheadKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
 void RegisterDeviceCacheKernels();
+void RegisterCacheStagingKernels();
+void RegisterSlowLinkKernels();
 void RegisterDeviceCacheStepKernels();
 void RegisterTimelineKernels();
 void RegisterReadyTimesKernels();

@@ -337,6 +337,8 @@ bool RegisterAll() {
   RegisterWireKernels();
   RegisterApplyKernels();
   RegisterDeviceCacheKernels();
+  RegisterCacheStagingKernels();
+  RegisterSlowLinkKernels();
   RegisterDeviceCacheStepKernels();
   RegisterTimelineKernels();
   RegisterReadyTimesKernels();

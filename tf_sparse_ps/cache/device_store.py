@@ -20,7 +20,8 @@ import tensorflow as tf
 from tf_sparse_ps import _ops, _table
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.cache import row_constraints, row_rounding, row_rules
+from tf_sparse_ps.cache import copier, row_constraints, row_rounding, row_rules
+from tf_sparse_ps.cache.link import Link
 from tf_sparse_ps.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tf_sparse_ps.optimizers import RowOptimizer
 
 _HOST = "/CPU:0"
+# Of this process's caches. Tests and measurements put a slow one here.
+link = Link()
 # Numbers of caches whose stores are gone, and their processes. Garbage is collected in any thread and between any two
 # instructions, in graphs too, so all that is done there is to append; the next cache that is made removes them.
 _gone: collections.deque[tuple[int, int]] = collections.deque()
@@ -101,6 +104,9 @@ class DeviceStore:
             _remove_gone(_ops_)
             self.number = _ops_.cache_create(options.rows, options.policy, path)
             self._carrier = tf.zeros([0, config.dim])
+        self._area = copier.area_of(int(self.number))
+        self._link = link
+        self._copier: copier.Copier | None = None
         self._constraint = config.resolved_constraint()
         self._planes = [self._variable(config.dim, "rows", config.dtype)]
         known = weakref.finalize(self, _gone.append, (int(self.number), os.getpid()))
@@ -133,20 +139,54 @@ class DeviceStore:
 
     # --- looking up ---
 
-    def read(self, keys: tf.Tensor, path: tf.Tensor) -> tf.Tensor:
-        """Rows of unique keys, on the device: float32[u, dim]. In a graph, or eagerly.
+    def take(self, ids: Sequence[tf.Tensor], path: tf.Tensor, after: tf.Tensor) -> tuple[_ops.Unique, tf.Tensor]:
+        """The unique keys of one call's ids, and their rows, on the device. In a graph, or eagerly.
+
+        Rows that were copied ahead for these ids (`look_ahead`) are taken.
 
         Args:
-          keys: int64[u].
+          ids: N of int64, any shape.
           path: What names the table.
+          after: What there is when the step before is made.
+
+        Returns:
+          The keys and the positions of the ids in them; rows, float32[u, dim].
         """
         with tf.device(_HOST):
-            found = _ops.cache_find(self.number, keys)
+            with tf.control_dependencies([after]):
+                found = _ops.cache_take(self.number, ids)
             (from_host,) = _ops.read_rows([found.absent], [path], [self._uuid], [self._carrier])
-            from_host = self._stored(from_host)
+            from_host = self._link.down(self._stored(from_host))
         with tf.device(self.device):
             held = _gather(self._planes[0], found.slots)
-            return tf.cast(tf.gather(tf.concat([held, from_host], 0), found.order), tf.float32)
+            rows = tf.gather(tf.concat([held, self._copied(found), from_host], 0), found.order)
+            return _ops.Unique(found.inverses, [found.keys]), tf.cast(rows, tf.float32)
+
+    def _copied(self, found: _ops.Taken) -> tf.Tensor:
+        """Rows that were copied ahead, [c, dim], as they are stored."""
+        dim, dtype = self._config.dim, self._config.dtype
+
+        def take() -> tf.Tensor:
+            with tf.device(self.device):
+                rows = tf.gather(copier.unstage(self._area, found.copy, dtype), found.positions)
+                return tf.ensure_shape(rows, [None, dim])
+
+        return tf.cond(found.copy > 0, take, lambda: tf.zeros([0, dim], dtype))
+
+    def look_ahead(self) -> None:
+        """From now on rows that a dataset announces (`_ops.cache_stage`) are copied to the device ahead."""
+        if self._copier is None:
+            with tf.init_scope():
+                self._copier = copier.Copier(
+                    self.number,
+                    self._area,
+                    self._path_tensor,
+                    self._uuid,
+                    self._config.name,
+                    self._config.dtype,
+                    self.device,
+                    self._link,
+                )
 
     def _stored(self, rows: tf.Tensor) -> tf.Tensor:
         """Rows of the host, of the type that they have there and here."""
@@ -183,8 +223,8 @@ class DeviceStore:
             left_keys = tf.gather(keys, plan.left)
         with tf.device(self.device):
             gradients = tf.identity(gradients)
-            victims = [_gather(plane, plan.victims) for plane in self._planes]
-            left_gradients = tf.gather(gradients, plan.left)
+            victims = [self._link.up(_gather(plane, plan.victims)) for plane in self._planes]
+            left_gradients = self._link.up(tf.gather(gradients, plan.left))
             n = tf.shape(gradients)[0]
             finite = tf.reduce_all(tf.math.is_finite(gradients), axis=1)
             first = tf.reduce_min(tf.concat([tf.where(finite, n, tf.range(n)), [n]], 0))
@@ -210,7 +250,10 @@ class DeviceStore:
             coming = [self._stored(plan.rows[0]), *plan.rows[1:]]
             draws = self._draws(part, step)
         with tf.device(self.device):
-            came = [_put(plane, plan.entering, rows) for plane, rows in zip(self._planes, coming, strict=True)]
+            came = [
+                _put(plane, plan.entering, self._link.down(rows))
+                for plane, rows in zip(self._planes, coming, strict=True)
+            ]
             with tf.control_dependencies([one for one in came if one is not None]):
                 rows = [_gather(plane, plan.slots) for plane in self._planes]
             hyper = tf.identity(hyper)
@@ -258,7 +301,7 @@ class DeviceStore:
         with tf.device(_HOST):
             slots, keys = _ops.cache_newer(self.number)
         with tf.device(self.device):
-            rows, *others = (_gather(plane, slots) for plane in self._planes)
+            rows, *others = (self._link.up(_gather(plane, slots)) for plane in self._planes)
         with tf.device(_HOST):
             rows = tf.cast(rows, tf.float32)
             n = tf.size(keys, tf.int64)
@@ -306,7 +349,8 @@ class DeviceStore:
         """What it did since it was made: `CACHE_COUNTERS`, and what follows from them.
 
         `hit_rate` is that of steps; `bytes_down` went from the host to the device, `bytes_up` back: rows of forward
-        passes, rows that entered, gradients of rows that stayed, and rows that left or were flushed.
+        passes, copied ahead or when they were needed, rows that entered, gradients of rows that stayed, and rows that
+        left or were flushed.
         """
         found = self.counters()
         del found["moving"]
@@ -316,7 +360,7 @@ class DeviceStore:
         return {
             **{name: float(value) for name, value in found.items()},
             "hit_rate": found["hits"] / found["keys"] if found["keys"] else 0.0,
-            "bytes_down": float(found["missed"] * row + found["entered"] * all_planes),
+            "bytes_down": float((found["missed"] + found["copied_ahead"]) * row + found["entered"] * all_planes),
             "bytes_up": float(left * gradient + (found["written"] + found["flushed"]) * all_planes),
         }
 

@@ -92,13 +92,16 @@ class CachedTable(SharedTable):
     @classmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See `RowSource.read`."""
-        return [one.binding.cache.read(own, one.path) for one, own in zip(sources, keys, strict=True)]
+        return [one._take([own])[1] for one, own in zip(sources, keys, strict=True) if isinstance(one, CachedTable)]
+
+    @tf.autograph.experimental.do_not_convert
+    def _take(self, ids: Sequence[tf.Tensor]) -> tuple[_ops.Unique, tf.Tensor]:
+        found: tuple[_ops.Unique, tf.Tensor] = self.binding.cache.take(ids, self.path, job.current().step.read_value())
+        return found
 
     def look_up(self, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Rows of the ids of N features of this table, N of float32[*ids.shape, dim], on the device."""
-        with tf.device("/CPU:0"):
-            found = _ops.unique(ids, [0] * len(ids), 1)
-        (rows,) = self.read([self], found.keys)
+        found, rows = self._take(ids)
         return device_store.gather(self.carrier, rows, found, self.binding.cache.device)
 
     def pool(self, bags: Sequence[Bags], combiners: Sequence[str]) -> list[tf.Tensor]:
@@ -303,11 +306,13 @@ class Recording:
     """What lookups asked for.
 
     Attributes:
-      ids: The ids of each lookup, with their table, in the order of the lookups.
+      ids: The ids of each feature, with its table, in the order of the lookups.
+      calls: Of each, the number of the lookup.
       stand_ins: What the lookups returned: zeros in place of rows.
     """
 
     ids: list[tuple[TableBinding, tf.Tensor]] = dataclasses.field(default_factory=list)
+    calls: list[int] = dataclasses.field(default_factory=list)
     stand_ins: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     def take(
@@ -319,9 +324,11 @@ class Recording:
     ) -> list[tf.Tensor]:
         """Notes the ids of N features; returns zeros float32[*shape, dim] for each."""
         rows = []
+        call = self.calls[-1] + 1 if self.calls else 0
         for one, table, shape in zip(ids, table_of, shapes, strict=True):
             binding = sources[table].binding
             self.ids.append((binding, one))
+            self.calls.append(call)
             rows.append(tf.zeros(tf.concat([shape, [binding.config.dim]], 0)))
         self.stand_ins += rows
         return rows
