@@ -8,6 +8,7 @@ A server imports TensorFlow once and forks a process for each run:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -26,9 +27,11 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+from tqdm import tqdm
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.errors import NotFoundError
 from tf_sparse_ps.table import newer_rows
 
 ROWS, DIM, BATCH, STEPS, SAVE_EVERY = 200, 4, 6, 60, 13
@@ -102,8 +105,8 @@ def run(call: dict[str, Any]) -> None:
         if checkpointer is not None and (number + 1) % SAVE_EVERY == 0:
             checkpointer.save()
     if call.get("history"):
-        slots = zip(history[1][1:], layer.bindings[0].optimizer.slot_init, strict=True)
-        history[0] += [np.full_like(one, initial) for one, initial in slots]
+        untrained = np.setdiff1d(np.arange(ROWS), batch(0)[0])[0]  # a table without slots does not say what it reads
+        history[0] += [np.broadcast_to(one[untrained], one.shape) for one in history[1][1:]]
         np.savez(call["history"], **{f"part{i}": np.stack(one) for i, one in enumerate(zip(*history, strict=True))})
     if call.get("result"):
         table, dense = content(layer), [np.asarray(one) for one in model.layers[-1].get_weights()]
@@ -256,14 +259,16 @@ def kill_once(
     job, checkpoints = f"job-{seed}", folder / f"checkpoints-{seed}"
     call = {"variant": variant, "flush_every": rng.choice(flushes), "checkpoints": str(checkpoints)}
     what = f"kill {seed} ({variant}, flush_every={call['flush_every']})"
-    pid = server.start(call, TFSPS_JOB=job)
+    process = os.pidfd_open(server.start(call, TFSPS_JOB=job))  # its number may be another's when it has ended
     until = rng.randrange(STEPS) if rng.random() < 0.9 else 0
     deadline = time.monotonic() + 120
     while server.progress() < until and time.monotonic() < deadline:
         time.sleep(0.0002)
     # A step takes about 2 ms, a checkpoint more; the first ones of a run come after a second of tracing.
     time.sleep(rng.uniform(0, 0.01 if until else 2.0))
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
     status = server.wait()
     if status == 0:  # it had ended
         return
@@ -273,10 +278,13 @@ def kill_once(
     result.kills += 1
     group = folder / "groups" / f"{job}-n0"
     tables = sorted(group.glob("t0000-*")) if group.exists() else []
-    if not tables:
+    try:
+        if tables:
+            result.violations += [f"{what}: {one}" for one in check(tables[0], reference[variant], result)]
+        else:
+            result.before += 1
+    except NotFoundError:  # its folder was there, and it was not in the group
         result.before += 1
-    else:
-        result.violations += [f"{what}: {one}" for one in check(tables[0], reference[variant], result)]
     dirty = bool(tables) and newer_rows.dirty_since(str(tables[0])) is not None
     _, said = server.call({**call, "build": True}, TFSPS_JOB=job)
     if (_REFUSED in said) != dirty:
@@ -329,10 +337,15 @@ def kill(kills: int, seed: int, flushes: Sequence[int | None] = FLUSHES) -> Resu
     server = Server(folder)
     try:
         found = references(server, folder)
-        for number in range(2 * kills):
-            if result.kills == kills:
-                break
-            kill_once(server, folder, seed * 1000 + number, found, result, flushes)
+        with tqdm(total=kills, desc="kills", unit="kill", delay=2, disable=None) as bar:
+            for number in range(2 * kills):
+                if result.kills == kills:
+                    break
+                kills_before, known = result.kills, len(result.violations)
+                kill_once(server, folder, seed * 1000 + number, found, result, flushes)
+                bar.update(result.kills - kills_before)
+                for one in result.violations[known:]:
+                    bar.write(one)
     finally:
         server.close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from layer_support import keras
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps.cache.device_store import DeviceStore
 
 ROWS, DIM, BATCH, BATCHES = 300, 4, 8, 30
 _random = np.random.default_rng(0)
@@ -343,3 +344,18 @@ def test_gradients_through_constructs_are_refused_by_name(cls: Any) -> None:
 
     with pytest.raises(ValueError, match=r"inside tf.cond cannot be differentiated"):
         gradient(tf.constant([[1, 2]], tf.int64))
+
+
+def test_keys_of_one_look_up_are_not_merged_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    merged: list[Any] = []
+    merge = DeviceStore.merge
+
+    def noted(self: DeviceStore, keys: tf.Tensor, gradients: tf.Tensor) -> Any:
+        merged.append(keys)
+        return merge(self, keys, gradients)
+
+    monkeypatch.setattr(DeviceStore, "merge", noted)
+    pooled("dense", "mean", cached(), False, "sgd")
+    assert not merged
+    called_twice(cached(), "sgd")
+    assert merged

@@ -77,6 +77,8 @@ def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
         return False
     while keys.op.type == "Identity":
         keys = keys.op.inputs[0]
+    if keys.op.type == "TspsCacheTake":  # of one table
+        return bool(keys.value_index == keys.op.get_attr("N"))
     if keys.op.type not in _UNIQUE_KEYS:
         return False
     first = keys.op.get_attr("N")
