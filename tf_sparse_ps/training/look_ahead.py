@@ -105,11 +105,12 @@ def lookahead(
         with tf.control_dependencies(announced):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
-    ahead = dataset.enumerate().map(announce).prefetch(waiting)
-    if int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
-        return ahead
-    # TensorFlow 2.15 numbers an endless dataset as if it ended.
-    return ahead.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
+    ahead = dataset.enumerate().map(announce)
+    if int(dataset.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
+        # TensorFlow 2.15 numbers an endless dataset as if it ended.
+        ahead = ahead.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
+    # The last stage: behind another one tf.data would put a queue of its own, and announce more.
+    return ahead.prefetch(waiting)
 
 
 def _choose(dataset: tf.data.Dataset, keys: Any, tiered: dict[str, Any], cached: bool) -> int:
