@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,8 +75,9 @@ class PyParameterFileReader {
 
 class PyParameterFileWriter {
  public:
-  PyParameterFileWriter(const std::string& path, int64_t dim, uint64_t n_rows, int64_t key_limit,
-                        uint64_t step, const std::string& optimizer,
+  // Without n_rows the rows are counted.
+  PyParameterFileWriter(const std::string& path, int64_t dim, std::optional<uint64_t> n_rows,
+                        int64_t key_limit, uint64_t step, const std::string& optimizer,
                         const std::vector<float>& slot_init, const py::dict& initializer,
                         const py::list& metadata, const std::string& dtype, uint32_t node,
                         uint32_t nodes) {
@@ -83,7 +85,7 @@ class PyParameterFileWriter {
       Throw(Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxDim, "]. Received: ", dim));
     }
     info_.dim = static_cast<uint32_t>(dim);
-    info_.n_rows = n_rows;
+    info_.n_rows = n_rows.value_or(0);
     info_.key_limit = key_limit;
     info_.step = step;
     info_.optimizer = OptimizerFromPython(optimizer, slot_init);
@@ -91,7 +93,8 @@ class PyParameterFileWriter {
     info_.metadata = MetadataFromPython(metadata);
     info_.row_type = ValueOrThrow(PlaneTypeFromName(dtype));
     info_.shard = {node, nodes};
-    writer_ = ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_); }));
+    writer_ =
+        ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_, !n_rows); }));
   }
 
   void Append(const KeyArray& keys, const FloatArray& rows, const std::vector<FloatArray>& slots,
@@ -155,9 +158,9 @@ void BindParameterFile(py::module_& module) {
       .def("read_block", &PyParameterFileReader::ReadBlock, py::arg("block"),
            py::arg("with_slots"));
   py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
-      .def(py::init<const std::string&, int64_t, uint64_t, int64_t, uint64_t, const std::string&,
-                    const std::vector<float>&, const py::dict&, const py::list&, const std::string&,
-                    uint32_t, uint32_t>(),
+      .def(py::init<const std::string&, int64_t, std::optional<uint64_t>, int64_t, uint64_t,
+                    const std::string&, const std::vector<float>&, const py::dict&, const py::list&,
+                    const std::string&, uint32_t, uint32_t>(),
            py::kw_only(), py::arg("path"), py::arg("dim"), py::arg("n_rows"), py::arg("key_limit"),
            py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"),
            py::arg("metadata") = py::list(), py::arg("dtype") = "float32", py::arg("node") = 0,

@@ -93,9 +93,9 @@ def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path
     with pytest.MonkeyPatch.context() as patch:
         content, _ = one.newest()
         assert content is not None
-        patch.setattr(manifest, "VERSION", 2)
+        patch.setattr(manifest, "VERSION", 3)
         file.write_bytes(content.manifest.encode())
-    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 2, and this build .* reads 1"):
+    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 3, and this build .* reads 2"):
         one.newest()
 
 
@@ -269,7 +269,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "_FILE_NAME", __import__("re").compile(".*"))
         one = manifest.Manifest(
-            "n", 1, 1, 0, 1, 1, 1, None, "r", {}, (), (), (manifest.FileEntry(name, 1, "00000000"),)
+            "n", 1, 1, 0, 1, 1, 1, None, "i", "r", (), {}, (), (), (manifest.FileEntry(name, 1, "00000000"),)
         ).encode()
     with pytest.raises(DamagedFileError, match="name"):
         manifest.Manifest.decode(one, "here.json")

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     if not given.directory.is_dir():
         parser.error(f"{given.directory} is no directory")
-    look = _verify if given.command == "verify" else directory.look
+    look = _verify if given.command == "verify" else lambda path: directory.look(path).manifest
     found = [_facts(one.path, look) for one in directory.CheckpointDirectory(given.directory).find()]
     if given.json:
         print(json.dumps(found, indent=1))
