@@ -18,6 +18,7 @@ from tables_support import dense, dense_of_checkpoint, kinds, make_model, of_che
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.checkpoints import fault_points, save_in_progress, tables
+from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.errors import NotSavedError, UnavailableError, WriterLockedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
@@ -83,13 +84,13 @@ def test_a_checkpoint_is_of_the_step_at_which_it_was_saved(tmp_path: Path, incre
 def test_the_test_fails_if_rows_are_read_when_they_are_written(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = tables.Captured.write
+    write = Captured.write
 
     def late(self: Any, folder: Path, stamp: Any) -> Any:
         self._scan = self_model[0].reader().scan()
         return write(self, folder, stamp)
 
-    monkeypatch.setattr(tables.Captured, "write", late)
+    monkeypatch.setattr(Captured, "write", late)
     model, random = make_model(), np.random.default_rng(0)
     self_model = tables.of(model)
     own = tsps.Checkpointer(tmp_path, model, model.optimizer)
@@ -165,14 +166,14 @@ def test_an_error_is_told_by_the_next_call_once_and_training_goes_on(tmp_path: P
 
 def test_images_that_find_no_room_make_the_next_save_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training wrote more rows than there was room to keep as they were: the next one is written between two steps."""
-    write = tables.Captured.write
+    write = Captured.write
 
     def no_room(self: Any, folder: Path, stamp: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             raise UnavailableError("more rows were written than there is room for")
         return write(self, folder, stamp)
 
-    monkeypatch.setattr(tables.Captured, "write", no_room)
+    monkeypatch.setattr(Captured, "write", no_room)
     model = make_model()
     train(model, np.random.default_rng(4))
     own = tsps.Checkpointer(tmp_path, model, model.optimizer)

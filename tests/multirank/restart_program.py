@@ -38,6 +38,7 @@ class Options:
       how: "fit" or "loop".
       epochs: To train.
       every: Steps between checkpoints.
+      background: Checkpoints are written beside training: which one is there when a process dies depends on time.
       kill_rank: That kills itself; -1: none does.
       kill_at: Updates after which it does.
       kill_point: Of a save at which it does, from that number of updates on.
@@ -55,6 +56,7 @@ class Options:
     how: str = "fit"
     epochs: int = 3
     every: int = 4
+    background: bool = False
     kill_rank: int = -1
     kill_at: int = -1
     kill_point: str = ""
@@ -139,7 +141,9 @@ def controls(options: Options) -> Iterator[None]:
 
 def fit(options: Options, model: Any) -> None:
     """Trains by `fit`."""
-    checkpoint = tsps.callbacks.Checkpoint(options.checkpoints, every_steps=options.every, keep=2)
+    checkpoint = tsps.callbacks.Checkpoint(
+        options.checkpoints, every_steps=options.every, keep=2, background=options.background
+    )
     data = checkpoint.dataset(batches_of(options))
     if options.placement == "sharded":
         data = tsps.lookahead(data, model, batches=2)
@@ -158,9 +162,10 @@ def loop(options: Options, model: Any) -> None:
     import tensorflow as tf
 
     optimizer = model.optimizer
-    checkpointer = tsps.Checkpointer(options.checkpoints, model, optimizer, keep=2)
+    checkpointer = tsps.Checkpointer(options.checkpoints, model, optimizer, keep=2, background=options.background)
     if checkpointer.restore() is None:
         checkpointer.save()
+        checkpointer.wait()
 
     @tf.function
     def train(x: Any, y: Any) -> None:
@@ -178,6 +183,7 @@ def loop(options: Options, model: Any) -> None:
             if made % options.every == 0:
                 checkpointer.save()
     checkpointer.save()
+    checkpointer.wait()
 
 
 def write_results(options: Options, model: Any) -> None:
@@ -221,6 +227,7 @@ def main() -> None:
             checkpointer.restore()
             if options.after == "save":
                 checkpointer.save()
+                checkpointer.wait()
         else:
             (fit if options.how == "fit" else loop)(options, model)
     if options.results:

@@ -140,6 +140,24 @@ def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, sh
     assert different, "no variable differs between the ranks: the test does not see what is kept for each"
 
 
+@pytest.mark.parametrize("how", ["fit", "loop"])
+def test_ranks_are_killed_while_checkpoints_are_written_beside_training(
+    tmp_path: Path, shared_memory: str, whole: Whole, how: str
+) -> None:
+    results, _ = whole.run(2, named=True, how=how, every=1)
+    broken = fit_options(tmp_path, "broken", how=how, every=1, background=True)
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    # At any time; in the thread that writes; behind a checkpoint, when old ones are removed.
+    kills = [
+        {"kill_rank": 1, "kill_at": 6},
+        {"kill_rank": 0, "kill_at": 9, "kill_point": "file_written"},
+        {"kill_rank": 0, "kill_at": 12, "kill_point": "set_aside"},
+    ]
+    outputs = killed(broken, 2, *kills, env=named)
+    assert all(f"restored {tmp_path}/broken/step-" in output for output in outputs[1:])
+    must_equal(results, broken.results, 2)
+
+
 def test_datasets_of_unknown_length_in_fit(tmp_path: Path, whole: Whole) -> None:
     # Keras begins a step to find out that an epoch has ended, which may draw random numbers: without dropout.
     results, _ = whole.run(1, dropout=False)

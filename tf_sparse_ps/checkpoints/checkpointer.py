@@ -19,6 +19,7 @@ from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import directory as directory_lib
 from tf_sparse_ps.checkpoints import fault_points, tables, variables
+from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
 from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
@@ -206,7 +207,7 @@ class Checkpointer:
         error: Exception | None = None
         path = ""
         builds_on: tuple[Link, ...] = ()
-        captured: list[tables.Captured] = []
+        captured: list[Captured] = []
         replicated = [one.placement == "replicated" for one in bindings]
         marks: dict[str, str] = {}
         with contextlib.ExitStack() as stack:

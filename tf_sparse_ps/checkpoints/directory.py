@@ -86,6 +86,10 @@ class Save:
         self.files.append(FileEntry(name, path.stat().st_size, file_crc32(path)))
         fault_points.reach("file_written")
 
+    def give_up(self) -> None:
+        """There is nothing to be saved."""
+        shutil.rmtree(self.folder)
+
     def finish(self, content: Manifest) -> None:
         """Makes it a checkpoint.
 
@@ -140,14 +144,30 @@ class CheckpointDirectory:
           UnsupportedError: The newest whole one is of a later version of the format.
         """
         skipped: list[Path] = []
+        found = self._whole(1, skipped, progress)
+        return (found[0] if found else None), skipped
+
+    def whole(self, n: int) -> list[Checked]:
+        """The n newest checkpoints that are whole, the newest first, or fewer; otherwise as `newest`."""
+        return self._whole(n, [], None)
+
+    def _whole(self, n: int, skipped: list[Path], progress: Callable[[str, int], None] | None) -> list[Checked]:
+        found: list[Checked] = []
         look_once = _once(lambda path: _check_alone(path, progress))
         for one in self.find():
+            if len(found) == n:
+                break
             try:
-                return _with_chain(one.path, look_once), skipped
+                found.append(_with_chain(one.path, look_once))
             except (DamagedFileError, NotFoundError, OSError) as error:
-                warnings.warn(f"checkpoint {one.path} is passed over: {error}", stacklevel=2)
+                warnings.warn(f"checkpoint {one.path} is passed over: {error}", stacklevel=3)
                 skipped.append(one.path)
-        return None, skipped
+        return found
+
+    @staticmethod
+    def names(path: Path) -> bool:
+        """Whether a path is named as a checkpoint is."""
+        return _NAME.fullmatch(Path(os.path.abspath(path)).name) is not None
 
     @contextlib.contextmanager
     def saving(self, step: int, writer: str) -> Iterator[Save]:

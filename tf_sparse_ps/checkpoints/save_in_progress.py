@@ -19,7 +19,7 @@ from tf_sparse_ps.checkpoints.directory import Save
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.checkpoints.tables import Captured
+    from tf_sparse_ps.checkpoints.captured import Captured
     from tf_sparse_ps.checkpoints.variables import Values
 
 _NICENESS = 10  # of the thread: training goes first

@@ -17,7 +17,8 @@ import tensorflow as tf
 from tf_sparse_ps import _table, job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.checkpoints import array_file, fault_points
+from tf_sparse_ps.checkpoints import captured, fault_points
+from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.collectives import Collectives
@@ -77,38 +78,6 @@ def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
     return {binding.uuid: f"{binding.uuid}:{generation}" for binding in bindings}
 
 
-class Captured:
-    """A replicated table as of one committed state, on rank 0; whoever trains it goes on.
-
-    Attributes:
-      facts: Of the table, for the manifest; complete when it has been written.
-    """
-
-    def __init__(self, facts: dict[str, Any], scan: table.Scan, header: dict[str, Any]) -> None:
-        self.facts, self._scan, self._header = facts, scan, header
-
-    def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[str]:
-        """Writes it. Needs no TensorFlow, and may be called by another thread.
-
-        Args:
-          folder: Of the checkpoint.
-          stamp: What the file of erased keys says of the step that it is of.
-
-        Yields:
-          The name of each file, when it is complete.
-
-        Raises:
-          UnavailableError: More was written meanwhile than there was room for images of.
-          OSError: From the file system.
-        """
-        with self._scan:
-            yield from _write(self._scan, self._header, folder, self.facts, stamp, progress=False)
-
-    def close(self) -> None:
-        """It is not needed any more."""
-        self._scan.close()
-
-
 def capture(
     bindings: Sequence[TableBinding], facts: Sequence[dict[str, Any]], since: Mapping[str, str], step: int
 ) -> list[Captured]:
@@ -131,16 +100,16 @@ def capture(
     scans = table.scan(
         {reader: since.get(binding.uuid) for reader, binding in zip(readers, bindings, strict=True)}, max_bytes=most
     )
-    captured = [
+    found = [
         Captured(one, scans[reader], parameter_files.header(reader, scans[reader], shard=None, slots=True))
         for one, reader in zip(facts, readers, strict=True)
     ]
     for binding, reader in zip(bindings, readers, strict=True):
         if scans[reader].step != step:
-            for one in captured:
+            for one in found:
                 one.close()
             _refuse_step(binding, scans[reader].step, step)
-    return captured
+    return found
 
 
 def write_sharded(
@@ -176,7 +145,7 @@ def write_sharded(
         if ranks.rank == _WRITER:
             assert folder is not None
             header = parameter_files.header(binding.reader(), content, shard=None, slots=True)
-            return list(_write(content, header, folder, facts, stamp, progress=True))
+            return list(captured.write(content, header, folder, facts, stamp, progress=True))
         for _ in content:  # this node's rows are on their way
             pass
     return []
@@ -187,28 +156,6 @@ def _refuse_step(binding: TableBinding, found: int, step: int) -> None:
         f"table {binding.config.name!r} is at step {found}, the other tables are at {step}: something trains it "
         "beside this job's ranks"
     )
-
-
-def _write(
-    content: table.Scan | ShardedContent,
-    header: Mapping[str, Any],
-    folder: Path,
-    facts: dict[str, Any],
-    stamp: Mapping[str, Any],
-    *,
-    progress: bool,
-) -> Iterator[str]:
-    erased = content.erased
-    rows_known = None if erased is not None else len(content)
-    parameter_files.write_content(header, content, folder / facts["file"], n_rows=rows_known, progress=progress)
-    yield facts["file"]
-    if erased is None:
-        return
-    facts["content"] = "changes"
-    if len(erased):
-        facts["erased"] = str(Path(facts["file"]).with_suffix(".erased.npz"))
-        array_file.write(folder / facts["erased"], [(0, erased)], stamp)
-        yield facts["erased"]
 
 
 class Stored:
