@@ -42,6 +42,7 @@ class Options:
       kill_rank: That kills itself; -1: none does.
       kill_at: Updates after which it does.
       kill_point: Of a save at which it does, from that number of updates on.
+      kill_restore: Point of a restore at which it does.
       placement: Of the tables: "replicated" or "sharded".
       tiered: Folder for the rows on disk of one table; "": in memory.
       schedule: Of dense gradients, as it is written in a program.
@@ -60,6 +61,7 @@ class Options:
     kill_rank: int = -1
     kill_at: int = -1
     kill_point: str = ""
+    kill_restore: str = ""
     placement: str = "replicated"
     tiered: str = ""
     schedule: str = "Synchronous()"
@@ -123,7 +125,12 @@ def die(options: Options, made: int) -> None:
         return
     if not options.kill_point:
         os.kill(os.getpid(), signal.SIGKILL)
-    fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == options.kill_point else None)
+    die_at(options.kill_point)
+
+
+def die_at(chosen: str) -> None:
+    """Ends this process when it comes to a point."""
+    fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == chosen else None)
 
 
 @contextlib.contextmanager
@@ -221,6 +228,8 @@ def main() -> None:
     tsps.init()  # where there is but one rank it is no launcher's
     keras.utils.set_random_seed(7)
     model = make_model(options)
+    if options.kill_restore and this_rank.rank() == options.kill_rank:
+        die_at(options.kill_restore)
     with controls(options):
         if options.after:
             checkpointer = tsps.Checkpointer(options.checkpoints, model, model.optimizer)
