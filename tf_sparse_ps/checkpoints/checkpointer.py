@@ -202,6 +202,11 @@ class Checkpointer:
             raise self._not_saved(pending.step, text) from error
         self._increments.saved(None if pending.writing is None else pending.writing.manifest, pending.marks)
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether this process is writing a checkpoint, beside whatever else it does. On rank 0 alone."""
+        return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
+
     def _begin_save(self, step: int, content: Manifest, bindings: list[TableBinding], values: variables.Values) -> str:
         """Captures what is to be saved, and begins to write it. An error is one on all ranks."""
         error: Exception | None = None

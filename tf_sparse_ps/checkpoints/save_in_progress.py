@@ -69,6 +69,11 @@ class SaveInProgress:
         atexit.register(self._say_at_exit)
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it writes, in another thread."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Until it has ended."""
         if self._thread is not None:
