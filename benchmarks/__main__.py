@@ -25,7 +25,7 @@ SUITES = {
     "delayed": "steps that overlap computing and communicating, beside each of them alone, on hosts with slow cables",
     "scans": "a process that reads the whole table again and again beside two ranks: what each costs the other",
     "tiers": "a table of which memory has room for a part, beside the same in memory and in a mapped file",
-    "checkpoints": "saves of 2.6 GB, idle and beside training, increments, restores; beside copying and reading the bytes",
+    "checkpoints": "saves of 2.6 GB, alone and beside training, increments, restores; beside copying and reading it",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 
