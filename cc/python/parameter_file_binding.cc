@@ -8,6 +8,7 @@
 #include "core/files/parameter_file.h"
 #include "core/table/layout.h"
 #include "python/convert.h"
+#include "python/py_group.h"
 
 namespace tsps {
 
@@ -130,6 +131,40 @@ class PyParameterFileWriter {
     ThrowIfError(WithoutGil([&] { return writer.Append(key_data, data.data(), n); }));
   }
 
+  // The next rows of a scan, about at_most of them; returns how many there were, 0 at the end. They
+  // do not come through Python: its lock is free meanwhile.
+  size_t AppendScan(PyScan& scan, size_t at_most) {
+    ParameterFileWriter& writer = Open();
+    const std::vector<Plane> own = PlanesOf(info_);
+    const std::vector<size_t> wanted = scan.Wanted();
+    const std::vector<Plane>& planes = scan.Planes().planes;
+    bool same = own.size() == wanted.size();
+    for (size_t i = 0; same && i < own.size(); ++i) {
+      const Plane& other = planes[wanted[i]];
+      same = own[i].type == other.type && own[i].row_bytes == other.row_bytes;
+    }
+    if (!same) Throw(Error(Code::kInvalidArgument, "the scan has other planes than the file"));
+    constexpr size_t kRows = 4096;
+    return ValueOrThrow(WithoutGil([&]() -> Result<size_t> {
+      std::vector<int64_t> keys(kRows);
+      std::vector<std::vector<char>> values(own.size());
+      std::vector<const void*> from(own.size());
+      char* to[kMaxPlanes] = {};
+      for (size_t i = 0; i < own.size(); ++i) {
+        values[i].resize(kRows * own[i].row_bytes);
+        from[i] = to[wanted[i]] = values[i].data();
+      }
+      size_t done = 0;
+      while (done < at_most) {
+        TSPS_ASSIGN_OR_RETURN(const size_t n, scan.NextStored(kRows, keys.data(), to));
+        if (n == 0) break;
+        TSPS_RETURN_IF_ERROR(writer.Append(keys.data(), from.data(), n));
+        done += n;
+      }
+      return done;
+    }));
+  }
+
   void Finish() {
     ParameterFileWriter& writer = Open();
     ThrowIfError(WithoutGil([&] { return writer.Finish(); }));
@@ -167,6 +202,7 @@ void BindParameterFile(py::module_& module) {
            py::arg("nodes") = 0)
       .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("slots"), py::arg("metadata") = MetadataArrays())
+      .def("append_scan", &PyParameterFileWriter::AppendScan, py::arg("scan"), py::arg("at_most"))
       .def("finish", &PyParameterFileWriter::Finish)
       .def("close", &PyParameterFileWriter::Close);
 }

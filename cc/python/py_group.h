@@ -37,6 +37,11 @@ class PyScan {
   // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]], {name:
   // metadata [m, elements]}). m is 0 at the end.
   py::tuple Next(size_t n);
+  // The planes that come, by their places in the list: those of a parameter file, in its order.
+  std::vector<size_t> Wanted() const;
+  const PlaneList& Planes() const { return Open().Planes(table_); }
+  // The next rows, at most n, as they are stored; planes by their places in the list.
+  Result<size_t> NextStored(size_t n, int64_t* keys, char* const* planes);
   // The keys that were erased since, int64[m], or None: it is not known what changed, and all rows
   // come.
   py::object Erased() const;

@@ -21,13 +21,23 @@ py::object PyScan::Erased() const {
   return KeyArray(static_cast<py::ssize_t>(erased_.size()), erased_.data());
 }
 
-py::tuple PyScan::Next(size_t n) {
-  Scan& scan = Open();
-  const PlaneList& list = scan.Planes(table_);
+std::vector<size_t> PyScan::Wanted() const {
+  const PlaneList& list = Planes();
   std::vector<size_t> wanted = {0};
   for (size_t p = 1; with_slots_ && p < list.planes.size(); ++p) {
     if (p < list.trained() || p >= list.first_metadata()) wanted.push_back(p);
   }
+  return wanted;
+}
+
+Result<size_t> PyScan::NextStored(size_t n, int64_t* keys, char* const* planes) {
+  return since_.has_value() ? Open().NextChanged(table_, *since_, n, keys, planes)
+                            : Open().Next(table_, n, keys, planes);
+}
+
+py::tuple PyScan::Next(size_t n) {
+  const PlaneList& list = Planes();
+  const std::vector<size_t> wanted = Wanted();
   n = std::min<size_t>(n, Rows());
   std::vector<int64_t> keys(n);
   std::vector<std::vector<char>> values(list.planes.size());
@@ -36,10 +46,7 @@ py::tuple PyScan::Next(size_t n) {
     values[p].resize(n * list.planes[p].row_bytes);
     planes[p] = values[p].data();
   }
-  const size_t m = ValueOrThrow(WithoutGil([&] {
-    return since_.has_value() ? scan.NextChanged(table_, *since_, n, keys.data(), planes)
-                              : scan.Next(table_, n, keys.data(), planes);
-  }));
+  const size_t m = ValueOrThrow(WithoutGil([&] { return NextStored(n, keys.data(), planes); }));
   const auto rows_of = [&](size_t p) {
     const size_t bytes = list.planes[p].row_bytes;
     FloatArray rows = NewRows(m, static_cast<int64_t>(bytes / sizeof(float)));

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
     from tf_sparse_ps.checkpoints.variables import Values
 
-_NICENESS = 10  # of the thread: training goes first
+_NICENESS = 5  # of the thread: of a core that training uses it gets a quarter
 
 
 class SaveInProgress:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import _table, job
@@ -28,6 +29,7 @@ from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.sharded_content import ShardedContent
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.table import newer_rows, parameter_files, table
+from tf_sparse_ps.table.arrays import block_rows
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.table import Block
 
@@ -221,8 +223,8 @@ def _restore(binding: TableBinding, stored: StoredRows) -> None:
 
     def blocks(carried: bool) -> Iterator[Block]:
         with bar(stored.at_most, f"restore {binding.config.name}") as shown:
-            for block in stored.blocks(carried):
-                yield block._replace(metadata={})
+            for block in _joined(stored.blocks(carried)):
+                yield block
                 shown.update(len(block.keys))
                 fault_points.reach("rows_restored")
 
@@ -230,3 +232,22 @@ def _restore(binding: TableBinding, stored: StoredRows) -> None:
     rows.replace(binding, meta, widths, blocks)
     # All nodes have read the file: none needs to be given what another one has written.
     binding.explicit = False
+
+
+def _joined(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The same rows in fewer blocks, without metadata: each is a mutation of the table."""
+    parts: list[Block] = []
+
+    def join() -> Block:
+        slots = tuple(np.concatenate(one) for one in zip(*(part.slots for part in parts), strict=True))
+        return Block(
+            np.concatenate([one.keys for one in parts]), np.concatenate([one.rows for one in parts]), slots, {}
+        )
+
+    for block in blocks:
+        parts.append(block)
+        if sum(len(one.keys) for one in parts) >= block_rows(block.rows.shape[1]):
+            yield join()
+            parts.clear()
+    if parts:
+        yield join()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tf_sparse_ps.table.table import Block, Table
 
 
+_ROWS_AT_ONCE = 1 << 18
+
+
 class Content(Protocol):
     """Rows of a table, as of one state: a `Scan`, or what is like one.
 
@@ -110,6 +113,10 @@ def write_content(
     written = 0
     # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
     with contextlib.closing(writer), bar(n_rows or 0, f"export {Path(path).name}", show=progress) as shown:
+        write_to = getattr(blocks, "write_to", None)
+        while write_to is not None and (n := write_to(writer, _ROWS_AT_ONCE)):  # a scan's rows are no arrays of ours
+            written += n
+            shown.update(n)
         for keys, rows, values, metadata in blocks:
             writer.append(keys, rows, list(values), metadata)
             written += len(keys)

@@ -113,6 +113,10 @@ class Scan:
     def _next(self) -> Block:
         return self.take(self._block)
 
+    def write_to(self, writer: Any, n: int) -> int:
+        """Appends the next rows, about `n`, to a `_table.ParameterFileWriter`; returns how many, 0 at the end."""
+        return int(writer.append_scan(self._core, n))
+
     def take(self, n: int) -> Block:
         """The next rows, at most `n` of them; none when all have been read."""
         keys, rows, slots, metadata = self._core.next(n)
