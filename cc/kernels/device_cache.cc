@@ -1,4 +1,4 @@
-// Tables with rows on a device: where the rows of keys are, what a step moves, and the step.
+// Tables with rows on a device: where the rows of keys are, and what a step moves.
 //
 // The ops run on the host. Rows on the device are variables, which TensorFlow's own ops read and
 // write as these say (tf_sparse_ps/cache/device_store.py).
@@ -10,21 +10,14 @@
 
 #include "core/group/row_gather.h"
 #include "core/table/planes.h"
-#include "kernels/async_kernel.h"
 #include "kernels/device_caches.h"
 #include "kernels/group_registry.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
-#include "kernels/step.h"
 #include "kernels/timeline.h"
 
 namespace tsps {
 namespace {
-
-Result<std::shared_ptr<DeviceCache>> CacheOf(const KernelContext& context, int input) {
-  TSPS_ASSIGN_OR_RETURN(const int64_t number, context.Scalar<int64_t>(input, "cache"));
-  return DeviceCaches::Get().Find(number);
-}
 
 Status Create(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const int64_t slots, context.Scalar<int64_t>(0, "slots"));
@@ -51,34 +44,6 @@ Status Remove(const KernelContext& context) {
   return Status();
 }
 
-// Inputs: cache, keys[u]. Outputs: order[u], positions in the rows of `slots` and, behind them,
-// those of `absent`; slots; absent.
-Status Find(const KernelContext& context) {
-  const WorkSpan span("find in the cache");
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
-  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(1));
-  const size_t n = keys.size();
-  std::vector<int32_t> found(n), slots;
-  std::vector<int64_t> absent;
-  cache->directory().Find(keys.data<int64_t>(), n, found.data());
-  for (size_t i = 0; i < n; ++i) {
-    if (found[i] != SlotDirectory::kNoSlot) {
-      slots.push_back(found[i]);
-    } else {
-      absent.push_back(keys.data<int64_t>()[i]);
-    }
-  }
-  TSPS_ASSIGN_OR_RETURN(const Tensor order, context.Output<int32_t>(0, {static_cast<int64_t>(n)}));
-  int32_t held = 0, other = static_cast<int32_t>(slots.size());
-  for (size_t i = 0; i < n; ++i) {
-    order.data<int32_t>()[i] = found[i] != SlotDirectory::kNoSlot ? held++ : other++;
-  }
-  cache->looked_up += n;
-  cache->missed += absent.size();
-  TSPS_RETURN_IF_ERROR(context.OutputVector(1, slots));
-  return context.OutputVector(2, absent);
-}
-
 // All that the host has of unique keys, as of one committed state: a matrix for each plane that
 // training changes.
 class HostRows {
@@ -94,7 +59,7 @@ class HostRows {
       const PlaneList* const list = view.Planes(table_.table);
       if (list == nullptr) return Status();  // Read() fails
       for (size_t p = 0; p < list->trained(); ++p) {
-        widths.push_back(list->planes[p].row_bytes / sizeof(float));
+        widths.push_back(WidthOf(table_.config(), list->planes[p], p));
       }
       return Status();
     }));
@@ -156,9 +121,11 @@ class PlanKernel {
   // victims whose rows the host lacks; positions in the keys of those that stay on the host.
   Status Compute(const KernelContext& context) {
     const WorkSpan span("plan the cache");
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
+    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                          DeviceCaches::Get().Of(context, 0));
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, tables_.Resolve(context, 1, 2, 1));
     TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(3));
+    TSPS_RETURN_IF_ERROR(cache->CheckMoved());
     auto planned = cache->MakePlan(keys.data<int64_t>(), keys.size());
     if (!planned.ok()) {
       return Error(planned.status().code(), "table ", (*tables)[0].config().name, ": ",
@@ -199,135 +166,11 @@ class PlanKernel {
   TableCache tables_;
 };
 
-// A step of tables some of which have caches. One commit has the gradients of keys that stay on the
-// host and the rows of victims; the directories follow it, before anything is visible.
-class StepKernel {
- public:
-  Status Init(const Attributes& attributes) {
-    TSPS_ASSIGN_OR_RETURN(tables_, attributes.Int("T"));
-    TSPS_ASSIGN_OR_RETURN(planes_, attributes.IntList("planes"));
-    if (static_cast<int>(planes_.size()) != tables_) {
-      return Error(Code::kInvalidArgument, "planes must have an item for each of ", tables_,
-                   " tables. Received: ", planes_.size());
-    }
-    return Status();
-  }
-
-  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, caches T (0: none), plans T,
-  // not_finite T (keys of gradients that are not), victim_keys T, victims P (of each table as many
-  // as `planes` says). Outputs: verdict.
-  void ComputeAsync(const KernelContext& context, const Done& done) {
-    RunHere(done, [this, context](const ReportDone& report) { return Make(context, report); });
-  }
-
- private:
-  struct Part {
-    std::shared_ptr<DeviceCache> cache;
-    int64_t plan = 0;
-    size_t written = 0;
-  };
-
-  Status Make(const KernelContext& context, const ReportDone& report) {
-    const WorkSpan span("apply");
-    TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
-    TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
-    TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-    StepUpdates updates;
-    std::vector<Part> parts;
-    const Status read = [&]() -> Status {
-      TSPS_RETURN_IF_ERROR(updates.ReadAll(context, 2, tables_, *owner, &cache_));
-      return ReadParts(context, step, *owner, &updates, &parts);
-    }();
-    return MakeStep(context, report, step, *owner, nullptr, [&](GroupWriter& writer) -> Status {
-      TSPS_RETURN_IF_ERROR(read);
-      TSPS_RETURN_IF_ERROR(updates.Prepare(writer, step));
-      for (const Part& part : parts) {
-        const Status committed = part.cache->Commit(part.plan, step, part.written);
-        if (committed.ok()) continue;
-        writer.Abort();
-        return committed;
-      }
-      return Status();
-    });
-  }
-
-  Status ReadParts(const KernelContext& context, int64_t step, OpenGroup& owner,
-                   StepUpdates* updates, std::vector<Part>* parts) {
-    const int caches = 2 + 5 * tables_;
-    int plane = caches + 4 * tables_;
-    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
-                          cache_.Resolve(context, 2, 2 + tables_, tables_));
-    for (int t = 0; t < tables_; ++t) {
-      const int first = plane;
-      plane += planes_[static_cast<size_t>(t)];
-      TSPS_ASSIGN_OR_RETURN(const int64_t number, context.Scalar<int64_t>(caches + t, "caches"));
-      if (number == 0) continue;
-      const TableHandle& table = (*tables)[static_cast<size_t>(t)];
-      Part part;
-      TSPS_ASSIGN_OR_RETURN(part.cache, DeviceCaches::Get().Find(number));
-      TSPS_ASSIGN_OR_RETURN(part.plan, context.Scalar<int64_t>(caches + tables_ + t, "plans"));
-      TSPS_ASSIGN_OR_RETURN(const Tensor bad,
-                            context.Input(caches + 2 * tables_ + t, 1, "not_finite"));
-      if (bad.size() > 0) {
-        return Error(Code::kInvalidArgument, "table ", table.config().name,
-                     ": the gradient of key ", *bad.data<int64_t>(), " is not finite; step ", step,
-                     " was not applied");
-      }
-      TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(caches + 3 * tables_ + t));
-      part.written = keys.size();
-      if (keys.size() > 0) {
-        TSPS_RETURN_IF_ERROR(AddVictims(context, table, owner, first,
-                                        planes_[static_cast<size_t>(t)], std::move(keys), updates));
-      }
-      parts->push_back(std::move(part));
-    }
-    return Status();
-  }
-
-  static Status AddVictims(const KernelContext& context, const TableHandle& table, OpenGroup& owner,
-                           int first, int n_planes, Tensor keys, StepUpdates* updates) {
-    TableWrites writes;
-    writes.table = table.table;
-    writes.keys = keys.data<int64_t>();
-    writes.n = keys.size();
-    TSPS_RETURN_IF_ERROR(owner.group().Read([&](const ReadView& view) -> Status {
-      writes.planes.clear();
-      const PlaneList* const list = view.Planes(table.table);
-      for (size_t p = 0; list != nullptr && p < list->trained(); ++p) {
-        const Plane& plane = list->planes[p];
-        writes.planes.push_back({plane.role, plane.name, plane.row_bytes, nullptr});
-      }
-      return Status();
-    }));
-    if (static_cast<int>(writes.planes.size()) != n_planes) {
-      return Error(Code::kInvalidArgument, "table ", table.path(), " has ", writes.planes.size(),
-                   " planes that training changes. Received: ", n_planes, " of victims");
-    }
-    for (int p = 0; p < n_planes; ++p) {
-      PlaneValues& plane = writes.planes[static_cast<size_t>(p)];
-      TSPS_ASSIGN_OR_RETURN(Tensor rows, context.Input(first + p, 2, "victims"));
-      const auto width = static_cast<int64_t>(plane.row_bytes / sizeof(float));
-      if (rows.dim(0) != keys.dim(0) || rows.dim(1) != width) {
-        return Error(Code::kInvalidArgument, "rows of victims of table ", table.path(),
-                     " must have shape ", ShapeString({keys.dim(0), width}),
-                     ". Received: ", ShapeString(rows.shape()));
-      }
-      plane.values = rows.data<float>();
-      updates->Hold(std::move(rows));
-    }
-    updates->AddWrites(std::move(writes));
-    updates->Hold(std::move(keys));
-    return Status();
-  }
-
-  int tables_ = 0;
-  std::vector<int> planes_;
-  TableCache cache_;
-};
-
 // Outputs: slots and keys of rows that are newer on the device.
 Status Newer(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                        DeviceCaches::Get().Of(context, 0));
+  TSPS_RETURN_IF_ERROR(cache->CheckMoved());
   const SlotDirectory::Newer newer = cache->directory().FindNewer();
   TSPS_RETURN_IF_ERROR(
       context.OutputVector(0, std::vector<int32_t>(newer.slots.begin(), newer.slots.end())));
@@ -335,7 +178,8 @@ Status Newer(const KernelContext& context) {
 }
 
 Status Flushed(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                        DeviceCaches::Get().Of(context, 0));
   TSPS_ASSIGN_OR_RETURN(const int64_t rows, context.Scalar<int64_t>(1, "rows"));
   cache->Flushed();
   cache->flushed += static_cast<uint64_t>(rows);
@@ -343,18 +187,27 @@ Status Flushed(const KernelContext& context) {
 }
 
 Status Clear(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                        DeviceCaches::Get().Of(context, 0));
   cache->Clear();
   return Status();
 }
 
 // Outputs: as CACHE_COUNTERS (tf_sparse_ps/_ops/caches.py).
 Status Counters(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache, CacheOf(context, 0));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                        DeviceCaches::Get().Of(context, 0));
   const SlotDirectory::Counters of = cache->directory().counters();
-  const std::vector<uint64_t> all = {
-      cache->looked_up, cache->missed, of.takes,       of.keys,        of.hits,
-      of.entered,       of.evicted,    cache->written, cache->flushed, cache->directory().newer()};
+  const StagingQueue::Counters ahead = cache->queue().counters();
+  const std::vector<uint64_t> all = {cache->looked_up, cache->missed,
+                                     of.takes,         of.keys,
+                                     of.hits,          of.entered,
+                                     of.evicted,       cache->written,
+                                     cache->flushed,   cache->directory().newer(),
+                                     ahead.announced,  ahead.taken,
+                                     ahead.dropped,    ahead.rows_copied,
+                                     ahead.rows_used,  ahead.waited_ns,
+                                     cache->moving()};
   return context.OutputVector(0, std::vector<int64_t>(all.begin(), all.end()));
 }
 
@@ -363,9 +216,7 @@ Status Counters(const KernelContext& context) {
 void RegisterDeviceCacheKernels() {
   RegisterKernel<FunctionKernel<Create>>("TspsCacheCreate");
   RegisterKernel<FunctionKernel<Remove>>("TspsCacheRemove");
-  RegisterKernel<FunctionKernel<Find>>("TspsCacheFind");
   RegisterKernel<PlanKernel>("TspsCachePlan");
-  RegisterAsyncKernel<StepKernel>("TspsCacheStep");
   RegisterKernel<FunctionKernel<Newer>>("TspsCacheNewer");
   RegisterKernel<FunctionKernel<Flushed>>("TspsCacheFlushed");
   RegisterKernel<FunctionKernel<Clear>>("TspsCacheClear");

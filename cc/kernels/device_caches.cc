@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "kernels/group_registry.h"
@@ -11,6 +12,9 @@
 namespace tsps {
 
 namespace {
+
+// Another thread's step takes as long as a device writes some rows.
+constexpr std::chrono::seconds kLongestMove{5};
 
 std::string NoteOf(const std::string& table) {
   const SplitPath path = SplitTablePath(table);
@@ -31,7 +35,33 @@ Status WriteNote(const std::string& path, int64_t step) {
 }  // namespace
 
 DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::string& table)
-    : directory_(options), note_(NoteOf(table)) {}
+    : directory_(options),
+      queue_(&directory_),
+      table_(SplitTablePath(table).name),
+      note_(NoteOf(table)) {}
+
+Status DeviceCache::CheckMoved() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  // Who has waited in vain for a step has done so for all.
+  const auto longest = given_up_ == moving_ ? std::chrono::seconds(0) : kLongestMove;
+  if (moved_.wait_for(lock, longest, [this] { return moving_ == 0; })) return Status();
+  given_up_ = moving_;
+  return Error(Code::kFailedPrecondition, "table ", table_, ": step ", moving_step_,
+               " was made on the host, and then failed on the device (cache=...): the rows of its "
+               "keys are lost. Restore a checkpoint");
+}
+
+void DeviceCache::Moved(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (static_cast<uint64_t>(number) != moving_) return;  // cleared since
+  moving_ = 0;
+  moved_.notify_all();
+}
+
+bool DeviceCache::moving() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return moving_ != 0;
+}
 
 Result<SlotDirectory::Plan> DeviceCache::MakePlan(const int64_t* keys, size_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -49,7 +79,10 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
                                  [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
   if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(WriteNote(note_, step));
-  TSPS_RETURN_IF_ERROR(directory_.Commit(plan_, keys_.data()));
+  TSPS_RETURN_IF_ERROR(queue_.Commit(static_cast<uint64_t>(step),
+                                     [&] { return directory_.Commit(plan_, keys_.data()); }));
+  moving_ = plan_.number;
+  moving_step_ = step;
   written += rows_written;
   return Status();
 }
@@ -60,7 +93,10 @@ void DeviceCache::Flushed() {
 }
 
 void DeviceCache::Clear() {
-  directory_.Clear();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queue_.Clear();
+  moving_ = 0;
+  moved_.notify_all();
   RemoveNote();
 }
 
@@ -88,9 +124,17 @@ Result<std::shared_ptr<DeviceCache>> DeviceCaches::Find(int64_t number) {
   return found->second;
 }
 
+Result<std::shared_ptr<DeviceCache>> DeviceCaches::Of(const KernelContext& context, int input) {
+  TSPS_ASSIGN_OR_RETURN(const int64_t number, context.Scalar<int64_t>(input, "cache"));
+  return Find(number);
+}
+
 void DeviceCaches::Remove(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  caches_.erase(number);
+  const auto found = caches_.find(number);
+  if (found == caches_.end()) return;
+  found->second->queue().Close();
+  caches_.erase(found);
 }
 
 }  // namespace tsps

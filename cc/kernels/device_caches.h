@@ -3,6 +3,8 @@
 #define TFSPS_KERNELS_DEVICE_CACHES_H_
 
 #include <atomic>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,9 +14,18 @@
 
 #include "core/base/status.h"
 #include "core/cache/slot_directory.h"
-#include "core/group/group.h"
+#include "core/cache/staging_queue.h"
+#include "core/table/planes.h"
+#include "core/table/table_config.h"
+#include "kernels/tensors.h"
 
 namespace tsps {
+
+// Numbers in a row of the p-th plane that training changes: those of the embedding, which comes
+// first, may be of 16 bits, the others are floats.
+inline size_t WidthOf(const TableConfig& table, const Plane& plane, size_t p) {
+  return p == 0 ? static_cast<size_t>(table.dim) : plane.row_bytes / sizeof(float);
+}
 
 // Of one table. Its directory decides; what a step has planned waits here until it is committed.
 class DeviceCache {
@@ -23,6 +34,15 @@ class DeviceCache {
   DeviceCache(const SlotDirectory::Options& options, const std::string& table);
 
   SlotDirectory& directory() { return directory_; }
+  StagingQueue& queue() { return queue_; }
+  // After Commit the host and the directory have the step, and the rows on the device do not, until
+  // Moved. Whoever is about to use them asks first; waits a while for another thread's step. If
+  // Moved does not come, what should have moved them has failed, and what they are is not known:
+  // FailedPrecondition, until Clear.
+  Status CheckMoved();
+  void Moved(int64_t number);
+  // Whether a step has been made and its rows on the device have not moved.
+  bool moving();
   // Plans a step of unique keys; its number.
   Result<SlotDirectory::Plan> MakePlan(const int64_t* keys, size_t n);
   // That the host has what the planned step leaves there is certain. `written`: rows of victims
@@ -42,10 +62,16 @@ class DeviceCache {
   void RemoveNote();
 
   SlotDirectory directory_;
-  const std::string note_;  // path of that file
-  std::mutex mutex_;        // of what follows
+  StagingQueue queue_;
+  const std::string table_;  // its name
+  const std::string note_;   // path of that file
+  std::mutex mutex_;         // of what follows
   SlotDirectory::Plan plan_;
   std::vector<int64_t> keys_;
+  std::condition_variable moved_;
+  uint64_t moving_ = 0;  // number of the plan whose rows have not moved yet; 0: none
+  int64_t moving_step_ = 0;
+  uint64_t given_up_ = 0;  // the last one that was waited for in vain
 };
 
 // Thread-safe.
@@ -56,6 +82,8 @@ class DeviceCaches {
   int64_t Create(const SlotDirectory::Options& options, const std::string& table);
   // NotFound if it was removed.
   Result<std::shared_ptr<DeviceCache>> Find(int64_t number);
+  // The one whose number is an input of a kernel.
+  Result<std::shared_ptr<DeviceCache>> Of(const KernelContext& context, int input);
   void Remove(int64_t number);
 
  private:

@@ -338,6 +338,9 @@ bool RegisterAll() {
   RegisterWireKernels();
   RegisterApplyKernels();
   RegisterDeviceCacheKernels();
+  RegisterCacheStagingKernels();
+  RegisterSlowLinkKernels();
+  RegisterDeviceCacheStepKernels();
   RegisterTimelineKernels();
   RegisterReadyTimesKernels();
   RegisterWaitKernels();

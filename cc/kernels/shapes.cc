@@ -214,6 +214,26 @@ void CachePlanShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   inference.SetOutput(planes, inference.Scalar());
 }
 
+// Inputs: cache, ids N. Outputs: inverses N, three vectors, a scalar, two vectors.
+void CacheTakeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  const int features = inference.inputs() - 1;
+  for (int i = 0; i < inference.outputs(); ++i) {
+    inference.SetOutput(i, i < features        ? inference.Input(i + 1)
+                           : i == features + 3 ? inference.Scalar()
+                                               : inference.Vector());
+  }
+}
+
+// Outputs: two scalars, a matrix, a vector.
+void CacheNextCopyShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  inference.SetOutput(0, inference.Scalar());
+  inference.SetOutput(1, inference.Scalar());
+  inference.SetOutput(2, inference.Concatenate(inference.Vector(), inference.Vector()));
+  inference.SetOutput(3, inference.Vector());
+}
+
 // Inputs: ids N. Outputs: inverses N, keys T.
 void UniqueShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);

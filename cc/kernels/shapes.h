@@ -35,6 +35,8 @@ void RingRoundsShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PackShapes(TF_ShapeInferenceContext*, TF_Status*);
 void PullTakeShapes(TF_ShapeInferenceContext*, TF_Status*);
 void CachePlanShapes(TF_ShapeInferenceContext*, TF_Status*);
+void CacheTakeShapes(TF_ShapeInferenceContext*, TF_Status*);
+void CacheNextCopyShapes(TF_ShapeInferenceContext*, TF_Status*);
 void UnpackMergeShapes(TF_ShapeInferenceContext*, TF_Status*);
 
 }  // namespace tsps

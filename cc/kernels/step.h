@@ -16,6 +16,7 @@
 #include "core/base/executor.h"
 #include "core/exchange/node_exchange.h"
 #include "core/group/group.h"
+#include "core/table/table_config.h"
 #include "kernels/group_registry.h"
 #include "kernels/tensors.h"
 #include "kernels/waiters.h"
@@ -46,11 +47,15 @@ class StepUpdates {
   // Rows that are set in the same step; `Hold` what they point to.
   void AddWrites(TableWrites writes) { writes_.push_back(std::move(writes)); }
   void Hold(Tensor tensor) { held_.push_back(std::move(tensor)); }
+  const void* Hold(StoredRows rows) {
+    return stored_.emplace_back(std::make_unique<StoredRows>(std::move(rows)))->data();
+  }
   Status Prepare(GroupWriter& writer, int64_t step);
 
  private:
   TableCache::Tables tables_;
   std::vector<Tensor> held_;  // the buffers that `updates_` point to
+  std::vector<std::unique_ptr<StoredRows>> stored_;
   std::vector<std::vector<int64_t>> keys_;
   std::vector<ReducedGradients> reduced_;
   std::vector<TableUpdate> updates_;

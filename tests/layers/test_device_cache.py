@@ -399,19 +399,15 @@ def test_a_kill_after_a_flush_loses_nothing() -> None:
     [
         ({"storage": tsps.Tiered("/tmp/none", memory="1MiB")}, "storage=.*cannot have a cache"),
         ({"placement": tsps.Sharded()}, "placement=.*cannot have a cache"),
-        ({"embeddings_constraint": "non_neg"}, "constraint=.*cannot have a cache"),
-        ({"table": tsps.TableConfig("t", DIM, key_limit=ROWS, dtype="bfloat16")}, "dtype=.*cannot have a cache"),
     ],
-    ids=["tiered", "sharded", "constraint", "bfloat16"],
+    ids=["tiered", "sharded"],
 )
 def test_tables_that_cannot_have_a_cache(options: dict[str, Any], message: str) -> None:
     with pytest.raises(tsps.errors.UnsupportedError, match=message):
         tsps.Embedding(ROWS, DIM, cache=cached(), **options)
 
 
-def test_other_layers_schedules_and_devices_are_refused() -> None:
-    with pytest.raises(tsps.errors.UnsupportedError, match="EmbeddingReduce: cache must be None"):
-        tsps.EmbeddingReduce(ROWS, DIM, cache=cached())  # type: ignore[arg-type]
+def test_other_schedules_and_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="there is no such device"):
         tsps.Embedding(ROWS, DIM, cache=cached(device="GPU:77")).build(None)
     model, _ = make(cached(), OPTIMIZERS["sgd"])

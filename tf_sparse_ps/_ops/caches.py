@@ -23,6 +23,13 @@ CACHE_COUNTERS = (
     "written",  # rows of evicted keys that went to the host
     "flushed",  # rows
     "newer",  # rows that are newer on the device, now
+    "announced",  # look-ups, by tsps.lookahead
+    "taken",  # of them, those that came
+    "dropped",  # of them, those that others went past
+    "copied_ahead",  # rows
+    "used",  # of them
+    "waited_ns",  # by look-ups, for rows that were being copied
+    "moving",  # 1: a step was made, and its rows on the device were not written yet
 )
 
 
@@ -42,17 +49,73 @@ def cache_remove(cache: tf.Tensor | int) -> None:
     lib.tsps_cache_remove(tf.cast(cache, tf.int64))
 
 
-class Found(NamedTuple):
-    """What `cache_find` returns."""
+class Taken(NamedTuple):
+    """What `cache_take` returns."""
 
-    order: tf.Tensor  # int32[u]: a key's position in the rows of `slots` and, behind them, those of `absent`
+    inverses: list[tf.Tensor]  # N of int32, of the shapes of the ids: positions in the keys
+    keys: tf.Tensor  # int64[u], unique, in order of first occurrence
+    order: (
+        tf.Tensor
+    )  # int32[u]: a key's position in the rows of `slots`, `positions` and `absent`, one behind the other
     slots: tf.Tensor  # int32[h]
-    absent: tf.Tensor  # int64[u - h], keys
+    copy: tf.Tensor  # int64: number of the rows that were copied ahead and are taken with this; 0: none
+    positions: tf.Tensor  # int32[c], in the copy
+    absent: tf.Tensor  # int64[u - h - c], keys
 
 
-def cache_find(cache: tf.Tensor, keys: tf.Tensor) -> Found:
-    """Where the rows of unique keys, int64[u], are: in slots of the device, or on the host. Changes nothing."""
-    return Found(*lib.tsps_cache_find(cache, keys))
+def cache_take(cache: tf.Tensor, ids: Sequence[tf.Tensor]) -> Taken:
+    """The unique keys of N features' ids, int64 of any shape, of one table, and where their rows are.
+
+    Waits for rows that are being copied to the device at the moment.
+    """
+    return Taken(*lib.tsps_cache_take(cache, ids))
+
+
+def cache_stage(cache: tf.Tensor, index: tf.Tensor, lookups: Sequence[Sequence[tf.Tensor]]) -> tf.Operation:
+    """In a dataset: a batch's look-ups of a cache's table. Waits for nothing.
+
+    Args:
+        cache: its number.
+        index: int64, of the batch in its iterator. 0 drops what was announced before.
+        lookups: the ids of each, as `cache_take` will be given them.
+    """
+    ids = [one for lookup in lookups for one in lookup]
+    return lib.tsps_cache_stage(cache, index, ids, lookups=[len(one) for one in lookups])
+
+
+class Copy(NamedTuple):
+    """What `cache_next_copy` returns."""
+
+    state: tf.Tensor  # int64: 0 go on; 1 go on, and say that what is announced is not looked up; 2 the end
+    copy: tf.Tensor  # int64, the number of the rows; 0: there are none
+    rows: tf.Tensor  # float32[n, dim]
+    removed: tf.Tensor  # int64[r], numbers of copies that nobody will take
+
+
+def cache_next_copy(cache: tf.Tensor, path: tf.Tensor, uuid: str, copied: int) -> Copy:
+    """Blocks until rows are to be copied to the device, and reads them. For a thread of its own, eagerly.
+
+    Args:
+        cache, path, uuid: of the cache, and of its table.
+        copied: the copy that is on the device since; 0: none.
+    """
+    return Copy(*lib.tsps_cache_next_copy(cache, path, uuid, tf.constant(copied, tf.int64)))
+
+
+def cache_close(cache: tf.Tensor) -> None:
+    """Ends `cache_next_copy`; nothing is copied ahead any more."""
+    lib.tsps_cache_close(cache)
+
+
+def slow_copy(rows: tf.Tensor, bytes_per_second: float, direction: str) -> tf.Tensor:
+    """A copy of float32 rows, which takes as long as it would by a link of that rate. For measurements.
+
+    Args:
+        rows: any shape.
+        bytes_per_second: of each direction.
+        direction: "down" or "up". Copies of one direction are one after another.
+    """
+    return lib.tsps_slow_copy(rows, bytes_per_second, direction)
 
 
 class Plan(NamedTuple):
@@ -127,6 +190,20 @@ def cache_step(
         [plane for one in victims for plane in one],
         planes=[len(one) for one in victims],
     )
+
+
+def cache_moved(cache: tf.Tensor, plan: tf.Tensor) -> tf.Operation | None:
+    """The device has the rows of a plan, int64, whose step was made. Until then nobody else gets anything of the cache.
+
+    Who asks before that waits for a while, and then gets a FailedPreconditionError: what should have written the rows
+    has failed.
+    """
+    return lib.tsps_cache_moved(cache, plan)
+
+
+def cache_draws(path: tf.Tensor, uuid: str, keys: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """What stochastic rounding of rows in a step depends on: int64[n], 64 bits for each of `keys`, int64[n]."""
+    return lib.tsps_cache_draws(path, uuid, keys, step)
 
 
 def cache_newer(cache: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -223,7 +223,7 @@ _CONSTRUCTS = {
 }
 
 
-def _refuse_constructs() -> None:
+def refuse_constructs() -> None:
     """Raises where TensorFlow would fail on IndexedSlices with a text that names nothing.
 
     Only the call stack tells: inside a nested tf.function all graphs look as they do outside. A tape in the body is
@@ -243,7 +243,7 @@ def _refuse_constructs() -> None:
 
 @tf.RegisterGradient("TspsLookup")
 def _lookup_gradient(op: Any, *grads: Any) -> list[Any]:
-    _refuse_constructs()
+    refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
     keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
@@ -253,7 +253,7 @@ def _lookup_gradient(op: Any, *grads: Any) -> list[Any]:
 
 @tf.RegisterGradient("TspsPooledLookup")
 def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
-    _refuse_constructs()
+    refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
     combiners = _combiners(op)
@@ -282,7 +282,7 @@ tf.no_gradient("TspsReadRows")
 
 @tf.RegisterGradient("TspsGatherRows")
 def _gather_rows_gradient(op: Any, *grads: Any) -> list[Any]:
-    _refuse_constructs()
+    refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
     inverses, keys = op.inputs[:n], op.inputs[n + t : n + 2 * t]
@@ -292,7 +292,7 @@ def _gather_rows_gradient(op: Any, *grads: Any) -> list[Any]:
 
 @tf.RegisterGradient("TspsPoolRows")
 def _pool_rows_gradient(op: Any, *grads: Any) -> list[Any]:
-    _refuse_constructs()
+    refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
     inverses, splits, weights = op.inputs[:n], op.inputs[n : 2 * n], op.inputs[2 * n : 3 * n]

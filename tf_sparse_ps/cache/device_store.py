@@ -8,10 +8,11 @@ positions: a variable is never read whole.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -19,7 +20,8 @@ import tensorflow as tf
 from tf_sparse_ps import _ops, _table
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.cache import row_rules
+from tf_sparse_ps.cache import copier, row_constraints, row_rounding, row_rules
+from tf_sparse_ps.cache.link import Link
 from tf_sparse_ps.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from tf_sparse_ps.optimizers import RowOptimizer
 
 _HOST = "/CPU:0"
+# Of this process's caches. Tests and measurements put a slow one here.
+link = Link()
 # Numbers of caches whose stores are gone, and their processes. Garbage is collected in any thread and between any two
 # instructions, in graphs too, so all that is done there is to append; the next cache that is made removes them.
 _gone: collections.deque[tuple[int, int]] = collections.deque()
@@ -55,6 +59,7 @@ class StepPart:
     """What a step does to a table with rows on a device.
 
     Attributes:
+      keys: int64[u], of the step.
       plan: Of the host.
       gradients: float32[u, dim], of all keys of the step.
       left_keys, left_gradients: Of rows that stay on the host.
@@ -62,6 +67,7 @@ class StepPart:
       not_finite: int64[0 or 1]: a key whose gradient is not finite.
     """
 
+    keys: tf.Tensor
     plan: _ops.Plan
     gradients: tf.Tensor
     left_keys: tf.Tensor
@@ -93,17 +99,22 @@ class DeviceStore:
         self.device = resolve_device(options.device)
         self._path, self._path_tensor, self._uuid, self._config = path, path_tensor, uuid, config
         self._kind: str | None = None
+        self._given_up = False  # rows that are lost are being written by others
         with eager_ops(f"making the cache of table {path}") as _ops_, tf.device(_HOST):
             _remove_gone(_ops_)
             self.number = _ops_.cache_create(options.rows, options.policy, path)
             self._carrier = tf.zeros([0, config.dim])
-        self._planes = [self._variable(config.dim, "rows")]
+        self._area = copier.area_of(int(self.number))
+        self._link = link
+        self._copier: copier.Copier | None = None
+        self._constraint = config.resolved_constraint()
+        self._planes = [self._variable(config.dim, "rows", config.dtype)]
         known = weakref.finalize(self, _gone.append, (int(self.number), os.getpid()))
         known.atexit = False  # type: ignore[misc]  # the process gives up everything
 
-    def _variable(self, width: int, name: str) -> tf.Variable:
+    def _variable(self, width: int, name: str, dtype: str = "float32") -> tf.Variable:
         with tf.init_scope(), tf.device(self.device):
-            zeros = tf.zeros([self.options.rows, width])
+            zeros = tf.zeros([self.options.rows, width], dtype)
             return _keras.ResourceVariable(
                 initial_value=zeros, trainable=False, name=f"tsps_cache_{self._config.name}_{name}"
             )
@@ -128,21 +139,77 @@ class DeviceStore:
 
     # --- looking up ---
 
-    def read(self, keys: tf.Tensor, path: tf.Tensor) -> tf.Tensor:
-        """Rows of unique keys, on the device: float32[u, dim]. In a graph, or eagerly.
+    def take(self, ids: Sequence[tf.Tensor], path: tf.Tensor, after: tf.Tensor) -> tuple[_ops.Unique, tf.Tensor]:
+        """The unique keys of one call's ids, and their rows, on the device. In a graph, or eagerly.
+
+        Rows that were copied ahead for these ids (`look_ahead`) are taken.
 
         Args:
-          keys: int64[u].
+          ids: N of int64, any shape.
           path: What names the table.
+          after: What there is when the step before is made.
+
+        Returns:
+          The keys and the positions of the ids in them; rows, float32[u, dim].
         """
         with tf.device(_HOST):
-            found = _ops.cache_find(self.number, keys)
+            with tf.control_dependencies([after]):
+                found = _ops.cache_take(self.number, ids)
             (from_host,) = _ops.read_rows([found.absent], [path], [self._uuid], [self._carrier])
+            from_host = self._link.down(self._stored(from_host))
         with tf.device(self.device):
             held = _gather(self._planes[0], found.slots)
-            return tf.gather(tf.concat([held, from_host], 0), found.order)
+            rows = tf.gather(tf.concat([held, self._copied(found), from_host], 0), found.order)
+            return _ops.Unique(found.inverses, [found.keys]), tf.cast(rows, tf.float32)
+
+    def _copied(self, found: _ops.Taken) -> tf.Tensor:
+        """Rows that were copied ahead, [c, dim], as they are stored."""
+        dim, dtype = self._config.dim, self._config.dtype
+
+        def take() -> tf.Tensor:
+            with tf.device(self.device):
+                rows = tf.gather(copier.unstage(self._area, found.copy, dtype), found.positions)
+                return tf.ensure_shape(rows, [None, dim])
+
+        return tf.cond(found.copy > 0, take, lambda: tf.zeros([0, dim], dtype))
+
+    def look_ahead(self) -> None:
+        """From now on rows that a dataset announces (`_ops.cache_stage`) are copied to the device ahead."""
+        if self._copier is None:
+            with tf.init_scope():
+                self._copier = copier.Copier(
+                    self.number,
+                    self._area,
+                    self._path_tensor,
+                    self._uuid,
+                    self._config.name,
+                    self._config.dtype,
+                    self.device,
+                    self._link,
+                )
+
+    def _stored(self, rows: tf.Tensor) -> tf.Tensor:
+        """Rows of the host, of the type that they have there and here."""
+        return tf.cast(rows, self._config.dtype)
 
     # --- a step ---
+
+    def merge(self, keys: tf.Tensor, gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Adds gradients of equal keys up, on the device.
+
+        Args:
+          keys: int64[n].
+          gradients: float32[n, dim].
+
+        Returns:
+          int64[u] and float32[u, dim]: unique keys, in order of first occurrence.
+        """
+        with tf.device(_HOST):
+            found = _ops.unique([keys], [0], 1)
+        with tf.device(self.device):
+            sums = tf.math.unsorted_segment_sum(gradients, found.inverses[0], tf.shape(found.keys[0])[0])
+            sums.set_shape([None, self._config.dim])
+        return found.keys[0], sums
 
     def plan(self, keys: tf.Tensor, gradients: tf.Tensor) -> StepPart:
         """Decides what a step moves, and reads what leaves.
@@ -156,31 +223,56 @@ class DeviceStore:
             left_keys = tf.gather(keys, plan.left)
         with tf.device(self.device):
             gradients = tf.identity(gradients)
-            victims = [_gather(plane, plan.victims) for plane in self._planes]
-            left_gradients = tf.gather(gradients, plan.left)
+            victims = [self._link.up(_gather(plane, plan.victims)) for plane in self._planes]
+            left_gradients = self._link.up(tf.gather(gradients, plan.left))
             n = tf.shape(gradients)[0]
             finite = tf.reduce_all(tf.math.is_finite(gradients), axis=1)
             first = tf.reduce_min(tf.concat([tf.where(finite, n, tf.range(n)), [n]], 0))
         with tf.device(_HOST):
             not_finite = keys[first : first + 1]
-        return StepPart(plan, gradients, left_keys, left_gradients, victims, not_finite)
+            victims[0] = tf.cast(victims[0], tf.float32)
+        return StepPart(keys, plan, gradients, left_keys, left_gradients, victims, not_finite)
 
-    def move(self, part: StepPart, hyper: tf.Tensor) -> None:
+    def move(self, part: StepPart, hyper: tf.Tensor, step: tf.Tensor) -> list[tf.Operation]:
         """Does on the device what was planned, when the step is made: new rows come, and all that are here are trained.
 
         Args:
           part: The step's.
-          hyper: Of the table's rule, float32[n].
+          hyper: Of the table's rule, and of its constraint, float32[n].
+          step: That was made, int64.
+
+        Returns:
+          What says that it is done, in a graph; nothing eagerly. Before that the rows are used by nobody.
         """
         assert self._kind is not None  # it is bound
         plan = part.plan
+        with tf.device(_HOST):
+            coming = [self._stored(plan.rows[0]), *plan.rows[1:]]
+            draws = self._draws(part, step)
         with tf.device(self.device):
-            came = [_put(plane, plan.entering, rows) for plane, rows in zip(self._planes, plan.rows, strict=True)]
+            came = [
+                _put(plane, plan.entering, self._link.down(rows))
+                for plane, rows in zip(self._planes, coming, strict=True)
+            ]
             with tf.control_dependencies([one for one in came if one is not None]):
                 rows = [_gather(plane, plan.slots) for plane in self._planes]
-            trained = row_rules.RULES[self._kind](tf.identity(hyper), tf.gather(part.gradients, plan.held), rows)
-            for plane, new in zip(self._planes, trained, strict=True):
-                _put(plane, plan.slots, new)
+            hyper = tf.identity(hyper)
+            rows[0] = tf.cast(rows[0], tf.float32)
+            trained = row_rules.RULES[self._kind](hyper, tf.gather(part.gradients, plan.held), rows)
+            if self._constraint is not None:
+                trained[0] = row_constraints.apply(self._constraint.kind, hyper[-4:], trained[0])
+            trained[0] = row_rounding.to(self._config.dtype, trained[0], draws)
+            done = [_put(plane, plan.slots, new) for plane, new in zip(self._planes, trained, strict=True)]
+        with tf.control_dependencies([one for one in done if one is not None]), tf.device(_HOST):
+            moved = _ops.cache_moved(self.number, plan.plan)
+        return [] if moved is None else [moved]
+
+    def _draws(self, part: StepPart, step: tf.Tensor) -> tf.Tensor | None:
+        """What the rounding of the rows that are trained depends on, int64[h]; None: they are not rounded at random."""
+        if self._config.dtype == "float32" or self._config.rounding != "stochastic":
+            return None
+        keys = tf.gather(part.keys, part.plan.held)
+        return _ops.cache_draws(self._path_tensor, self._uuid, keys, step)
 
     def flush_after(self, step: tf.Tensor) -> None:
         """Flushes after every so many steps, if the cache's options say so. `step`: the one that was made, int64."""
@@ -198,6 +290,8 @@ class DeviceStore:
 
     def flush(self) -> None:
         """Gives the host all rows that are newer here, in one commit. Eagerly; does nothing if there are none."""
+        if self._given_up:
+            return
         with eager_ops(f"flushing the cache of table {self._path}"):
             if self.counters()["newer"]:
                 self._flush()
@@ -207,12 +301,38 @@ class DeviceStore:
         with tf.device(_HOST):
             slots, keys = _ops.cache_newer(self.number)
         with tf.device(self.device):
-            rows, *others = (_gather(plane, slots) for plane in self._planes)
+            rows, *others = (self._link.up(_gather(plane, slots)) for plane in self._planes)
         with tf.device(_HOST):
+            rows = tf.cast(rows, tf.float32)
             n = tf.size(keys, tf.int64)
             _ops.assign(self._path_tensor, self._uuid, keys, rows, others)
             _ops.cache_flushed(self.number, n)
             return n
+
+    @property
+    def failed(self) -> bool:
+        """Whether a step was made on the host and not here: rows are lost, and what is here is not to be used."""
+        return bool(self.counters()["moving"])
+
+    @contextlib.contextmanager
+    def host_writes(self, *, whole: bool) -> Iterator[None]:
+        """Surrounds a write of others to the table: all newer rows are flushed, and then none is here any more.
+
+        Args:
+          whole: They write everything. So rows that a failed step has lost are there again, and are not asked for.
+        """
+        self._given_up = whole and self.failed
+        try:
+            self.flush()
+            try:
+                yield
+            except BaseException:
+                if not self._given_up:
+                    self.clear()
+                raise
+            self.clear()
+        finally:
+            self._given_up = False
 
     def clear(self) -> None:
         """Frees all slots: the host's rows are the ones that count, from now on."""
@@ -229,47 +349,56 @@ class DeviceStore:
         """What it did since it was made: `CACHE_COUNTERS`, and what follows from them.
 
         `hit_rate` is that of steps; `bytes_down` went from the host to the device, `bytes_up` back: rows of forward
-        passes, rows that entered, gradients of rows that stayed, and rows that left or were flushed.
+        passes, copied ahead or when they were needed, rows that entered, gradients of rows that stayed, and rows that
+        left or were flushed.
         """
         found = self.counters()
-        row = 4 * self._config.dim
-        all_planes = 4 * sum(int(plane.shape[1]) for plane in self._planes)
+        del found["moving"]
+        row, gradient = (size * self._config.dim for size in (self._planes[0].dtype.size, 4))
+        all_planes = sum(plane.dtype.size * int(plane.shape[1]) for plane in self._planes)
         left = found["keys"] - found["hits"] - found["entered"]
         return {
             **{name: float(value) for name, value in found.items()},
             "hit_rate": found["hits"] / found["keys"] if found["keys"] else 0.0,
-            "bytes_down": float(found["missed"] * row + found["entered"] * all_planes),
-            "bytes_up": float(left * row + (found["written"] + found["flushed"]) * all_planes),
+            "bytes_down": float((found["missed"] + found["copied_ahead"]) * row + found["entered"] * all_planes),
+            "bytes_up": float(left * gradient + (found["written"] + found["flushed"]) * all_planes),
         }
 
 
-def gather(carrier: tf.Tensor, rows: tf.Tensor, found: _ops.Unique, device: str) -> tf.Tensor:
-    """Rows of the ids of one feature, on a device; their gradient arrives at the carrier, summed there per key.
+def gather(carrier: tf.Tensor, rows: tf.Tensor, found: _ops.Unique, device: str) -> list[tf.Tensor]:
+    """Rows of the ids of N features, on a device; their gradient arrives at the carrier, summed there per key.
 
     Args:
       carrier: float32[0, dim], of the table.
       rows: float32[u, dim], of the unique keys.
-      found: Of one feature.
+      found: Of the features of this table alone.
       device: TensorFlow's name.
 
     Returns:
-      float32[*ids.shape, dim].
+      N of float32[*ids.shape, dim].
     """
 
-    inverse, keys = found.inverses[0], found.keys[0]
+    (keys,) = found.keys
 
     @tf.custom_gradient
     def gathered(carrier: tf.Tensor, rows: tf.Tensor) -> Any:
-        def grad(upstream: tf.Tensor) -> Sequence[Any]:
+        def grad(*upstream: tf.Tensor) -> Sequence[Any]:
+            _ops.refuse_constructs()
             with tf.device(device):
-                flat = tf.reshape(upstream, [-1, carrier.shape[1]])
-                sums = tf.math.unsorted_segment_sum(flat, tf.reshape(inverse, [-1]), tf.shape(keys)[0])
+                flat = _joined([tf.reshape(one, [-1, carrier.shape[1]]) for one in upstream])
+                positions = _joined([tf.reshape(one, [-1]) for one in found.inverses])
+                sums = tf.math.unsorted_segment_sum(flat, positions, tf.shape(keys)[0])
             return tf.IndexedSlices(sums, keys), None
 
-        return tf.gather(rows, inverse), grad
+        return [tf.gather(rows, one) for one in found.inverses], grad
 
     with tf.device(device):
-        return gathered(carrier, tf.stop_gradient(rows))
+        found_rows: list[tf.Tensor] = gathered(carrier, tf.stop_gradient(rows))
+        return found_rows
+
+
+def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
 
 def _gather(plane: tf.Variable, slots: tf.Tensor) -> tf.Tensor:

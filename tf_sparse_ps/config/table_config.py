@@ -9,8 +9,9 @@ import re
 from typing import Any
 
 from tf_sparse_ps import optimizers
-from tf_sparse_ps.config import constraints, initializers, tiered
+from tf_sparse_ps.config import constraints, device_cache, initializers, tiered
 from tf_sparse_ps.config import placement as placement_lib
+from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import UnsupportedError
 
@@ -52,6 +53,7 @@ class TableConfig:
       storage: Where the rows are: "memory", or a `tsps.Tiered`, for tables larger than memory.
       placement: On which machines of a job the rows are: "replicated", all of them on each, or a `tsps.Sharded`, for
         tables larger than a machine. Of layers; without effect on one machine.
+      cache: None, or a `tsps.DeviceCache`: rows that are used often stay on a device. Of layers, of one process.
       metadata: Planes that the table keeps for every row beside the row and the slots (`tsps.MetadataPlane`); of
         `tsps.Table`, not of layers.
 
@@ -75,6 +77,7 @@ class TableConfig:
     metadata: tuple[MetadataPlane, ...] = ()
     storage: tiered.Storage = "memory"
     placement: placement_lib.Placement = "replicated"
+    cache: DeviceCache | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -107,6 +110,7 @@ class TableConfig:
             )
         object.__setattr__(self, "storage", tiered.get(self.storage))
         object.__setattr__(self, "placement", placement_lib.get(self.placement))
+        object.__setattr__(self, "cache", device_cache.get(self.cache))
         self.resolved_initializer()
         self.resolved_constraint()
 
@@ -126,6 +130,7 @@ class TableConfig:
         config["constraint"] = constraints.serialize(self.constraint)
         config["storage"] = tiered.serialize(self.storage)
         config["placement"] = placement_lib.serialize(self.placement)
+        config["cache"] = device_cache.serialize(self.cache)
         config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
 

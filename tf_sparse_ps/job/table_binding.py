@@ -92,11 +92,14 @@ class TableBinding:
             self.cache.bind(optimizer)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[bool]:
+    def writing(self, *, whole: bool = False) -> Iterator[bool]:
         """Surrounds a write outside of steps: the leader writes, the node's other ranks leave when it has done so.
 
         All ranks of a node come here the same number of times. The leader alone does not wait for anyone, so that
         rank 0 may load weights by itself.
+
+        Args:
+          whole: Every row and slot is written or erased, so that rows which a failed step has lost are there again.
 
         Yields:
           Whether this rank is to write.
@@ -105,14 +108,12 @@ class TableBinding:
           UnavailableError, WaitTimeoutError: The leader did not get there.
         """
         self.writes += 1
-        if self.cache is not None:
-            self.cache.flush()
-        try:
+        if self.cache is None:
             with self.group.one_writes(self.ordinal, self.writes, self.path) as writes:
                 yield writes
-        finally:
-            if self.cache is not None:
-                self.cache.clear()
+            return
+        with self.cache.host_writes(whole=whole), self.group.one_writes(self.ordinal, self.writes, self.path) as writes:
+            yield writes
 
     def assign(
         self,
@@ -132,14 +133,15 @@ class TableBinding:
             if writes:
                 self.write_rows(keys, rows, slots)
 
-    def replace(self, blocks: Iterable[Block]) -> None:
+    def replace(self, blocks: Iterable[Block], *, whole: bool) -> None:
         """Sets rows (and slots) on this node, and erases every other key. Every rank calls it; the leader reads blocks.
 
         Args:
           blocks: With arguments of `assign`; keys are in one of them.
+          whole: The blocks have slots, if the table has some.
         """
         self.explicit = True
-        with self.writing() as writes:
+        with self.writing(whole=whole) as writes:
             if not writes:
                 return
             others = len(self.reader()) > 0

@@ -17,20 +17,15 @@ if TYPE_CHECKING:
 
 
 def refuse(config: TableConfig, layer: str) -> None:
-    """Raises UnsupportedError, with the reason, if a table of a layer cannot have a cache."""
+    """Raises UnsupportedError, with the reason, if a table of a layer has a cache and cannot have one."""
+    if config.cache is None:
+        return
     reasons = {
         f"storage={config.storage!r}": "rows would have three places, and one commit covers two of them."
         if config.storage != "memory"
         else None,
         f"placement={config.placement!r}": "a row is on the machine that owns it, and on no device."
         if config.placement != "replicated"
-        else None,
-        f"dtype={config.dtype!r}": "rows on a device are float32: rounding them when they leave, and not at every "
-        "step, would train another table."
-        if config.dtype != "float32"
-        else None,
-        f"constraint={config.constraint!r}": "constraints have no form for rows on a device yet."
-        if config.resolved_constraint() is not None
         else None,
     }
     for option, reason in reasons.items():
@@ -50,6 +45,8 @@ def refuse_several(config: TableConfig, job: Job) -> None:
 
 def attach(binding: TableBinding, cache: DeviceCache, job: Job) -> None:
     """Gives a table its cache, which is flushed before the table is read here, and when a named job ends."""
+    if binding.cache is not None:
+        raise ValueError(f"table {binding.path} has a cache already; a table has one")
     store = DeviceStore(binding.path, binding.path_tensor, binding.uuid, binding.config, cache)
     if binding.optimizer is not None:
         store.bind(binding.optimizer)

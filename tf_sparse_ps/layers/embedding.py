@@ -75,7 +75,8 @@ class Embedding(TableLayer):
         agree, and its initializer and constraint are used in place of the layer's.
       storage: "memory", or a `tsps.Tiered`, for a table larger than memory.
       placement: "replicated", one table per machine, or a `tsps.Sharded`, for a table larger than a machine.
-      cache: None, or a `tsps.DeviceCache`: rows that are used often stay on a device. In a job of one process.
+      cache: None, or a `tsps.DeviceCache`: rows that are used often stay on a device. In a job of one process. May be
+        the table's instead, TableConfig(cache=...).
       **options: `EmbeddingOptions`, those of keras.layers.Layer among them.
 
     Call arguments:
@@ -149,10 +150,16 @@ class Embedding(TableLayer):
             raise ValueError("`mask_zero` cannot be enabled when the layer returns a `tf.SparseTensor` (sparse=True).")
         self.table = table
         self.cache = device_cache.get(cache)
+        if table is not None and table.cache is not None:
+            if self.cache is not None:
+                raise ValueError(
+                    f"{name}: a table has one cache: give it to the layer, or to the table, TableConfig(cache=...). "
+                    f"Received: cache={cache!r}, table={table}"
+                )
+            self.cache = table.cache
         self._first_weights = weights
         self._config = self._table_config()
-        if self.cache is not None:
-            cached.refuse(self._config, name)
+        cached.refuse(self._config, name)
         if weights is not None and _keras.IS_KERAS_3:
             self.build()
 
@@ -166,6 +173,7 @@ class Embedding(TableLayer):
                 constraint=self.embeddings_constraint,
                 storage=self.storage,
                 placement=self.placement,
+                cache=self.cache,
             )
         key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
         if self.table.dim != self.output_dim or key_limit != self.input_dim:
@@ -173,7 +181,7 @@ class Embedding(TableLayer):
                 f"`table` has dim={self.table.dim}, key_limit={self.table.key_limit}; the layer has "
                 f"output_dim={self.output_dim}, input_dim={self.input_dim}"
             )
-        return dataclasses.replace(self.table, key_limit=key_limit)
+        return dataclasses.replace(self.table, key_limit=key_limit, cache=self.cache)
 
     def table_configs(self) -> list[TableConfig]:
         """See `TableLayer.table_configs`."""
@@ -184,7 +192,7 @@ class Embedding(TableLayer):
         if self._bound.bindings:
             return
         values = self._first_values()
-        self._make_table(self._config, "embeddings", values, self.cache)
+        self._make_table(self._config, "embeddings", values)
         self._first_weights = None
         self.built = True
 
@@ -292,7 +300,9 @@ class Embedding(TableLayer):
             "table": None if self.table is None else self.table.get_config(),
             "placement": placement_lib.serialize(self.placement),
             "storage": tiered.serialize(self.storage),
-            "cache": device_cache.serialize(self.cache),
+            "cache": None
+            if self.table is not None and self.table.cache is not None
+            else device_cache.serialize(self.cache),
         }
         if not _keras.IS_KERAS_3:
             config |= {"input_length": self.input_length, "sparse": self.sparse}

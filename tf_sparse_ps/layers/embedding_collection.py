@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import FeatureConfig, TableConfig
-from tf_sparse_ps.layers import bags, row_source
+from tf_sparse_ps.layers import bags, cached, row_source
 from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, refuse_other_than_integers
 
 
@@ -48,6 +48,8 @@ class EmbeddingCollection(TableLayer):
                     f"{feature.table}"
                 )
         super().__init__(**kwargs)
+        for config in tables.values():
+            cached.refuse(config, type(self).__name__)
         self.features = dict(features)
         self._tables = tables
 
@@ -62,6 +64,18 @@ class EmbeddingCollection(TableLayer):
         for name, config in self._tables.items():
             self._make_table(config, f"{name}_embeddings")
         self.built = True
+
+    def cache_statistics(self) -> dict[str, dict[str, float]]:
+        """What the caches of its tables did since the layer was built: `DeviceStore.statistics`, by the table's name.
+
+        Raises:
+          ValueError: No table has a cache, or the layer is not built.
+        """
+        found = {one.config.name: one.cache.statistics() for one in self._bound.bindings if one.cache is not None}
+        if not found:
+            built = bool(self._bound.bindings)
+            raise ValueError(f"layer {self.name!r} has no cache" + ("" if built else " before it is built"))
+        return found
 
     if TYPE_CHECKING:  # the call that editors show; at run time it is Keras's
 

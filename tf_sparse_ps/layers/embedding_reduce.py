@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.placement import Placement
 from tf_sparse_ps.config.table_config import COMBINERS, TableConfig
 from tf_sparse_ps.config.tiered import Storage
@@ -49,14 +50,9 @@ class EmbeddingReduce(Embedding):
         table: TableConfig | None = None,
         placement: Placement = "replicated",
         storage: Storage = "memory",
-        cache: None = None,
+        cache: DeviceCache | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
-        if cache is not None:
-            raise UnsupportedError(
-                "EmbeddingReduce: cache must be None: tsps.Embedding alone can have rows on a device. "
-                f"Received: {cache!r}"
-            )
         if combiner not in COMBINERS:
             raise ValueError(f"`combiner` must be one of {', '.join(COMBINERS)}. Received: combiner={combiner!r}")
         super().__init__(

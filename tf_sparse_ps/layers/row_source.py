@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops, job
-from tf_sparse_ps.cache import device_store
+from tf_sparse_ps.cache import device_bags, device_store
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.layers import anchor, saving, sharded
 from tf_sparse_ps.rings import node_exchange, row_pull
@@ -92,14 +92,26 @@ class CachedTable(SharedTable):
     @classmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See `RowSource.read`."""
-        return [one.binding.cache.read(own, one.path) for one, own in zip(sources, keys, strict=True)]
+        return [one._take([own])[1] for one, own in zip(sources, keys, strict=True) if isinstance(one, CachedTable)]
 
-    def look_up(self, ids: tf.Tensor) -> tf.Tensor:
-        """Rows of the ids of one feature, float32[*ids.shape, dim], on the device."""
-        with tf.device("/CPU:0"):
-            found = _ops.unique([ids], [0], 1)
-        (rows,) = self.read([self], found.keys)
+    @tf.autograph.experimental.do_not_convert
+    def _take(self, ids: Sequence[tf.Tensor]) -> tuple[_ops.Unique, tf.Tensor]:
+        found: tuple[_ops.Unique, tf.Tensor] = self.binding.cache.take(ids, self.path, job.current().step.read_value())
+        return found
+
+    def look_up(self, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Rows of the ids of N features of this table, N of float32[*ids.shape, dim], on the device."""
+        found, rows = self._take(ids)
         return device_store.gather(self.carrier, rows, found, self.binding.cache.device)
+
+    def pool(self, bags: Sequence[Bags], combiners: Sequence[str]) -> list[tf.Tensor]:
+        """Combined rows of the bags of N features of this table, N of float32[bags_f, dim], on the device."""
+        rows = self.look_up([one.ids for one in bags])
+        device = self.binding.cache.device
+        return [
+            device_bags.combine(found, one.splits, one.weights, combiner, device)
+            for found, one, combiner in zip(rows, bags, combiners, strict=True)
+        ]
 
 
 # All pulls of a process are one after another, in the order of the program (`NodeExchange.pulls`): one exchange of the
@@ -198,8 +210,8 @@ def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Se
         return _ops.lookup([ids[f] for f in at], *_named(own), of).rows
 
     def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
-        if isinstance(own[0], CachedTable) and len(at) == 1:
-            return [own[0].look_up(ids[at[0]])]
+        if isinstance(own[0], CachedTable):
+            return _by_table(own, of, lambda table, features: table.look_up([ids[at[f]] for f in features]))
         found = _ops.unique([ids[f] for f in at], of, len(own))
         return _ops.gather_rows(found, type(own[0]).read(own, found.keys), [one.carrier for one in own], of)
 
@@ -229,6 +241,12 @@ def pool(
         return _ops.pooled_lookup(*bags_at(at), *_named(own), of, [combiners[f] for f in at]).pooled
 
     def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
+        if isinstance(own[0], CachedTable):
+
+            def pool_one(table: CachedTable, features: Sequence[int]) -> list[tf.Tensor]:
+                return table.pool([bags[at[f]] for f in features], [combiners[at[f]] for f in features])
+
+            return _by_table(own, of, pool_one)
         ids, splits, weights = bags_at(at)
         found = _ops.unique(ids, of, len(own))
         rows, carriers = type(own[0]).read(own, found.keys), [one.carrier for one in own]
@@ -260,6 +278,21 @@ def _by_class(sources: Sequence[RowSource], table_of: Sequence[int], plain: _Par
     return [results[f] for f in range(len(table_of))]
 
 
+def _by_table(
+    tables: Sequence[RowSource],
+    table_of: Sequence[int],
+    look: Callable[[CachedTable, Sequence[int]], list[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """One call for the features of each table that has rows on a device."""
+    results: dict[int, tf.Tensor] = {}
+    for number in dict.fromkeys(table_of):
+        table = tables[number]
+        assert isinstance(table, CachedTable)
+        features = [f for f, of in enumerate(table_of) if of == number]
+        results |= dict(zip(features, look(table, features), strict=True))
+    return [results[f] for f in range(len(table_of))]
+
+
 def _named(sources: Sequence[RowSource]) -> tuple[list[tf.Tensor], list[str], list[tf.Tensor]]:
     """Paths, uuids and carriers, as the ops take them."""
     return [one.path for one in sources], [one.binding.uuid for one in sources], [one.carrier for one in sources]
@@ -273,11 +306,13 @@ class Recording:
     """What lookups asked for.
 
     Attributes:
-      ids: The ids of each lookup, with their table, in the order of the lookups.
+      ids: The ids of each feature, with its table, in the order of the lookups.
+      calls: Of each, the number of the lookup.
       stand_ins: What the lookups returned: zeros in place of rows.
     """
 
     ids: list[tuple[TableBinding, tf.Tensor]] = dataclasses.field(default_factory=list)
+    calls: list[int] = dataclasses.field(default_factory=list)
     stand_ins: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     def take(
@@ -289,9 +324,11 @@ class Recording:
     ) -> list[tf.Tensor]:
         """Notes the ids of N features; returns zeros float32[*shape, dim] for each."""
         rows = []
+        call = self.calls[-1] + 1 if self.calls else 0
         for one, table, shape in zip(ids, table_of, shapes, strict=True):
             binding = sources[table].binding
             self.ids.append((binding, one))
+            self.calls.append(call)
             rows.append(tf.zeros(tf.concat([shape, [binding.config.dim]], 0)))
         self.stand_ins += rows
         return rows

@@ -253,7 +253,8 @@ def replace(
         else:
             fresh = anew or tuple(zip(widths, meta["slot_init"], strict=bool(widths)))
             found_blocks = _completed(found_blocks, meta, config.key_limit, fresh)
-    binding.replace(found_blocks)
+    rule = binding.optimizer
+    binding.replace(found_blocks, whole=carried or bool(anew) or rule is None or not rule.slots)
 
 
 def _blocks(state: Mapping[str, Any], slots: Sequence[Any], carried: bool, config: TableConfig) -> Iterator[Block]:

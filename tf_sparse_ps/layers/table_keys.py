@@ -8,7 +8,8 @@ depend on rows, on weights that are trained or on random numbers, and lookups in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,23 @@ def table_keys(model: Any, *, keys_of: KeysOf | None = None) -> TableKeys:
     return TableKeys(model, keys_of)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Trace:
+    """Of elements of one kind.
+
+    Attributes:
+      tables: The tables' names.
+      keys: From an element's flat tensors to their unique keys.
+      lookups: Of each feature, its table and the number of the lookup.
+      ids: From an element's flat tensors to the ids of each feature.
+    """
+
+    tables: list[str]
+    keys: Any
+    lookups: list[tuple[str, int]]
+    ids: Any
+
+
 class TableKeys:
     """What `table_keys` returns. To be called eagerly, or in a graph, as in `dataset.map`.
 
@@ -55,7 +73,7 @@ class TableKeys:
         self.model = model
         self._keys_of = keys_of
         self._layers = _keras.layers_of(model, TableLayer)
-        self._traces: dict[Any, tuple[list[str], Any]] = {}
+        self._traces: dict[Any, _Trace] = {}
         if not self._layers:
             raise ValueError(f"model {model.name!r} has no layer of tf_sparse_ps: it looks nothing up")
         unbuilt = [layer.name for layer in self._layers if not layer.bindings]
@@ -80,6 +98,29 @@ class TableKeys:
         Raises:
           ValueError: The keys cannot be found from the model, or `keys_of` returned something else than ids by layer.
         """
+        trace, flat = self._traced(element)
+        return dict(zip(trace.tables, trace.keys(*flat), strict=True))
+
+    def lookups(self, *element: Any) -> dict[str, list[list[tf.Tensor]]]:
+        """The ids of each lookup of each table, as the model asks for them.
+
+        Args:
+          *element: As of a call.
+
+        Returns:
+          {table: lookups}, each the ids, int64 of any shape, of its features.
+
+        Raises:
+          ValueError: As a call.
+        """
+        trace, flat = self._traced(element)
+        found: dict[str, dict[int, list[tf.Tensor]]] = {}
+        for (table, call), ids in zip(trace.lookups, trace.ids(*flat), strict=True):
+            found.setdefault(table, {}).setdefault(call, []).append(ids)
+        return {table: list(calls.values()) for table, calls in found.items()}
+
+    def _traced(self, element: Sequence[Any]) -> tuple[_Trace, list[tf.Tensor]]:
+        """What finds the ids in elements like this one, and the element's flat tensors."""
         one = element[0] if len(element) == 1 else element
         leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(one)]
         specs = [_any_batch(tf.type_spec_from_value(leaf)) for leaf in leaves]
@@ -87,13 +128,11 @@ class TableKeys:
         if key not in self._traces:
             with tf.init_scope():
                 self._traces[key] = self._trace(one, specs)
-        names, function = self._traces[key]
-        found = function(*tf.nest.flatten(leaves, expand_composites=True))
-        return dict(zip(names, found, strict=True))
+        return self._traces[key], tf.nest.flatten(leaves, expand_composites=True)
 
-    def _trace(self, structure: Any, specs: list[tf.TypeSpec]) -> tuple[list[str], Any]:
-        """The tables' names, and a function from an element's flat tensors to their keys."""
+    def _trace(self, structure: Any, specs: list[tf.TypeSpec]) -> _Trace:
         asked: list[tuple[TableBinding, tf.Tensor]] = []
+        calls: list[int] = []
         outputs: list[tf.Tensor] = []
         tables: dict[str, TableBinding] = {}
 
@@ -103,6 +142,7 @@ class TableKeys:
             recording = self._record(element)
             _refuse_unknown(recording, self.model)
             asked.extend(recording.ids)
+            calls.extend(recording.calls)
             tables.update({binding.path: binding for binding, _ in asked})
             numbers = list(tables)
             table_of = [numbers.index(binding.path) for binding, _ in asked]
@@ -110,8 +150,13 @@ class TableKeys:
             return outputs
 
         traced = tf.compat.v1.wrap_function(run, tf.nest.flatten(specs, expand_composites=True))
-        n = len(tf.nest.flatten(specs, expand_composites=True))
-        return [PurePath(path).name for path in tables], traced.prune(traced.inputs[:n], outputs)
+        inputs = traced.inputs[: len(tf.nest.flatten(specs, expand_composites=True))]
+        return _Trace(
+            [PurePath(path).name for path in tables],
+            traced.prune(inputs, outputs),
+            [(PurePath(binding.path).name, call) for (binding, _), call in zip(asked, calls, strict=True)],
+            traced.prune(inputs, [ids for _, ids in asked]),
+        )
 
     def _record(self, element: Any) -> Recording:
         """Has the model's layers note what they would look up for an element."""

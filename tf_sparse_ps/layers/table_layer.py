@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras, _keras_stores
-from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
@@ -62,7 +61,6 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         config: TableConfig,
         weight_name: str,
         values: npt.NDArray[np.float32] | None = None,
-        cache: DeviceCache | None = None,
     ) -> None:
         """Makes the next table of the layer and its anchor; called by build()."""
         index = len(self._bound.bindings)
@@ -73,15 +71,15 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
             this_job = job.current()
             sharded.refuse_workers(config, this_job)
-            if cache is not None:
+            if config.cache is not None:
                 cached.refuse_several(config, this_job)
             binding = this_job.create_table(config, salt=salt, values=values)
             if binding.placement == "sharded":
                 sharded.prepare(this_job)
             collective_calls.register(binding)
             collective_calls.fill(binding)
-            if cache is not None:
-                cached.attach(binding, cache, this_job)
+            if config.cache is not None:
+                cached.attach(binding, config.cache, this_job)
         weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
         self._bound.bindings.append(binding)
         self._bound.anchors.append(weight)

@@ -49,9 +49,13 @@ def make(job: Job, step: tf.Tensor, reduced: Sequence[SparseGradient], update: U
             [[] if part is None else part.victims for part in parts],
         )
         made = _ops.check_step(step, verdict)
+    moved: list[tf.Operation] = []
     with tf.control_dependencies([made]):
         for cache, part, hyper in zip(caches, parts, update.hyper, strict=True):
             if cache is not None:
-                cache.move(part, hyper)
+                moved += cache.move(part, hyper, step)
+    with tf.control_dependencies([made, *moved]):
+        for cache in caches:
+            if cache is not None:
                 cache.flush_after(step)
         return tf.identity(verdict)

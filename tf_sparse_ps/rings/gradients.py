@@ -56,7 +56,12 @@ class TableGradient:
     @property
     def gradient(self) -> SparseGradient:
         """As one set of keys and rows."""
-        return self.merged or SparseGradient.of(self.slices, self.table.config.dim)
+        if self.merged is not None:
+            return self.merged
+        found = SparseGradient.of(self.slices, self.table.config.dim)
+        if found.unique or self.table.cache is None:
+            return found
+        return SparseGradient(*self.table.cache.merge(found.keys, found.rows))
 
 
 @dataclasses.dataclass

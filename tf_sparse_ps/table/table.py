@@ -192,6 +192,11 @@ class Table:
                 f"table {config.name!r}: a tsps.Table is on one machine; tables of layers can be sharded. "
                 f"Received: placement={config.placement}"
             )
+        if config.cache is not None:
+            raise InvalidArgumentError(
+                f"table {config.name!r}: a tsps.Table has no rows on a device; tables of layers can have a cache. "
+                f"Received: cache={config.cache}"
+            )
         resolved = config.resolved_initializer()
         group = groups.open_group(folder, create=True)
         group.open_writer()
@@ -299,9 +304,15 @@ class Table:
 
     @property
     def _group(self) -> Any:
+        """The group, whose table has all rows that this process has of it."""
+        group = self._group_as_it_is
+        newer_rows.flush(self.path)
+        return group
+
+    @property
+    def _group_as_it_is(self) -> Any:
         if self._open_group is None:
             raise StateError(f"table {self.path} is closed")
-        newer_rows.flush(self.path)
         return self._open_group
 
     # --- reading ---
@@ -402,7 +413,7 @@ class Table:
 
     def core_initializer(self) -> dict[str, Any]:
         """What gives absent keys their rows: kind, a, b, seed and salt, as the core knows them."""
-        initializer: dict[str, Any] = self._group.table_info(self._index)["initializer"]
+        initializer: dict[str, Any] = self._group_as_it_is.table_info(self._index)["initializer"]
         return initializer
 
     def stats(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """`lookahead`: what the next batches need is known, and fetched, ahead of them.
 
 Of a table that is partly on disk a thread reads the rows of coming batches (`cc/kernels/stager.h`). Of a sharded table
-every step pulls rows of the batch behind it (`rings/rows_ahead.py`). A dataset does local work alone: it announces.
+every step pulls rows of the batch behind it (`rings/rows_ahead.py`). Of one that is partly on a device a thread copies
+rows there (`cache/copier.py`). A dataset does local work alone: it announces.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from tf_sparse_ps.layers.table_layer import TableLayer
 
 MAX_BATCHES = 128
 MAX_QUEUED_BYTES = 256 * 2**20
+MAX_BATCHES_TO_DEVICE = 14
+_TO_DEVICE = 8
 _datasets = itertools.count()
 
 
 def lookahead(
     dataset: tf.data.Dataset, model: Any, *, batches: int | Literal["auto"] = "auto", keys_of: KeysOf | None = None
 ) -> tf.data.Dataset:
-    """Fetches the rows that the next batches need, from disk or from other machines, while the batches before train.
+    """Fetches the rows that the next batches need, from disk, other machines or to a device, while others train.
 
     The last stage of a dataset: after `batch`, and after `shuffle`, `cache` and `prefetch`, if there are any. Of tables
-    that are partly on disk (`tsps.Tiered`) or spread over machines (`tsps.Sharded`); others need nothing. The numbers
-    never change: a row that is not there in time is fetched when it is needed.
+    that are partly on disk (`tsps.Tiered`), spread over machines (`tsps.Sharded`) or partly on a device
+    (`tsps.DeviceCache`); others need nothing. A row that is not there in time is fetched when it is needed. The numbers
+    never change, but for those of a cache with policy "admission", which keeps rows that coming batches need.
 
     Args:
       dataset: Yields batches as `model.fit` takes them.
@@ -39,16 +43,16 @@ def lookahead(
       batches: Length of a pass: so many batches' rows are read together, while as many train. Longer passes read more
         rows with one access to the disk, and take more room for what is read. "auto": as many as there is room for,
         at most 128 and 256 MiB of elements; takes an element of the dataset. Rows of other machines come one batch
-        ahead, whatever it is; tables that are not on disk gain nothing from more than 2.
+        ahead, whatever it is. Rows of a device cache are copied so many batches ahead, at most 14; "auto": 8.
       keys_of: See `tf_sparse_ps.layers.table_keys.table_keys`.
 
     Returns:
       A dataset of the same elements in the same order, with the same `element_spec` and cardinality.
 
     Raises:
-      ValueError: `batches` is no positive integer; the model has no built table layer, or cannot be called on what
-        the dataset yields; its keys cannot be known ahead.
-      UnsupportedError: No table of the model is partly on disk or sharded.
+      ValueError: `batches` is no positive integer, or too many for a device cache; the model has no built table
+        layer, or cannot be called on what the dataset yields; its keys cannot be known ahead.
+      UnsupportedError: No table of the model is partly on disk, sharded or partly on a device.
 
     Example:
       dataset = tf.data.Dataset.from_tensor_slices((ids, labels)).shuffle(10_000).batch(4096)
@@ -62,21 +66,33 @@ def lookahead(
     every = [one for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings]
     tiered = {os.path.basename(one.path): one for one in every if one.config.storage != "memory"}
     sharded = {os.path.basename(one.path): one for one in every if isinstance(one.config.placement, Sharded)}
-    if not tiered and not sharded:
+    cached = {os.path.basename(one.path): one.cache for one in every if one.cache is not None}
+    if not tiered and not sharded and not cached:
         raise UnsupportedError(
             f"model {model.name!r} has all its rows in memory of this machine: there is nothing to look ahead for. See "
-            "tsps.Tiered and tsps.Sharded"
+            "tsps.Tiered, tsps.Sharded and tsps.DeviceCache"
         )
     # A job of one machine has no other to fetch from.
     sharded = {name: one for name, one in sharded.items() if one.placement == "sharded"}
-    n = _choose(dataset, keys, tiered) if batches == "auto" else batches
+    n = _choose(dataset, keys, tiered, bool(cached)) if batches == "auto" else batches
+    waiting = 2 * n if tiered or sharded else n
+    if cached and waiting > MAX_BATCHES_TO_DEVICE:
+        raise ValueError(
+            f"`batches` must be at most {MAX_BATCHES_TO_DEVICE} for tables with a cache on a device, "
+            f"{MAX_BATCHES_TO_DEVICE // 2} where others are on disk or sharded. Received: batches={batches!r}"
+        )
+    for one in cached.values():
+        one.look_ahead()
     number = next(_datasets)
 
     numbers = {name: _table.Group.open(one.group.path).find_table(name) for name, one in sharded.items()}
 
     def announce(index: tf.Tensor, element: Any) -> Any:
-        found = keys(element)
-        announced = []
+        found = keys(element) if tiered or sharded else {}
+        lookups = keys.lookups(element) if cached else {}
+        announced = [
+            _ops.cache_stage(one.number, index, lookups[name]) for name, one in cached.items() if name in lookups
+        ]
         for name, one in tiered.items():
             nodes, node = (one.nodes, one.node) if name in sharded else (1, 0)
             if name in found:
@@ -89,22 +105,24 @@ def lookahead(
         with tf.control_dependencies(announced):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
-    ahead = dataset.enumerate().map(announce).prefetch(2 * n)
+    ahead = dataset.enumerate().map(announce).prefetch(waiting)
     if int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
         return ahead
     # TensorFlow 2.15 numbers an endless dataset as if it ended.
     return ahead.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
 
 
-def _choose(dataset: tf.data.Dataset, keys: Any, tiered: dict[str, Any]) -> int:
-    """As many batches as there is room for twice; of tables that are in memory, two."""
+def _choose(dataset: tf.data.Dataset, keys: Any, tiered: dict[str, Any], cached: bool) -> int:
+    """As many batches as there is room for twice; of tables that are in memory, two, or what a cache gains from."""
     if not tiered:
-        return 2
+        return _TO_DEVICE if cached else 2
     for element in dataset.take(1):
         leaves = tf.nest.flatten(element, expand_composites=True)
         size = sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in leaves if leaf.dtype != tf.string)
         n = min(MAX_BATCHES, MAX_QUEUED_BYTES // (2 * max(size, 1)))
         for name, found in keys(element).items():
+            if cached:
+                n = min(n, MAX_BATCHES_TO_DEVICE // 2)
             if name in tiered:
                 n = min(n, tiered[name].reader().stats()["rows_to_stage"] // (2 * max(int(tf.size(found)), 1)))
         return max(1, n)

@@ -1,0 +1,284 @@
+#include "core/cache/staging_queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/gradients/dedupe.h"
+
+namespace tsps {
+namespace {
+
+// So many look-ups passed over, and more than were taken, or so many steps of which none was
+// announced, after others were: what is announced is not what is looked up.
+constexpr uint64_t kPassedOver = 3 * StagingQueue::kMost;
+constexpr uint64_t kStepsWithout = 64;
+
+}  // namespace
+
+StagedLookup::StagedLookup(std::vector<int64_t> of) : ids(std::move(of)), inverse(ids.size()) {
+  keys = Dedupe({{ids.data(), ids.size(), inverse.data()}});
+}
+
+uint64_t StagedLookup::Fingerprint(const int64_t* ids, size_t n) {
+  // Four chains, which the processor follows side by side.
+  uint64_t chains[4] = {n, 1, 2, 3};
+  for (size_t i = 0; i < n; ++i) {
+    uint64_t& chain = chains[i % 4];
+    chain = (chain ^ static_cast<uint64_t>(ids[i])) * 0x9FB21C651E98DF25ULL;
+    chain ^= chain >> 32;
+  }
+  uint64_t all = 0;
+  for (const uint64_t chain : chains) all = HashKey(static_cast<int64_t>(all ^ chain), all);
+  return all;
+}
+
+// --- in the dataset ---
+
+void StagingQueue::Add(int64_t index, std::vector<StagedLookup> lookups) {
+  Batch batch;
+  std::vector<IdSpan> spans;
+  for (StagedLookup& one : lookups) {
+    Entry entry;
+    entry.fingerprint = StagedLookup::Fingerprint(one.ids.data(), one.ids.size());
+    if (lookups.size() > 1) {
+      entry.in_batch.resize(one.keys.size());
+      spans.push_back({one.keys.data(), one.keys.size(), entry.in_batch.data()});
+    }
+    batch.entries.push_back(std::move(entry));
+  }
+  if (lookups.empty()) return;
+  const std::vector<int64_t> all = lookups.size() > 1 ? Dedupe(spans) : lookups[0].keys;
+
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (index == 0) {
+    while (!batches_.empty()) DropFirst();
+    directory_.DropStaged();
+  }
+  size_t waiting = 0;
+  for (const Batch& one : batches_) waiting += !one.matched;
+  // The directory drops its first, too, but what was matched before it is not there any more.
+  for (; waiting >= kMost; --waiting) {
+    while (batches_.front().matched) DropFirst();
+    PassOverFirst();
+  }
+  batch.number = ++next_batch_;
+  batch.step = step_;
+  const std::vector<uint8_t> absent = directory_.Stage(batch.number, all.data(), all.size());
+  for (size_t l = 0; l < lookups.size(); ++l) {
+    Entry& entry = batch.entries[l];
+    StagedLookup& one = lookups[l];
+    for (size_t i = 0; i < one.keys.size(); ++i) {
+      const size_t at = entry.in_batch.empty() ? i : static_cast<size_t>(entry.in_batch[i]);
+      if (absent[at]) one.copied.push_back(static_cast<uint32_t>(i));
+    }
+    if (!one.copied.empty()) {
+      entry.copy = ++next_copy_;
+      entry.state = State::kWaiting;
+    }
+    entry.lookup = std::make_shared<const StagedLookup>(std::move(one));
+  }
+  counters_.announced += batch.entries.size();
+  batches_.push_back(std::move(batch));
+  changed_.notify_all();
+}
+
+void StagingQueue::DropFirst() {
+  uint64_t untaken = 0;
+  for (const Entry& entry : batches_.front().entries) {
+    untaken += entry.state != State::kTaken;
+    if (entry.state == State::kCopied) removed_.push_back(entry.copy);
+  }
+  counters_.dropped += untaken;
+  batches_.pop_front();
+  changed_.notify_all();
+}
+
+// Training, or the dataset, has gone past it.
+void StagingQueue::PassOverFirst() {
+  passed_over_ += !batches_.front().matched;
+  if (passed_over_ >= kPassedOver && passed_over_ > counters_.taken) astray_ = true;
+  DropFirst();
+}
+
+// --- the copier ---
+
+StagingQueue::Entry* StagingQueue::FindCopy(int64_t copy, Batch** batch) {
+  for (Batch& one : batches_) {
+    for (Entry& entry : one.entries) {
+      if (entry.copy != copy) continue;
+      *batch = &one;
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+StagingQueue::Work StagingQueue::Next(int64_t copied) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Batch* batch = nullptr;
+  if (copied != 0) {
+    Entry* const made = FindCopy(copied, &batch);
+    if (made != nullptr && made->state == State::kCopying) {
+      made->state = State::kCopied;
+      counters_.rows_copied += made->lookup->copied.size();
+    } else {
+      removed_.push_back(copied);  // it was dropped meanwhile
+    }
+    changed_.notify_all();
+  }
+  for (;;) {
+    Work work;
+    if ((work.closed = closed_)) return work;
+    work.astray = astray_ && !std::exchange(said_, astray_);
+    for (Batch& one : batches_) {
+      for (Entry& entry : one.entries) {
+        if (entry.state != State::kWaiting) continue;
+        entry.state = State::kCopying;
+        work.copy = entry.copy;
+        work.lookup = entry.lookup;
+        work.step = one.step;
+        break;
+      }
+      if (work.lookup != nullptr) break;
+    }
+    work.removed = std::exchange(removed_, {});
+    if (work.copy != 0 || work.astray || !work.removed.empty()) return work;
+    changed_.wait(lock);
+  }
+}
+
+void StagingQueue::Fail(int64_t copy) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Batch* batch = nullptr;
+  Entry* const entry = FindCopy(copy, &batch);
+  if (entry != nullptr) entry->state = State::kNothing;
+  changed_.notify_all();
+}
+
+bool StagingQueue::Wanted(int64_t copy) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Batch* batch = nullptr;
+  return !closed_ && const_cast<StagingQueue*>(this)->FindCopy(copy, &batch) != nullptr;
+}
+
+void StagingQueue::Close() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+// --- in training ---
+
+StagingQueue::Entry* StagingQueue::Find(uint64_t fingerprint, const int64_t* ids, size_t n,
+                                        Batch** batch) {
+  for (Batch& one : batches_) {
+    for (Entry& entry : one.entries) {
+      if (entry.state == State::kTaken || entry.fingerprint != fingerprint ||
+          entry.lookup->ids.size() != n ||
+          std::memcmp(entry.lookup->ids.data(), ids, n * sizeof(int64_t)) != 0) {
+        continue;
+      }
+      *batch = &one;
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+bool StagingQueue::WouldWait(const int64_t* ids, size_t n) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (batches_.empty()) return false;
+  Batch* batch = nullptr;
+  const Entry* const entry =
+      const_cast<StagingQueue*>(this)->Find(StagedLookup::Fingerprint(ids, n), ids, n, &batch);
+  return entry != nullptr && entry->state == State::kCopying;
+}
+
+void StagingQueue::Match(Batch* batch) {
+  if (batch->matched) return;
+  batch->matched = true;
+  batch->changes = changes_;
+  batch->counts = directory_.Match(batch->number).value_or(std::vector<uint8_t>());
+}
+
+StagingQueue::Taken StagingQueue::Take(const int64_t* ids, size_t n) {
+  using Clock = std::chrono::steady_clock;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (batches_.empty()) return {};
+  const uint64_t fingerprint = StagedLookup::Fingerprint(ids, n);
+  Batch* batch = nullptr;
+  Entry* entry = Find(fingerprint, ids, n, &batch);
+  if (entry == nullptr) return {};
+  if (entry->state == State::kCopying) {
+    const Clock::time_point begun = Clock::now();
+    do {
+      changed_.wait(lock);
+      entry = Find(fingerprint, ids, n, &batch);  // it may have been dropped
+    } while (entry != nullptr && entry->state == State::kCopying && !closed_);
+    counters_.waited_ns += static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count());
+    if (entry == nullptr || closed_) return {};
+  }
+  const uint64_t number = batch->number;
+  while (batches_.front().number != number) PassOverFirst();  // invalidates `batch`, not the number
+  entry = Find(fingerprint, ids, n, &batch);
+  Match(batch);
+  steps_without_ = 0;
+
+  Taken taken;
+  taken.lookup = entry->lookup;
+  const std::vector<int64_t>& keys = taken.lookup->keys;
+  taken.slots.resize(keys.size());
+  taken.positions.assign(keys.size(), -1);
+  directory_.Find(keys.data(), keys.size(), taken.slots.data());
+  if (entry->state == State::kCopied) {
+    taken.copy = entry->copy;
+    const bool valid = batch->changes == changes_ && !batch->counts.empty();
+    for (size_t c = 0; valid && c < taken.lookup->copied.size(); ++c) {
+      const uint32_t i = taken.lookup->copied[c];
+      const size_t at = entry->in_batch.empty() ? i : static_cast<size_t>(entry->in_batch[i]);
+      if (!batch->counts[at] || taken.slots[i] != SlotDirectory::kNoSlot) continue;
+      taken.positions[i] = static_cast<int32_t>(c);
+      ++counters_.rows_used;
+    }
+  }
+  entry->state = State::kTaken;
+  ++counters_.taken;
+  const bool done = std::all_of(batch->entries.begin(), batch->entries.end(),
+                                [](const Entry& one) { return one.state == State::kTaken; });
+  if (done) batches_.pop_front();
+  return taken;
+}
+
+Status StagingQueue::Commit(uint64_t step, const std::function<Status()>& commit) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++changes_;
+  step_ = step;
+  if (counters_.announced != 0 && ++steps_without_ == kStepsWithout) {
+    astray_ = true;
+    changed_.notify_all();
+  }
+  return commit();
+}
+
+void StagingQueue::Clear() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++changes_;
+  step_ = 0;
+  directory_.Clear();
+}
+
+size_t StagingQueue::size() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return batches_.size();
+}
+
+StagingQueue::Counters StagingQueue::counters() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return counters_;
+}
+
+}  // namespace tsps
