@@ -26,6 +26,7 @@ SUITES = {
     "scans": "a process that reads the whole table again and again beside two ranks: what each costs the other",
     "cache": "a table of which some rows are on a device: bytes, step times, what looking ahead hides of a slow link",
     "tiers": "a table of which memory has room for a part, beside the same in memory and in a mapped file",
+    "checkpoints": "saves of 2.6 GB, alone and beside training, increments, restores; beside copying and reading it",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -278,6 +278,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep: int = 3,
+        incremental: bool = True,
+        background: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads and writes nothing.
@@ -287,7 +289,9 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           every_steps: Save when so many steps have been made, and when `fit` ends.
           every_seconds: Save when so much time has passed on rank 0, and when `fit` ends. Ranks agree on when every few
             steps.
-          keep: How many checkpoints stay, at least 1.
+          keep: How many checkpoints stay, at least 1; with them stays what they build on.
+          incremental: Save of tables what has changed since the checkpoint before, as `tsps.Checkpointer`.
+          background: Write beside the training that goes on, as `tsps.Checkpointer`.
           extra: Variables that are saved with them, by name.
 
         Raises:
@@ -305,7 +309,13 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             raise ValueError(
                 f"`every_steps` or `every_seconds` must be above 0. Received: {every_steps or every_seconds!r}"
             )
-        self._directory, self._keep, self._extra = directory, keep, dict(extra or {})
+        self._directory = directory
+        self._options: dict[str, Any] = {
+            "keep": keep,
+            "incremental": incremental,
+            "background": background,
+            "extra": dict(extra or {}),
+        }
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._position = Position(self._iterations)
         self._resumable: ResumableDataset | None = None
@@ -335,14 +345,13 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           NotSavedError: The first checkpoint could not be saved.
         """
         if self._checkpointer is None:
-            self._checkpointer = Checkpointer(
-                self._directory, self.model, self.model.optimizer, keep=self._keep, extra=self._extra
-            )
+            self._checkpointer = Checkpointer(self._directory, self.model, self.model.optimizer, **self._options)
             self._checkpointer.position = self._position
             self._refuse_other_input(self._checkpointer)
             if self._checkpointer.restore() is None:
                 self._position.go_to(0, 0)
                 self._checkpointer.save()
+                self._checkpointer.wait()
         else:  # an exception may have ended the fit before within an epoch
             self._position.go_to(self._position.epoch, self._position.batch)
         if self._position.batch:
@@ -400,10 +409,14 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             self._save()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Saves what was trained since the last checkpoint."""
+        """Waits for the save in progress, and saves what was trained since the last checkpoint."""
         _keras_fit.end(self.model)
-        if self._checkpointer is not None and self._checkpointer.unsaved:
-            self._save()
+        if self._checkpointer is None:
+            return
+        self._try(self._checkpointer.wait)
+        if self._checkpointer.unsaved:
+            self._try(self._checkpointer.save)
+            self._try(self._checkpointer.wait)
 
     def _iterations(self) -> int:
         model = getattr(self, "model", None)
@@ -418,10 +431,14 @@ class Checkpoint(_keras.keras.callbacks.Callback):
 
     def _save(self) -> None:
         assert self._checkpointer is not None
+        self._try(self._checkpointer.wait)  # an error of the save before does not keep this one from beginning
+        self._try(self._checkpointer.save)
+
+    def _try(self, action: Callable[[], Any]) -> None:
         try:
-            self._checkpointer.save()
+            action()
         except NotSavedError as error:  # on all ranks
-            warnings.warn(f"{error}. Training goes on, and the next save is tried", stacklevel=2)
+            warnings.warn(f"{error}. Training goes on, and the next save is tried", stacklevel=3)
 
     def _refuse_other_input(self, checkpointer: Checkpointer) -> None:
         """Raises ValueError, on all ranks, unless `fit` goes through `dataset(make)`, as far as can be seen."""

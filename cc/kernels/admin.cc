@@ -187,6 +187,17 @@ Status SetStep(const KernelContext& context) {
       [&](GroupWriter& writer) { return writer.SetStep(static_cast<uint64_t>(step)); });
 }
 
+Status MarkChanges(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  uint32_t generation = 0;
+  TSPS_RETURN_IF_ERROR(owner->Write([&](GroupWriter& writer) -> Status {
+    TSPS_ASSIGN_OR_RETURN(generation, writer.MarkChanges());
+    return Status();
+  }));
+  return context.OutputScalar(0, static_cast<int64_t>(generation));
+}
+
 Status DescribeGroup(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
@@ -297,6 +308,7 @@ void RegisterAdminKernels() {
   RegisterKernel<AssignKernel>("TspsAssign");
   RegisterKernel<FunctionKernel<Erase>>("TspsErase");
   RegisterKernel<FunctionKernel<SetStep>>("TspsSetStep");
+  RegisterKernel<FunctionKernel<MarkChanges>>("TspsMarkChanges");
   RegisterAsyncKernel<AnnounceKernel>("TspsAnnounce");
   RegisterKernel<FunctionKernel<DiskCounters>>("TspsDiskCounters");
   RegisterKernel<FunctionKernel<DescribeGroup>>("TspsGroupInfo");

@@ -288,6 +288,7 @@ std::vector<OpDefinition> Ops() {
        {"records: int64", "bytes: int64", "late: int64", "cached: int64", "waited_ns: int64",
         "batches: int64", "passes: int64", "dropped: int64", "failed: int64", "staging_ns: int64"}},
       {"TspsSetStep", true, NoOutputs, {}, {"path: string", "step: int64"}, {}},
+      {"TspsMarkChanges", true, ScalarOutputs, {}, {"path: string"}, {"generation: int64"}},
       {"TspsGroupInfo",
        true,
        GroupInfoShapes,

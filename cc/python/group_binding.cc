@@ -34,6 +34,8 @@ void BindGroup(py::module_& module) {
       .def("rows", &PyScan::Rows)
       .def("optimizer", &PyScan::Optimizer)
       .def("next", &PyScan::Next, py::arg("n"))
+      .def("erased", &PyScan::Erased)
+      .def("take_all", &PyScan::TakeAll)
       .def("close", &PyScan::Close);
   py::class_<PyGroup>(module, "Group")
       .def_static(
@@ -76,7 +78,8 @@ void BindGroup(py::module_& module) {
            py::arg("with_slots"))
       .def("metadata", &PyGroup::Metadata, py::arg("table"), py::arg("keys").noconvert())
       .def("keys", &PyGroup::Keys, py::arg("table"))
-      .def("scan", &PyGroup::BeginScan, py::arg("table"), py::arg("with_slots"), py::arg("limit"))
+      .def("scans", &PyGroup::BeginScans, py::arg("tables"), py::arg("with_slots"),
+           py::arg("limit"), py::arg("since"))
       .def("mark_changes", &PyGroup::MarkChanges)
       .def("changed_since", &PyGroup::ChangedSince, py::arg("table"), py::arg("generation"))
       .def("apply_step", &PyGroup::ApplyStep, py::arg("step"), py::arg("updates"))

@@ -1,12 +1,14 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/files/parameter_file.h"
 #include "core/table/layout.h"
 #include "python/convert.h"
+#include "python/py_group.h"
 
 namespace tsps {
 
@@ -74,8 +76,9 @@ class PyParameterFileReader {
 
 class PyParameterFileWriter {
  public:
-  PyParameterFileWriter(const std::string& path, int64_t dim, uint64_t n_rows, int64_t key_limit,
-                        uint64_t step, const std::string& optimizer,
+  // Without n_rows the rows are counted.
+  PyParameterFileWriter(const std::string& path, int64_t dim, std::optional<uint64_t> n_rows,
+                        int64_t key_limit, uint64_t step, const std::string& optimizer,
                         const std::vector<float>& slot_init, const py::dict& initializer,
                         const py::list& metadata, const std::string& dtype, uint32_t node,
                         uint32_t nodes) {
@@ -83,7 +86,7 @@ class PyParameterFileWriter {
       Throw(Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxDim, "]. Received: ", dim));
     }
     info_.dim = static_cast<uint32_t>(dim);
-    info_.n_rows = n_rows;
+    info_.n_rows = n_rows.value_or(0);
     info_.key_limit = key_limit;
     info_.step = step;
     info_.optimizer = OptimizerFromPython(optimizer, slot_init);
@@ -91,7 +94,8 @@ class PyParameterFileWriter {
     info_.metadata = MetadataFromPython(metadata);
     info_.row_type = ValueOrThrow(PlaneTypeFromName(dtype));
     info_.shard = {node, nodes};
-    writer_ = ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_); }));
+    writer_ =
+        ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_, !n_rows); }));
   }
 
   void Append(const KeyArray& keys, const FloatArray& rows, const std::vector<FloatArray>& slots,
@@ -127,6 +131,40 @@ class PyParameterFileWriter {
     ThrowIfError(WithoutGil([&] { return writer.Append(key_data, data.data(), n); }));
   }
 
+  // The next rows of a scan, about at_most of them; returns how many there were, 0 at the end. They
+  // do not come through Python: its lock is free meanwhile.
+  size_t AppendScan(PyScan& scan, size_t at_most) {
+    ParameterFileWriter& writer = Open();
+    const std::vector<Plane> own = PlanesOf(info_);
+    const std::vector<size_t> wanted = scan.Wanted();
+    const std::vector<Plane>& planes = scan.Planes().planes;
+    bool same = own.size() == wanted.size();
+    for (size_t i = 0; same && i < own.size(); ++i) {
+      const Plane& other = planes[wanted[i]];
+      same = own[i].type == other.type && own[i].row_bytes == other.row_bytes;
+    }
+    if (!same) Throw(Error(Code::kInvalidArgument, "the scan has other planes than the file"));
+    constexpr size_t kRows = 4096;
+    return ValueOrThrow(WithoutGil([&]() -> Result<size_t> {
+      std::vector<int64_t> keys(kRows);
+      std::vector<std::vector<char>> values(own.size());
+      std::vector<const void*> from(own.size());
+      char* to[kMaxPlanes] = {};
+      for (size_t i = 0; i < own.size(); ++i) {
+        values[i].resize(kRows * own[i].row_bytes);
+        from[i] = to[wanted[i]] = values[i].data();
+      }
+      size_t done = 0;
+      while (done < at_most) {
+        TSPS_ASSIGN_OR_RETURN(const size_t n, scan.NextStored(kRows, keys.data(), to));
+        if (n == 0) break;
+        TSPS_RETURN_IF_ERROR(writer.Append(keys.data(), from.data(), n));
+        done += n;
+      }
+      return done;
+    }));
+  }
+
   void Finish() {
     ParameterFileWriter& writer = Open();
     ThrowIfError(WithoutGil([&] { return writer.Finish(); }));
@@ -155,15 +193,16 @@ void BindParameterFile(py::module_& module) {
       .def("read_block", &PyParameterFileReader::ReadBlock, py::arg("block"),
            py::arg("with_slots"));
   py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
-      .def(py::init<const std::string&, int64_t, uint64_t, int64_t, uint64_t, const std::string&,
-                    const std::vector<float>&, const py::dict&, const py::list&, const std::string&,
-                    uint32_t, uint32_t>(),
+      .def(py::init<const std::string&, int64_t, std::optional<uint64_t>, int64_t, uint64_t,
+                    const std::string&, const std::vector<float>&, const py::dict&, const py::list&,
+                    const std::string&, uint32_t, uint32_t>(),
            py::kw_only(), py::arg("path"), py::arg("dim"), py::arg("n_rows"), py::arg("key_limit"),
            py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"),
            py::arg("metadata") = py::list(), py::arg("dtype") = "float32", py::arg("node") = 0,
            py::arg("nodes") = 0)
       .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("slots"), py::arg("metadata") = MetadataArrays())
+      .def("append_scan", &PyParameterFileWriter::AppendScan, py::arg("scan"), py::arg("at_most"))
       .def("finish", &PyParameterFileWriter::Finish)
       .def("close", &PyParameterFileWriter::Close);
 }

@@ -22,19 +22,31 @@ namespace tsps {
 using PyUpdate =
     std::tuple<int, KeyArray, FloatArray, std::optional<CountArray>, std::vector<float>>;
 
-// One table as of one committed state. Not thread-safe.
+// One table as of one committed state; scans of several may share it. Not thread-safe, nor are
+// those that share one.
 class PyScan {
  public:
   PyScan(std::shared_ptr<Group> group, int table, bool with_slots)
       : group_(std::move(group)), table_(table), with_slots_(with_slots) {}
 
-  Status Begin(uint64_t limit);
+  // `since`: a change generation; of rows alone that were written then or later.
+  Status Begin(std::shared_ptr<Scan> scan, std::optional<uint32_t> since);
   uint64_t Step() const { return Open().step(); }
   uint64_t Rows() const { return Open().RowsOf(table_); }
   py::dict Optimizer() const { return ToPython(Open().Planes(table_).optimizer); }
   // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]], {name:
   // metadata [m, elements]}). m is 0 at the end.
   py::tuple Next(size_t n);
+  // The planes that come, by their places in the list: those of a parameter file, in its order.
+  std::vector<size_t> Wanted() const;
+  const PlaneList& Planes() const { return Open().Planes(table_); }
+  // The next rows, at most n, as they are stored; planes by their places in the list.
+  Result<size_t> NextStored(size_t n, int64_t* keys, char* const* planes);
+  // The keys that were erased since, int64[m], or None: it is not known what changed, and all rows
+  // come.
+  py::object Erased() const;
+  // All rows are to come. Before the first of them.
+  void TakeAll() { since_.reset(); }
   void Close() { scan_.reset(); }
 
  private:
@@ -46,7 +58,9 @@ class PyScan {
   const std::shared_ptr<Group> group_;
   const int table_;
   const bool with_slots_;
-  std::unique_ptr<Scan> scan_;
+  std::optional<uint32_t> since_;
+  std::vector<int64_t> erased_;
+  std::shared_ptr<Scan> scan_;
 };
 
 // A group and, in one process, its writer. Thread-safe: reads go to the Group, writes are
@@ -109,7 +123,10 @@ class PyGroup {
   KeyArray Keys(int table);
 
   // `limit`: bytes of images at most; 0: the usual.
-  std::unique_ptr<PyScan> BeginScan(int table, bool with_slots, uint64_t limit);
+  // Of several tables, all as of one state; since[i], if any, is of tables[i].
+  std::vector<std::unique_ptr<PyScan>> BeginScans(
+      const std::vector<int>& tables, bool with_slots, uint64_t limit,
+      const std::vector<std::optional<uint32_t>>& since);
 
   uint32_t MarkChanges();
   // (everything, written int64[n], erased int64[m]).

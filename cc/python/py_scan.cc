@@ -6,21 +6,38 @@
 
 namespace tsps {
 
-Status PyScan::Begin(uint64_t limit) {
-  Scan::Options options;
-  options.limit = limit;
-  options.slots_and_metadata = with_slots_;
-  TSPS_ASSIGN_OR_RETURN(scan_, Scan::Begin(*group_, {table_}, options));
+Status PyScan::Begin(std::shared_ptr<Scan> scan, std::optional<uint32_t> since) {
+  scan_ = std::move(scan);
+  if (!since.has_value()) return Status();
+  TSPS_ASSIGN_OR_RETURN(auto erased, scan_->ErasedSince(table_, *since));
+  if (!erased.has_value()) return Status();
+  erased_ = std::move(*erased);
+  since_ = since;
   return Status();
 }
 
-py::tuple PyScan::Next(size_t n) {
-  Scan& scan = Open();
-  const PlaneList& list = scan.Planes(table_);
+py::object PyScan::Erased() const {
+  if (!since_.has_value()) return py::none();
+  return KeyArray(static_cast<py::ssize_t>(erased_.size()), erased_.data());
+}
+
+std::vector<size_t> PyScan::Wanted() const {
+  const PlaneList& list = Planes();
   std::vector<size_t> wanted = {0};
   for (size_t p = 1; with_slots_ && p < list.planes.size(); ++p) {
     if (p < list.trained() || p >= list.first_metadata()) wanted.push_back(p);
   }
+  return wanted;
+}
+
+Result<size_t> PyScan::NextStored(size_t n, int64_t* keys, char* const* planes) {
+  return since_.has_value() ? Open().NextChanged(table_, *since_, n, keys, planes)
+                            : Open().Next(table_, n, keys, planes);
+}
+
+py::tuple PyScan::Next(size_t n) {
+  const PlaneList& list = Planes();
+  const std::vector<size_t> wanted = Wanted();
   n = std::min<size_t>(n, Rows());
   std::vector<int64_t> keys(n);
   std::vector<std::vector<char>> values(list.planes.size());
@@ -29,8 +46,7 @@ py::tuple PyScan::Next(size_t n) {
     values[p].resize(n * list.planes[p].row_bytes);
     planes[p] = values[p].data();
   }
-  const size_t m =
-      ValueOrThrow(WithoutGil([&] { return scan.Next(table_, n, keys.data(), planes); }));
+  const size_t m = ValueOrThrow(WithoutGil([&] { return NextStored(n, keys.data(), planes); }));
   const auto rows_of = [&](size_t p) {
     const size_t bytes = list.planes[p].row_bytes;
     FloatArray rows = NewRows(m, static_cast<int64_t>(bytes / sizeof(float)));
@@ -58,10 +74,25 @@ py::tuple PyScan::Next(size_t n) {
                         WidenRows(embedding.type, values[0].data(), m, dim), slots, metadata);
 }
 
-std::unique_ptr<PyScan> PyGroup::BeginScan(int table, bool with_slots, uint64_t limit) {
-  auto scan = std::make_unique<PyScan>(group_, table, with_slots);
-  ThrowIfError(WithoutGil([&] { return scan->Begin(limit); }));
-  return scan;
+std::vector<std::unique_ptr<PyScan>> PyGroup::BeginScans(
+    const std::vector<int>& tables, bool with_slots, uint64_t limit,
+    const std::vector<std::optional<uint32_t>>& since) {
+  if (since.size() != tables.size() || tables.empty()) {
+    Throw(Error(Code::kInvalidArgument, "a scan needs tables, and a mark or None for each"));
+  }
+  std::vector<std::unique_ptr<PyScan>> scans;
+  ThrowIfError(WithoutGil([&]() -> Status {
+    Scan::Options options;
+    options.limit = limit;
+    options.slots_and_metadata = with_slots;
+    TSPS_ASSIGN_OR_RETURN(std::shared_ptr<Scan> scan, Scan::Begin(*group_, tables, options));
+    for (size_t i = 0; i < tables.size(); ++i) {
+      scans.push_back(std::make_unique<PyScan>(group_, tables[i], with_slots));
+      TSPS_RETURN_IF_ERROR(scans.back()->Begin(scan, since[i]));
+    }
+    return Status();
+  }));
+  return scans;
 }
 
 }  // namespace tsps

@@ -91,8 +91,8 @@ class ParameterFile : public ::testing::Test {
   }
 
   // Writes the file in batches of 1000 rows.
-  Status Write(const ParameterFileInfo& info) const {
-    TSPS_ASSIGN_OR_RETURN(auto writer, ParameterFileWriter::Create(path_, info));
+  Status Write(const ParameterFileInfo& info, bool counted = false) const {
+    TSPS_ASSIGN_OR_RETURN(auto writer, ParameterFileWriter::Create(path_, info, counted));
     for (size_t first = 0; first < info.n_rows; first += 1000) {
       const size_t n = std::min<size_t>(1000, info.n_rows - first);
       std::vector<int64_t> keys(n);

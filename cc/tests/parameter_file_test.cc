@@ -57,6 +57,18 @@ TEST_F(ParameterFileTest, GivesBackWhatWasWritten) {
   }
 }
 
+TEST_F(ParameterFileTest, AFileWhoseRowsAreCountedIsTheSame) {
+  for (uint64_t n : {0, 1, 4096, 4097, 9000}) {
+    const ParameterFileInfo info = WithMetadata(Info(OptimizerKind::kAdagrad, 17, n));
+    ASSERT_TRUE(Write(info).ok());
+    const std::string announced = Bytes();
+    ASSERT_TRUE(Write(info, true).ok());
+    EXPECT_TRUE(Bytes() == announced) << n;
+    const Status all = ReadAll();
+    EXPECT_TRUE(all.ok()) << all.message();
+  }
+}
+
 TEST_F(ParameterFileTest, APlaneTakesItsOwnWidthInARecord) {
   const auto record_bytes = [&](const ParameterFileInfo& info) -> size_t {
     EXPECT_TRUE(Write(info).ok());

@@ -83,6 +83,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "delayed",
         "scans",
         "tiers",
+        "checkpoints",
         "ranks",
     ]
 
@@ -90,8 +91,10 @@ def test_without_arguments_the_suites_are_listed() -> None:
 def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
-    names = "all, kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, tiers, ranks"
-    assert f"no such suite. Expected: {names}. Received: speed" in done.stderr
+    names = (
+        "kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, tiers, checkpoints, ranks"
+    )
+    assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
 
 @pytest.mark.parametrize("suite", ["kernels", "layers", "step", "sizes"])
@@ -112,6 +115,18 @@ def test_ranks_suite_runs_with_small_sizes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     cases = {result["case"] for result in json.loads((tmp_path / "r.json").read_text())["results"]}
     assert {"1 rank, step_ms", "2 ranks, samples_per_second", "2 ranks, pss_mib"} <= cases
+
+
+def test_checkpoints_suite_saves_and_restores_a_small_table(tmp_path: Path) -> None:
+    done = benchmarks("checkpoints", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    figures = {(one["case"].partition(";")[0], one["variant"], one["unit"]): one for one in results}
+    increment = figures["increment after 1 % of rows", "the increment", "MB"]
+    assert 0.01 <= increment["ratio"] < 0.015
+    for case, variant in (("saving, training idles", "save"), ("restoring, from the disk", "restore")):
+        assert figures[case, variant, "MB/s"]["median"] > 0
+    assert figures["saving beside training", "step beside one", "ms"]["median"] > 0
 
 
 def test_growth_suite_inserts_its_keys_and_reports_what_readers_paid(tmp_path: Path) -> None:

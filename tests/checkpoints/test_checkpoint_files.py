@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import checkpoint_support as support
+import damage_support
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -93,9 +94,9 @@ def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path
     with pytest.MonkeyPatch.context() as patch:
         content, _ = one.newest()
         assert content is not None
-        patch.setattr(manifest, "VERSION", 2)
+        patch.setattr(manifest, "VERSION", 3)
         file.write_bytes(content.manifest.encode())
-    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 2, and this build .* reads 1"):
+    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 3, and this build .* reads 2"):
         one.newest()
 
 
@@ -134,73 +135,6 @@ def test_arrays_of_all_types_are_read_as_they_were(tmp_path: Path) -> None:
 # --- damage ---
 
 
-def _flip(folder: Path, file: Path, draw: random.Random) -> str:
-    data = bytearray(file.read_bytes())
-    place = draw.randrange(len(data))
-    data[place] ^= 1 << draw.randrange(8)
-    file.write_bytes(data)
-    return f"a bit of {file.name}"
-
-
-def _overwrite(folder: Path, file: Path, draw: random.Random) -> str:
-    data = bytearray(file.read_bytes())
-    start = draw.randrange(len(data))
-    old = data[start : start + 64]
-    while (new := draw.randbytes(len(old))) == old:
-        pass
-    data[start : start + 64] = new
-    file.write_bytes(data)
-    return f"bytes of {file.name}"
-
-
-def _truncate(folder: Path, file: Path, draw: random.Random) -> str:
-    os.truncate(file, draw.randrange(file.stat().st_size))
-    return f"{file.name} truncated"
-
-
-def _extend(folder: Path, file: Path, draw: random.Random) -> str:
-    with open(file, "ab") as stream:
-        stream.write(draw.randbytes(draw.randrange(1, 100)))
-    return f"{file.name} extended"
-
-
-def _remove(folder: Path, file: Path, draw: random.Random) -> str:
-    file.unlink()
-    return f"{file.name} removed"
-
-
-def _swap_inside(folder: Path, file: Path, draw: random.Random) -> str:
-    first, second = (folder / name for name in support.FILES)
-    first.rename(folder / "x")
-    second.rename(first)
-    (folder / "x").rename(second)
-    return "two files swapped"
-
-
-def _swap_across(folder: Path, file: Path, draw: random.Random) -> str:
-    other = next(one for one in sorted(folder.parent.iterdir()) if one.name.startswith("step-") and one != folder)
-    shutil.copy(other / file.name, file)
-    return f"{file.name} of {other.name}"
-
-
-def _link(folder: Path, file: Path, draw: random.Random) -> str:
-    file.rename(folder.parent / "elsewhere")
-    file.symlink_to(folder.parent / "elsewhere") if draw.random() < 0.5 else file.mkdir()
-    return f"{file.name} is no regular file"
-
-
-DAMAGE: tuple[Callable[[Path, Path, random.Random], str], ...] = (
-    _flip,
-    _overwrite,
-    _truncate,
-    _extend,
-    _remove,
-    _swap_inside,
-    _swap_across,
-    _link,
-)
-
-
 def damage_at_random(base: Path, times: int, seed: int) -> Iterator[str]:
     """Damages the newer of two checkpoints, and looks whether the older one is found. Yields what was done."""
     template = base / "template"
@@ -210,11 +144,7 @@ def damage_at_random(base: Path, times: int, seed: int) -> Iterator[str]:
         folder = base / "tried"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(template, folder)
-        damage = DAMAGE[number % len(DAMAGE)]
-        file = folder / newer / draw.choice((manifest.NAME, *support.FILES))
-        if damage is _link and file.name == manifest.NAME:
-            file = folder / newer / support.FILES[0]
-        done = damage(folder / newer, file, draw)
+        done = damage_support.at_random(folder / newer, number, draw)
         found, skipped, said = newest_quietly(folder)
         assert found is not None, done
         assert found.path == folder / older, f"{done} was not found"
@@ -269,7 +199,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "_FILE_NAME", __import__("re").compile(".*"))
         one = manifest.Manifest(
-            "n", 1, 1, 0, 1, 1, 1, None, "r", {}, (), (), (manifest.FileEntry(name, 1, "00000000"),)
+            "n", 1, 1, 0, 1, 1, 1, None, "i", "r", (), {}, (), (), (manifest.FileEntry(name, 1, "00000000"),)
         ).encode()
     with pytest.raises(DamagedFileError, match="name"):
         manifest.Manifest.decode(one, "here.json")

@@ -76,7 +76,8 @@ def test_tables_dense_weights_optimizer_and_position_come_back(tmp_path: Path, d
     checkpoint = callbacks.Checkpoint(tmp_path, every_steps=3, extra={"note": note})
     fit(first, checkpoint)
     expected, step = content(first), tables.committed_step()
-    assert folders(tmp_path) == ["step-000000000006", "step-000000000009", "step-000000000010"]
+    # The three newest, and what they build on.
+    assert folders(tmp_path) == [f"step-{made:012d}" for made in (3, 6, 9, 10)]
 
     first.fit(make(0), verbose=0)  # the tables of a process have one step
 
@@ -97,7 +98,7 @@ def test_a_restored_model_trains_as_the_saved_one(tmp_path: Path) -> None:
     known = np.concatenate([x.numpy().reshape(-1) for epoch in range(3) for x, _ in make(epoch)])
     for binding in tables.of(first):  # of models of one process the others have other initial values
         binding.assign(np.unique(known), np.ones((len(np.unique(known)), 3), np.float32))
-    tsps.Checkpointer(tmp_path / "c", first, first.optimizer).save()
+    tsps.Checkpointer(tmp_path / "c", first, first.optimizer, background=False).save()
     second = make_model()
     tsps.Checkpointer(tmp_path / "c", second, second.optimizer).restore()
     for model in (first, second):
@@ -116,7 +117,7 @@ def test_rows_that_are_newer_on_a_device_are_saved_and_restored(tmp_path: Path, 
     assert binding.cache.statistics()["hits"] > 0
     expected = content(first)
     first.fit(make(0), verbose=0)
-    tsps.Checkpointer(tmp_path / "c", first, first.optimizer).save()
+    tsps.Checkpointer(tmp_path / "c", first, first.optimizer, background=False).save()
     again = content(first)
     for other_cache in (cache, None):
         second = make_model(cache=other_cache)
@@ -228,6 +229,7 @@ def test_checkpoints_of_another_run_are_not_mixed_with_this_ones(tmp_path: Path)
     one = tsps.Checkpointer(tmp_path, first, first.optimizer)
     one.save(5)
     one.save(6)
+    one.wait()
     with pytest.raises(ValueError, match="has a checkpoint of step 6, and this one is of step 2"):
         one.save(2)
     other = tsps.Checkpointer(tmp_path, second, second.optimizer)
@@ -235,12 +237,13 @@ def test_checkpoints_of_another_run_are_not_mixed_with_this_ones(tmp_path: Path)
         other.save(7)
     other.restore()
     other.save(7)
+    other.wait()
     assert folders(tmp_path) == [f"step-{step:012d}" for step in (5, 6, 7)]
 
 
 def test_other_models_and_optimizers_are_refused_by_name(tmp_path: Path) -> None:
     first = make_model()
-    tsps.Checkpointer(tmp_path, first, first.optimizer).save()
+    tsps.Checkpointer(tmp_path, first, first.optimizer, background=False).save()
     for other, text in (
         (make_model(n_tables=2), r"the model has 2 tables, \['table0', 'table1'\], and checkpoint .* has 1"),
         (make_model(width=4), r"table 'table0' has {'dim': 4, .* of checkpoint .* has {'dim': 3"),
@@ -275,7 +278,7 @@ def _mix(path: Path, file: str, source: Path) -> None:
 
 def test_parts_of_different_steps_are_refused_by_name(tmp_path: Path) -> None:
     first = make_model()
-    fit(first, callbacks.Checkpoint(tmp_path / "a", every_steps=2), epochs=1)
+    fit(first, callbacks.Checkpoint(tmp_path / "a", every_steps=2, incremental=False), epochs=1)
     names = folders(tmp_path / "a")
     step = tables.committed_step()
     assert commands.main(["verify", str(tmp_path / "a")]) == 0
@@ -297,7 +300,7 @@ def test_variables_beside_the_model_that_the_optimizer_trains_are_refused(tmp_pa
     other.build((None, 2))
     model.optimizer.build([*model.trainable_variables, *other.trainable_variables])
     with pytest.raises(StateError, match=r"the optimizer trains .*kernel.* no variable of model"):
-        tsps.Checkpointer(tmp_path, model, model.optimizer).save()
+        tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save()
 
 
 # --- saves that fail ---
@@ -315,7 +318,7 @@ def test_training_goes_on_when_the_disk_is_full_and_the_next_save_works(tmp_path
             fault_points.set_action(_full if 3 <= made < 7 else None)
 
     model = make_model()
-    checkpoint = callbacks.Checkpoint(tmp_path, every_steps=2)
+    checkpoint = callbacks.Checkpoint(tmp_path, every_steps=2, incremental=False, background=False)
     with pytest.warns(UserWarning, match=r"a checkpoint of step [46] was not saved to .*No space.* Training goes on"):
         model.fit(checkpoint.dataset(make), epochs=2, callbacks=[Fill(), checkpoint], verbose=0)
     assert folders(tmp_path) == ["step-000000000002", "step-000000000008", "step-000000000010"]
@@ -362,7 +365,7 @@ def test_ranks_save_when_time_has_passed_on_rank_0(monkeypatch: pytest.MonkeyPat
 
 def test_stored_arrays_are_those_of_the_manifest(tmp_path: Path) -> None:
     model = make_model()
-    path = Path(tsps.Checkpointer(tmp_path, model, model.optimizer).save())
+    path = Path(tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save())
     content = directory.check(path).manifest
     facts, arrays = array_file.read(path / variables.FILE)
     assert facts["id"] == content.id

@@ -11,12 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from store_support import ones
 
 from tf_sparse_ps import errors, optimizers
-from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.config import TableConfig, Tiered
 from tf_sparse_ps.table import Changes, Table
+from tf_sparse_ps.table.table import scan as scan_tables
 
 DIM = 4
 HERE = Path(__file__).resolve().parent
@@ -91,6 +93,62 @@ def test_random_operations_and_consumers(create, seed):
                 model.check(mark, table.changes_since(mark), exact=True)
     assert len(model.since) == 8
     assert table.verify().ok
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage):
+    dice = random.Random(9)
+    options = {} if storage == "memory" else {"storage": Tiered(str(tmp_path / "disk"), memory=14 << 20)}
+    table, dim = create(dim=64, optimizer=optimizers.Adagrad(learning_rate=0.1), **options), 64
+    mark = table.mark_changes()
+    for number in range(60):
+        keys = dice.sample(range(8000), 400)
+        table.apply_gradients(keys, np.full((len(keys), dim), 1.0 + number, np.float32))
+        table.erase(keys[:7])
+        if number % 10 == 9:
+            expected = table.changes_since(mark)
+            with table.scan(since=mark) as scan:
+                assert scan.step == table.step
+                assert scan.erased.tolist() == expected.erased.tolist()
+                block = scan.read()
+            assert sorted(block.keys.tolist()) == sorted(expected.written.tolist())
+            found, rows, slots = table.entries(block.keys)
+            assert found.all()
+            np.testing.assert_array_equal(block.rows, rows)
+            np.testing.assert_array_equal(block.slots[0], slots[0])
+            mark = table.mark_changes()
+    if storage == "disk":
+        assert table.stats()["rows_on_disk"] > 1000
+    with table.scan(since=mark) as scan:
+        assert len(scan.read().keys) == 0
+    with table.scan(since=mark) as scan:
+        scan.take_all()
+        assert scan.erased is None
+        assert len(scan.read().keys) == len(scan) == len(table)
+    with table.scan(since=f"{table.uuid}:{10**9}") as scan:
+        assert scan.erased is None
+        assert len(scan.read().keys) == len(table)
+
+
+def test_changes_beside_a_writer_are_those_of_the_state_in_which_the_scan_began(create):
+    table, other = create("user"), create("item")
+    for one in (table, other):
+        one.assign(np.arange(5000), np.zeros((5000, DIM), np.float32))
+    mark, of_other = table.mark_changes(), other.mark_changes()
+    table.assign(np.arange(100), ones(100))
+    scans = scan_tables({table: mark, other: of_other})
+    table.assign(np.arange(50, 3000), np.full((2950, DIM), 2.0, np.float32))
+    table.erase(np.arange(60))
+    other.erase(np.arange(5000))
+    block = scans[table].read()
+    assert sorted(block.keys.tolist()) == list(range(100))
+    np.testing.assert_array_equal(block.rows, ones(100))
+    assert (len(scans[table].erased), len(scans[other].erased), len(scans[other].read().keys)) == (0, 0, 0)
+    for one in scans.values():
+        one.close()
+    with table.scan(since=mark) as scan:
+        assert sorted(scan.read().keys.tolist()) == list(range(60, 3000))
+        assert scan.erased.tolist() == list(range(60))
 
 
 def test_the_check_fails_for_less_than_what_changed(create):

@@ -11,6 +11,7 @@ from kernel_support import Group, child, run_child
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps._ops import library
+from tf_sparse_ps.table import Table
 
 i64 = tf.int64
 
@@ -95,6 +96,16 @@ def test_group_info_and_set_step(group):
     assert info.step == 42
     assert info.version == version + 1
     assert len(info.counters) == len(_ops.COUNTERS)
+
+
+def test_changes_are_marked(group):
+    table = group.table(2, rows=5, optimizer="sgd")
+    first = int(_ops.mark_changes(group.path))
+    group.apply(1, [1])
+    assert int(_ops.mark_changes(group.path)) == first + 1
+    with Table.open(table.path.numpy().decode()) as reader:
+        assert reader.changes_since(f"{reader.uuid}:{first}").written.tolist() == [1]
+        assert reader.changes_since(f"{reader.uuid}:{first + 1}").written.tolist() == []
 
 
 def test_paths_are_compared_without_their_spelling(group, monkeypatch, folder):

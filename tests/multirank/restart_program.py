@@ -38,9 +38,11 @@ class Options:
       how: "fit" or "loop".
       epochs: To train.
       every: Steps between checkpoints.
+      background: Checkpoints are written beside training: which one is there when a process dies depends on time.
       kill_rank: That kills itself; -1: none does.
       kill_at: Updates after which it does.
       kill_point: Of a save at which it does, from that number of updates on.
+      kill_restore: Point of a restore at which it does.
       placement: Of the tables: "replicated" or "sharded".
       tiered: Folder for the rows on disk of one table; "": in memory.
       schedule: Of dense gradients, as it is written in a program.
@@ -55,9 +57,11 @@ class Options:
     how: str = "fit"
     epochs: int = 3
     every: int = 4
+    background: bool = False
     kill_rank: int = -1
     kill_at: int = -1
     kill_point: str = ""
+    kill_restore: str = ""
     placement: str = "replicated"
     tiered: str = ""
     schedule: str = "Synchronous()"
@@ -121,7 +125,12 @@ def die(options: Options, made: int) -> None:
         return
     if not options.kill_point:
         os.kill(os.getpid(), signal.SIGKILL)
-    fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == options.kill_point else None)
+    die_at(options.kill_point)
+
+
+def die_at(chosen: str) -> None:
+    """Ends this process when it comes to a point."""
+    fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == chosen else None)
 
 
 @contextlib.contextmanager
@@ -139,7 +148,9 @@ def controls(options: Options) -> Iterator[None]:
 
 def fit(options: Options, model: Any) -> None:
     """Trains by `fit`."""
-    checkpoint = tsps.callbacks.Checkpoint(options.checkpoints, every_steps=options.every, keep=2)
+    checkpoint = tsps.callbacks.Checkpoint(
+        options.checkpoints, every_steps=options.every, keep=2, background=options.background
+    )
     data = checkpoint.dataset(batches_of(options))
     if options.placement == "sharded":
         data = tsps.lookahead(data, model, batches=2)
@@ -158,9 +169,10 @@ def loop(options: Options, model: Any) -> None:
     import tensorflow as tf
 
     optimizer = model.optimizer
-    checkpointer = tsps.Checkpointer(options.checkpoints, model, optimizer, keep=2)
+    checkpointer = tsps.Checkpointer(options.checkpoints, model, optimizer, keep=2, background=options.background)
     if checkpointer.restore() is None:
         checkpointer.save()
+        checkpointer.wait()
 
     @tf.function
     def train(x: Any, y: Any) -> None:
@@ -178,6 +190,7 @@ def loop(options: Options, model: Any) -> None:
             if made % options.every == 0:
                 checkpointer.save()
     checkpointer.save()
+    checkpointer.wait()
 
 
 def write_results(options: Options, model: Any) -> None:
@@ -215,12 +228,15 @@ def main() -> None:
     tsps.init()  # where there is but one rank it is no launcher's
     keras.utils.set_random_seed(7)
     model = make_model(options)
+    if options.kill_restore and this_rank.rank() == options.kill_rank:
+        die_at(options.kill_restore)
     with controls(options):
         if options.after:
             checkpointer = tsps.Checkpointer(options.checkpoints, model, model.optimizer)
             checkpointer.restore()
             if options.after == "save":
                 checkpointer.save()
+                checkpointer.wait()
         else:
             (fit if options.how == "fit" else loop)(options, model)
     if options.results:

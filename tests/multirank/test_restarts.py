@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ import pytest
 from restart_program import BATCHES, Options
 
 from tf_sparse_ps._compat._keras import IS_KERAS_3 as KERAS_3
+from tf_sparse_ps.checkpoints import fault_points
 
 PROGRAM, JOB = "restart_program.py", "restarts"
 LOGS = "epoch "
@@ -138,6 +140,72 @@ def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, sh
     (a, b) = content(results, 2)
     different = [name for name in a if name.startswith("variable") and not np.array_equal(a[name], b[name])]
     assert different, "no variable differs between the ranks: the test does not see what is kept for each"
+
+
+@pytest.mark.parametrize("how", ["fit", "loop"])
+def test_ranks_are_killed_while_checkpoints_are_written_beside_training(
+    tmp_path: Path, shared_memory: str, whole: Whole, how: str
+) -> None:
+    results, _ = whole.run(2, named=True, how=how, every=1)
+    broken = fit_options(tmp_path, "broken", how=how, every=1, background=True)
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    # At any time; in the thread that writes; behind a checkpoint, when old ones are removed.
+    kills = [
+        {"kill_rank": 1, "kill_at": 6},
+        {"kill_rank": 0, "kill_at": 9, "kill_point": "file_written"},
+        {"kill_rank": 0, "kill_at": 12, "kill_point": "set_aside"},
+    ]
+    outputs = killed(broken, 2, *kills, env=named)
+    assert all(f"restored {tmp_path}/broken/step-" in output for output in outputs[1:])
+    must_equal(results, broken.results, 2)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [("rows_restored", "step_set"), pytest.param(fault_points.RESTORE_POINTS, marks=pytest.mark.nightly)],
+    ids=["some", "all"],
+)
+def test_a_leader_is_killed_while_it_restores(
+    tmp_path: Path, shared_memory: str, whole: Whole, points: tuple[str, ...]
+) -> None:
+    results, _ = whole.run(2, named=True)
+    broken = fit_options(tmp_path, "broken", background=True)
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    restores = [{"kill_rank": 0, "kill_restore": point} for point in points]
+    killed(broken, 2, {"kill_rank": 1, "kill_at": 10}, *restores, env=named)
+    must_equal(results, broken.results, 2)
+
+
+def kills_at_random(n: int, seed: int) -> list[dict[str, Any]]:
+    """Kills of two ranks, between steps, in saves and in restores, of a run of 18 steps."""
+    draw = random.Random(seed)
+    kills: list[dict[str, Any]] = []
+    for number in range(n):
+        how = draw.choice(("step", "step", "save", "restore"))
+        if how == "restore" and number:
+            kills.append({"kill_rank": 0, "kill_restore": draw.choice(fault_points.RESTORE_POINTS)})
+            continue
+        # The last save comes at 18; behind a checkpoint old ones are removed from the third on.
+        kill = {"kill_rank": draw.choice((0, 1)), "kill_at": 1 + 15 * number // n}
+        if how == "save":
+            kill |= {"kill_rank": 0, "kill_point": draw.choice((*fault_points.POINTS[:9], fault_points.CAPTURED))}
+        kills.append(kill)
+    return kills
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("how", "placement", "hosts"),
+    [("fit", "replicated", None), ("loop", "sharded", "localhost:1,127.0.0.1:1")],
+)
+def test_twenty_kills_at_random(
+    tmp_path: Path, shared_memory: str, whole: Whole, how: str, placement: str, hosts: str | None
+) -> None:
+    results, _ = whole.run(2, hosts=hosts, named=True, how=how, placement=placement, every=1)
+    broken = fit_options(tmp_path, "broken", how=how, placement=placement, every=1, background=True)
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    killed(broken, 2, *kills_at_random(20, seed=len(how)), hosts=hosts, env=named)
+    must_equal(results, broken.results, 2)
 
 
 def test_datasets_of_unknown_length_in_fit(tmp_path: Path, whole: Whole) -> None:

@@ -280,6 +280,11 @@ def set_step(path: tf.Tensor | str, step: tf.Tensor | int) -> None:
     lib.tsps_set_step(path, step)
 
 
+def mark_changes(path: tf.Tensor | str) -> tf.Tensor:
+    """Begins another change generation of a group, and returns it, int64. Writer only."""
+    return lib.tsps_mark_changes(path)
+
+
 class GroupInfo(NamedTuple):
     """What `group_info` returns."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import itertools
 import os
 import secrets
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,13 +18,17 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import directory as directory_lib
-from tf_sparse_ps.checkpoints import manifest, tables, variables
+from tf_sparse_ps.checkpoints import fault_points, tables, variables
+from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
-from tf_sparse_ps.checkpoints.manifest import Manifest
+from tf_sparse_ps.checkpoints.increments import Increments
+from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
+from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
+from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError, UnsupportedError
+from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
 from tf_sparse_ps.rings.binding import must_agree
 from tf_sparse_ps.table.progress import bar
@@ -46,8 +50,9 @@ class Checkpointer:
                 checkpointer.save()
     ```
 
-    Every rank makes one, and calls its methods together with the others, between the same two steps. Rank 0 writes;
-    all machines must see the directory. docs/checkpoints.md says what a checkpoint has.
+    Every rank makes one, and calls its methods together with the others, between the same two steps. Rank 0 writes,
+    tables beside the training that goes on; all machines must see the directory. docs/checkpoints.md says what a
+    checkpoint has.
 
     Attributes:
       directory: Absolute path.
@@ -60,6 +65,8 @@ class Checkpointer:
         optimizer: DistributedOptimizer,
         *,
         keep: int = 3,
+        incremental: bool = True,
+        background: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads and writes nothing.
@@ -68,7 +75,11 @@ class Checkpointer:
           directory: Of the job's checkpoints, and of nothing else. The first save makes it.
           model: A Keras model, built when it is saved or restored.
           optimizer: A `DistributedOptimizer`, which trains it.
-          keep: How many checkpoints stay, at least 1.
+          keep: How many checkpoints stay, at least 1; with them stays what they build on.
+          incremental: Save of tables what has changed since the checkpoint before, where that is known and the chain is
+            not too long.
+          background: Write beside the training that goes on, but for sharded tables. False: `save` returns when the
+            checkpoint is on the disk.
           extra: Variables that are saved with them, by name.
 
         Raises:
@@ -103,6 +114,10 @@ class Checkpointer:
         self._metrics: list[Any] = []  # values of an epoch's metrics that were restored
         self._resumable: ResumableDataset | None = None
         self._saved_at: int | None = None
+        self._background, self._increments = bool(background), Increments(bool(incremental))
+        self._run = secrets.token_hex(8)
+        self._pending: _Pending | None = None
+        self._beside = True  # that the last save beside training did not fail because of the training
         self.position = Position(self._iterations)
 
     # --- saving ---
@@ -110,17 +125,18 @@ class Checkpointer:
     def save(self, step: int | None = None) -> str:
         """Saves the job as it is, and removes old checkpoints. Every rank calls it, between the same two steps.
 
-        Drains the schedule first, and returns when the checkpoint is on the disk.
+        Drains the schedule, waits for the save before, copies dense weights, and returns; rank 0 then writes beside the
+        training that goes on. `wait` returns when the checkpoint is on the disk.
 
         Args:
           step: That the folder is named after; None: the optimizer's number of updates.
 
         Returns:
-          The checkpoint's folder.
+          The folder that the checkpoint will be.
 
         Raises:
-          NotSavedError: On all ranks: it could not be written, with the reason. The ones before it are there, the job
-            is as it was, and the next save may work.
+          NotSavedError: On all ranks: the one before, or this one, could not be written, with the reason. Those before
+            it are there, the job is as it was, and nothing is being written: the next save may work.
           StateError: On all ranks: the directory has checkpoints, and `restore` was not called; tables are of
             different steps.
           ValueError: On all ranks: ranks are at different steps; the model is not built; `step` is below that of a
@@ -128,6 +144,7 @@ class Checkpointer:
         """
         if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
             raise ValueError(f"`step` must be an integer of at least 0. Received: step={step!r}")
+        self.wait()
         self._optimizer.drain()
         bindings = tables.of(self._model)
         self._build()
@@ -142,6 +159,7 @@ class Checkpointer:
             "epoch": str(epoch),
             "batch": str(batch),
             "number of tables": str(len(bindings)),
+            "in the background": str(self._background),
         }
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
         values = variables.Values(entries, self._ranks)
@@ -155,79 +173,142 @@ class Checkpointer:
             nodes=len(job.current().leaders) if bindings else 1,
             job=job.current().identity.name if bindings else None,
             id=secrets.token_hex(8),
+            run=self._run,
+            chain=(),
             versions=_versions(),
             tables=tuple(tables.facts(one, number) for number, one in enumerate(bindings)),
             variables=tuple(entry.facts() for entry in entries),
             files=(),
         )
-        path = self._write(iterations if step is None else step, content, bindings, values)
-        self._saved_at = iterations
+        path = self._begin_save(iterations if step is None else step, content, bindings, values)
+        if not self._background:
+            self.wait()
         return path
 
-    def _write(self, step: int, content: Manifest, bindings: list[Any], values: variables.Values) -> str:
-        """Rank 0 writes; of sharded tables the others send what they have. An error is one on all ranks."""
-        error: BaseException | None = None
+    def wait(self) -> None:
+        """Waits until the last save is on the disk. Every rank calls it, between the same two steps.
+
+        Raises:
+          NotSavedError: On all ranks: it could not be written, with the reason. Only once.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        error = None if pending.writing is None else pending.writing.result()
+        text = self._ranks.broadcast_object(text_of(error), _WRITER, "tsps.checkpoint.end")
+        self._beside = not isinstance(error, UnavailableError)
+        if text is not None:
+            self._saved_at = None
+            raise self._not_saved(pending.step, text) from error
+        self._increments.saved(None if pending.writing is None else pending.writing.manifest, pending.marks)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether this process is writing a checkpoint, beside whatever else it does. On rank 0 alone."""
+        return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
+
+    def _begin_save(self, step: int, content: Manifest, bindings: list[TableBinding], values: variables.Values) -> str:
+        """Captures what is to be saved, and begins to write it. An error is one on all ranks."""
+        error: Exception | None = None
         path = ""
+        builds_on: tuple[Link, ...] = ()
+        captured: list[Captured] = []
+        replicated = [one.placement == "replicated" for one in bindings]
+        marks: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
             save: directory_lib.Save | None = None
             if self._ranks.rank == _WRITER:
                 try:
                     self._refuse_other_runs(step)
                     save = stack.enter_context(self._directory.saving(step, f"rank {_WRITER}"))
-                    self._write_variables(save, values, content)
+                    path, builds_on = str(save.path), self._increments.next_builds_on(self._directory.path)
                 except Exception as caught:
                     error = caught
-            for binding, stored in zip(bindings, content.tables, strict=True):
-                if not self._ranks.broadcast_object(error is None, _WRITER, "tsps.checkpoint.table"):
-                    break
+            going_on, increment = self._ranks.broadcast_object(
+                (error is None, bool(builds_on)), _WRITER, "tsps.checkpoint.begin"
+            )
+            since = self._increments.marks if increment else {}
+            if going_on:
                 try:
-                    file = None if save is None else save.folder / stored["file"]
-                    tables.write(binding, file, content.table_step, self._ranks)
+                    marks = tables.mark_changes(bindings)
                     if save is not None:
-                        save.add(stored["file"])
-                except LOST:
-                    raise
+                        captured = tables.capture(
+                            list(itertools.compress(bindings, replicated)),
+                            list(itertools.compress(content.tables, replicated)),
+                            since,
+                            content.table_step,
+                        )
+                        fault_points.reach(fault_points.CAPTURED)
                 except Exception as caught:
                     error = caught
-            if save is not None and error is None:
-                try:
-                    save.finish(_named(content, save))
-                    path = str(save.path)
-                    self._prune(save)
-                except Exception as caught:
-                    error = caught
-            self._end(stack, error)
-        outcome = self._ranks.allgather_object(
-            (text_of(error), isinstance(error, OSError), path), "tsps.checkpoint.end"
-        )
-        failed = [(rank, text, of_files) for rank, (text, of_files, _) in enumerate(outcome) if text is not None]
-        if failed and any(of_files for rank, _, of_files in failed if rank == _WRITER):
-            text = next(text for rank, text, _ in failed if rank == _WRITER)
-            raise NotSavedError(
-                f"a checkpoint of step {content.step} was not saved to {self.directory}: {text}"
-            ) from error
-        raise_failed([text for text, _, _ in outcome], error, f"saving a checkpoint to {self.directory}")
-        self._passed_over = [one for one in self._passed_over if one.exists()]
-        self._looked = True
+                failed = any(self._ranks.allgather_object(error is not None, "tsps.checkpoint.captured"))
+                if not failed:
+                    sharded = [not one for one in replicated]
+                    error = self._write_sharded(
+                        save,
+                        list(itertools.compress(bindings, sharded)),
+                        list(itertools.compress(content.tables, sharded)),
+                        since,
+                        content,
+                    )
+            outcome = self._ranks.allgather_object((text_of(error), _of_files(error), path), "tsps.checkpoint.begun")
+            if any(text is not None for text, *_ in outcome):
+                for one in captured:
+                    one.close()
+                with contextlib.suppress(Exception):
+                    failure = error or StateError("another rank has failed")
+                    stack.__exit__(type(failure), failure, failure.__traceback__)
+                text, of_files, _ = outcome[_WRITER]
+                if of_files:
+                    raise self._not_saved(content.step, text) from error
+                raise_failed([text for text, *_ in outcome], error, f"saving a checkpoint to {self.directory}")
+            writing = None
+            if save is not None:
+                writing = SaveInProgress(save, stack.pop_all(), content, builds_on, values, captured, self._prune)
+        self._pending = _Pending(content.step, writing, marks)
+        self._saved_at, self._looked = content.step, True
+        if writing is not None:
+            if self._background and self._beside:
+                writing.start()
+            else:
+                writing.run()
         return str(outcome[_WRITER][2])
 
-    def _write_variables(self, save: directory_lib.Save, values: variables.Values, content: Manifest) -> None:
-        for name in values.write(save.folder, _stamp(content)):
-            save.add(name)
+    def _write_sharded(
+        self,
+        save: directory_lib.Save | None,
+        bindings: Sequence[TableBinding],
+        facts: Sequence[dict[str, Any]],
+        since: Mapping[str, str],
+        content: Manifest,
+    ) -> Exception | None:
+        """Of sharded tables the ranks send rank 0 what they have; returns this rank's error."""
+        error: Exception | None = None
+        folder = None if save is None else save.folder
+        for binding, own in zip(bindings, facts, strict=True):
+            if not self._ranks.broadcast_object(error is None, _WRITER, "tsps.checkpoint.table"):
+                break
+            try:
+                mark = since.get(binding.uuid)
+                step, stamp = content.table_step, content.stamp
+                for name in tables.write_sharded(binding, folder, own, mark, step, stamp, self._ranks):
+                    assert save is not None
+                    save.add(name)
+            except LOST:
+                raise
+            except Exception as caught:
+                error = caught
+        return error
+
+    def _not_saved(self, step: int, text: str | None) -> NotSavedError:
+        return NotSavedError(f"a checkpoint of step {step} was not saved to {self.directory}: {text}")
 
     def _prune(self, save: directory_lib.Save) -> None:
         try:
             self._directory.prune(save.path, self._keep, self._passed_over)
+            self._passed_over = [one for one in self._passed_over if one.exists()]
         except OSError as error:  # the checkpoint is there; the next save tries again
             warnings.warn(f"old checkpoints in {self.directory} could not be removed: {error}", stacklevel=4)
-
-    def _end(self, stack: contextlib.ExitStack, error: BaseException | None) -> None:
-        """Ends a save: what an error has left is removed."""
-        if error is None:
-            stack.close()
-            return
-        with contextlib.suppress(Exception):
-            stack.__exit__(type(error), error, error.__traceback__)
 
     def _refuse_other_runs(self, step: int) -> None:
         """Checkpoints that this run knows nothing of are not to be mixed with its own, or removed."""
@@ -248,8 +329,10 @@ class Checkpointer:
     def latest(self) -> str | None:
         """The newest checkpoint that is whole, or None. Reads all of its files; any rank may call it alone.
 
-        A warning names each newer one that is damaged, with the reason.
+        A warning names each newer one that is damaged, with the reason. Rank 0 waits first for one that it is writing.
         """
+        if self._pending is not None and self._pending.writing is not None:
+            self._pending.writing.wait()
         found, _ = self._newest()
         return None if found is None else str(found.path)
 
@@ -267,6 +350,10 @@ class Checkpointer:
             steps; or there is none, and tables of an earlier run are at another step than the optimizer.
           ValueError: On all ranks: the model or the optimizer is another one.
         """
+        try:
+            self.wait()
+        except NotSavedError as error:
+            warnings.warn(str(error), stacklevel=2)
         bindings = tables.of(self._model)
         self._build()
         entries = self._entries()
@@ -275,11 +362,10 @@ class Checkpointer:
         if checked is None:
             self._refuse_tables_of_other_steps(bindings)
             return None
-        content, path = checked
-        stamp = _stamp(content)
-        of_tables = tables.Stored(path, content.tables, content.table_step)
+        content, path = checked.manifest, checked.path
+        of_tables = tables.Stored(checked)
         of_variables = variables.Stored(
-            path, content.variables, stamp, content.ranks, {one.name for one in content.files}
+            path, content.variables, content.stamp, content.ranks, {one.name for one in content.files}
         )
 
         def compare() -> None:
@@ -289,6 +375,8 @@ class Checkpointer:
             of_variables.check(entries)
 
         self._together(compare, f"restoring {path}")
+        fault_points.reach("compared")
+        self._increments.forget()
         of_tables.restore(bindings)
         if bindings:
             of_tables.set_step(self._ranks)
@@ -297,6 +385,7 @@ class Checkpointer:
             self._metrics = of_variables.restore(entries, self._ranks.rank, self._ranks.size)
 
         self._together(assign, f"restoring {path}")
+        fault_points.reach("variables_restored")
         self._optimizer.begin_restored()
         self.position.go_to(content.epoch, content.batch)
         self._saved_at = self._iterations()
@@ -313,7 +402,7 @@ class Checkpointer:
         with bar(0, f"check {self.directory}") as shown:
             return self._directory.newest(lambda _, n: shown.update(n))
 
-    def _agree_on_newest(self) -> tuple[Manifest, Path] | None:
+    def _agree_on_newest(self) -> Checked | None:
         """The checkpoint that rank 0 finds, and that all ranks see."""
         found: Checked | None = None
         error: Exception | None = None
@@ -330,16 +419,19 @@ class Checkpointer:
             return None
         name, data = chosen
         path = self._directory.path / name
+        seen: list[Checked] = []
 
         def see() -> None:
-            if not path.is_dir() or (path / manifest.NAME).read_bytes() != data:
-                raise StateError(
-                    f"rank 0 restores {name}, and {path} is another one here, or is not there: all machines must see "
-                    "one directory"
-                )
+            if path.is_dir() and (one := directory_lib.look(path)).data == data:
+                seen.append(one)
+                return
+            raise StateError(
+                f"rank 0 restores {name}, and {path} is another one here, or is not there: all machines must see "
+                "one directory"
+            )
 
         self._together(see, f"restoring {path}")
-        return Manifest.decode(data, str(path / manifest.NAME)), path
+        return seen[0]
 
     def _refuse_tables_of_other_steps(self, bindings: list[Any]) -> None:
         def compare() -> None:
@@ -448,13 +540,20 @@ class Checkpointer:
         raise_failed(self._ranks.allgather_object(text_of(error), "tsps.checkpoint.together"), error, call)
 
 
-def _named(content: Manifest, save: directory_lib.Save) -> Manifest:
-    return dataclasses.replace(content, name=save.name, files=tuple(save.files))
+class _Pending(NamedTuple):
+    """A save whose end has not been told to all ranks."""
+
+    step: int
+    """Updates that the optimizer had made."""
+    writing: SaveInProgress | None
+    """On rank 0."""
+    marks: dict[str, str]
+    """On leaders, of the tables."""
 
 
-def _stamp(content: Manifest) -> dict[str, Any]:
-    """What each file of dense variables says of the step that it is of."""
-    return {"step": content.step, "table_step": content.table_step, "id": content.id}
+def _of_files(error: BaseException | None) -> bool:
+    """Whether it is a matter of the disk, or of this moment, and not of the program."""
+    return isinstance(error, OSError | UnavailableError)
 
 
 def _versions() -> dict[str, str]:

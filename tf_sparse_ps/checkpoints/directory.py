@@ -5,6 +5,9 @@
 A checkpoint is made in `.saving-...`: its files are written and synced, then the manifest, then the folder; it gets its
 name by a rename, and the directory is synced. One that is removed loses its name first, to `.removing-...`. What killed
 saves have left is removed by the next one. A name is used once: a step that is saved again is `step-000000000040-2`.
+
+An increment has the rows that have changed since the checkpoint before it, and names those that it builds on: a base
+and the increments between. It is whole if they are, and they stay as long as it does.
 """
 
 from __future__ import annotations
@@ -43,12 +46,23 @@ class Found(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A checkpoint all of whose files have been read."""
+    """A checkpoint all of whose files have been read, or, by `look`, are there."""
 
     path: Path
     manifest: Manifest
     data: bytes
     """Of the manifest's file."""
+    builds_on: tuple[Checked, ...] = ()
+    """Of an increment: the base, and the increments before it."""
+
+    @property
+    def parts(self) -> tuple[Checked, ...]:
+        """All that the rows of tables are in, the oldest first, this one last."""
+        return (*self.builds_on, self)
+
+
+# Looks at one checkpoint, without what it builds on.
+_Look = Callable[[Path], Checked]
 
 
 class Save:
@@ -71,6 +85,10 @@ class Save:
         _sync(path)
         self.files.append(FileEntry(name, path.stat().st_size, file_crc32(path)))
         fault_points.reach("file_written")
+
+    def give_up(self) -> None:
+        """There is nothing to be saved."""
+        shutil.rmtree(self.folder)
 
     def finish(self, content: Manifest) -> None:
         """Makes it a checkpoint.
@@ -126,13 +144,30 @@ class CheckpointDirectory:
           UnsupportedError: The newest whole one is of a later version of the format.
         """
         skipped: list[Path] = []
+        found = self._whole(1, skipped, progress)
+        return (found[0] if found else None), skipped
+
+    def whole(self, n: int) -> list[Checked]:
+        """The n newest checkpoints that are whole, the newest first, or fewer; otherwise as `newest`."""
+        return self._whole(n, [], None)
+
+    def _whole(self, n: int, skipped: list[Path], progress: Callable[[str, int], None] | None) -> list[Checked]:
+        found: list[Checked] = []
+        look_once = _once(lambda path: _check_alone(path, progress))
         for one in self.find():
+            if len(found) == n:
+                break
             try:
-                return check(one.path, progress), skipped
+                found.append(_with_chain(one.path, look_once))
             except (DamagedFileError, NotFoundError, OSError) as error:
-                warnings.warn(f"checkpoint {one.path} is passed over: {error}", stacklevel=2)
+                warnings.warn(f"checkpoint {one.path} is passed over: {error}", stacklevel=3)
                 skipped.append(one.path)
-        return None, skipped
+        return found
+
+    @staticmethod
+    def names(path: Path) -> bool:
+        """Whether a path is named as a checkpoint is."""
+        return _NAME.fullmatch(Path(os.path.abspath(path)).name) is not None
 
     @contextlib.contextmanager
     def saving(self, step: int, writer: str) -> Iterator[Save]:
@@ -169,19 +204,36 @@ class CheckpointDirectory:
 
         Args:
           saved: The one that was saved last. It stays, and with it the `keep` - 1 newest ones before it that have a
-            whole manifest and all files.
+            whole manifest and all files, and what they build on. Where all of them build on one base and `keep` is
+            above 1, the newest one before that base stays, too: damage to one file does not lose all.
           keep: At least 1.
           passed_over: Damaged ones, which go, also if they are of later steps.
         """
         found = self.find()
         last = next(one for one in found if one.path == saved)
-        kept = {saved}
+        look_once = _once(_look_alone)
+        needed: set[Path] = set()
+        bases: set[Path] = set()
+        n_kept = 0
         for one in found:
-            if one < last and len(kept) < keep and one.path not in passed_over and _is_complete(one.path):
-                kept.add(one.path)
+            enough = n_kept >= keep and (keep == 1 or len(bases) > 1)
+            if one > last or enough or one.path in passed_over:
+                continue
+            try:
+                parts = [part.path for part in _with_chain(one.path, look_once).parts]
+            except (TableError, OSError):
+                if one.path == saved:
+                    raise
+                continue
+            if n_kept >= keep and parts[0] in bases:
+                continue
+            n_kept += 1
+            bases.add(parts[0])
+            needed.update(parts)
+        # The newest first: an increment goes before what it builds on.
         for one in found:
-            if one.path not in kept and (one < last or one.path in passed_over):
-                self._remove(one.path)
+            if one.path not in needed and (one < last or one.path in passed_over):
+                self.remove(one.path)
 
     def _make(self) -> None:
         if self.path.is_dir():
@@ -189,7 +241,8 @@ class CheckpointDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         _sync(self.path.parent)
 
-    def _remove(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
+        """Removes a checkpoint. Within `saving`."""
         aside = self.path / f"{_REMOVING}{path.name}-{secrets.token_hex(4)}"
         os.rename(path, aside)
         fault_points.reach("set_aside")
@@ -203,35 +256,83 @@ class CheckpointDirectory:
 
 
 def check(path: Path, progress: Callable[[str, int], None] | None = None) -> Checked:
-    """Reads all files of a checkpoint.
+    """Reads all files of a checkpoint, and of those that it builds on.
 
     Args:
       path: Its folder.
       progress: As of `CheckpointDirectory.newest`.
 
     Raises:
-      NotFoundError, DamagedFileError: A file is missing, or is not what was written.
+      NotFoundError, DamagedFileError: A file is missing, or is not what was written; or a checkpoint that it builds on
+        is another one.
       UnsupportedError: It is of a later version.
     """
-    data, content = _read_manifest(path)
-    for one in content.files:
-        file = path / one.name
-        _check_size(file, one)
-        if (found := file_crc32(file, progress)) != one.crc32:
-            raise DamagedFileError(f"{file} is damaged: its checksum is {found}, and was {one.crc32}")
-    return Checked(path, content, data)
+    return _with_chain(path, lambda one: _check_alone(one, progress))
 
 
-def look(path: Path) -> Manifest:
-    """What the manifest of a checkpoint says. Its other files are only looked at for their sizes.
+def look(path: Path) -> Checked:
+    """What the manifests of a checkpoint, and of those that it builds on, say. Other files are looked at for sizes.
 
     Raises:
       NotFoundError, DamagedFileError, UnsupportedError: As `check`, as far as that can be seen.
     """
-    _, content = _read_manifest(path)
+    return _with_chain(path, _look_alone)
+
+
+def _with_chain(path: Path, look_at: _Look) -> Checked:
+    """A checkpoint with what it builds on, each of which must be the very one that it was bound to."""
+    own = look_at(path)
+    content = own.manifest
+    before: list[Checked] = []
+    for number, link in enumerate(content.chain):
+        if _NAME.fullmatch(link.name) is None:
+            raise DamagedFileError(f"{path / manifest.NAME} is damaged: it builds on {link.name!r}")
+        try:
+            one = look_at(path.parent / link.name)
+        except (DamagedFileError, NotFoundError) as error:
+            raise type(error)(f"it builds on {link.name}, and {error}") from None
+        found = (one.manifest.id, one.manifest.run, one.manifest.chain)
+        if found != (link.id, content.run, content.chain[:number]):
+            raise DamagedFileError(
+                f"it builds on {link.name} with id {link.id} of run {content.run}, and what has this name now is "
+                f"another checkpoint, {one.manifest.id} of run {one.manifest.run}: its changes are none to that"
+            )
+        before.append(one)
+    return own._replace(builds_on=tuple(before))
+
+
+def _once(look_at: _Look) -> _Look:
+    """Remembers what was found, errors too."""
+    known: dict[Path, Checked | DamagedFileError | NotFoundError] = {}
+
+    def look_once(path: Path) -> Checked:
+        if path not in known:
+            try:
+                known[path] = look_at(path)
+            except (DamagedFileError, NotFoundError) as error:
+                known[path] = error
+        found = known[path]
+        if isinstance(found, Checked):
+            return found
+        raise found
+
+    return look_once
+
+
+def _check_alone(path: Path, progress: Callable[[str, int], None] | None = None) -> Checked:
+    found = _look_alone(path)
+    for one in found.manifest.files:
+        file = path / one.name
+        if (crc32 := file_crc32(file, progress)) != one.crc32:
+            raise DamagedFileError(f"{file} is damaged: its checksum is {crc32}, and was {one.crc32}")
+    return found
+
+
+def _look_alone(path: Path) -> Checked:
+    data, content = _read_manifest(path)
     for one in content.files:
         _check_size(path / one.name, one)
-    return content
+    return Checked(path, content, data)
 
 
 def _read_manifest(path: Path) -> tuple[bytes, Manifest]:
@@ -258,15 +359,6 @@ def _check_size(file: Path, expected: FileEntry) -> None:
         raise DamagedFileError(f"{file} is damaged: it is no regular file")
     if found.st_size != expected.size:
         raise DamagedFileError(f"{file} is damaged: it has {found.st_size} bytes, and had {expected.size}")
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether a checkpoint has its files, by their sizes."""
-    try:
-        look(path)
-    except (TableError, OSError):
-        return False
-    return True
 
 
 def file_crc32(path: Path, progress: Callable[[str, int], None] | None = None) -> str:

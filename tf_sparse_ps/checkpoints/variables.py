@@ -95,7 +95,8 @@ class Values:
         Raises:
           ValueError: On all ranks: they have different variables.
         """
-        values = [np.asarray(entry.variable.numpy()) for entry in entries]
+        # Copies: training goes on while they are written.
+        values = [np.array(entry.variable.numpy()) for entry in entries]
         facts = [(entry.kind, str(value.dtype), value.shape) for entry, value in zip(entries, values, strict=True)]
         found = [checksum(value) for value in values]
         everyone = ranks.allgather_object((facts, found), "tsps.checkpoint.variables")

@@ -38,9 +38,12 @@ class ShardedContent:
     Attributes:
       step: Of the rows.
       optimizer: Whose slots the rows have, as the core says it.
+      erased: As of `Table.scan(since=)`: of changes the keys that were erased on all nodes; None: all rows come.
     """
 
-    def __init__(self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None) -> None:
+    def __init__(
+        self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None, since: str | None = None
+    ) -> None:
         """Begins. Every rank calls it.
 
         Args:
@@ -48,6 +51,8 @@ class ShardedContent:
           call: What is being done, for messages and to be compared: all ranks do the same.
           slots: With slots.
           to: The rank that gets the rows; None: all do. The others iterate, too, and see no blocks.
+          since: On leaders a mark of their nodes' shards, if changes alone are wanted. All rows come unless all
+            leaders have one, and know what changed.
 
         Raises:
           ValueError: Ranks do different things.
@@ -60,18 +65,20 @@ class ShardedContent:
         self._finished = False
         error: Exception | None = None
         own: dict[str, Any] = {}
+        erased: npt.NDArray[np.int64] | None = None
         if self._job.is_leader:
             try:
-                self._scan = binding.reader().scan(slots=slots)
+                self._scan = binding.reader().scan(slots=slots, since=since)
                 own = {"rows": len(self._scan), "step": self._scan.step, "optimizer": self._scan.optimizer}
+                erased = self._scan.erased
             except Exception as caught:
                 error = caught
         call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
         facts = {"call": call, "slots": str(slots), "who gets the rows": str(to)}
-        everyone = self._ranks.allgather_object((facts, own, text_of(error)), "tsps.content.begin")
+        everyone = self._ranks.allgather_object((facts, own, text_of(error), erased), "tsps.content.begin")
         try:
-            agreement.must_agree([facts for facts, _, _ in everyone])
-            raise_failed([text for _, _, text in everyone], error, call)
+            agreement.must_agree([facts for facts, *_ in everyone])
+            raise_failed([text for _, _, text, _ in everyone], error, call)
             shards = [everyone[leader][1] for leader in self._job.leaders]
             if any(
                 shard["step"] != shards[0]["step"] or shard["optimizer"] != shards[0]["optimizer"] for shard in shards
@@ -81,6 +88,12 @@ class ShardedContent:
             self._close()
             raise
         self._rows = [int(shard["rows"]) for shard in shards]
+        of_nodes = [everyone[leader][3] for leader in self._job.leaders]
+        self.erased: npt.NDArray[np.int64] | None = None
+        if all(one is not None for one in of_nodes):
+            self.erased = np.concatenate(of_nodes)
+        elif self._scan is not None:
+            self._scan.take_all()
         self._call = call
         self.step, self.optimizer = int(shards[0]["step"]), dict(shards[0]["optimizer"])
         dim = binding.config.dim
@@ -93,25 +106,32 @@ class ShardedContent:
         return self._to in (None, self._ranks.rank)
 
     def __len__(self) -> int:
+        """Rows of the table; of changes not all of them come."""
         return sum(self._rows)
 
     def __iter__(self) -> Iterator[Block]:
         chunk = CHUNK_BYTES // (1 if self._ranks.kind == "horovod" else _COPIES_MORE)
         at_once = max(1, chunk // self._record)
         for rows, leader in zip(self._rows, self._job.leaders, strict=True):
-            for start in range(0, rows, at_once):
-                n = min(at_once, rows - start)
+            left = rows
+            while True:
+                n = 0
                 packed: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
                 error: Exception | None = None
                 if self._ranks.rank == leader:
                     try:
-                        packed = self._pack(n)
+                        n, packed = self._pack(min(at_once, left))
                     except Exception as caught:
                         error = caught
-                self._agree(error)
+                n = self._agree(error, n)
+                if n == 0:
+                    break
+                left -= n
                 received = self._send(packed, n * self._record, leader)
                 if self.receives:
                     yield self._unpack(received, n)
+            if left and self.erased is None:
+                self._agree(StateError(f"table {self._binding.path} has fewer rows than its scan began with"))
         self._agree(None)
         self._finished = True
 
@@ -132,17 +152,27 @@ class ShardedContent:
 
     # --- what all ranks do for each chunk ---
 
-    def _agree(self, error: BaseException | None) -> None:
-        """Tells the others whether this rank has failed.
+    def _agree(self, error: BaseException | None, n: int = 0) -> int:
+        """Tells the others whether this rank has failed, and how many rows come next.
+
+        Args:
+          error: This rank's.
+          n: Rows that this rank sends next; others give 0.
+
+        Returns:
+          The `n` of the rank that sends.
 
         Raises:
-          StateError, or the error itself: A rank has.
+          StateError, or the error itself: A rank has failed.
         """
-        (failed,) = self._ranks.allreduce([tf.constant(int(error is not None))], "tsps.content.go_on", average=False)
-        if int(failed):
+        own = tf.constant([int(error is not None), n])
+        (found,) = self._ranks.allreduce([own], "tsps.content.go_on", average=False)
+        failed, n = map(int, found)
+        if failed:
             self._finished = True  # nobody goes on
             texts = self._ranks.allgather_object(text_of(error), "tsps.content.failed")
             raise_failed(texts, error, self._call)
+        return n
 
     def _send(self, packed: npt.NDArray[np.uint8], n: int, leader: int) -> npt.NDArray[np.uint8]:
         """Sends `n` bytes of the leader to who gets them.
@@ -164,16 +194,17 @@ class ShardedContent:
 
     # --- chunks ---
 
-    def _pack(self, n: int) -> npt.NDArray[np.uint8]:
-        """The next n rows of this node: their keys, then the rows, then slot after slot."""
+    def _pack(self, at_most: int) -> tuple[int, npt.NDArray[np.uint8]]:
+        """The next rows of this node, and how many they are: their keys, then the rows, then slot after slot."""
         assert self._scan is not None
         parts: list[Block] = []
-        while n > 0:
-            block = self._scan.take(n)
+        n = 0
+        while n < at_most:
+            block = self._scan.take(at_most - n)
             if not len(block.keys):
-                raise StateError(f"table {self._binding.path} has fewer rows than its scan began with")
+                break
             parts.append(block)
-            n -= len(block.keys)
+            n += len(block.keys)
         planes: list[list[npt.NDArray[Any]]] = [[part.keys for part in parts], [part.rows for part in parts]]
         planes += [[part.slots[k] for part in parts] for k in range(len(self._widths) - 1)]
         packed = np.empty(sum(array.nbytes for plane in planes for array in plane), np.uint8)
@@ -182,7 +213,7 @@ class ShardedContent:
             for array in plane:
                 packed[end : end + array.nbytes] = array.reshape(-1).view(np.uint8)
                 end += array.nbytes
-        return packed
+        return n, packed
 
     def _unpack(self, data: npt.NDArray[np.uint8], n: int) -> Block:
         keys = data[: 8 * n].view(np.int64)

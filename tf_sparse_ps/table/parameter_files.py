@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tf_sparse_ps.table.table import Block, Table
 
 
+_ROWS_AT_ONCE = 1 << 18
+
+
 class Content(Protocol):
     """Rows of a table, as of one state: a `Scan`, or what is like one.
 
@@ -64,28 +67,62 @@ def write(
       slots: With slots and metadata.
       progress: Show a progress bar.
     """
-    rule = content.optimizer if slots else {"kind": "none", "slot_init": ()}
-    writer = _table.ParameterFileWriter(
-        path=os.fspath(path),
-        dim=table.config.dim,
-        n_rows=len(content),
-        key_limit=table.config.key_limit or 0,
-        step=content.step,
-        optimizer=rule["kind"],
-        slot_init=list(rule["slot_init"]),
-        initializer=table.core_initializer(),
-        metadata=[plane.for_core() for plane in table.config.metadata] if slots else [],
-        dtype=table.config.dtype,
-        node=shard.node if shard else 0,
-        nodes=shard.nodes if shard else 0,
+    write_content(
+        header(table, content, shard=shard, slots=slots), content, path, n_rows=len(content), progress=progress
     )
+
+
+def header(table: Table, content: Content, *, shard: Shard | None, slots: bool) -> dict[str, Any]:
+    """What the header of a file says, but for the number of rows. Arguments as of `write`; reads no row."""
+    rule = content.optimizer if slots else {"kind": "none", "slot_init": ()}
+    return {
+        "dim": table.config.dim,
+        "key_limit": table.config.key_limit or 0,
+        "step": content.step,
+        "optimizer": rule["kind"],
+        "slot_init": list(rule["slot_init"]),
+        "initializer": table.core_initializer(),
+        "metadata": [plane.for_core() for plane in table.config.metadata] if slots else [],
+        "dtype": table.config.dtype,
+        "node": shard.node if shard else 0,
+        "nodes": shard.nodes if shard else 0,
+    }
+
+
+def write_content(
+    facts: Mapping[str, Any],
+    blocks: Iterable[Block],
+    path: str | os.PathLike[str],
+    *,
+    n_rows: int | None,
+    progress: bool = True,
+) -> int:
+    """Writes rows to a file, under a header.
+
+    Args:
+      facts: The `header`.
+      blocks: The rows.
+      path: The file.
+      n_rows: How many they are; None: that is seen when they have been written.
+      progress: Show a progress bar.
+
+    Returns:
+      How many rows there were.
+    """
+    writer = _table.ParameterFileWriter(path=os.fspath(path), n_rows=n_rows, **facts)
+    written = 0
     # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
-    with contextlib.closing(writer), bar(len(content), f"export {Path(path).name}", show=progress) as shown:
-        blocks: Iterable[Block] = content
+    with contextlib.closing(writer), bar(n_rows or 0, f"export {Path(path).name}", show=progress) as shown:
+        write_to = getattr(blocks, "write_to", None)
+        while write_to is not None and (n := write_to(writer, _ROWS_AT_ONCE)):  # a scan's rows are no arrays of ours
+            written += n
+            shown.update(n)
         for keys, rows, values, metadata in blocks:
             writer.append(keys, rows, list(values), metadata)
+            written += len(keys)
             shown.update(len(rows))
         writer.finish()
+    return written
 
 
 def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:

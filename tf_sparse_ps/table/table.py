@@ -80,17 +80,31 @@ class Block(NamedTuple):
 
 
 class Scan:
-    """A table as of one committed state; see `Table.scan`. Ends with its `with` block, or when it is dropped."""
+    """A table as of one committed state; see `Table.scan`. Ends with its `with` block, or when it is dropped.
+
+    Attributes:
+      step: Of that state.
+      optimizer: Whose slots the rows have, as the core says it.
+      erased: Of a scan since a mark, the keys that were erased, int64[m]. One that is among the rows, too, was written
+        afterwards. None: all rows come; a copy that another scan began with is of no use.
+    """
 
     def __init__(self, core: Any, dim: int) -> None:
         self._core = core
         self._block = block_rows(dim)
         self.step = int(core.step())
         self.optimizer: dict[str, Any] = core.optimizer()
+        self.erased: Keys | None = core.erased()
         self._rows = int(core.rows())
 
     def __len__(self) -> int:
+        """Rows of the table; of a scan since a mark not all of them come."""
         return self._rows
+
+    def take_all(self) -> None:
+        """Makes a scan since a mark one of all rows. Before the first of them."""
+        self._core.take_all()
+        self.erased = None
 
     def __iter__(self) -> Iterator[Block]:
         while len((block := self._next()).keys):
@@ -98,6 +112,10 @@ class Scan:
 
     def _next(self) -> Block:
         return self.take(self._block)
+
+    def write_to(self, writer: Any, n: int) -> int:
+        """Appends the next rows, about `n`, to a `_table.ParameterFileWriter`; returns how many, 0 at the end."""
+        return int(writer.append_scan(self._core, n))
 
     def take(self, n: int) -> Block:
         """The next rows, at most `n` of them; none when all have been read."""
@@ -338,7 +356,7 @@ class Table:
         found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
         return found, rows, tuple(values)
 
-    def scan(self, *, slots: bool = True, max_bytes: int | None = None) -> Scan:
+    def scan(self, *, slots: bool = True, max_bytes: int | None = None, since: str | None = None) -> Scan:
         """Reads the whole table, as of one committed state, beside whoever trains it.
 
         The writer keeps images of the rows that it writes meanwhile, and never waits for the scan.
@@ -346,6 +364,8 @@ class Table:
         Args:
           slots: Read the optimizer's slots and the metadata planes too.
           max_bytes: How much memory the images may take. None: a quarter of the table, and at least 1 GiB.
+          since: What `mark_changes` returned: of the rows only those that were written since, and `Scan.erased`, the
+            keys that were erased; as with `changes_since`, everything where it is not known what changed.
 
         Returns:
           A context manager, and an iterator over `Block`s of rows.
@@ -359,7 +379,8 @@ class Table:
               for block in scan:
                   index.add(block.keys, block.rows)
         """
-        return Scan(self._group.scan(self._index, slots, max_bytes or 0), self.config.dim)
+        (one,) = scan({self: since}, slots=slots, max_bytes=max_bytes).values()
+        return one
 
     def metadata(self, keys: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
         """What is stored under `keys` in the table's metadata planes (`config.metadata`), all of one step.
@@ -388,11 +409,7 @@ class Table:
         Raises:
           InvalidArgumentError: No mark.
         """
-        uuid, separator, digits = mark.rpartition(":")
-        if not separator or not digits.isascii() or not digits.isdigit():
-            raise InvalidArgumentError(f"mark must be what mark_changes() returned. Received: {mark!r}")
-        generation = int(digits) if uuid == self.uuid else _UNKNOWN
-        return Changes(*self._group.changed_since(self._index, min(generation, _UNKNOWN)))
+        return Changes(*self._group.changed_since(self._index, self._generation(mark)))
 
     def core_initializer(self) -> dict[str, Any]:
         """What gives absent keys their rows: kind, a, b, seed and salt, as the core knows them."""
@@ -606,6 +623,13 @@ class Table:
 
     # --- helpers ---
 
+    def _generation(self, mark: str) -> int:
+        """The change generation of a mark; of one that is not this table's, one that there is not."""
+        uuid, separator, digits = mark.rpartition(":")
+        if not separator or not digits.isascii() or not digits.isdigit():
+            raise InvalidArgumentError(f"mark must be what mark_changes() returned. Received: {mark!r}")
+        return min(int(digits), _UNKNOWN) if uuid == self.uuid else _UNKNOWN
+
     def check_writable(self) -> None:
         """Raises StateError unless the mode is "r+"."""
         self._writable()
@@ -685,6 +709,40 @@ def step(updates: Mapping[Table, Update]) -> int:
     return int(number)
 
 
+def scan(tables: Mapping[Table, str | None], *, slots: bool = True, max_bytes: int | None = None) -> dict[Table, Scan]:
+    """Scans several tables of a group, all as of one committed state: see `Table.scan`.
+
+    Args:
+      tables: For each the mark since which its rows are wanted, or None: all of them.
+      slots: As of `Table.scan`.
+      max_bytes: How much memory the images may take, of all tables together.
+
+    Returns:
+      For each table its scan; they are read one at a time, by one thread. Images are kept until all are closed.
+
+    Raises:
+      InvalidArgumentError: The tables are not of one group; no mark.
+      UnavailableError: As of `Table.scan`.
+    """
+    group = _common_group(tables, "a scan")
+    marks = [None if mark is None else table._generation(mark) for table, mark in tables.items()]
+    cores = group.scans([table._index for table in tables], slots, max_bytes or 0, marks)
+    return {table: Scan(core, table.config.dim) for table, core in zip(tables, cores, strict=True)}
+
+
+def _common_group(tables: Mapping[Table, Any], call: str) -> Any:
+    """The group of tables.
+
+    Raises:
+      InvalidArgumentError: They are of several.
+    """
+    groups = {id(group): group for group in (table._group for table in tables)}
+    if len(groups) != 1:
+        raise InvalidArgumentError(f"{call} needs tables of one group. Received: {[t.path for t in tables]}")
+    (group,) = groups.values()
+    return group
+
+
 def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
     """Looks keys up in several tables of a group, all of one committed step.
 
@@ -697,10 +755,7 @@ def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
     Raises:
       InvalidArgumentError: The tables are not of one group; or as `Table.lookup`.
     """
-    groups = {id(table._group): table._group for table in reads}
-    if len(groups) != 1:
-        raise InvalidArgumentError(f"a read needs tables of one group. Received: {[t.path for t in reads]}")
-    (group,) = groups.values()
+    group = _common_group(reads, "a read")
     ids = [table._own(keys) for table, keys in reads.items()]
     step, rows = group.lookup_tables([(t._index, k.reshape(-1)) for t, k in zip(reads, ids, strict=True)])
     return int(step), {t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)}

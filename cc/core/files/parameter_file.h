@@ -49,10 +49,12 @@ std::vector<Plane> PlanesOf(const ParameterFileInfo& info);
 // (partial_file.h). Not thread-safe.
 class ParameterFileWriter {
  public:
-  // n_rows must be known. Refuses to follow a symlink at `path`; replaces a regular file. kAborted:
-  // another writer is at it.
+  // `counted`: n_rows need not be known; the header is written again when the rows have been.
+  // Refuses to follow a symlink at `path`; replaces a regular file. kAborted: another writer is at
+  // it.
   static Result<std::unique_ptr<ParameterFileWriter>> Create(const std::string& path,
-                                                             const ParameterFileInfo& info);
+                                                             const ParameterFileInfo& info,
+                                                             bool counted = false);
   ~ParameterFileWriter();  // removes the temporary file unless Finish succeeded
 
   // values[p]: n rows of the plane p of PlanesOf(info), one after the other.

@@ -29,6 +29,7 @@ struct ParameterFileWriter::Impl {
   std::string path;
   std::unique_ptr<PartialFile> file;
   ParameterFileInfo info;
+  bool counted = false;  // n_rows follows from what was written
   ParameterFileGeometry geometry;
   std::vector<size_t> row_bytes;  // of each plane
   uint64_t written = 0;           // rows
@@ -60,13 +61,29 @@ struct ParameterFileWriter::Impl {
     buffer.resize(begin + geometry.record_bytes, 0);
     block_crc = Crc32c(block_crc, buffer.data() + begin, geometry.record_bytes);
     ++written;
-    if (written % kRowsPerBlock == 0 || written == info.n_rows) {
-      const uint32_t trailer[2] = {block_crc, 0};
-      static_assert(sizeof(trailer) == kBlockTrailerBytes);
-      Put(trailer, sizeof(trailer));
-      block_crc = 0;
-    }
+    if (written % kRowsPerBlock == 0 || (!counted && written == info.n_rows)) EndBlock();
     return buffer.size() >= kBufferBytes ? Flush() : Status();
+  }
+
+  void EndBlock() {
+    const uint32_t trailer[2] = {block_crc, 0};
+    static_assert(sizeof(trailer) == kBlockTrailerBytes);
+    Put(trailer, sizeof(trailer));
+    block_crc = 0;
+  }
+
+  // Of a counted file, whose header was that of no rows.
+  Status WriteHeader() {
+    info.n_rows = written;
+    TSPS_ASSIGN_OR_RETURN(const std::string header, EncodeHeader(info));
+    for (size_t done = 0; done < header.size();) {
+      const ssize_t n =
+          pwrite(file->fd(), header.data() + done, header.size() - done, static_cast<off_t>(done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoError("cannot write", file->name());
+      done += static_cast<size_t>(n);
+    }
+    return Status();
   }
 };
 
@@ -74,7 +91,9 @@ ParameterFileWriter::ParameterFileWriter() : impl_(new Impl) {}
 ParameterFileWriter::~ParameterFileWriter() = default;
 
 Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
-    const std::string& path, const ParameterFileInfo& info) {
+    const std::string& path, const ParameterFileInfo& wanted, bool counted) {
+  ParameterFileInfo info = wanted;
+  if (counted) info.n_rows = 0;
   TSPS_ASSIGN_OR_RETURN(const std::string header, EncodeHeader(info));
   struct stat there;
   if (lstat(path.c_str(), &there) == 0) {
@@ -93,6 +112,7 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
   Impl& impl = *writer->impl_;
   impl.path = path;
   impl.info = info;
+  impl.counted = counted;
   for (const Plane& plane : PlanesOf(info)) impl.row_bytes.push_back(plane.row_bytes);
   TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(info));
   TSPS_ASSIGN_OR_RETURN(impl.file, PartialFile::Create(path));
@@ -102,7 +122,7 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
 }
 
 Status ParameterFileWriter::Append(const int64_t* keys, const void* const* values, size_t n) {
-  if (n > impl_->info.n_rows - impl_->written) {
+  if (!impl_->counted && n > impl_->info.n_rows - impl_->written) {
     return Error(Code::kInvalidArgument, "parameter file ", impl_->path, " was announced with ",
                  impl_->info.n_rows, " rows. Received: ", n, " rows after ", impl_->written);
   }
@@ -114,11 +134,13 @@ Status ParameterFileWriter::Finish() {
   if (impl_->file->published()) {
     return Error(Code::kFailedPrecondition, "parameter file ", impl_->path, " is already finished");
   }
-  if (impl_->written != impl_->info.n_rows) {
+  if (!impl_->counted && impl_->written != impl_->info.n_rows) {
     return Error(Code::kFailedPrecondition, "parameter file ", impl_->path, " was announced with ",
                  impl_->info.n_rows, " rows. Received: ", impl_->written);
   }
+  if (impl_->counted && impl_->written % kRowsPerBlock != 0) impl_->EndBlock();
   TSPS_RETURN_IF_ERROR(impl_->Flush());
+  if (impl_->counted) TSPS_RETURN_IF_ERROR(impl_->WriteHeader());
   // The file's bytes must be on disk before its name is, and the name before success is reported.
   if (fsync(impl_->file->fd()) != 0) return ErrnoError("cannot fsync", impl_->file->name());
   TSPS_FAULT_POINT("parameter_file.synced");

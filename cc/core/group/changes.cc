@@ -1,8 +1,10 @@
 // What changed since a change generation.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
+#include "core/base/executor.h"
 #include "core/base/racy_copy.h"
 #include "core/group/group_impl.h"
 #include "core/group/scan.h"
@@ -11,44 +13,122 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kChunk = 4096;  // rows
+constexpr size_t kChunk = 4096;              // rows
+constexpr size_t kLooked = size_t{1} << 15;  // rows whose change generations are read at once
 
 }  // namespace
 
 Result<Changes> Scan::ChangedSince(int table, uint32_t generation) {
   Changes changes;
-  const Part& part = PartOf(table);
-  const TableState& state = StateOf(table);
-  changes.everything = generation < state.complete_since || generation > state_.changes;
-  if (!changes.everything) {
-    std::vector<ErasedKey> erased(state.erased);
-    RacyRead(erased.data(), part.files->erased_keys(), erased.size() * sizeof(ErasedKey));
-    // A log that was emptied meanwhile may have been overwritten.
-    State now;
-    group_.impl_->control->LoadLastState(&now);
-    const size_t place = PlaceOf(table);
-    changes.everything = place >= now.tables.size() ||
-                         now.tables[place].removed != RemovedBefore(table) ||
-                         now.tables[place].complete_since != state.complete_since;
-    for (const ErasedKey& entry : erased) {
-      if (entry.generation >= generation) changes.erased.push_back(entry.key);
-    }
-  }
-  if (changes.everything) changes.erased.clear();
-  std::sort(changes.erased.begin(), changes.erased.end());
-  changes.erased.erase(std::unique(changes.erased.begin(), changes.erased.end()),
-                       changes.erased.end());
+  TSPS_ASSIGN_OR_RETURN(auto erased, ErasedSince(table, generation));
+  changes.everything = !erased.has_value();
+  if (!changes.everything) changes.erased = std::move(*erased);
+  const uint32_t since = changes.everything ? 0 : generation;
   std::vector<int64_t> keys(kChunk);
-  std::vector<uint32_t> generations(kChunk);
-  char* planes[kMaxPlanes] = {};
-  planes[part.list->trained() + 1] = reinterpret_cast<char*>(generations.data());
+  char* const planes[kMaxPlanes] = {};
   while (true) {
-    TSPS_ASSIGN_OR_RETURN(const size_t n, Next(table, kChunk, keys.data(), planes));
+    TSPS_ASSIGN_OR_RETURN(const size_t n, NextChanged(table, since, kChunk, keys.data(), planes));
     if (n == 0) return changes;
-    for (size_t i = 0; i < n; ++i) {
-      if (changes.everything || generations[i] >= generation) changes.written.push_back(keys[i]);
-    }
+    changes.written.insert(changes.written.end(), keys.begin(),
+                           keys.begin() + static_cast<ptrdiff_t>(n));
   }
+}
+
+Result<std::optional<std::vector<int64_t>>> Scan::ErasedSince(int table, uint32_t generation) {
+  const TableState& state = StateOf(table);
+  if (generation < state.complete_since || generation > state_.changes) return {std::nullopt};
+  std::vector<ErasedKey> log(state.erased);
+  RacyRead(log.data(), PartOf(table).files->erased_keys(), log.size() * sizeof(ErasedKey));
+  // A log that was emptied meanwhile may have been overwritten.
+  State now;
+  group_.impl_->control->LoadLastState(&now);
+  const size_t place = PlaceOf(table);
+  if (place >= now.tables.size() || now.tables[place].removed != RemovedBefore(table) ||
+      now.tables[place].complete_since != state.complete_since) {
+    return {std::nullopt};
+  }
+  std::vector<int64_t> erased;
+  for (const ErasedKey& entry : log) {
+    if (entry.generation >= generation) erased.push_back(entry.key);
+  }
+  std::sort(erased.begin(), erased.end());
+  erased.erase(std::unique(erased.begin(), erased.end()), erased.end());
+  return {std::move(erased)};
+}
+
+Result<size_t> Scan::NextChanged(int table, uint32_t generation, size_t n, int64_t* keys,
+                                 char* const* planes) {
+  Part& part = PartOf(table);
+  const PlaneList& list = *part.list;
+  const size_t key_plane = list.trained();
+  const size_t changed_plane = key_plane + 1;
+  SerialExecutor executor;
+  std::vector<uint32_t> rows;
+  std::vector<uint32_t> changed;
+  size_t done = 0;
+  // The planes as from row `done` on, keys and change generations included.
+  const auto from = [&](char** to) {
+    for (size_t p = 0; p < list.planes.size(); ++p) {
+      to[p] = planes[p] == nullptr ? nullptr : planes[p] + done * list.planes[p].row_bytes;
+    }
+  };
+  while (done < n && part.next < StateOf(table).rows) {
+    const size_t m = std::min<uint64_t>(kLooked, StateOf(table).rows - part.next);
+    rows.resize(m);
+    for (size_t i = 0; i < m; ++i) rows[i] = static_cast<uint32_t>(part.next + i);
+    changed.resize(m);
+    char* look[kMaxPlanes] = {};
+    look[changed_plane] = reinterpret_cast<char*>(changed.data());
+    TSPS_RETURN_IF_ERROR(Copy(table, rows.data(), m, look, executor));
+    rows.clear();
+    size_t seen = 0;
+    for (; seen < m && done + rows.size() < n; ++seen) {
+      if (changed[seen] == kFreeRow) continue;
+      ++part.live;
+      if (changed[seen] >= generation) rows.push_back(static_cast<uint32_t>(part.next + seen));
+    }
+    char* to[kMaxPlanes];
+    from(to);
+    char* const wanted_keys = to[key_plane];
+    to[key_plane] = reinterpret_cast<char*>(keys + done);
+    TSPS_RETURN_IF_ERROR(Copy(table, rows.data(), rows.size(), to, executor));
+    if (wanted_keys != nullptr) {
+      std::memcpy(wanted_keys, keys + done, rows.size() * sizeof(int64_t));
+    }
+    done += rows.size();
+    part.next += seen;
+    if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
+  }
+  if (done == n) return done;
+  TSPS_RETURN_IF_ERROR(CheckLive(part));
+  while (done < n) {
+    const size_t m = std::min(n - done, kLooked);
+    char* to[kMaxPlanes];
+    from(to);
+    std::vector<uint32_t> own;
+    if (to[changed_plane] == nullptr) {
+      own.resize(m);
+      to[changed_plane] = reinterpret_cast<char*>(own.data());
+    }
+    TSPS_ASSIGN_OR_RETURN(const size_t found, NextOnDisk(table, m, keys + done, to));
+    if (found == 0) return done;
+    size_t kept = 0;
+    for (size_t i = 0; i < found; ++i) {
+      uint32_t of_row;
+      std::memcpy(&of_row, to[changed_plane] + i * sizeof(of_row), sizeof(of_row));
+      if (of_row < generation) continue;
+      if (kept != i) {
+        keys[done + kept] = keys[done + i];
+        for (size_t p = 0; p < list.planes.size(); ++p) {
+          const size_t bytes = list.planes[p].row_bytes;
+          if (to[p] != nullptr) std::memcpy(to[p] + kept * bytes, to[p] + i * bytes, bytes);
+        }
+      }
+      ++kept;
+    }
+    done += kept;
+  }
+  return done;
 }
 
 }  // namespace tsps

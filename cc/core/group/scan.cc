@@ -307,6 +307,13 @@ Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes
   return Status();
 }
 
+Status Scan::CheckLive(const Part& part) const {
+  const uint64_t counted = StateOf(part.table).live;
+  if (part.live == counted || TSPS_FAULT_OFF("damage")) return Status();
+  return Damaged("table " + part.files->folder(), part.live, " rows with a key, ", counted,
+                 " counted");
+}
+
 Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* planes) {
   Part& part = PartOf(table);
   const PlaneList& list = *part.list;
@@ -355,10 +362,7 @@ Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* plane
     if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
   }
   if (live == n) return live;
-  if (part.live != StateOf(table).live && !TSPS_FAULT_OFF("damage")) {
-    return Damaged("table " + part.files->folder(), part.live, " rows with a key, ",
-                   StateOf(table).live, " counted");
-  }
+  TSPS_RETURN_IF_ERROR(CheckLive(part));
   char* to[kMaxPlanes] = {};
   for (size_t p = 0; p < n_planes; ++p) {
     if (planes[p] != nullptr) to[p] = planes[p] + live * list.planes[p].row_bytes;

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -94,6 +95,11 @@ class Scan {
   // that was both is in both: it has been written after it was erased. After a kill there may be
   // more, never less. As Next, of a table whose rows it has not passed.
   Result<Changes> ChangedSince(int table, uint32_t generation);
+  // Its two parts, for those that want the rows, too. The keys that were erased, each once; none:
+  // it is not known what changed. And as Next, of rows that were written since.
+  Result<std::optional<std::vector<int64_t>>> ErasedSince(int table, uint32_t generation);
+  Result<size_t> NextChanged(int table, uint32_t generation, size_t n, int64_t* keys,
+                             char* const* planes);
   // Planes of rows by their numbers, of those that Options names; skips kAbsentRow.
   Status Copy(int table, const uint32_t* rows, size_t n, char* const* planes, Executor& executor);
   // Not, as long as all that was read is of one state.
@@ -148,6 +154,8 @@ class Scan {
   }
   static int64_t KeyOf(const Part& part, const char* image);
   static bool IsLive(const Part& part, const char* image);
+  // All rows in memory have been looked at: as many had a key as the state says.
+  Status CheckLive(const Part& part) const;
   // Row numbers of keys in the index as it is now, perhaps wrong ones. False if a key may be there
   // that was not found.
   bool Probe(const Part& part, const int64_t* keys, size_t n, uint32_t* rows, Executor& executor);

@@ -1,0 +1,222 @@
+"""A job without TensorFlow that trains, saves increments, compacts and restores, and is killed; and what it must have.
+
+What its table holds after k steps follows from k. So whatever checkpoint is found after a kill, it is known what must
+be in it.
+
+Arguments: the directory of checkpoints; the folder of its table, in shared memory; steps to make, 0: until it is
+killed; the named point at which it is killed, or "-"; how many times it passes that before; the flaw of a
+control, or "-".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tf_sparse_ps import optimizers
+from tf_sparse_ps.checkpoints import array_file, compaction, directory, fault_points
+from tf_sparse_ps.checkpoints.captured import Captured
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.checkpoints.increments import Increments
+from tf_sparse_ps.checkpoints.manifest import Manifest
+from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
+from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.table import Table, parameter_files
+
+DIM, KEYS, ROWS_FIRST = 4, 3000, 2000
+CONFIG = TableConfig("user", DIM, optimizer=optimizers.SGD(learning_rate=1.0), initializer="zeros")
+Content = dict[int, float]
+
+
+def change(step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys that a step trains, and those that are erased behind it."""
+    random = np.random.default_rng(step)
+    n = ROWS_FIRST if step == 1 else 40
+    return random.choice(KEYS, n, replace=False), random.choice(KEYS, 9, replace=False)
+
+
+def content(step: int) -> Content:
+    """What the table has after a step: of each key the value that fills its row."""
+    found: Content = {}
+    for number in range(1, step + 1):
+        trained, erased = change(number)
+        for key in trained.tolist():
+            found[key] = found.get(key, 0.0) - number
+        for key in erased.tolist():
+            found.pop(key, None)
+    return found
+
+
+class _Dense:
+    """In place of dense variables: the step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def write(self, folder: Path, stamp: dict[str, Any]) -> Iterator[str]:
+        array_file.write(folder / "variables.npz", [(0, np.asarray([self._step]))], stamp)
+        yield "variables.npz"
+
+
+def rows_of(checked: directory.Checked) -> Content:
+    """What a checkpoint has, all of whose files are looked at."""
+    found: Content = {}
+    for block in StoredRows(checked, 0).blocks():
+        for key, row in zip(block.keys.tolist(), block.rows, strict=True):
+            assert key not in found, "a key came twice"
+            assert (row == row[0]).all(), "half a row"
+            found[key] = float(row[0])
+    return found
+
+
+def must_hold(checked: directory.Checked) -> None:
+    """A checkpoint has all that there was at its step, and nothing else."""
+    step = checked.manifest.step
+    assert rows_of(checked) == content(step), f"{checked.path} is not what there was at step {step}"
+    _, arrays = array_file.read(checked.path / "variables.npz")
+    assert [array.tolist() for _, array in arrays] == [[step]]
+
+
+class Job:
+    """Trains one table, and saves."""
+
+    def __init__(self, checkpoints: Path, folder: Path) -> None:
+        """Restores the newest checkpoint, if there is one."""
+        self.directory = CheckpointDirectory(checkpoints)
+        self.table = Table.create(f"{folder}/group-{os.getpid()}/user", CONFIG)
+        self.step, self._saving, self._marks = 0, None, ""
+        self._increments = Increments(True)
+        found, self._passed_over = self.directory.newest()
+        if found is not None:
+            for block in StoredRows(found, 0).blocks():
+                self.table.assign(block.keys, block.rows)
+                fault_points.reach("rows_restored")
+            self.step = found.manifest.step
+            self.table._group.set_step(self.step)
+
+    def train(self) -> None:
+        """One step."""
+        self.step += 1
+        trained, erased = change(self.step)
+        self.table.apply_gradients(trained, np.full((len(trained), DIM), self.step, np.float32))
+        self.table.erase(erased)
+
+    def save(self, background: bool) -> None:
+        """Saves this step."""
+        self.wait()
+        with contextlib.ExitStack() as stack:
+            save = stack.enter_context(self.directory.saving(self.step, "a test"))
+            builds_on = self._increments.next_builds_on(self.directory.path)
+            mark = self.table.mark_changes()
+            facts: dict[str, Any] = {"file": "t0000-user.tfsps", "name": "user", "id": self.table.uuid}
+            facts |= {"content": "all", "erased": None}
+            scan = self.table.scan(since=self._increments.marks["user"] if builds_on else None)
+            header = parameter_files.header(self.table, scan, shard=None, slots=True)
+            manifest = Manifest(
+                name="",
+                step=self.step,
+                table_step=self.step,
+                epoch=0,
+                batch=self.step,
+                ranks=1,
+                nodes=1,
+                job=None,
+                id=os.urandom(8).hex(),
+                run=str(os.getpid()),
+                chain=(),
+                versions={},
+                tables=(facts,),
+                variables=({"name": "step", "kind": "extra", "dtype": "int64", "shape": [1]},),
+                files=(),
+            )
+            writing = SaveInProgress(
+                save,
+                stack.pop_all(),
+                manifest,
+                builds_on,
+                _Dense(self.step),  # type: ignore[arg-type]
+                [Captured(facts, scan, header)],
+                lambda one: self.directory.prune(one.path, 2, self._passed_over),
+            )
+        (writing.start if background else writing.run)()
+        self._saving = (writing, mark, self.step)
+
+    def wait(self) -> None:
+        """Until the save is there; says so."""
+        if self._saving is None:
+            return
+        writing, mark, step = self._saving
+        self._saving = None
+        error = writing.result()
+        if error is not None:
+            raise error
+        self._increments.saved(writing.manifest, {"user": mark})
+        print(f"saved {step}", flush=True)
+
+    def compact(self) -> None:
+        """Compacts the newest one."""
+        self.wait()
+        compaction.compact(self.directory.path)
+
+
+def _flaw(name: str) -> None:
+    if name == "no rename":  # files are written where the checkpoint is to be
+        saving = CheckpointDirectory.saving
+
+        @contextlib.contextmanager
+        def in_place(self: CheckpointDirectory, step: int, writer: str) -> Iterator[directory.Save]:
+            with saving(self, step, writer) as save:
+                os.rename(save.folder, save.path)
+                yield directory.Save(save.path, save.path)
+
+        CheckpointDirectory.saving = in_place  # type: ignore[method-assign]
+    elif name == "old marks":  # the changes of one step in five are in no increment
+        saved = Increments.saved
+
+        def late(self: Increments, manifest: Manifest | None, marks: Any) -> None:
+            uuid, _, generation = marks["user"].rpartition(":")
+            later = {"user": f"{uuid}:{int(generation) + 1}"}
+            saved(self, manifest, later if manifest is not None and manifest.step % 5 == 0 else marks)
+
+        Increments.saved = late  # type: ignore[method-assign]
+    else:
+        assert name == "-"
+
+
+def main() -> None:
+    """See above."""
+    checkpoints, folder, steps, point, passes, flaw = sys.argv[1:]
+    warnings.simplefilter("error")
+    left = [int(passes)]
+
+    def act(reached: str) -> None:
+        if reached == point:
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+
+    _flaw(flaw)
+    fault_points.set_action(act)
+    job = Job(Path(checkpoints), Path(folder))
+    print(f"began {job.step}", flush=True)
+    last = job.step + int(steps) if int(steps) else None
+    while job.step != last:
+        job.train()
+        job.save(background=job.step % 3 != 0)
+        if job.step % 7 == 0:
+            job.compact()
+    job.wait()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Damage anywhere in a chain of increments: a checkpoint that does not need what was damaged is found, and is right."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import damage_support
+import increments_program as program
+import pytest
+
+from tf_sparse_ps.checkpoints import directory
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """The directories of two runs of twelve steps: those that a chain of five builds on, and one before them."""
+    tables = tempfile.mkdtemp(prefix="tsps-test-damaged-", dir="/dev/shm")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = []
+    for number in range(2):
+        path = tmp_path_factory.mktemp(f"run{number}")
+        command = [sys.executable, str(HERE / "increments_program.py"), str(path), tables, "12", "-", "0", "-"]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+        found.append(path)
+    yield found[0], found[1]
+    shutil.rmtree(tables)
+
+
+def damage_at_random(base: Path, runs: tuple[Path, Path], times: int, seed: int) -> Iterator[str]:
+    """Damages one of the checkpoints, or puts one of another run in its place, and looks what is found then."""
+    names = sorted(one.name for one in runs[0].iterdir())
+    assert [one.name for one in sorted(runs[1].iterdir())] == names
+    chain = [directory.look(runs[0] / name).manifest.chain for name in names]
+    draw = random.Random(seed)
+    for number in range(times):
+        folder = base / "tried"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(runs[0], folder)
+        damaged = draw.choice(names[1:])
+        if number % 9 == 8:
+            shutil.rmtree(folder / damaged)
+            shutil.copytree(runs[1] / damaged, folder / damaged)
+            done = "that of another run"
+        else:
+            done = damage_support.at_random(folder / damaged, number, draw)
+        # Whoever needs it is passed over; one of another run is whole by itself if it has all rows.
+        whole = done.startswith("that of another run") and not chain[names.index(damaged)]
+        good = [
+            name
+            for name, links in zip(names, chain, strict=True)
+            if damaged not in [one.name for one in links] and (name != damaged or whole)
+        ]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found, skipped = CheckpointDirectory(folder).newest()
+        assert found is not None, done
+        assert found.path.name == good[-1], f"{damaged}: {done} was not found"
+        assert len(skipped) == len(caught) == len(names) - 1 - names.index(good[-1]), done
+        program.must_hold(found)
+        yield f"{damaged}: {done}"
+
+
+@pytest.mark.parametrize("times", [180, pytest.param(4000, marks=pytest.mark.nightly)])
+def test_what_needs_damaged_parts_is_passed_over(tmp_path: Path, runs: tuple[Path, Path], times: int) -> None:
+    assert len(list(damage_at_random(tmp_path, runs, times, seed=times))) == times
+
+
+def test_the_test_fails_if_what_is_built_on_is_not_looked_at(
+    tmp_path: Path, runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(path: Path, look_at: Any) -> Any:
+        own = look_at(path)
+        before = [directory.Checked(path.parent / one.name, own.manifest, b"") for one in own.manifest.chain]
+        return own._replace(builds_on=tuple(before))
+
+    monkeypatch.setattr(directory, "_with_chain", blind)
+    with pytest.raises(AssertionError, match="was not found"):
+        list(damage_at_random(tmp_path, runs, 100, seed=1))

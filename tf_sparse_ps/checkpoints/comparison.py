@@ -1,0 +1,118 @@
+"""What is different between two checkpoints. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_sparse_ps.checkpoints import array_file
+from tf_sparse_ps.checkpoints.directory import Checked
+from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.table.arrays import checksum
+from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.table.table import Block
+
+_VARIABLES = "variables.npz"
+
+
+def compare(old: Checked, new: Checked) -> dict[str, Any]:
+    """Compares rows, slots and dense variables; a row is told by a checksum of 64 bits.
+
+    Args:
+      old, new: With what they build on.
+
+    Returns:
+      JSON: `equal`; `old` and `new`, with name and step; `tables`, for each by its name the numbers of rows `equal`,
+      `changed`, `added` and `removed`, or `only_in`, "old" or "new"; `variables`, the names of dense ones that are
+      `changed`, or `only_in_old` and `only_in_new`.
+    """
+    tables: dict[str, Any] = {}
+    numbers = [{str(one["name"]): i for i, one in enumerate(each.manifest.tables)} for each in (old, new)]
+    for name in dict.fromkeys([*numbers[0], *numbers[1]]):
+        if name not in numbers[0] or name not in numbers[1]:
+            tables[name] = {"only_in": "old" if name in numbers[0] else "new"}
+            continue
+        tables[name] = _compare_rows(
+            *(_digests(StoredRows(each, own[name]), name) for each, own in zip((old, new), numbers, strict=True))
+        )
+    variables = _compare_variables(old, new)
+    rows_equal = all(
+        "only_in" not in one and not one["changed"] and not one["added"] and not one["removed"]
+        for one in tables.values()
+    )
+    return {
+        "equal": rows_equal and not any(variables.values()),
+        "old": {"name": old.path.name, "step": old.manifest.step},
+        "new": {"name": new.path.name, "step": new.manifest.step},
+        "tables": tables,
+        "variables": variables,
+    }
+
+
+_Digests = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]
+
+
+def _digests(rows: StoredRows, name: str) -> _Digests:
+    """The keys of a table, ascending, and for each a checksum of its row and slots."""
+    keys: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    sums: list[npt.NDArray[np.uint64]] = [np.empty(0, np.uint64)]
+    with bar(rows.at_most, f"read {name}") as shown:
+        for block in rows.blocks():
+            keys.append(block.keys)
+            sums.append(_sums(block))
+            shown.update(len(block.keys))
+    every = np.concatenate(keys)
+    order = np.argsort(every)
+    return every[order], np.concatenate(sums)[order]
+
+
+def _sums(block: Block) -> npt.NDArray[np.uint64]:
+    words = np.concatenate([one.view(np.uint32) for one in (block.rows, *block.slots)], 1).astype(np.uint64)
+    # Odd multipliers, the same ones for each checkpoint.
+    weights = np.random.default_rng(1).integers(0, 1 << 63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
+    found: npt.NDArray[np.uint64] = (words * weights).sum(1, dtype=np.uint64)
+    return found
+
+
+def _compare_rows(old: _Digests, new: _Digests) -> dict[str, int]:
+    _, at_old, at_new = np.intersect1d(old[0], new[0], assume_unique=True, return_indices=True)
+    equal = int((old[1][at_old] == new[1][at_new]).sum())
+    return {
+        "equal": equal,
+        "changed": len(at_old) - equal,
+        "added": len(new[0]) - len(at_new),
+        "removed": len(old[0]) - len(at_old),
+    }
+
+
+def _compare_variables(old: Checked, new: Checked) -> dict[str, list[str]]:
+    """Variables are told by their order: Keras numbers the names of each process anew."""
+    names = [variable_names(one.manifest.variables) for one in (old, new)]
+    sums = [_variable_sums(one.path, one.manifest.variables) for one in (old, new)]
+    both = min(map(len, names))
+    return {
+        "changed": [names[1][i] for i in range(both) if sums[0][i] != sums[1][i]],
+        "only_in_old": names[0][both:],
+        "only_in_new": names[1][both:],
+    }
+
+
+def _variable_sums(folder: Path, facts: tuple[dict[str, Any], ...]) -> dict[int, tuple[str, tuple[int, ...], str]]:
+    _, arrays = array_file.read(folder / _VARIABLES)
+    return {
+        number: (str(facts[number]["dtype"]), array.shape, checksum(np.atleast_1d(array))) for number, array in arrays
+    }
+
+
+def variable_names(facts: tuple[dict[str, Any], ...]) -> list[str]:
+    """A name for each dense variable: its own, with a number where several have it."""
+    seen: dict[str, int] = {}
+    names = []
+    for one in facts:
+        name = str(one["name"])
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names

@@ -1,0 +1,159 @@
+"""`StoredRows`: a table of a checkpoint, from the base and the increments after it. Needs no TensorFlow.
+
+Files are read from the newest to the oldest: a row that a newer one has written or erased is left out of the older
+ones. So each key comes once, and what is in memory is a block, and the keys of the increments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_sparse_ps import _table
+from tf_sparse_ps.checkpoints import array_file
+from tf_sparse_ps.checkpoints.directory import Checked
+from tf_sparse_ps.errors import DamagedFileError, StateError
+from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.table import Block
+
+_FILTER_BITS = 24
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class StoredRows:
+    """Rows of a table in a checkpoint.
+
+    Attributes:
+      info: Of the newest file: dim, key_limit, optimizer, initializer, dtype, metadata, step.
+      at_most: How many rows there are, at most; exactly, if there are no increments.
+    """
+
+    def __init__(self, checkpoint: Checked, number: int) -> None:
+        """Reads the headers of files.
+
+        Args:
+          checkpoint: That has the table, with what it builds on.
+          number: Of the table, among the checkpoint's.
+
+        Raises:
+          DamagedFileError, NotFoundError: A file is not what it should be, or parts do not fit together.
+          StateError: A file is of another step than its checkpoint says.
+        """
+        self._files = _files(checkpoint, number)
+        self._readers = [_table.ParameterFileReader(str(file.rows)) for file in self._files]
+        infos = [reader.info() for reader in self._readers]
+        self.info: dict[str, Any] = infos[-1]
+        self.at_most = sum(int(one["n_rows"]) for one in infos)
+        for file, info in zip(self._files, infos, strict=True):
+            if info["step"] != file.step:
+                raise StateError(
+                    f"{file.rows} has the rows of table {file.table!r} at step {info['step']}, and the checkpoint's "
+                    f"other tables and dense weights are of step {file.step}: they are not of one step"
+                )
+            for name in ("dim", "key_limit", "optimizer", "initializer", "dtype", "metadata"):
+                if info[name] != self.info[name]:
+                    raise DamagedFileError(
+                        f"{file.rows} is damaged: it has {name} {info[name]}, {self._files[-1].rows}, which builds on "
+                        f"it, has {self.info[name]}"
+                    )
+
+    def blocks(self, slots: bool = True) -> Iterator[Block]:
+        """All rows, each key once, in no order that means anything.
+
+        Args:
+          slots: With slots and metadata.
+
+        Raises:
+          DamagedFileError: A block is not what was written.
+        """
+        newer = _KeySet()
+        for at in reversed(range(len(self._files))):
+            own: list[Keys] = []
+            reader = self._readers[at]
+            for number in range(reader.blocks()):
+                keys, rows, values, metadata = reader.read_block(number, slots)
+                if at > 0:
+                    own.append(keys)
+                if not newer:
+                    yield Block(keys, rows, tuple(values), metadata)
+                    continue
+                kept = ~newer.has(keys)
+                yield Block(
+                    keys[kept],
+                    rows[kept],
+                    tuple(one[kept] for one in values),
+                    {name: one[kept] for name, one in metadata.items()},
+                )
+            if at > 0:
+                newer.add([*own, self._files[at].erased_keys()])
+
+
+class _File:
+    """What one checkpoint has of a table."""
+
+    def __init__(self, folder: Path, step: int, facts: dict[str, Any]) -> None:
+        self.table, self.step = str(facts["name"]), step
+        self.rows = folder / str(facts["file"])
+        self._erased = None if facts["erased"] is None else folder / str(facts["erased"])
+
+    def erased_keys(self) -> Keys:
+        if self._erased is None:
+            return np.empty(0, np.int64)
+        _, arrays = array_file.read(self._erased)
+        for _, array in arrays:
+            if array.dtype == np.int64 and array.ndim == 1:
+                return array
+        raise DamagedFileError(f"{self._erased} is damaged: it has no keys")
+
+
+def _files(checkpoint: Checked, number: int) -> list[_File]:
+    """The files that a table's rows are in: one with all of them, then those with changes."""
+    facts = checkpoint.manifest.tables[number]
+    found: list[_File] = []
+    for part in reversed(checkpoint.parts):
+        own = [facts] if part is checkpoint else [one for one in part.manifest.tables if one["id"] == facts["id"]]
+        if len(own) != 1:
+            break
+        found.insert(0, _File(part.path, part.manifest.table_step, own[0]))
+        if own[0]["content"] == "all":
+            return found
+    raise DamagedFileError(
+        f"{checkpoint.path} has changes of table {facts['name']!r}, and what it builds on has no such table"
+    )
+
+
+class _KeySet:
+    """Keys. Those that are none of them are mostly told by a table of bits."""
+
+    def __init__(self) -> None:
+        self._sorted: Keys = np.empty(0, np.int64)
+        self._maybe: npt.NDArray[np.bool_] | None = None
+
+    def __bool__(self) -> bool:
+        return len(self._sorted) > 0
+
+    def add(self, keys: Sequence[Keys]) -> None:
+        self._sorted = np.unique(np.concatenate([self._sorted, *keys]))
+        if self._maybe is None and len(self._sorted):
+            self._maybe = np.zeros(1 << _FILTER_BITS, np.bool_)
+        for some in keys:
+            if self._maybe is not None:
+                self._maybe[_place(some)] = True
+
+    def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        assert self._maybe is not None
+        found: npt.NDArray[np.bool_] = self._maybe[_place(keys)]
+        perhaps = np.flatnonzero(found)
+        at = np.searchsorted(self._sorted, keys[perhaps])
+        at[at == len(self._sorted)] = 0
+        found[perhaps] = self._sorted[at] == keys[perhaps]
+        return found
+
+
+def _place(keys: Keys) -> npt.NDArray[np.int64]:
+    hashed = keys.view(np.uint64) * _MULTIPLIER
+    return (hashed >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
