@@ -5,6 +5,7 @@
     python examples/train_ctr.py --data avazu --path train.csv                # the last tenth is held out
     python examples/train_ctr.py --storage tiered --storage-memory 32MiB      # most rows of large tables on disk
     python examples/train_ctr.py --placement sharded                          # of several machines each has a part
+    python examples/train_ctr.py --cache 100000                               # rows that are used often on the GPU
 
 Ends with a report, `OUT/report.txt` and `OUT/report.json`, and the curves, `OUT/curves.png`. The training itself is
 in ctr/job.py.
@@ -16,7 +17,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from support import arguments, launch, schedules, storage
+from support import arguments, cache, launch, schedules, storage
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -40,6 +41,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--dtype", choices=arguments.DTYPES, default="float32", help="of the tables' rows (default: float32)")
     schedules.add_arguments(parser)
     storage.add_arguments(parser)
+    cache.add_arguments(parser)
     add("--seed", type=int, default=0, help="of the generator and the initial weights (default: 0)")
     add("--out", type=Path, default=Path("build/train_ctr"), help="folder of the results (default: build/train_ctr)")
     options = parser.parse_args(argv)
@@ -55,6 +57,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--schedule delayed trains replicated tables only")
     if options.batch is None:
         options.batch = max(1, 8192 // options.ranks) if options.data == "generator" else 256
+    cache.check(parser, options)
     if options.learning_rate is None:
         options.learning_rate = {"adam": 0.004, "adagrad": 0.1}[options.optimizer]
     return options

@@ -37,6 +37,7 @@ class PlantedModel:
     name = "generator"
     features = tuple(f"C{number + 1}" for number in range(len(CARDINALITIES)))
     dense_width = DENSE
+    distinct_ids: tuple[int | None, ...] = CARDINALITIES
 
     def __init__(self, *, samples: int, test_samples: int, seed: int = 0, exponent: float = 1.2) -> None:
         if exponent <= 0 or exponent == 1:

@@ -16,7 +16,7 @@ from ctr.generator import PlantedModel
 from ctr.models import MODELS
 from ctr.source import ClickData
 from ctr.text_files import Avazu, Criteo
-from support import launch, metrics, schedules, storage
+from support import cache, launch, metrics, schedules, storage
 from support.progress import Progress
 
 _TEST_BATCH = 4096
@@ -41,7 +41,8 @@ def train(
 ) -> int:
     """See `run`; `rows` is the storage of the tables."""
     leader = ranks.rank == 0
-    model = MODELS[options.model](data.features, options.dim, options.dtype, rows, storage.placement(options))
+    caches = cache.make(options, dict(zip(data.features, data.distinct_ids, strict=True)))
+    model = MODELS[options.model](data.features, options.dim, options.dtype, rows, storage.placement(options), caches)
     # Built now, so that the broadcast finds its weights before the first step.
     model({"dense": tf.zeros([1, data.dense_width]), "ids": tf.zeros([1, len(data.features)], tf.int64)})
     model.compile(

@@ -32,6 +32,7 @@ class Dlrm(keras.Model):
         dtype: of the tables' rows.
         storage: of the tables.
         placement: of the tables.
+        caches: of the tables, by feature; one that is missing has none.
         bottom: widths of the hidden layers below the interaction.
         top: widths of the hidden layers above it.
 
@@ -46,15 +47,17 @@ class Dlrm(keras.Model):
         dtype: str = "float32",
         storage: tsps.Tiered | str = "memory",
         placement: tsps.Sharded | str = "replicated",
+        caches: Mapping[str, tsps.DeviceCache] | None = None,
         bottom: Sequence[int] = (64,),
         top: Sequence[int] = (128, 64),
     ) -> None:
         super().__init__(name="dlrm")
         self.widths = (dim,)
         self._features = tuple(features)
+        caches = caches or {}
         rows: Any = {"dtype": dtype, "storage": storage, "placement": placement}
         self.embeddings = tsps.EmbeddingCollection(
-            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, **rows)) for name in features}
+            {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, cache=caches.get(name), **rows)) for name in features}
         )
         self._bottom = _mlp((*bottom, dim), "bottom")
         self._top = _mlp(top, "top", linear_end=True)
@@ -79,6 +82,7 @@ class WideAndDeep(keras.Model):
         dtype: of the tables' rows.
         storage: of the tables.
         placement: of the tables.
+        caches: of the tables, by feature; one that is missing has none.
         hidden: widths of the hidden layers.
 
     Attributes:
@@ -92,6 +96,7 @@ class WideAndDeep(keras.Model):
         dtype: str = "float32",
         storage: tsps.Tiered | str = "memory",
         placement: tsps.Sharded | str = "replicated",
+        caches: Mapping[str, tsps.DeviceCache] | None = None,
         hidden: Sequence[int] = (128, 64),
     ) -> None:
         super().__init__(name="wide_deep")
@@ -99,10 +104,12 @@ class WideAndDeep(keras.Model):
         self._wide = tuple(f"wide_{name}" for name in features)
         self._deep = tuple(f"deep_{name}" for name in features)
         rows: Any = {"dtype": dtype, "storage": storage, "placement": placement}
-        self.embeddings = tsps.EmbeddingCollection(
-            {name: tsps.FeatureConfig(tsps.TableConfig(name, 1, initializer="zeros", **rows)) for name in self._wide}
-            | {name: tsps.FeatureConfig(tsps.TableConfig(name, dim, **rows)) for name in self._deep}
-        )
+        configs: dict[str, tsps.FeatureConfig] = {}
+        for name, wide, deep in zip(features, self._wide, self._deep, strict=True):
+            rows["cache"] = (caches or {}).get(name)
+            configs[wide] = tsps.FeatureConfig(tsps.TableConfig(wide, 1, initializer="zeros", **rows))
+            configs[deep] = tsps.FeatureConfig(tsps.TableConfig(deep, dim, **rows))
+        self.embeddings = tsps.EmbeddingCollection(configs)
         self._mlp = _mlp(hidden, "deep", linear_end=True)
 
     def call(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 import tf_sparse_ps as tsps
 from support import memory
 from support.memory import readable
@@ -29,6 +31,7 @@ class Usage:
         rows_on_disk: rows that are not in memory.
         rows_read: rows that were read from a disk; rows_read_late: those of them that were needed when they were.
         disk_waited_s: what a rank has waited for them, mean of all.
+        caches: what the caches of tables on the device did, by table: see `cache_figures`.
     """
 
     tables: int
@@ -45,6 +48,7 @@ class Usage:
     rows_read: int
     rows_read_late: int
     disk_waited_s: float
+    caches: dict[str, dict[str, float]]
 
 
 def measure(ranks: Any, model: Any) -> Usage:
@@ -54,6 +58,7 @@ def measure(ranks: Any, model: Any) -> Usage:
         ranks: the collectives.
         model: trained.
     """
+    caches = cache_figures(model)  # before the tables are opened: that flushes newer rows
     folder = tsps.job.current().group_path
     ranks.barrier("report.measure")
     node, statistics = tsps.job.current().node, model.optimizer.statistics()
@@ -81,7 +86,43 @@ def measure(ranks: Any, model: Any) -> Usage:
         rows_read=round(total("rows_read")),
         rows_read_late=round(total("rows_read_late")),
         disk_waited_s=total("disk_waited_s") / len(every),
+        caches=caches,
     )
+
+
+def cache_figures(model: Any) -> dict[str, dict[str, float]]:
+    """What the device caches of a model's tables did, by table.
+
+    Returns:
+        `cache_statistics` of the embeddings, and what would have moved without a cache: `bytes_down_without`, a row for
+        each unique key of a forward pass, and `bytes_up_without`, a gradient for each unique key of a step. Empty: no
+        table has a cache.
+    """
+    cached = {one.config.name: one.config for one in model.embeddings.bindings if one.config.cache is not None}
+    if not cached:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for name, statistics in model.embeddings.cache_statistics().items():
+        dim, row_type = cached[name].dim, tf.as_dtype(cached[name].dtype)
+        found[name] = statistics | {
+            "bytes_down_without": statistics["looked_up"] * dim * row_type.size,
+            "bytes_up_without": statistics["keys"] * dim * tf.float32.size,
+        }
+    return found
+
+
+def cache_line(caches: dict[str, dict[str, float]]) -> str:
+    """The figures of `cache_figures`, all tables together."""
+
+    def total(name: str) -> float:
+        return sum(figures[name] for figures in caches.values())
+
+    def moved(way: str) -> str:
+        bytes_moved, without = total(f"bytes_{way}"), total(f"bytes_{way}_without")
+        return f"{readable(bytes_moved)} {way}, {bytes_moved / without:.2f} of what no cache moves"
+
+    hits = total("hits") / total("keys")
+    return f"{len(caches)} tables; {hits:.3f} of the steps' keys were there; {moved('down')}; {moved('up')}"
 
 
 def write(
@@ -114,11 +155,14 @@ def write(
         "table writes": f"{usage.table_writes / usage.steps:g} per step",
         "disk": f"{usage.rows_on_disk:,} rows there; {usage.rows_read:,} read, {usage.rows_read_late:,} of them late; "
         f"{usage.disk_waited_s:.1f} s waited per rank",
+        "device cache": cache_line(usage.caches) if usage.caches else "",
         "curves": str(picture) if drawn else "not drawn: matplotlib is not installed",
     }
     text = [f"{options.model} on {data_name}, {of_ranks} x {options.batch} samples, {usage.steps} steps"]
     if options.storage == "memory":
         del lines["disk"]
+    if not usage.caches:
+        del lines["device cache"]
     text += [f"  {name:21s} {value}" for name, value in lines.items()]
     (options.out / "report.txt").write_text("\n".join(text) + "\n")
     figures = {

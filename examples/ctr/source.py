@@ -13,6 +13,8 @@ class ClickData(Protocol):
     name: str
     features: tuple[str, ...]
     dense_width: int
+    distinct_ids: tuple[int | None, ...]
+    """Of each feature at most; None: not known."""
 
     def train(self, batch: int, rank: int, ranks: int) -> tuple[tf.data.Dataset, int]:
         """This rank's share of one pass over the training data, and its number of steps, equal on all ranks."""

@@ -28,6 +28,7 @@ class TextClicks(abc.ABC):
     label_column: int
     features: tuple[str, ...]
     dense_width: int
+    distinct_ids: tuple[int | None, ...]
 
     def __init__(self, path: str | Path, test_path: str | Path | None = None) -> None:
         path = Path(path)
@@ -105,6 +106,7 @@ class Criteo(TextClicks):
     label_column = 0
     features = tuple(f"C{number + 1}" for number in range(26))
     dense_width = 13
+    distinct_ids = (None,) * len(features)
 
     def parse(self, fields: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Integers as log(1 + x), negative ones as 0; an empty field is 0. An empty category is an id of its own."""
@@ -126,6 +128,7 @@ class Avazu(TextClicks):
         "device_model device_type device_conn_type C14 C15 C16 C17 C18 C19 C20 C21".split()
     )
     dense_width = 2
+    distinct_ids = (None,) * len(features)
 
     def is_header(self, line: str) -> bool:
         """The published training file has one."""

@@ -59,7 +59,8 @@ def make(options: argparse.Namespace, ranks: Any) -> Iterator[tsps.Tiered | str]
 
 
 def ahead(dataset: tf.data.Dataset, model: Any, options: argparse.Namespace) -> tf.data.Dataset:
-    """The dataset, with the rows that its next batches need read ahead of them."""
+    """The dataset, with the rows that its next batches need read, or copied to the device, ahead of them."""
     import tf_sparse_ps as tsps
 
-    return dataset.prefetch(2) if options.storage == "memory" else tsps.lookahead(dataset, model)
+    in_memory = options.storage == "memory" and options.cache is None
+    return dataset.prefetch(2) if in_memory else tsps.lookahead(dataset, model)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctr.generator import CARDINALITIES
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
 # The package is this tree's, also where it is not installed.
@@ -104,13 +106,53 @@ def test_tables_on_disk_learn_the_same(tmp_path: Path, model: str, temporary: bo
     assert not os.listdir(disk)
 
 
-@pytest.mark.parametrize("model", ["dlrm", "wide_deep"])
-def test_criteo_lines_with_empty_fields_are_learnt(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize(("model", "policy"), [("dlrm", "admission"), ("wide_deep", "lru")])
+def test_rows_on_the_device_learn_the_same(tmp_path: Path, model: str, policy: str) -> None:
+    options = (
+        "--samples", 20_000, "--test-samples", 4_000, "--batch", 500, "--dim", 4, "--evaluations", 2,
+        "--learning-rate", 0.02, "--model", model,
+    )  # fmt: skip
+    host = run(tmp_path / "host", "train_ctr.py", *options)
+    device = run(tmp_path / "device", "train_ctr.py", *options, "--cache", 1_500, "--cache-policy", policy)
+    assert host["caches"] == {}
+    assert "device cache" not in (tmp_path / "host" / "out" / "report.txt").read_text()
+    for ours, theirs in zip(device["curve"], host["curve"], strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-3)
+    assert device["rows"] == host["rows"]
+    assert device["table_writes"] == device["steps"] == 40
+
+    large = [f"C{number + 1}" for number, count in enumerate(CARDINALITIES) if count > 1_000]
+    kinds = [""] if model == "dlrm" else ["wide_", "deep_"]
+    assert sorted(device["caches"]) == sorted(kind + name for name in large for kind in kinds)
+    for name, figures in device["caches"].items():
+        width = 1 if name.startswith("wide_") else 4
+        assert figures["steps"] == 40
+        assert 0 < figures["hits"] < figures["keys"] < 20_000
+        # Evaluations look keys up besides those of the steps.
+        assert figures["bytes_down_without"] > figures["keys"] * width * 4 == figures["bytes_up_without"]
+        assert figures["bytes_down"] > 0
+    no_room_to_leave = device["caches"][kinds[0] + "C1"]  # fewer ids than rows: each enters once, none leaves
+    assert no_room_to_leave["evicted"] == 0 < no_room_to_leave["hit_rate"]
+    crowded = device["caches"][kinds[0] + "C3"]
+    assert crowded["entered"] > 1_500
+    assert crowded["evicted"] > 0 < crowded["bytes_up"]
+    sizes = ("bytes_up", "bytes_up_without", "hits", "keys")
+    up, without, hits, keys = (sum(figures[name] for figures in device["caches"].values()) for name in sizes)
+    line = next(
+        line for line in (tmp_path / "device" / "out" / "report.txt").read_text().splitlines() if "cache" in line
+    )
+    assert f"{len(device['caches'])} tables; {hits / keys:.3f} of the steps' keys" in line
+    assert line.endswith(f" up, {up / without:.2f} of what no cache moves")
+
+
+@pytest.mark.parametrize(("model", "cache"), [("dlrm", ["--cache", "5"]), ("wide_deep", [])])
+def test_criteo_lines_with_empty_fields_are_learnt(tmp_path: Path, model: str, cache: list[str]) -> None:
     report = run(
         tmp_path, "train_ctr.py", "--data", "criteo", "--path", criteo_files(tmp_path), "--model", model,
-        "--batch", 50, "--epochs", 6, "--dim", 4, "--learning-rate", 0.02, "--optimizer", "adam",
+        "--batch", 50, "--epochs", 6, "--dim", 4, "--learning-rate", 0.02, "--optimizer", "adam", *cache,
     )  # fmt: skip
     assert report["auc"] > 0.95
+    assert len(report["caches"]) == (26 if cache else 0)  # how many ids a category has is not known
     assert report["planted_auc"] is None
 
 

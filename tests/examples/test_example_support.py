@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import mmap
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support import memory, metrics
+from support import cache, memory, metrics
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -55,6 +56,14 @@ def test_readable_sizes(size: int, text: str) -> None:
     assert memory.readable(size) == text
 
 
+def test_caches_are_no_larger_than_the_tables_and_not_for_small_ones() -> None:
+    options = argparse.Namespace(cache=5_000, cache_policy=None)
+    caches = cache.make(options, {"few": 1_000, "some": 1_001, "many": 10**7, "unknown": None})
+    assert {name: one.rows for name, one in caches.items()} == {"some": 1_001, "many": 5_000, "unknown": 5_000}
+    assert {one.policy for one in caches.values()} == {"admission"}
+    assert cache.make(argparse.Namespace(cache=None, cache_policy=None), {"unknown": None}) == {}
+
+
 @pytest.mark.parametrize("program", ["train_ctr.py", "ncf.py"])
 def test_help_names_every_option_without_importing_tensorflow(program: str) -> None:
     command = [sys.executable, "-X", "importtime", str(EXAMPLES / program), "--help"]
@@ -75,6 +84,13 @@ def test_help_names_every_option_without_importing_tensorflow(program: str) -> N
         ("train_ctr.py", ["--storage", "tiered", "--schedule", "delayed"], "tables in memory only"),
         ("train_ctr.py", ["--storage", "disk"], "invalid choice"),
         ("train_ctr.py", ["--placement", "sharded", "--schedule", "delayed"], "replicated tables only"),
+        ("train_ctr.py", ["--cache", "0"], "must be at least 1. Received: 0"),
+        ("train_ctr.py", ["--cache-policy", "lru"], "goes with --cache"),
+        ("train_ctr.py", ["--cache", "9", "--cache-policy", "lru", "--batch", "10"], "--cache of at least 10"),
+        ("train_ctr.py", ["--cache", "9", "--ranks", "2"], "--cache trains in one process"),
+        ("train_ctr.py", ["--cache", "9", "--storage", "tiered"], "--cache keeps rows of tables in memory only"),
+        ("train_ctr.py", ["--cache", "9", "--placement", "sharded"], "--cache keeps rows of replicated tables only"),
+        ("train_ctr.py", ["--cache", "9", "--schedule", "delayed"], "trains rows of the host only"),
         ("ncf.py", [], "--path"),
         ("ncf.py", ["--path", "x", "--ranks", "3", "--batch", "2"], "leaves nothing"),
     ],
