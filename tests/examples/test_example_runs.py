@@ -117,7 +117,7 @@ def test_rows_on_the_device_learn_the_same(tmp_path: Path, model: str, policy: s
     assert host["caches"] == {}
     assert "device cache" not in (tmp_path / "host" / "out" / "report.txt").read_text()
     for ours, theirs in zip(device["curve"], host["curve"], strict=True):
-        assert ours == pytest.approx(theirs, abs=2e-3)
+        assert ours == pytest.approx(theirs, abs=2e-4)  # rules of a device differ in the last bits
     assert device["rows"] == host["rows"]
     assert device["table_writes"] == device["steps"] == 40
 
