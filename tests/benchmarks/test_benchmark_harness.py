@@ -82,6 +82,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "buckets",
         "delayed",
         "scans",
+        "cache",
         "tiers",
         "checkpoints",
         "ranks",
@@ -92,7 +93,8 @@ def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
     names = (
-        "kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, tiers, checkpoints, ranks"
+        "kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, cache, tiers, checkpoints, "
+        "ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
@@ -136,6 +138,17 @@ def test_growth_suite_inserts_its_keys_and_reports_what_readers_paid(tmp_path: P
     held_up = next(value for name, value in results.items() if name.startswith("longest that growth held up a read,"))
     assert held_up >= 0  # milliseconds
     assert results["bytes per row, all files"] > 16 * 4 * 2  # row and accumulator
+
+
+def test_cache_suite_counts_what_travels(tmp_path: Path) -> None:
+    done = benchmarks("cache", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    moved = {one["variant"]: one["median"] for one in results if one["case"].startswith("bytes between")}
+    assert moved["admission, 10 % of the rows, 0 ahead"] < 0.7 < 1 < moved["lru, 10 % of the rows, 0 ahead"]
+    hits = {one["variant"]: one["median"] for one in results if one["case"].startswith("hits of steps")}
+    assert hits["admission, 10 % of the rows, 8 ahead"] > hits["admission, 10 % of the rows, 0 ahead"]
+    assert {"0 ahead", "8 ahead: hidden"} <= {one["variant"] for one in results}
 
 
 def test_tiers_suite_runs_with_small_sizes(tmp_path: Path) -> None:
