@@ -10,7 +10,7 @@ import numpy as np
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.checkpoints import array_file, directory, tables, variables
+from tf_sparse_ps.checkpoints import array_file, directory, manifest, tables, variables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 
 keras = _keras.keras
@@ -73,7 +73,7 @@ def dense(model: Any) -> list[np.ndarray]:
 def dense_of_checkpoint(path: str | Path) -> list[np.ndarray]:
     """The same of a checkpoint."""
     content = directory.look(Path(path)).manifest
-    _, arrays = array_file.read(Path(path) / variables.FILE)
+    _, arrays = array_file.read(Path(path) / manifest.VARIABLES)
     return [array_file.typed(array, content.variables[number]["dtype"]) for number, array in arrays]
 
 

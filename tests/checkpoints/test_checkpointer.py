@@ -284,7 +284,7 @@ def test_parts_of_different_steps_are_refused_by_name(tmp_path: Path) -> None:
     assert commands.main(["verify", str(tmp_path / "a")]) == 0
     for file, text in (
         ("t0000-table0.tfsps", f"table 'table0' at step {step - 1}, and the checkpoint's other tables .* step {step}:"),
-        (variables.FILE, "variables.npz is of step 4 .* and the checkpoint's manifest of step 5"),
+        (manifest.VARIABLES, "variables.npz is of step 4 .* and the checkpoint's manifest of step 5"),
     ):
         shutil.rmtree(tmp_path / "b", ignore_errors=True)
         shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -367,7 +367,7 @@ def test_stored_arrays_are_those_of_the_manifest(tmp_path: Path) -> None:
     model = make_model()
     path = Path(tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save())
     content = directory.check(path).manifest
-    facts, arrays = array_file.read(path / variables.FILE)
+    facts, arrays = array_file.read(path / manifest.VARIABLES)
     assert facts["id"] == content.id
     shapes = {number: list(array.shape) for number, array in arrays}
     assert [shapes[number] for number in range(len(shapes))] == [one["shape"] for one in content.variables]

@@ -45,3 +45,11 @@ def pairwise(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         uses.update(case.items())
         cases.append(case)
     return [{name: settings[name][case[name]] for name in names} for case in cases]
+
+
+def covers(settings: Mapping[str, Sequence[Any]], cases: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every two values of two settings meet in some case."""
+    return all(
+        {(case[a], case[b]) for case in cases} == set(itertools.product(settings[a], settings[b]))
+        for a, b in itertools.combinations(settings, 2)
+    )

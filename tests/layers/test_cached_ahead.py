@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_support import PACKAGE_PARENT, keras
+from layer_support import keras, run_child
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.cache import copier
@@ -343,13 +341,4 @@ print("end")
 
 
 def test_a_process_ends_while_copies_wait() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _ENDS], env={**_environment()}, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (ended.returncode, ended.stdout) == (0, "end\n"), ended.stderr
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": PACKAGE_PARENT, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    assert run_child(_ENDS) == "end\n"

@@ -54,9 +54,7 @@ class Taken(NamedTuple):
 
     inverses: list[tf.Tensor]  # N of int32, of the shapes of the ids: positions in the keys
     keys: tf.Tensor  # int64[u], unique, in order of first occurrence
-    order: (
-        tf.Tensor
-    )  # int32[u]: a key's position in the rows of `slots`, `positions` and `absent`, one behind the other
+    order: tf.Tensor  # int32[u]: positions of the keys in the rows of `slots`, `positions`, `absent`, joined
     slots: tf.Tensor  # int32[h]
     copy: tf.Tensor  # int64: number of the rows that were copied ahead and are taken with this; 0: none
     positions: tf.Tensor  # int32[c], in the copy

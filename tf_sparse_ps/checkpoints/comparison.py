@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps.checkpoints import array_file
+from tf_sparse_ps.checkpoints import array_file, manifest
 from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.table.arrays import checksum
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.table import Block
-
-_VARIABLES = "variables.npz"
 
 
 def compare(old: Checked, new: Checked) -> dict[str, Any]:
@@ -101,7 +99,7 @@ def _compare_variables(old: Checked, new: Checked) -> dict[str, list[str]]:
 
 
 def _variable_sums(folder: Path, facts: tuple[dict[str, Any], ...]) -> dict[int, tuple[str, tuple[int, ...], str]]:
-    _, arrays = array_file.read(folder / _VARIABLES)
+    _, arrays = array_file.read(folder / manifest.VARIABLES)
     return {
         number: (str(facts[number]["dtype"]), array.shape, checksum(np.atleast_1d(array))) for number, array in arrays
     }

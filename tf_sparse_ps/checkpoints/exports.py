@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps.checkpoints import array_file, comparison
+from tf_sparse_ps.checkpoints import array_file, comparison, manifest
 from tf_sparse_ps.checkpoints.compaction import write_rows
 from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import InvalidArgumentError
 
-_VARIABLES, _FACTS = "variables.npz", "checkpoint.json"
+_FACTS = "checkpoint.json"
 
 
 def export(checkpoint: Checked, folder: Path) -> list[str]:
@@ -46,9 +46,9 @@ def export(checkpoint: Checked, folder: Path) -> list[str]:
         files.append(f"{names[number]}.tfsps" if plain else str(table["file"]))
         write_rows(StoredRows(checkpoint, number), folder / files[-1], names[number])
     own = comparison.variable_names(content.variables)
-    _, arrays = array_file.read(checkpoint.path / _VARIABLES)
+    _, arrays = array_file.read(checkpoint.path / manifest.VARIABLES)
     values = {own[number]: _numeric(array, str(content.variables[number]["dtype"])) for number, array in arrays}
-    with open(folder / _VARIABLES, "wb") as stream:
+    with open(folder / manifest.VARIABLES, "wb") as stream:
         np.savez(stream, **values)  # type: ignore[arg-type]
     facts = {
         "checkpoint": checkpoint.path.name,
@@ -60,7 +60,7 @@ def export(checkpoint: Checked, folder: Path) -> list[str]:
         "variables": {name: one["kind"] for name, one in zip(own, content.variables, strict=True)},
     }
     (folder / _FACTS).write_text(json.dumps(facts, indent=1) + "\n")
-    return [*files, _VARIABLES, _FACTS]
+    return [*files, manifest.VARIABLES, _FACTS]
 
 
 def _numeric(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:

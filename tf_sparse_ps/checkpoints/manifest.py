@@ -16,6 +16,7 @@ from typing import Any
 from tf_sparse_ps.errors import DamagedFileError, UnsupportedError
 
 NAME = "manifest.json"
+VARIABLES = "variables.npz"  # of rank 0
 VERSION = 2
 _READ = (1, 2)  # versions; 1 has no increments
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")

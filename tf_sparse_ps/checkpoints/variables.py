@@ -16,13 +16,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import array_file
+from tf_sparse_ps.checkpoints import array_file, manifest
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.table.arrays import checksum
 
-FILE = "variables.npz"
 _SHOWN = 5
 
 
@@ -121,8 +120,8 @@ class Values:
           folder: Where.
           stamp: What each file says of the step that it is of.
         """
-        array_file.write(folder / FILE, list(enumerate(self.own)), stamp)
-        yield FILE
+        array_file.write(folder / manifest.VARIABLES, list(enumerate(self.own)), stamp)
+        yield manifest.VARIABLES
         for rank, different in self.others.items():
             name = _file_of(rank)
             array_file.write(folder / name, different, {**stamp, "rank": rank})
@@ -184,12 +183,16 @@ class Stored:
         ]
         kept: dict[int, npt.NDArray[Any]] = {}
         n_assigned = 0
-        for number, array in self._arrays(FILE):
+        for number, array in self._arrays(manifest.VARIABLES):
             if number >= len(self._facts):
-                raise DamagedFileError(f"{self._folder / FILE} is damaged: it has more variables than the manifest")
+                raise DamagedFileError(
+                    f"{self._folder / manifest.VARIABLES} is damaged: it has more variables than the manifest"
+                )
             n_assigned += self._take(entries, number, array, kept, metrics_alike)
         if n_assigned != len(self._facts):
-            raise DamagedFileError(f"{self._folder / FILE} is damaged: it has {n_assigned} of {len(self._facts)}")
+            raise DamagedFileError(
+                f"{self._folder / manifest.VARIABLES} is damaged: it has {n_assigned} of {len(self._facts)}"
+            )
         own = _file_of(rank)
         if size == self._ranks and own in self._names:
             for number, array in self._arrays(own):

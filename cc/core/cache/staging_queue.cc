@@ -105,12 +105,10 @@ void StagingQueue::PassOverFirst() {
 
 // --- the copier ---
 
-StagingQueue::Entry* StagingQueue::FindCopy(int64_t copy, Batch** batch) {
-  for (Batch& one : batches_) {
-    for (Entry& entry : one.entries) {
-      if (entry.copy != copy) continue;
-      *batch = &one;
-      return &entry;
+StagingQueue::Entry* StagingQueue::FindCopy(int64_t copy) {
+  for (Batch& batch : batches_) {
+    for (Entry& entry : batch.entries) {
+      if (entry.copy == copy) return &entry;
     }
   }
   return nullptr;
@@ -118,9 +116,8 @@ StagingQueue::Entry* StagingQueue::FindCopy(int64_t copy, Batch** batch) {
 
 StagingQueue::Work StagingQueue::Next(int64_t copied) {
   std::unique_lock<std::mutex> lock(mutex_);
-  Batch* batch = nullptr;
   if (copied != 0) {
-    Entry* const made = FindCopy(copied, &batch);
+    Entry* const made = FindCopy(copied);
     if (made != nullptr && made->state == State::kCopying) {
       made->state = State::kCopied;
       counters_.rows_copied += made->lookup->copied.size();
@@ -152,16 +149,14 @@ StagingQueue::Work StagingQueue::Next(int64_t copied) {
 
 void StagingQueue::Fail(int64_t copy) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Batch* batch = nullptr;
-  Entry* const entry = FindCopy(copy, &batch);
+  Entry* const entry = FindCopy(copy);
   if (entry != nullptr) entry->state = State::kNothing;
   changed_.notify_all();
 }
 
 bool StagingQueue::Wanted(int64_t copy) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Batch* batch = nullptr;
-  return !closed_ && const_cast<StagingQueue*>(this)->FindCopy(copy, &batch) != nullptr;
+  return !closed_ && const_cast<StagingQueue*>(this)->FindCopy(copy) != nullptr;
 }
 
 void StagingQueue::Close() {
@@ -172,13 +167,15 @@ void StagingQueue::Close() {
 
 // --- in training ---
 
+bool StagingQueue::Entry::IsOf(const int64_t* ids, size_t n) const {
+  return lookup->ids.size() == n && std::memcmp(lookup->ids.data(), ids, n * sizeof(int64_t)) == 0;
+}
+
 StagingQueue::Entry* StagingQueue::Find(uint64_t fingerprint, const int64_t* ids, size_t n,
                                         Batch** batch) {
   for (Batch& one : batches_) {
     for (Entry& entry : one.entries) {
-      if (entry.state == State::kTaken || entry.fingerprint != fingerprint ||
-          entry.lookup->ids.size() != n ||
-          std::memcmp(entry.lookup->ids.data(), ids, n * sizeof(int64_t)) != 0) {
+      if (entry.state == State::kTaken || entry.fingerprint != fingerprint || !entry.IsOf(ids, n)) {
         continue;
       }
       *batch = &one;
@@ -190,11 +187,13 @@ StagingQueue::Entry* StagingQueue::Find(uint64_t fingerprint, const int64_t* ids
 
 bool StagingQueue::WouldWait(const int64_t* ids, size_t n) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (batches_.empty()) return false;
-  Batch* batch = nullptr;
-  const Entry* const entry =
-      const_cast<StagingQueue*>(this)->Find(StagedLookup::Fingerprint(ids, n), ids, n, &batch);
-  return entry != nullptr && entry->state == State::kCopying;
+  // One at most is being copied: no fingerprint is needed to find it.
+  for (const Batch& batch : batches_) {
+    for (const Entry& entry : batch.entries) {
+      if (entry.state == State::kCopying) return entry.IsOf(ids, n);
+    }
+  }
+  return false;
 }
 
 std::vector<int32_t> StagingQueue::Match(Batch* batch) {

@@ -20,7 +20,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "core/base/status.h"
@@ -103,6 +102,8 @@ class StagingQueue {
  private:
   enum class State { kNothing, kWaiting, kCopying, kCopied, kTaken };
   struct Entry {
+    bool IsOf(const int64_t* ids, size_t n) const;
+
     uint64_t fingerprint = 0;
     int64_t copy = 0;
     State state = State::kNothing;
@@ -120,7 +121,7 @@ class StagingQueue {
 
   // All under mutex_.
   Entry* Find(uint64_t fingerprint, const int64_t* ids, size_t n, Batch** batch);
-  Entry* FindCopy(int64_t copy, Batch** batch);
+  Entry* FindCopy(int64_t copy);
   void DropFirst();
   void PassOverFirst();
   // Returns the slots of its keys, if it is matched now.
