@@ -107,7 +107,8 @@ def test_saved_with_tiers_and_loaded_without_and_the_reverse(disk: tsps.Tiered, 
     call = module.serve.get_concrete_function(tf.TensorSpec([None, 3], tf.int64))
     tf.saved_model.save(module, str(tmp_path / "exported"), signatures=call)
     served = tf.saved_model.load(str(tmp_path / "exported"))
-    np.testing.assert_array_equal(served.serve(tf.constant(x[:64])), back(x[:64]))
+    # Not bit for bit: an exported graph may add the bias within the product.
+    np.testing.assert_allclose(served.serve(tf.constant(x[:64])), back(x[:64]), rtol=1e-5, atol=1e-7)
 
 
 def test_the_layers_take_it_as_an_argument(disk: tsps.Tiered) -> None:
