@@ -207,6 +207,7 @@ Status Counters(const KernelContext& context) {
                                      ahead.announced,  ahead.taken,
                                      ahead.dropped,    ahead.rows_copied,
                                      ahead.rows_used,  ahead.waited_ns,
+                                     cache->pulled,    cache->pushed,
                                      cache->moving()};
   return context.OutputVector(0, std::vector<int64_t>(all.begin(), all.end()));
 }

@@ -1,4 +1,4 @@
-// The ops of device_cache.cc, cache_staging.cc and slow_link.cc.
+// The ops of device_cache*.cc, cache_staging.cc, cache_devices.cc and slow_link.cc.
 #include "kernels/op_definition.h"
 
 namespace tsps {
@@ -55,6 +55,18 @@ std::vector<OpDefinition> DeviceCacheOps() {
        {"verdict: uint8"}},
       {"TspsCacheNewer", true, PackShapes, {}, {"cache: int64"}, {"slots: int32", "keys: int64"}},
       {"TspsCacheFlushed", true, NoOutputs, {}, {"cache: int64", "rows: int64"}, {}},
+      {"TspsCacheDivide",
+       false,
+       PackShapes,
+       {"D: int >= 1"},
+       {"keys: int64"},
+       {"own: D * int64", "positions: D * int32", "order: int32"}},
+      {"TspsCacheExchanged",
+       true,
+       NoOutputs,
+       {},
+       {"cache: int64", "rows: int64", "gradients: int64"},
+       {}},
       {"TspsCacheMoved", true, NoOutputs, {}, {"cache: int64", "plan: int64"}, {}},
       {"TspsCacheDraws",
        true,

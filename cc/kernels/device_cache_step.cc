@@ -33,9 +33,9 @@ class StepKernel {
     return Status();
   }
 
-  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, caches T (0: none), plans T,
-  // not_finite T (keys of gradients that are not), victim_keys T, victims P (of each table as many
-  // as `planes` says). Outputs: verdict.
+  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, caches T (of each device;
+  // none), plans T (of each), not_finite T (keys of gradients that are not), victim_keys T (of
+  // all), victims P (of each table as many as `planes` says). Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunHere(done, [this, context](const ReportDone& report) { return Make(context, report); });
   }
@@ -44,7 +44,7 @@ class StepKernel {
   struct Part {
     std::shared_ptr<DeviceCache> cache;
     int64_t plan = 0;
-    size_t written = 0;
+    size_t written = 0;  // of a table's caches the first one counts them
   };
 
   Status Make(const KernelContext& context, const ReportDone& report) {
@@ -80,12 +80,14 @@ class StepKernel {
     for (int t = 0; t < tables_; ++t) {
       const int first = plane;
       plane += planes_[static_cast<size_t>(t)];
-      TSPS_ASSIGN_OR_RETURN(const int64_t number, context.Scalar<int64_t>(caches + t, "caches"));
-      if (number == 0) continue;
+      TSPS_ASSIGN_OR_RETURN(const Tensor numbers, context.Input(caches + t, 1, "caches"));
+      TSPS_ASSIGN_OR_RETURN(const Tensor plans, context.Input(caches + tables_ + t, 1, "plans"));
+      if (plans.size() != numbers.size()) {
+        return Error(Code::kInvalidArgument, "expected a plan for each of ", numbers.size(),
+                     " caches of a table. Received: ", plans.size());
+      }
+      if (numbers.size() == 0) continue;
       const TableHandle& table = (*tables)[static_cast<size_t>(t)];
-      Part part;
-      TSPS_ASSIGN_OR_RETURN(part.cache, DeviceCaches::Get().Find(number));
-      TSPS_ASSIGN_OR_RETURN(part.plan, context.Scalar<int64_t>(caches + tables_ + t, "plans"));
       TSPS_ASSIGN_OR_RETURN(const Tensor bad,
                             context.Input(caches + 2 * tables_ + t, 1, "not_finite"));
       if (bad.size() > 0) {
@@ -94,12 +96,18 @@ class StepKernel {
                      " was not applied");
       }
       TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(caches + 3 * tables_ + t));
-      part.written = keys.size();
+      const size_t written = keys.size();
       if (keys.size() > 0) {
         TSPS_RETURN_IF_ERROR(AddVictims(context, table, owner, first,
                                         planes_[static_cast<size_t>(t)], std::move(keys), updates));
       }
-      parts->push_back(std::move(part));
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        Part part;
+        TSPS_ASSIGN_OR_RETURN(part.cache, DeviceCaches::Get().Find(numbers.data<int64_t>()[i]));
+        part.plan = plans.data<int64_t>()[i];
+        part.written = i == 0 ? written : 0;
+        parts->push_back(std::move(part));
+      }
     }
     return Status();
   }

@@ -34,11 +34,28 @@ Status WriteNote(const std::string& path, int64_t step) {
 
 }  // namespace
 
-DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::string& table)
+NewerNote::NewerNote(const std::string& table) : path_(NoteOf(table)) {}
+
+Status NewerNote::Add(const void* cache, int64_t step) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (caches_.empty()) TSPS_RETURN_IF_ERROR(WriteNote(path_, step));
+  caches_.insert(cache);
+  return Status();
+}
+
+void NewerNote::Remove(const void* cache) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  caches_.erase(cache);
+  // Also where there was none: it may be that of another process, whose rows were given up.
+  if (caches_.empty()) unlink(path_.c_str());
+}
+
+DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::string& table,
+                         std::shared_ptr<NewerNote> note)
     : directory_(options),
       queue_(&directory_),
       table_(SplitTablePath(table).name),
-      note_(NoteOf(table)) {}
+      note_(std::move(note)) {}
 
 Status DeviceCache::CheckMoved() {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -78,7 +95,7 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   }
   const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
                                  [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
-  if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(WriteNote(note_, step));
+  if (holds && directory_.newer() == 0) TSPS_RETURN_IF_ERROR(note_->Add(this, step));
   TSPS_RETURN_IF_ERROR(queue_.Commit(static_cast<uint64_t>(step),
                                      [&] { return directory_.Commit(plan_, keys_.data()); }));
   moving_ = plan_.number;
@@ -89,7 +106,7 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
 
 void DeviceCache::Flushed() {
   directory_.Flushed();
-  RemoveNote();
+  note_->Remove(this);
 }
 
 void DeviceCache::Clear() {
@@ -97,10 +114,8 @@ void DeviceCache::Clear() {
   queue_.Clear();
   moving_ = 0;
   moved_.notify_all();
-  RemoveNote();
+  note_->Remove(this);
 }
-
-void DeviceCache::RemoveNote() { unlink(note_.c_str()); }
 
 DeviceCaches& DeviceCaches::Get() {
   static auto* const caches = new DeviceCaches;  // kernels may run while the process exits
@@ -108,8 +123,11 @@ DeviceCaches& DeviceCaches::Get() {
 }
 
 int64_t DeviceCaches::Create(const SlotDirectory::Options& options, const std::string& table) {
-  auto cache = std::make_shared<DeviceCache>(options, table);
   const std::lock_guard<std::mutex> lock(mutex_);
+  std::weak_ptr<NewerNote>& known = notes_[table];
+  std::shared_ptr<NewerNote> note = known.lock();
+  if (note == nullptr) known = note = std::make_shared<NewerNote>(table);
+  auto cache = std::make_shared<DeviceCache>(options, table, std::move(note));
   caches_[next_] = std::move(cache);
   return next_++;
 }
@@ -135,6 +153,9 @@ void DeviceCaches::Remove(int64_t number) {
   if (found == caches_.end()) return;
   found->second->queue().Close();
   caches_.erase(found);
+  for (auto note = notes_.begin(); note != notes_.end();) {
+    note = note->second.expired() ? notes_.erase(note) : std::next(note);
+  }
 }
 
 }  // namespace tsps

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,11 +28,32 @@ inline size_t WidthOf(const TableConfig& table, const Plane& plane, size_t p) {
   return p == 0 ? static_cast<size_t>(table.dim) : plane.row_bytes / sizeof(float);
 }
 
-// Of one table. Its directory decides; what a step has planned waits here until it is committed.
+// The file beside a table that says since which step rows are newer on a device, as long as there
+// are some: whoever finds it when this process is gone knows that they are lost. The caches of one
+// table, one for each device, share it. Thread-safe.
+class NewerNote {
+ public:
+  // `table`: the path of its folder.
+  explicit NewerNote(const std::string& table);
+
+  // Rows of a cache are newer, from a step on. The first one's step is what the file says until no
+  // cache has such rows.
+  Status Add(const void* cache, int64_t step);
+  void Remove(const void* cache);
+
+ private:
+  const std::string path_;
+  std::mutex mutex_;
+  std::set<const void*> caches_;
+};
+
+// Of one table, and one device. Its directory decides; what a step has planned waits here until it
+// is committed.
 class DeviceCache {
  public:
   // `table`: the path of its folder.
-  DeviceCache(const SlotDirectory::Options& options, const std::string& table);
+  DeviceCache(const SlotDirectory::Options& options, const std::string& table,
+              std::shared_ptr<NewerNote> note);
 
   SlotDirectory& directory() { return directory_; }
   StagingQueue& queue() { return queue_; }
@@ -46,8 +68,8 @@ class DeviceCache {
   // Plans a step of unique keys; its number.
   Result<SlotDirectory::Plan> MakePlan(const int64_t* keys, size_t n);
   // That the host has what the planned step leaves there is certain. `written`: rows of victims
-  // among it. If rows on the device become newer with it, where none were, a file beside the table
-  // says so from here on: whoever finds it when this process is gone knows that they are lost.
+  // among it. If rows on the device become newer with it, the note beside the table says so from
+  // here on.
   Status Commit(int64_t number, int64_t step, size_t written);
   // The host has all rows, or what the device has does not count.
   void Flushed();
@@ -57,15 +79,15 @@ class DeviceCache {
   std::atomic<uint64_t> missed{0};     // of them, those whose rows came from the host
   std::atomic<uint64_t> written{0};    // rows of victims
   std::atomic<uint64_t> flushed{0};    // rows
+  std::atomic<uint64_t> pulled{0};     // rows that other devices looked up
+  std::atomic<uint64_t> pushed{0};     // gradients that came from other devices
 
  private:
-  void RemoveNote();
-
   SlotDirectory directory_;
   StagingQueue queue_;
   const std::string table_;  // its name
-  const std::string note_;   // path of that file
-  std::mutex mutex_;         // of what follows
+  const std::shared_ptr<NewerNote> note_;
+  std::mutex mutex_;  // of what follows
   SlotDirectory::Plan plan_;
   std::vector<int64_t> keys_;
   std::condition_variable moved_;
@@ -91,6 +113,7 @@ class DeviceCaches {
 
   std::mutex mutex_;
   std::map<int64_t, std::shared_ptr<DeviceCache>> caches_;
+  std::map<std::string, std::weak_ptr<NewerNote>> notes_;  // by table
   int64_t next_ = 1;
 };
 

@@ -81,6 +81,7 @@ void RegisterWireKernels();
 void RegisterApplyKernels();
 void RegisterDeviceCacheKernels();
 void RegisterCacheStagingKernels();
+void RegisterCacheDevicesKernels();
 void RegisterSlowLinkKernels();
 void RegisterDeviceCacheStepKernels();
 void RegisterTimelineKernels();

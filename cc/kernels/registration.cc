@@ -339,6 +339,7 @@ bool RegisterAll() {
   RegisterApplyKernels();
   RegisterDeviceCacheKernels();
   RegisterCacheStagingKernels();
+  RegisterCacheDevicesKernels();
   RegisterSlowLinkKernels();
   RegisterDeviceCacheStepKernels();
   RegisterTimelineKernels();

@@ -187,7 +187,7 @@ def test_usages(usage: str) -> None:
 
 def _waiting(layer: tsps.Embedding) -> int:
     """Copies on the device that have not been taken."""
-    cache = layer.bindings[0].cache
+    (cache,) = layer.bindings[0].cache.stores
     deadline = time.monotonic() + 5
     while True:
         with tf.device(cache.device):

@@ -136,7 +136,7 @@ def test_unless_it_is_told_that_rows_have_moved_when_they_have_not(failing: tf.V
     with pytest.raises(Exception, match=LOST):  # another optimizer, as after compile()
         steps_of(layer)(tf.constant(IDS[FAILS + 1]))
     for plan in range(100):  # one of them is the step's
-        _ops.cache_moved(layer.bindings[0].cache.number, tf.constant(plan, tf.int64))
+        _ops.cache_moved(layer.bindings[0].cache.stores[0].number, tf.constant(plan, tf.int64))
     step, its_step = steps_of(layer), steps_of(reference)
     for ids in IDS[FAILS + 1 :]:
         step(tf.constant(ids))

@@ -306,7 +306,7 @@ def test_saved_models_have_all_rows(tmp_path: Path) -> None:
 def test_a_layer_that_is_gone_takes_its_cache_along() -> None:
     model, layer = make(cached(), OPTIMIZERS["sgd"])
     fit(model)
-    number = layer.bindings[0].cache.number
+    number = layer.bindings[0].cache.stores[0].number
     assert _ops.cache_counters(number)[0] > 0
     del model, layer
     keras.backend.clear_session()

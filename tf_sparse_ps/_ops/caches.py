@@ -29,6 +29,8 @@ CACHE_COUNTERS = (
     "copied_ahead",  # rows
     "used",  # of them
     "waited_ns",  # by look-ups, for rows that were being copied
+    "pulled",  # rows that went to other devices, for their look-ups
+    "pushed",  # gradients that came from other devices
     "moving",  # 1: a step was made, and its rows on the device were not written yet
 )
 
@@ -166,11 +168,11 @@ def cache_step(
     Args:
         path, step, paths, uuids, hyper: as in `make_step`.
         keys, grads: of rows on the host.
-        caches: T of int64: numbers, 0 where a table has none.
-        plans: T of int64, from `cache_plan`.
+        caches: T of int64[c]: numbers, one for each device; none where a table has no cache.
+        plans: T of int64[c], from `cache_plan`.
         not_finite: T of int64[n]: keys whose gradients on the device are not finite; if there is one, the step is
             refused.
-        victim_keys: T of int64[v], from `cache_plan`.
+        victim_keys: T of int64[v], from `cache_plan`, of all devices.
         victims: T of the rows that were in their slots: float32[v, width] for each plane; none where there is no cache.
     """
     return lib.tsps_cache_step(
@@ -188,6 +190,24 @@ def cache_step(
         [plane for one in victims for plane in one],
         planes=[len(one) for one in victims],
     )
+
+
+class Divided(NamedTuple):
+    """What `cache_divide` returns."""
+
+    own: list[tf.Tensor]  # D of int64[u_d]: the keys of each device, in their order
+    positions: list[tf.Tensor]  # D of int32[u_d]: theirs in the keys
+    order: tf.Tensor  # int32[u]: of each key, its position in `own`, joined
+
+
+def cache_divide(keys: tf.Tensor, devices: int) -> Divided:
+    """Which of a number of devices has the row of each of `keys`, int64[u]."""
+    return Divided(*lib.tsps_cache_divide(keys, D=devices))
+
+
+def cache_exchanged(cache: tf.Tensor, rows: tf.Tensor, gradients: tf.Tensor) -> tf.Operation:
+    """Counts rows that went from a cache's device to others, and gradients that came from there."""
+    return lib.tsps_cache_exchanged(cache, tf.cast(rows, tf.int64), tf.cast(gradients, tf.int64))
 
 
 def cache_moved(cache: tf.Tensor, plan: tf.Tensor) -> tf.Operation | None:

@@ -1,4 +1,4 @@
-"""`DeviceStore`: the rows of one table that are on a device. docs/device-cache.md has the method.
+"""`DeviceStore`: the rows of one table that are on one device. docs/device-cache.md has the method.
 
 The host decides which (`cc/core/cache/slot_directory.h`); here are the variables, one for the embedding and one for
 each slot of the optimizer, and what moves rows into and out of them. Those that move are read and written in place, at
@@ -77,7 +77,7 @@ class StepPart:
 
 
 class DeviceStore:
-    """See the module. Of a table of this process, which is the job's only one.
+    """See the module. Of several devices each has the rows of its keys (`table_cache.py`).
 
     Attributes:
       options: As they were given.
@@ -85,18 +85,18 @@ class DeviceStore:
       number: int64 scalar, by which the ops know it.
     """
 
-    def __init__(self, path: str, path_tensor: tf.Tensor, uuid: str, config: TableConfig, options: DeviceCache) -> None:
+    def __init__(
+        self, path: str, path_tensor: tf.Tensor, uuid: str, config: TableConfig, options: DeviceCache, device: str
+    ) -> None:
         """Makes it, with all slots free.
 
         Args:
           path, path_tensor, uuid, config: Of the table (`TableBinding`).
           options: Of the cache.
-
-        Raises:
-          ValueError: There is no such device.
+          device: As `resolve_device` returns it.
         """
         self.options = options
-        self.device = resolve_device(options.device)
+        self.device = device
         self._path, self._path_tensor, self._uuid, self._config = path, path_tensor, uuid, config
         self._kind: str | None = None
         self._given_up = False  # rows that are lost are being written by others
@@ -139,27 +139,21 @@ class DeviceStore:
 
     # --- looking up ---
 
-    def take(self, ids: Sequence[tf.Tensor], path: tf.Tensor, after: tf.Tensor) -> tuple[_ops.Unique, tf.Tensor]:
-        """The unique keys of one call's ids, and their rows, on the device. In a graph, or eagerly.
-
-        Rows that were copied ahead for these ids (`look_ahead`) are taken.
-
-        Args:
-          ids: N of int64, any shape.
-          path: What names the table.
-          after: What there is when the step before is made.
-
-        Returns:
-          The keys and the positions of the ids in them; rows, float32[u, dim].
-        """
+    def take(
+        self, ids: Sequence[tf.Tensor], path: tf.Tensor, after: tf.Tensor, to: str
+    ) -> tuple[_ops.Unique, tf.Tensor]:
+        """The unique keys of one call's ids, and their rows, on the device `to`: see `TableCache.take`."""
         with tf.device(_HOST):
             with tf.control_dependencies([after]):
                 found = _ops.cache_take(self.number, ids)
             (from_host,) = _ops.read_rows([found.absent], [path], [self._uuid], [self._carrier])
             from_host = self._link.down(self._stored(from_host))
+            if to != self.device:
+                _ops.cache_exchanged(self.number, tf.size(found.slots) + tf.size(found.positions), 0)
         with tf.device(self.device):
-            held = _gather(self._planes[0], found.slots)
-            rows = tf.gather(tf.concat([held, self._copied(found), from_host], 0), found.order)
+            here = [_gather(self._planes[0], found.slots), self._copied(found)]
+        with tf.device(to):
+            rows = tf.gather(tf.concat([*here, from_host], 0), found.order)
             return _ops.Unique(found.inverses, [found.keys]), tf.cast(rows, tf.float32)
 
     def _copied(self, found: _ops.Taken) -> tf.Tensor:
@@ -194,19 +188,11 @@ class DeviceStore:
 
     # --- a step ---
 
-    def merge(self, keys: tf.Tensor, gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Adds gradients of equal keys up, on the device.
-
-        Args:
-          keys: int64[n].
-          gradients: float32[n, dim].
-
-        Returns:
-          int64[u] and float32[u, dim]: unique keys, in order of first occurrence.
-        """
+    def merge(self, keys: tf.Tensor, gradients: tf.Tensor, device: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `TableCache.merge`."""
         with tf.device(_HOST):
             found = _ops.unique([keys], [0], 1)
-        with tf.device(self.device):
+        with tf.device(device):
             sums = tf.math.unsorted_segment_sum(gradients, found.inverses[0], tf.shape(found.keys[0])[0])
             sums.set_shape([None, self._config.dim])
         return found.keys[0], sums
@@ -350,7 +336,8 @@ class DeviceStore:
 
         `hit_rate` is that of steps; `bytes_down` went from the host to the device, `bytes_up` back: rows of forward
         passes, copied ahead or when they were needed, rows that entered, gradients of rows that stayed, and rows that
-        left or were flushed.
+        left or were flushed. `bytes_between` went from one device to another: rows that others looked up, and
+        gradients that came back.
         """
         found = self.counters()
         del found["moving"]
@@ -361,6 +348,7 @@ class DeviceStore:
             **{name: float(value) for name, value in found.items()},
             "hit_rate": found["hits"] / found["keys"] if found["keys"] else 0.0,
             "bytes_down": float((found["missed"] + found["copied_ahead"]) * row + found["entered"] * all_planes),
+            "bytes_between": float(found["pulled"] * row + found["pushed"] * gradient),
             "bytes_up": float(left * gradient + (found["written"] + found["flushed"]) * all_planes),
         }
 

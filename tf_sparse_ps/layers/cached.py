@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tf_sparse_ps.cache.device_store import DeviceStore
+from tf_sparse_ps.cache.device_store import resolve_device
+from tf_sparse_ps.cache.table_cache import TableCache
 from tf_sparse_ps.collectives import protocol
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.table import newer_rows
@@ -34,20 +35,37 @@ def refuse(config: TableConfig, layer: str) -> None:
 
 
 def refuse_several(config: TableConfig, job: Job) -> None:
-    """Raises UnsupportedError if the job has several processes, or replicas: each would have its own newer rows."""
-    if job.size > 1 or protocol.active_strategy() is not None:
-        what = f"a job of {job.size} processes" if job.size > 1 else "a tf.distribute strategy"
+    """Raises UnsupportedError if the job has several processes: each would have its own newer rows.
+
+    Raises:
+      ValueError: The replicas of a strategy have devices of their own, and the cache names another.
+    """
+    if job.size > 1:
         raise UnsupportedError(
-            f"table {config.name!r}: a cache (cache=...) cannot be in {what}: every process would have newer rows than "
-            "the others. Train with one process, or without a cache."
+            f"table {config.name!r}: a cache (cache=...) cannot be in a job of {job.size} processes: every process "
+            "would have newer rows than the others. Train with one process, or without a cache."
         )
+    assert config.cache is not None
+    if _replica_devices() and config.cache.device is not None:
+        raise ValueError(
+            f"table {config.name!r}: under a tf.distribute strategy rows are on the devices of its replicas. Received: "
+            f"DeviceCache(device={config.cache.device!r})"
+        )
+
+
+def _replica_devices() -> list[str]:
+    """Of the strategy in whose scope this is called; none if there is none."""
+    strategy = protocol.active_strategy()
+    return [] if strategy is None else [resolve_device(one) for one in strategy.extended.worker_devices]
 
 
 def attach(binding: TableBinding, cache: DeviceCache, job: Job) -> None:
     """Gives a table its cache, which is flushed before the table is read here, and when a named job ends."""
     if binding.cache is not None:
         raise ValueError(f"table {binding.path} has a cache already; a table has one")
-    store = DeviceStore(binding.path, binding.path_tensor, binding.uuid, binding.config, cache)
+    store = TableCache(
+        binding.path, binding.path_tensor, binding.uuid, binding.config, cache, devices=_replica_devices()
+    )
     if binding.optimizer is not None:
         store.bind(binding.optimizer)
     binding.cache = store

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -11,6 +12,7 @@ from tf_sparse_ps import _ops
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
+    from tf_sparse_ps.job.table_binding import TableBinding
     from tf_sparse_ps.rings.sparse_ring import SparseGradient, Update
 
 _HOST = "/CPU:0"
@@ -22,40 +24,78 @@ def make(job: Job, step: tf.Tensor, reduced: Sequence[SparseGradient], update: U
     Args:
       job: Of this rank alone.
       step: int64, the step being made.
-      reduced: A gradient per key, in the order of the tables.
-      update: What makes the step.
+      reduced: A gradient per key, in the order of the tables; of a table with rows on several devices one for each.
+      update: What makes the step, with a table for each gradient.
 
     Returns:
       The verdict, uint8[n], that the step is made: where it is not, the error is raised here. No other rank waits.
     """
-    caches = [table.cache for table in update.tables]
-    parts = [
-        None if cache is None else cache.plan(one.keys, one.rows) for cache, one in zip(caches, reduced, strict=True)
-    ]
-    none, no_keys = tf.constant(0, tf.int64), tf.zeros([0], tf.int64)
+    tables = _tables(update, reduced)
     with tf.device(_HOST):
         verdict = _ops.cache_step(
             job.group_path,
             step,
-            update.paths,
-            update.uuids,
-            [one.keys if part is None else part.left_keys for one, part in zip(reduced, parts, strict=True)],
-            [one.rows if part is None else part.left_gradients for one, part in zip(reduced, parts, strict=True)],
-            update.hyper,
-            [none if cache is None else cache.number for cache in caches],
-            [none if part is None else part.plan.plan for part in parts],
-            [no_keys if part is None else part.not_finite for part in parts],
-            [no_keys if part is None else part.plan.victim_keys for part in parts],
-            [[] if part is None else part.victims for part in parts],
+            [one.table.path_tensor for one in tables],
+            [one.table.uuid for one in tables],
+            [one.joined(lambda part: part.left_keys, one.gradient.keys) for one in tables],
+            [one.joined(lambda part: part.left_gradients, one.gradient.rows) for one in tables],
+            [one.hyper for one in tables],
+            [one.stacked([store.number for store in one.stores]) for one in tables],
+            [one.stacked([part.plan.plan for part in one.parts]) for one in tables],
+            [one.joined(lambda part: part.not_finite) for one in tables],
+            [one.joined(lambda part: part.plan.victim_keys) for one in tables],
+            [[_joined(plane) for plane in zip(*(part.victims for part in one.parts), strict=True)] for one in tables],
         )
         made = _ops.check_step(step, verdict)
     moved: list[tf.Operation] = []
     with tf.control_dependencies([made]):
-        for cache, part, hyper in zip(caches, parts, update.hyper, strict=True):
-            if cache is not None:
-                moved += cache.move(part, hyper, step)
+        for one in tables:
+            for store, part in zip(one.stores, one.parts, strict=True):
+                moved += store.move(part, one.hyper, step)
     with tf.control_dependencies([made, *moved]):
-        for cache in caches:
-            if cache is not None:
-                cache.flush_after(step)
+        for one in tables:
+            if one.table.cache is not None:
+                one.table.cache.flush_after(step)
         return tf.identity(verdict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfTable:
+    """What a step does to one table.
+
+    Attributes:
+      table, hyper: Its binding, and its rule's hyperparameters.
+      gradient: Of all keys, of a table without rows on a device.
+      stores, parts: The devices' rows, and what the step does to each.
+    """
+
+    table: TableBinding
+    hyper: tf.Tensor
+    gradient: SparseGradient
+    stores: list[Any]
+    parts: list[Any]
+
+    def joined(self, what: Callable[[Any], tf.Tensor], without: tf.Tensor | None = None) -> tf.Tensor:
+        """What all parts have of something, one behind the other; where there are none, `without`, or no keys."""
+        if self.parts:
+            return _joined([what(part) for part in self.parts])
+        return tf.zeros([0], tf.int64) if without is None else without
+
+    @staticmethod
+    def stacked(numbers: list[tf.Tensor]) -> tf.Tensor:
+        """int64[n]."""
+        return tf.stack(numbers) if numbers else tf.zeros([0], tf.int64)
+
+
+def _tables(update: Update, reduced: Sequence[SparseGradient]) -> list[_OfTable]:
+    found: dict[str, _OfTable] = {}
+    for table, hyper, gradient in zip(update.tables, update.hyper, reduced, strict=True):
+        stores = [] if table.cache is None else table.cache.stores
+        one = found.setdefault(table.path, _OfTable(table, hyper, gradient, stores, []))
+        if stores:
+            one.parts.append(stores[len(one.parts)].plan(gradient.keys, gradient.rows))
+    return list(found.values())
+
+
+def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)

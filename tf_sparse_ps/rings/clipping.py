@@ -47,9 +47,9 @@ NONE = Clipping()
 
 def table_factors(
     clipping: Clipping,
-    rows: Sequence[tf.Tensor],
+    squares: Sequence[tf.Tensor],
+    table_of: Sequence[int],
     dense: Sequence[Any],
-    n_tables: int,
     collectives: Collectives,
     name: str,
 ) -> tf.Tensor:
@@ -57,27 +57,30 @@ def table_factors(
 
     Args:
       clipping: With `needs_norms`.
-      rows: T of float32[u_t, dim], reduced: of rank 0, which leads its node.
+      squares: T of float32: the sum of the squares of each reduced gradient. Used on rank 0, which leads its node.
+      table_of: T numbers, the same for the gradients of one table: each device of a table has its own.
       dense: Reduced dense gradients; tensors or `IndexedSlices` with unique indices.
-      n_tables: T.
       collectives: The rank's collectives.
       name: Of the operation.
 
     Returns:
       float32[T], the same bits on all ranks.
     """
-    factors = tf.zeros([n_tables], tf.float32)
+    n = len(table_of)
+    factors = tf.zeros([n], tf.float32)
     if collectives.rank == 0:
-        squares = [tf.reduce_sum(tf.square(one)) for one in rows]
         limit = clipping.norm or clipping.global_norm or 0.0
         if clipping.norm is not None:
-            norms = tf.sqrt(tf.stack(squares))
+            sums = squares
+            if len(set(table_of)) < n:
+                sums = [tf.add_n([squares[j] for j in range(n) if table_of[j] == of]) for of in table_of]
+            norms = tf.sqrt(tf.stack(sums))
         else:
             values = [one.values if isinstance(one, tf.IndexedSlices) else one for one in dense]
-            squares += [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in values]
-            norms = tf.fill([n_tables], tf.sqrt(tf.add_n(squares)))
+            others = [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in values]
+            norms = tf.fill([n], tf.sqrt(tf.add_n([*squares, *others])))
         factors = limit / tf.maximum(norms, limit)
-    factors.set_shape([n_tables])
+    factors.set_shape([n])
     return collectives.broadcast(factors, 0, name)
 
 

@@ -47,7 +47,7 @@ def mean_of(gradient: Any) -> Mean | None:
 
 @dataclasses.dataclass
 class TableGradient:
-    """What the anchors of one table received."""
+    """What the anchors of one table received. Of a table with rows on several devices: for one of them."""
 
     table: Any  # TableBinding
     slices: list[tf.IndexedSlices]
@@ -58,10 +58,17 @@ class TableGradient:
         """As one set of keys and rows."""
         if self.merged is not None:
             return self.merged
-        found = SparseGradient.of(self.slices, self.table.config.dim)
-        if found.unique or self.table.cache is None:
-            return found
-        return SparseGradient(*self.table.cache.merge(found.keys, found.rows))
+        if self.table.cache is not None:
+            return self.on(self.table.cache.devices[0])
+        return SparseGradient.of(self.slices, self.table.config.dim)
+
+    def on(self, device: str) -> SparseGradient:
+        """The same of a table with rows on devices, on one of them; keys come out unique."""
+        with tf.device(device):
+            found = SparseGradient.of(self.slices, self.table.config.dim)
+        if not found.unique:
+            found = SparseGradient(*self.table.cache.merge(found.keys, found.rows, device))
+        return dataclasses.replace(found, device=device)
 
 
 @dataclasses.dataclass

@@ -112,8 +112,15 @@ def kept(gradients: list[SparseGradient], weight: tf.Tensor) -> list[SparseGradi
     """Sparse gradients as they are; without any key where the weight is 0."""
     if not gradients:
         return gradients
-    keys, rows = _ops.keep_if(weight, [one.keys for one in gradients], [one.rows for one in gradients])
-    return [dataclasses.replace(one, keys=keys[i], rows=rows[i]) for i, one in enumerate(gradients)]
+    # The op is the host's, and takes rows there: those on a device stay, and follow their keys.
+    on_host = [one.rows if one.device is None else tf.zeros([tf.size(one.keys), 0]) for one in gradients]
+    keys, rows = _ops.keep_if(weight, [one.keys for one in gradients], on_host)
+    result = []
+    for i, one in enumerate(gradients):
+        with one.on_device():
+            kept_rows = rows[i] if one.device is None else one.rows[: tf.size(keys[i])]
+        result.append(dataclasses.replace(one, keys=keys[i], rows=kept_rows))
+    return result
 
 
 def average_sparse(

@@ -10,9 +10,10 @@ Sums are made in rank order in float32, so that whoever merges the same sets get
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -38,11 +39,17 @@ class SparseGradient:
       keys: int64[n].
       rows: float32[n, dim].
       unique: Whether no key repeats.
+      device: Where the rows are, TensorFlow's name, if not on the host: of a table with rows there.
     """
 
     keys: tf.Tensor
     rows: tf.Tensor
     unique: bool = True
+    device: str | None = None
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it ops are where the rows are."""
+        return contextlib.nullcontext() if self.device is None else tf.device(self.device)
 
     @classmethod
     def nothing(cls, dim: int) -> SparseGradient:

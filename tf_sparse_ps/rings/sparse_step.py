@@ -98,15 +98,28 @@ class SparseStep:
 
     def _clipped(self, number: tf.Tensor, dense: Sequence[DenseGradient]) -> list[SparseGradient]:
         clipping, reduced = self.clipping, self.reduce(number)
-        rows = [unscale(one.rows, self.loss_scale) for one in reduced]
-        if clipping.value is not None:
-            rows = [tf.clip_by_value(one, -clipping.value, clipping.value) for one in rows]
+        rows, squares = [], []
+        for gradient in reduced:
+            with gradient.on_device():
+                rows.append(unscale(gradient.rows, self.loss_scale))
+                if clipping.value is not None:
+                    rows[-1] = tf.clip_by_value(rows[-1], -clipping.value, clipping.value)
+                if clipping.needs_norms and self.job.collectives.rank == 0:
+                    squares.append(tf.reduce_sum(tf.square(rows[-1])))
         if clipping.needs_norms:
             others = [unscale(one.result, self.loss_scale) for one in dense if one.result is not None]
+            paths = [table.path for table in self.update.tables]
             factors = clipping_lib.table_factors(
-                clipping, rows, others, len(self.gradients), self.job.collectives, f"{self.name}.clip"
+                clipping,
+                squares,
+                [paths.index(path) for path in paths],
+                others,
+                self.job.collectives,
+                f"{self.name}.clip",
             )
-            rows = [one * factors[t] for t, one in enumerate(rows)]
+            for t, gradient in enumerate(reduced):
+                with gradient.on_device():
+                    rows[t] *= factors[t]
             if clipping.global_norm is not None:
                 # The wrapped optimizer clips what it gets once more, which finds nothing left to clip.
                 for one in dense:

@@ -33,6 +33,8 @@ class FlatRing(SparseRing):
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
+        if self._job.size == 1:  # every reduction is the identity; rows may be on a device
+            return unique(gradients)
         return reduce_over(
             self._job.collectives,
             of_one_rank(unique(gradients)),

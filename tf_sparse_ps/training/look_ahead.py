@@ -84,15 +84,16 @@ def lookahead(
     for one in cached.values():
         one.look_ahead()
     number = next(_datasets)
+    replicas = max((len(one.devices) for one in cached.values()), default=1)
 
     numbers = {name: _table.Group.open(one.group.path).find_table(name) for name, one in sharded.items()}
 
     def announce(index: tf.Tensor, element: Any) -> Any:
         found = keys(element) if tiered or sharded else {}
-        lookups = keys.lookups(element) if cached else {}
-        announced = [
-            _ops.cache_stage(one.number, index, lookups[name]) for name, one in cached.items() if name in lookups
-        ]
+        announced: list[tf.Operation] = []
+        for name, lookups in _lookups(keys, element, replicas).items() if cached else ():
+            if name in cached:
+                announced += cached[name].announce(index, lookups)
         for name, one in tiered.items():
             nodes, node = (one.nodes, one.node) if name in sharded else (1, 0)
             if name in found:
@@ -111,6 +112,42 @@ def lookahead(
         ahead = ahead.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
     # The last stage: behind another one tf.data would put a queue of its own, and announce more.
     return ahead.prefetch(waiting)
+
+
+def _lookups(keys: Any, element: Any, replicas: int) -> dict[str, list[list[tf.Tensor]]]:
+    """What the replicas will look up of an element, by table: `TableKeys.lookups` of the part that each will get."""
+    if replicas == 1:
+        found: dict[str, list[list[tf.Tensor]]] = keys.lookups(element)
+        return found
+    together: dict[str, list[list[tf.Tensor]]] = {}
+    for part in _parts(element, replicas):
+        for name, lookups in keys.lookups(part).items():
+            together.setdefault(name, []).extend(lookups)
+    return together
+
+
+def _parts(element: Any, replicas: int) -> list[Any]:
+    """The parts of a global batch, as tf.distribute cuts it: of equal size, the first ones longer by one element."""
+    leaves = tf.nest.flatten(element)
+    size = leaves[0].shape[0]
+    if size is None:
+        n = tf.shape(leaves[0], tf.int64)[0] if not isinstance(leaves[0], tf.SparseTensor) else leaves[0].dense_shape[0]
+        sizes = [-(-n // replicas)] * replicas  # what it does with batches of unknown size
+    else:
+        sizes = [size // replicas + (r < size % replicas) for r in range(replicas)]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [
+        tf.nest.map_structure(lambda leaf, a=a, b=b: _rows(leaf, a, b), element) for a, b in itertools.pairwise(ends)
+    ]
+
+
+def _rows(leaf: Any, begin: Any, end: Any) -> Any:
+    """Elements [begin, end) of a batch."""
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[begin:end]
+    start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(leaf.dense_shape[1:])], 0)
+    size = tf.concat([[tf.cast(end - begin, tf.int64)], leaf.dense_shape[1:]], 0)
+    return tf.sparse.slice(leaf, start, size)
 
 
 def _choose(dataset: tf.data.Dataset, keys: Any, tiered: dict[str, Any], cached: bool) -> int:

@@ -80,7 +80,7 @@ class OptimizerBinding:
         Raises:
           ValueError: Ranks differ; or a table is bound to another rule by now.
         """
-        new = [one.table for one in tables if one.table.path not in self._bound]
+        new = list({one.table.path: one.table for one in tables if one.table.path not in self._bound}.values())
         refusals.refuse_other_rules([(one.table, self.rule_of(one.table)) for one in tables if one.table not in new])
         if self._number is not None and not new:
             return

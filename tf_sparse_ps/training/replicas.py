@@ -111,17 +111,30 @@ def average(
     return [rank_weight.mean(rank_weight.weighted(one, weight), weight) for one in sums], [weight]
 
 
-def combine(parts: Sequence[Split], n_replicas: int, reduction: str) -> Split:
+def combine(parts: Sequence[Split], n_replicas: int, reduction: str, devices: Sequence[str]) -> Split:
     """Makes the gradients of one process of those of its replicas.
 
     Args:
       parts: What `gradients.split` made of each replica's.
       n_replicas: Of all processes; 1 without a strategy.
       reduction: One of `sparse_ring.REDUCTIONS`, for several replicas; these are then all there are.
+      devices: Of the replicas; none without a strategy.
+
+    Returns:
+      Of a table with rows on several devices there is one gradient for each of these, in their order.
     """
-    if n_replicas == 1:
+    several = any(one.table.cache is not None and len(one.table.cache.devices) > 1 for one in parts[0][0])
+    if n_replicas == 1 and not several:
         return parts[0]
-    tables = _combine_tables([tables for tables, _ in parts], n_replicas, reduction)
+    tables: list[TableGradient] = []
+    for ones in zip(*(tables for tables, _ in parts), strict=True):
+        if ones[0].table.cache is not None:
+            tables += _combine_cached(ones, n_replicas, reduction, devices)
+    plain = [[one for one in tables if one.table.cache is None] for tables, _ in parts]
+    tables += _combine_tables(plain, n_replicas, reduction)
+    tables.sort(key=lambda one: one.table.ordinal)
+    if n_replicas == 1:
+        return tables, parts[0][1]
     dense = [_combine_dense(ones, n_replicas / len(parts)) for ones in zip(*(dense for _, dense in parts), strict=True)]
     return tables, dense
 
@@ -139,6 +152,23 @@ def _combine_tables(parts: list[list[TableGradient]], n_replicas: int, reduction
     for one, unique, total in zip(parts[0], merged.keys, merged.grads, strict=True):
         total.set_shape([None, one.table.config.dim])
         results.append(TableGradient(one.table, [], SparseGradient(unique, total * factor)))
+    return results
+
+
+def _combine_cached(
+    ones: Sequence[TableGradient], n_replicas: int, reduction: str, devices: Sequence[str]
+) -> list[TableGradient]:
+    """Of a table with rows on devices: the gradients of its replicas go to the devices that have the keys."""
+    cache = ones[0].table.cache
+    own = list(devices) or cache.devices[:1]
+    gradients = [one.on(device) for one, device in zip(ones, own, strict=True)]
+    reduced = cache.reduce([one.keys for one in gradients], [one.rows for one in gradients], own, reduction)
+    results = []
+    for (keys, rows), device in zip(reduced, cache.devices, strict=True):
+        with tf.device(device):
+            total = rows if n_replicas == 1 else rows * tf.constant(n_replicas, tf.float32)
+            total.set_shape([None, ones[0].table.config.dim])
+        results.append(TableGradient(ones[0].table, [], SparseGradient(keys, total, device=device)))
     return results
 
 

@@ -156,7 +156,7 @@ class Step:
         replicas.check_optimizer(self._owner.inner_optimizer, strategy)
 
         def together(per_replica: list[replicas.Pairs], n_replicas: int) -> tuple[list[Any], list[tf.Tensor]]:
-            step = self._take_in(per_replica, n_replicas)
+            step = self._take_in(per_replica, n_replicas, strategy.extended.worker_devices)
             certain = self._state.reduce(step)
             step.publish(certain)
             return [one.result for one in step.dense], certain
@@ -173,19 +173,21 @@ class Step:
 
     # --- taking in ---
 
-    def _take_in(self, per_replica: list[replicas.Pairs], n_replicas: int) -> LocalStep:
+    def _take_in(self, per_replica: list[replicas.Pairs], n_replicas: int, devices: Sequence[str] = ()) -> LocalStep:
         """Sorts gradients, and binds what is new.
 
         Args:
           per_replica: The pairs of each replica of this process.
           n_replicas: Of all processes; 1 without a strategy.
+          devices: Of the replicas of this process; none without a strategy.
         """
         owner, pairs = self._owner, per_replica[0]
         if all(gradient is None for gradient, _ in pairs):
             raise ValueError(f"no gradients provided for any variable: {[v.name for _, v in pairs]}")
         if not self._variables:
             owner.build([variable for _, variable in pairs])
-        tables, dense = replicas.combine([split(one) for one in per_replica], n_replicas, owner.sparse_reduction)
+        parts = [split(one) for one in per_replica]
+        tables, dense = replicas.combine(parts, n_replicas, owner.sparse_reduction, devices)
         computed = tf.executing_eagerly() and all(mean_of(one.value) is None for one in dense)
         with tf.init_scope():
             this_job = job.current() if tables else None

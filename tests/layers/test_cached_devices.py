@@ -1,0 +1,176 @@
+"""Rows on several devices of a process, under MirroredStrategy: each on one of them, and trained as without a cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cached_batches import BATCH, BATCHES, DIM, IDS, ROWS, VALUES
+from layer_support import FOLDER, PACKAGE_PARENT
+from pairwise import covers, pairwise
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops
+
+HERE = Path(__file__).resolve().parent
+Found = dict[str, np.ndarray[Any, Any]]
+SETTINGS: dict[str, list[Any]] = {
+    "usage": ["loop", "eager", "fit"],
+    "devices": [2, 1, 3],
+    "optimizer": ["sgd", "adagrad", "adam"],
+    "dtype": ["float32", "bfloat16", "float16"],
+    "rows": [BATCH * 4, ROWS // 2, ROWS],
+    "policy": ["admission", "lru"],
+    "layer": ["embedding", "reduce", "collection"],
+    "ahead": [0, 1, 2, 4, 8],
+    "reduction": ["frequency", "average", "sum"],
+    "clip": [{}, {"clipnorm": 0.05}, {"clipvalue": 0.002}, {"global_clipnorm": 0.1}],
+    "flush_every": [None, 3],
+}
+CASES = [{"name": f"case{number}", **case} for number, case in enumerate(pairwise(SETTINGS))]
+DAILY = 2
+A_PROCESS = 5  # cases: TensorFlow takes longer to load than a case
+WHOLE = {
+    **{name: values[0] for name, values in SETTINGS.items()},
+    "name": "whole",
+    "rows": ROWS,
+    "policy": "lru",
+}
+
+
+def groups() -> list[list[dict[str, Any]]]:
+    """Of cases, by the process that runs them."""
+    late = CASES[DAILY:]
+    return [[WHOLE, *CASES[:DAILY]], *(late[at : at + A_PROCESS] for at in range(0, len(late), A_PROCESS))]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, Any]], list[Found]]]:
+    """From a case to what it left with its cache, with one for all rows, and without; a group is run once."""
+    done: dict[str, Path] = {}
+
+    def run_group(case: dict[str, Any]) -> list[Found]:
+        if case["name"] not in done:
+            group = next(one for one in groups() if case in one)
+            folder = tmp_path_factory.mktemp("devices")
+            command = [sys.executable, str(HERE / "cached_devices_program.py"), str(folder), json.dumps(group)]
+            environment = {"TFSPS_DIR": FOLDER, "PYTHONPATH": str(PACKAGE_PARENT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=500, env={**_without_gpus(), **environment}
+            )
+            assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-8000:]
+            done.update({one["name"]: folder for one in group})
+        folder = done[case["name"]]
+        return [dict(np.load(folder / f"{case['name']}-{kind}.npz")) for kind in ("cached", "all", "plain")]
+
+    return run_group
+
+
+def _without_gpus() -> dict[str, str]:
+    return {**{name: text for name, text in os.environ.items() if name != "TFSPS_JOB"}, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def planes(found: Found) -> list[np.ndarray[Any, Any]]:
+    return [found[name] for name in sorted(found) if name.startswith("plane")]
+
+
+def owners(devices: int) -> list[set[int]]:
+    """The keys of each device."""
+    own = _ops.cache_divide(tf.range(ROWS, dtype=tf.int64), devices).own
+    return [set(one.numpy().tolist()) for one in own]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id="-".join(f"{name} {value}" for name, value in case.items()),
+            marks=[] if number < DAILY else pytest.mark.nightly,
+        )
+        for number, case in enumerate(CASES)
+    ],
+)
+def test_rows_and_slots_are_those_without_a_cache(run: Callable[..., list[Found]], case: dict[str, Any]) -> None:
+    cached, everything, plain = run(case)
+    assert cached["cache_hits"] > 0
+    assert cached["cache_steps"] == 2 * BATCHES
+    if case["rows"] * case["devices"] < 0.8 * len(np.unique(IDS)):
+        assert cached["cache_evicted"] > 0
+    if case["ahead"]:
+        assert cached["cache_taken"] >= BATCHES * case["devices"], "replicas find what was announced for them"
+        assert cached["cache_used"] > 0
+    assert (cached["cache_bytes_between"] > 0) == (case["devices"] > 1)
+    ours, theirs = planes(cached), planes(plain)
+    assert len(ours) == len(theirs)
+    assert np.mean(ours[0] != VALUES) > 0.2, "trained"
+    tolerance = 2e-5 if case["optimizer"] == "adam" else 1e-6
+    for number, (own, its) in enumerate(zip(ours, theirs, strict=True)):
+        if case["dtype"] == "float32":
+            np.testing.assert_allclose(own, its, rtol=4 * tolerance, atol=4 * tolerance, err_msg=str(number))
+        else:
+            # Where the last bits of float32 differ, a row may be rounded the other way; gradients follow.
+            place = 2.0**-7 if case["dtype"] == "bfloat16" else 2.0**-10
+            assert np.mean(np.abs(own - its) > 4 * place * (0.1 + np.abs(its))) < 0.02, number
+    # A norm is a sum over gradients in the order of the devices' keys, which is the same whatever is held.
+    if case["policy"] == "lru":
+        for own, its in zip(ours, planes(everything), strict=True):
+            np.testing.assert_array_equal(own, its)
+        np.testing.assert_array_equal(cached["evaluated"], everything["evaluated"])
+
+
+@pytest.mark.parametrize("case", [WHOLE, *(pytest.param(one, marks=pytest.mark.nightly) for one in CASES[DAILY:])])
+def test_each_row_is_on_the_device_of_its_key_alone(run: Callable[..., list[Found]], case: dict[str, Any]) -> None:
+    found = run(case)[0]
+    held = [set(found[f"held{d}"].tolist()) for d in range(case["devices"])]
+    for own, allowed in zip(held, owners(case["devices"]), strict=True):
+        assert own <= allowed
+    if case is WHOLE:
+        assert set().union(*held) == set(IDS.ravel().tolist())
+
+
+def test_bytes_between_devices_are_those_of_the_model(run: Callable[..., list[Found]]) -> None:
+    """A row for each unique key of a replica that is on another device; a gradient for each that belongs there."""
+    own, known = owners(WHOLE["devices"]), set()
+    pulled = pushed = 0
+    for _ in range(2):
+        for begin in range(0, len(IDS), BATCH):
+            size = BATCH // WHOLE["devices"]
+            replicas = [set(IDS[at : at + size].ravel().tolist()) for at in range(begin, begin + BATCH, size)]
+            for replica, keys in enumerate(replicas):
+                elsewhere = keys - own[replica]
+                pushed += len(elsewhere)
+                pulled += len(elsewhere & known)
+            known |= set().union(*replicas)
+    found = run(WHOLE)[0]
+    assert (found["cache_pulled"], found["cache_pushed"]) == (pulled, pushed)
+    assert found["cache_bytes_between"] == (pulled + pushed) * DIM * 4
+
+
+def test_keys_are_divided_evenly_and_joined_again() -> None:
+    keys = tf.constant(np.random.default_rng(1).choice(2**60, 9000, replace=False))
+    for devices in (1, 2, 3, 8):
+        parts = _ops.cache_divide(keys, devices)
+        assert min(len(one) for one in parts.own) > 0.9 * 9000 / devices
+        np.testing.assert_array_equal(tf.gather(tf.concat(parts.own, 0), parts.order), keys)
+        for own, positions in zip(parts.own, parts.positions, strict=True):
+            np.testing.assert_array_equal(tf.gather(keys, positions), own)
+
+
+def test_a_device_of_ones_own_is_refused_under_a_strategy() -> None:
+    layer = tsps.Embedding(ROWS, DIM, cache=tsps.DeviceCache(10, device="CPU:0"))
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), pytest.raises(ValueError, match="devices of its replicas"):
+        layer.build(None)
+
+
+def test_every_two_values_meet() -> None:
+    assert covers(SETTINGS, [{name: case[name] for name in SETTINGS} for case in CASES])
+    assert len(CASES) <= 60
