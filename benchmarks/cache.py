@@ -6,6 +6,7 @@ What travels between host and device is counted. Where there is no device with a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import time
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from benchmarks import harness, rules, steps
+from tf_sparse_ps import _ops
 from tf_sparse_ps.cache import device_store, link
 
 _SUITE = "cache"
@@ -63,15 +65,31 @@ def _figure(case: str, variant: str, unit: str, value: float) -> harness.Result:
 
 def run(options: harness.Options) -> list[harness.Result]:
     """Bytes between host and device; step times; how much of a slow link's time is hidden."""
-    sizes = _Sizes(1_000_000, 64, 106_496, 60, 60)
-    if options.quick:
-        sizes = _Sizes(20_000, 8, 4_096, 10, 10)
-    ids = harness.zipf_ids(sizes.rows, sizes.ids, batches=sizes.warmup + sizes.counted)
-    batches = np.stack(ids)
-    gradient = tf.constant(np.random.default_rng(1).random((sizes.ids, sizes.dim), np.float32) * 1e-3)
+    sizes, batches, gradient = _data(options.quick)
     found = _bytes(sizes, batches, gradient)
     found += _times(sizes, batches, gradient, options)
     return found + _hidden(sizes, batches, gradient)
+
+
+def _data(quick: bool) -> tuple[_Sizes, Any, Any]:
+    sizes = _Sizes(20_000, 8, 4_096, 10, 10) if quick else _Sizes(1_000_000, 64, 106_496, 60, 60)
+    batches = np.stack(harness.zipf_ids(sizes.rows, sizes.ids, batches=sizes.warmup + sizes.counted))
+    return sizes, batches, tf.constant(np.random.default_rng(1).random((sizes.ids, sizes.dim), np.float32) * 1e-3)
+
+
+def record(steps: int, *, quick: bool) -> tuple[list[tuple[str, int, int]], float]:
+    """What goes on in some steps that look one batch ahead, and the bytes per second of their link, each way."""
+    sizes, batches, gradient = _data(quick)
+    with _slow_link(sizes, batches, gradient) as (rate, _):
+        one = _Variant(sizes, tsps.DeviceCache(rows=sizes.rows // 10), 1, batches, gradient)
+        one.count(sizes.warmup)
+        _ops.start_timeline()
+        made = []
+        for _ in range(steps):
+            begun = time.monotonic_ns()
+            one.step()
+            made.append(("step", begun, time.monotonic_ns()))
+        return [*_ops.stop_timeline(), *made], rate
 
 
 def _bytes(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
@@ -145,12 +163,7 @@ def _times(sizes: _Sizes, batches: Any, gradient: Any, options: harness.Options)
 def _hidden(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
     """With a link that takes as long as computing: how much of the time of rows that are copied ahead is hidden."""
     rows = sizes.rows // 10
-    plain = _Variant(sizes, tsps.DeviceCache(rows=rows), 0, batches, gradient)
-    counted, seconds = _timed(plain, sizes)
-    rate = (counted["bytes_down"] + counted["bytes_up"]) / seconds
-    before = device_store.link
-    device_store.link = link.SlowLink(rate)
-    try:
+    with _slow_link(sizes, batches, gradient) as (rate, seconds):
         found = []
         case = f"a link of {rate / 1e6:.0f} MB/s each way, 10 % of the rows, {sizes.text}"
         found.append(_figure(case, "computing alone", "ms", seconds / sizes.counted * 1e3))
@@ -169,9 +182,23 @@ def _hidden(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
                     f"{counted['used'] / counted['copied_ahead']:.2f}"
                 )
             print(line, flush=True)
+    return found
+
+
+@contextlib.contextmanager
+def _slow_link(sizes: _Sizes, batches: Any, gradient: Any) -> Iterator[tuple[float, float]]:
+    """Caches that are made within it have a link that takes as long as computing.
+
+    Yields its bytes per second, each way, and the seconds that computing takes.
+    """
+    counted, seconds = _timed(_Variant(sizes, tsps.DeviceCache(rows=sizes.rows // 10), 0, batches, gradient), sizes)
+    rate = (counted["bytes_down"] + counted["bytes_up"]) / seconds
+    before = device_store.link
+    device_store.link = link.SlowLink(rate)
+    try:
+        yield rate, seconds
     finally:
         device_store.link = before
-    return found
 
 
 def _timed(one: _Variant, sizes: _Sizes) -> tuple[dict[str, float], float]:

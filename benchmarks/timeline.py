@@ -1,4 +1,4 @@
-"""What the ranks of a job do at the same time: a picture of some steps on two emulated hosts. As root.
+"""What goes on at the same time: pictures of some steps, of ranks on two emulated hosts (as root), or of one process.
 
 `python -m benchmarks.timeline --plot FILE` runs the job of the suite `cluster` on 2 hosts x 2 ranks, records some steps
 in all ranks, draws them, and prints for what share of the time in which sparse gradients were on the wire each rank was
@@ -6,6 +6,9 @@ inside merging or reducing others, waits for the other rank of its host included
 
 `--delayed` runs the dense job of the suite `delayed` on 2 hosts x 1 rank instead, and prints for what share of the time
 in which global gradients were on the wire each rank was computing.
+
+`--cache` runs one process with a device cache and a slow link, and prints for what share of the time in which rows were
+on their way to the device steps went on.
 """
 
 from __future__ import annotations
@@ -60,6 +63,21 @@ _SYNCHRONOUS = View(
     ("merge, pack", "unpack, reduce"),
     "sparse gradients on the wire for {:.0f} ms, merging meanwhile {:.0%}",
 )
+_CACHE = View(
+    {
+        "announce": "announce (dataset)",
+        "read for the cache": "read rows ahead",
+        "link down": "rows to the device",
+        "step": "step",
+        "find in the cache": "look-up",
+        "plan the cache": "plan",
+        "link up": "rows to the host",
+        "apply": "commit",
+    },
+    "rows to the device",
+    ("step",),
+    "rows on the way to the device for {:.0f} ms, steps meanwhile {:.0%}",
+)
 _DELAYED = View(
     {"computing": "computing", ".delayed": "all-reduce"},
     "all-reduce",
@@ -73,10 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timeline", description=__doc__)
     parser.add_argument("--mbit", type=float, default=harness.Cluster().mbit_per_s, help="per second and host")
     parser.add_argument("--steps", type=int, default=2, help="drawn (default: 2)")
-    parser.add_argument("--delayed", action="store_true", help="of DelayedGlobal(staleness=1)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--delayed", action="store_true", help="of DelayedGlobal(staleness=1)")
+    what.add_argument("--cache", action="store_true", help="of a device cache that looks one batch ahead")
     parser.add_argument("--plot", type=Path, required=True, help="PNG to write")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
     options = parser.parse_args(argv)
+    if options.cache:
+        return _draw_cache(options)
     if reason := hosts.unavailable():
         print(f"timeline: {reason}", file=sys.stderr)
         return 1
@@ -89,7 +111,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sending, worked = overlap(spans, view)
         share = worked / sending if sending else 0.0
         print(f"rank {rank}: {view.words.format(sending, share)}")
-    draw(ranks, options.plot, view)
+    draw(ranks, [f"rank {rank}, host {rank * 2 // len(ranks)}" for rank in range(len(ranks))], options.plot, view)
+    print(options.plot)
+    return 0
+
+
+def _draw_cache(options: argparse.Namespace) -> int:
+    from benchmarks import cache  # TensorFlow, which the ranks' parent does without
+
+    spans, rate = cache.record(options.steps, quick=options.quick)
+    sending, worked = overlap(spans, _CACHE)
+    print(_CACHE.words.format(sending, worked / sending if sending else 0.0))
+    draw([spans], [f"a link of {rate / 1e6:.0f} MB/s each way, one batch ahead"], options.plot, _CACHE)
     print(options.plot)
     return 0
 
@@ -132,8 +165,8 @@ def overlap(spans: Spans, view: View) -> tuple[float, float]:
     return sum(end - begin for begin, end in sending) / 1e6, common / 1e6
 
 
-def draw(ranks: Sequence[Spans], path: Path, view: View) -> None:
-    """Draws the spans, a row for each kind and rank, one rank under the other."""
+def draw(ranks: Sequence[Spans], titles: Sequence[str], path: Path, view: View) -> None:
+    """Draws the spans, a row for each kind and rank, one rank under the other, each with its title."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,9 +175,14 @@ def draw(ranks: Sequence[Spans], path: Path, view: View) -> None:
     rows = list(view.rows.values())
     start = min(begin for spans in ranks for _, begin, _ in spans)
     figure, axes = pyplot.subplots(
-        len(ranks), 1, sharex=True, figsize=(12, 0.5 + (0.3 + 0.2 * len(rows)) * len(ranks)), layout="constrained"
+        len(ranks),
+        1,
+        sharex=True,
+        squeeze=False,
+        figsize=(12, 0.5 + (0.3 + 0.2 * len(rows)) * len(ranks)),
+        layout="constrained",
     )
-    for rank, (spans, axis) in enumerate(zip(ranks, axes, strict=True)):
+    for spans, title, axis in zip(ranks, titles, axes[:, 0], strict=True):
         for number, row in enumerate(rows):
             bars = [
                 ((begin - start) / 1e6, (end - begin) / 1e6) for name, begin, end in spans if view.row_of(name) == row
@@ -152,9 +190,9 @@ def draw(ranks: Sequence[Spans], path: Path, view: View) -> None:
             axis.broken_barh(bars, (number - 0.4, 0.8), color=f"C{number}", linewidth=0)
         axis.set_yticks(range(len(rows)), rows, fontsize=7)
         axis.invert_yaxis()
-        axis.set_title(f"rank {rank}, host {rank * 2 // len(ranks)}", fontsize=9, loc="left")
+        axis.set_title(title, fontsize=9, loc="left")
         axis.grid(axis="x", alpha=0.3)
-    axes[-1].set_xlabel("ms")
+    axes[-1, 0].set_xlabel("ms")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

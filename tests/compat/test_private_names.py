@@ -44,6 +44,15 @@ def test_a_seed_shows_in_the_context_and_is_anew_each_time() -> None:
     assert other is not mark, "a model made again after the same seed would have other values (context()._rng)"
 
 
+def test_determinism_is_seen() -> None:
+    assert not _tensorflow.is_deterministic()
+    code = (
+        "import tensorflow as tf; tf.config.experimental.enable_op_determinism(); "
+        "from tf_sparse_ps._compat import _tensorflow; assert _tensorflow.is_deterministic()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+
+
 def test_a_local_variable_is_not_mirrored() -> None:
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
         variable = _keras.local_variable(1.0, "float32", "local")

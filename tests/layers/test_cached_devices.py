@@ -19,6 +19,9 @@ from pairwise import covers, pairwise
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _ops
+from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps.cache import device_store
+from tf_sparse_ps.errors import UnsupportedError
 
 HERE = Path(__file__).resolve().parent
 Found = dict[str, np.ndarray[Any, Any]]
@@ -169,6 +172,14 @@ def test_a_device_of_ones_own_is_refused_under_a_strategy() -> None:
     layer = tsps.Embedding(ROWS, DIM, cache=tsps.DeviceCache(10, device="CPU:0"))
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), pytest.raises(ValueError, match="devices of its replicas"):
         layer.build(None)
+
+
+def test_a_gpu_whose_ops_are_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_store.refuse_determinism("/device:GPU:0", "t")
+    monkeypatch.setattr(_tensorflow, "is_deterministic", lambda: True)
+    tsps.Embedding(ROWS, DIM, cache=tsps.DeviceCache(10)).build(None)  # CPUs write in place
+    with pytest.raises(UnsupportedError, match="copies a whole variable on /device:GPU:0"):
+        device_store.refuse_determinism("/device:GPU:0", "t")
 
 
 def test_every_two_values_meet() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.framework import config
 
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
 _AUTOGRAPH = "tensorflow.python.autograph"
@@ -41,6 +42,11 @@ def join_strategy(variable: tf.Variable) -> None:
     """Has a variable belong to the strategy in whose scope this is called; Keras 2 asks when a model is compiled."""
     if tf.distribute.has_strategy():
         variable._distribute_strategy = tf.distribute.get_strategy()
+
+
+def is_deterministic() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` was called."""
+    return bool(config.is_op_determinism_enabled())
 
 
 def traced_for_dataset() -> bool:

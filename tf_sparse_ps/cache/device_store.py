@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops, _table
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _tensorflow
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.cache import copier, row_constraints, row_rounding, row_rules
 from tf_sparse_ps.cache.link import Link
@@ -52,6 +52,15 @@ def resolve_device(name: str | None) -> str:
         if one.rsplit("/", 1)[-1].removeprefix("device:").upper() == wanted:
             return one
     raise ValueError(f"DeviceCache(device={name!r}): there is no such device. TensorFlow has: {', '.join(found)}")
+
+
+def refuse_determinism(device: str, table: str) -> None:
+    """Raises UnsupportedError if ops on a device are to be deterministic, and would copy what they write to."""
+    if ":GPU:" in device and _tensorflow.is_deterministic():
+        raise UnsupportedError(
+            f"table {table!r}: with tf.config.experimental.enable_op_determinism() TensorFlow copies a whole variable "
+            f"on {device} to write some of its rows, in every step. Train without it, or without a cache (cache=...)"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +103,11 @@ class DeviceStore:
           path, path_tensor, uuid, config: Of the table (`TableBinding`).
           options: Of the cache.
           device: As `resolve_device` returns it.
+
+        Raises:
+          UnsupportedError: TensorFlow would copy whole variables there.
         """
+        refuse_determinism(device, config.name)
         self.options = options
         self.device = device
         self._path, self._path_tensor, self._uuid, self._config = path, path_tensor, uuid, config
@@ -123,8 +136,9 @@ class DeviceStore:
         """Makes room for the slots of the rule that trains the table. Nothing is newer here than on the host.
 
         Raises:
-          UnsupportedError: The rule has no form for devices.
+          UnsupportedError: The rule has no form for devices; TensorFlow would copy whole variables there.
         """
+        refuse_determinism(self.device, self._config.name)
         if self._kind == rule.kind:
             return
         if rule.kind not in row_rules.RULES:

@@ -14,8 +14,10 @@ class DeviceCache:
     """Rows that are used often stay on a device, where they are looked up and trained; the others on the host.
 
     Attributes:
-      rows: How many. Each takes the floats of the embedding and of the optimizer's slots, in the device's memory.
-      device: Where, as TensorFlow names it: "GPU:0", "CPU:1". None: the first GPU that TensorFlow has, else the CPU.
+      rows: How many; under a strategy with several devices, on each. A row takes the floats of the embedding and of the
+        optimizer's slots, in the device's memory.
+      device: Where, as TensorFlow names it: "GPU:0", "CPU:1". None: the first GPU that TensorFlow has, else the CPU;
+        under a tf.distribute strategy, its devices, which divide the keys among them.
       policy: "admission": a key's row comes to the device when the key is used more often than the one that has to
         leave for it; until then the row is read and updated on the host. "lru": the rows of every batch come to the
         device, and those that were not used for the longest time leave.
