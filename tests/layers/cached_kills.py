@@ -42,6 +42,7 @@ VARIANTS = {
     "admission": ("sgd", {"rows": 40, "policy": "admission"}),
 }
 FLUSHES = (None, None, 1, 5, 11)
+AHEAD = (0, 0, 1, 4)
 _REFUSED = "newer on a device (cache=...), since step"
 
 
@@ -64,8 +65,9 @@ def run(call: dict[str, Any]) -> None:
     """What a forked process does: builds the layer, restores, trains, saves, and says how far it is.
 
     Args:
-      call: `variant` and `flush_every`; `checkpoints`, a folder, or None; `progress`, a file; `result`, a file for what
-        there is after the last step, or None; `history`: that file has what there was after each; `build`: no more.
+      call: `variant` and `flush_every`; `ahead`, batches that are announced; `checkpoints`, a folder, or None;
+        `progress`, a file; `result`, a file for what there is after the last step, or None; `history`: that file has
+        what there was after each; `build`: no more.
     """
     import tensorflow as tf
 
@@ -96,9 +98,12 @@ def run(call: dict[str, Any]) -> None:
         begin = int(optimizer.iterations)
     history = [content(layer)]
     file = os.open(call["progress"], os.O_WRONLY | os.O_CREAT, 0o600)
-    for number in range(begin, STEPS):
-        ids, targets = batch(number)
-        step(tf.constant(ids), tf.constant(targets))
+    ids, targets = (np.stack(one) for one in zip(*map(batch, range(STEPS)), strict=True))
+    data = tf.data.Dataset.from_tensor_slices((ids, targets)).skip(begin)
+    if call["ahead"]:
+        data = tsps.lookahead(data, model, batches=call["ahead"])
+    for number, element in enumerate(data, begin):
+        step(*element)
         os.pwrite(file, b"%8d" % (number + 1), 0)
         if call.get("history"):
             history.append(content(layer))
@@ -238,7 +243,7 @@ def _load(path: Path) -> list[Any]:
 def references(server: Server, folder: Path) -> dict[str, Reference]:
     found = {}
     for variant in VARIANTS:
-        call = {"variant": variant, "flush_every": None, "checkpoints": None}
+        call = {"variant": variant, "flush_every": None, "ahead": 0, "checkpoints": None}
         files = {"history": str(folder / "history.npz"), "result": str(folder / "result.npz")}
         status, said = server.call({**call, **files}, TFSPS_JOB=f"reference-{variant}")
         assert status == 0, said[-3000:]
@@ -257,8 +262,9 @@ def kill_once(
     rng = random.Random(seed)
     variant = rng.choice(list(VARIANTS))
     job, checkpoints = f"job-{seed}", folder / f"checkpoints-{seed}"
-    call = {"variant": variant, "flush_every": rng.choice(flushes), "checkpoints": str(checkpoints)}
-    what = f"kill {seed} ({variant}, flush_every={call['flush_every']})"
+    options = {"flush_every": rng.choice(flushes), "ahead": rng.choice(AHEAD)}
+    call = {"variant": variant, **options, "checkpoints": str(checkpoints)}
+    what = f"kill {seed} ({variant}, {options})"
     process = os.pidfd_open(server.start(call, TFSPS_JOB=job))  # its number may be another's when it has ended
     until = rng.randrange(STEPS) if rng.random() < 0.9 else 0
     deadline = time.monotonic() + 120
