@@ -71,7 +71,8 @@ def train(case: dict[str, Any], cache: tsps.DeviceCache | None) -> dict[str, Any
         inputs = keras.Input((WIDTH,), dtype="int64")
         model = keras.Model(inputs, keras.layers.Dense(1)(Look(layer)(inputs)))
         optimizer = tsps.DistributedOptimizer(
-            OPTIMIZERS[case["optimizer"]](**case["clip"]), sparse_reduction=case["reduction"]
+            OPTIMIZERS[case["optimizer"]](**dict([case["clip"]] if case["clip"] else [])),
+            sparse_reduction=case["reduction"],
         )
         if case["usage"] == "fit":
             model.compile(optimizer, "mse")

@@ -35,7 +35,7 @@ SETTINGS: dict[str, list[Any]] = {
     "layer": ["embedding", "reduce", "collection"],
     "ahead": [0, 1, 2, 4, 8],
     "reduction": ["frequency", "average", "sum"],
-    "clip": [{}, {"clipnorm": 0.05}, {"clipvalue": 0.002}, {"global_clipnorm": 0.1}],
+    "clip": [(), ("clipnorm", 0.05), ("clipvalue", 0.002), ("global_clipnorm", 0.1)],
     "flush_every": [None, 3],
 }
 CASES = [{"name": f"case{number}", **case} for number, case in enumerate(pairwise(SETTINGS))]
