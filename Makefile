@@ -69,7 +69,7 @@ nightly: build horovod-tf215  ## all tests, also those that take hours, and unde
 	@$(PY) tools/test_stages.py --nightly
 
 # Two at a time, file by file: modules share what their fixtures have launched. Wants no more than two cores.
-PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25
 
 pytest: build
 	@$(PY) $(PYTEST) tests $(PYTEST_ARGS)

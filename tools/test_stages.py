@@ -29,12 +29,14 @@ class Stage:
     stops: bool = False
 
 
-# Long tests in C++ carry "Stress" in their names; the sanitizers, some ten times slower, leave those out here.
-_SHORT = "GTEST_ARGS=--gtest_filter=-*Stress*"
 # What hardly depends on TensorFlow's version, and what needs Horovod there, runs under TensorFlow 2.15 at night.
-_SAME_UNDER_BOTH = ("core", "benchmarks", "docs", "examples")
+_SAME_UNDER_BOTH = (
+    *("core", "benchmarks", "docs", "examples", "launch", "reference"),
+    *(f"checkpoints/test_{file}.py" for file in ("checkpoint_commands", "checkpoint_files", "damaged_increments")),
+    "checkpoints/test_killed_increments.py",
+)
 _WITH_KERAS_2 = "PYTEST_ARGS=" + " ".join(
-    [*(f"--ignore=tests/{folder}" for folder in _SAME_UNDER_BOTH), "-m 'not nightly and not multirank'"]
+    [*(f"--ignore=tests/{one}" for one in _SAME_UNDER_BOTH), "-m 'not nightly and not multirank'"]
 )
 # Ranks that TensorFlow connects: that they agree, keep the same rows and say who is lost; all else at night.
 _SMOKE = "PYTEST_ARGS=-k 'must_agree or same_rows or two_nodes_train or (say_which_rank and kill)'"
@@ -48,9 +50,6 @@ STAGES = (
     Stage("multirank-tensorflow", (_SMOKE,)),
     Stage("pytest-tf215", (_WITH_KERAS_2,)),
     Stage("wheel-smoke"),
-    Stage("crash", ("CRASH_ARGS=--kills 40",)),
-    Stage("crash-nodes", ("CRASH_ARGS=--kills 6",)),
-    Stage("asan", (_SHORT,)),
 )
 
 

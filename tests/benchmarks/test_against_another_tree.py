@@ -154,6 +154,7 @@ def test_a_tree_whose_package_cannot_run_the_suite_is_named_with_the_reason(tmp_
     assert "AttributeError: module 'tf_sparse_ps' has no attribute" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_tree_beside_itself(tmp_path: Path) -> None:
     """Says what was compared; three processes measure the same cases by turns."""
     done = benchmarks("step", "--quick", "--blocks", "2", "--against", str(ROOT), "--json", str(tmp_path / "r.json"))

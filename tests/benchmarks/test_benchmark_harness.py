@@ -99,7 +99,9 @@ def test_unknown_suite_is_refused() -> None:
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
 
-@pytest.mark.parametrize("suite", ["kernels", "layers", "step", "sizes"])
+@pytest.mark.parametrize(
+    "suite", ["step", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("kernels", "layers", "sizes"))]
+)
 def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:
     done = benchmarks(suite, "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
@@ -119,6 +121,7 @@ def test_ranks_suite_runs_with_small_sizes(tmp_path: Path) -> None:
     assert {"1 rank, step_ms", "2 ranks, samples_per_second", "2 ranks, pss_mib"} <= cases
 
 
+@pytest.mark.nightly
 def test_checkpoints_suite_saves_and_restores_a_small_table(tmp_path: Path) -> None:
     done = benchmarks("checkpoints", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
@@ -131,6 +134,7 @@ def test_checkpoints_suite_saves_and_restores_a_small_table(tmp_path: Path) -> N
     assert figures["saving beside training", "step beside one", "ms"]["median"] > 0
 
 
+@pytest.mark.nightly
 def test_growth_suite_inserts_its_keys_and_reports_what_readers_paid(tmp_path: Path) -> None:
     done = benchmarks("growth", "--quick", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
@@ -151,6 +155,7 @@ def test_cache_suite_counts_what_travels(tmp_path: Path) -> None:
     assert {"0 ahead", "8 ahead: hidden"} <= {one["variant"] for one in results}
 
 
+@pytest.mark.nightly
 def test_tiers_suite_runs_with_small_sizes(tmp_path: Path) -> None:
     done = benchmarks("tiers", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr

@@ -33,6 +33,7 @@ def test_overlap_of_delayed_steps_is_of_computing_and_the_wire() -> None:
     assert timeline.overlap(spans, timeline._DELAYED) == pytest.approx((20.0, 10.0))
 
 
+@pytest.mark.nightly
 def test_the_job_runs_every_way(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     ways = "computing,communication,synchronous,delayed-1"

@@ -73,6 +73,7 @@ def test_hosts_have_names_addresses_and_memory_of_their_own(network: hosts.Hosts
     assert len({namespace(network, host) for host in (0, 1, None)}) == 3
 
 
+@pytest.mark.nightly
 def test_cable_is_as_slow_as_it_was_ordered(network: hosts.Hosts) -> None:
     size = 1_500_000
     receive = network.start(
@@ -141,6 +142,7 @@ def test_nothing_is_left_when_the_owner_is_killed(network: hosts.Hosts) -> None:
     assert_gone(namespaces)
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_when_a_rank_fails() -> None:
     if reason := hosts.unavailable():
         pytest.skip(reason)

@@ -39,6 +39,7 @@ def test_every_peer_has_one_of_ours_beside_it(suite: str) -> None:
     assert all(peer.beside in names and peer.beside.startswith("ours") for peer in peers.PEERS[suite])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("suite", peers.PEERS)
 def test_what_is_here_is_measured_by_turns(suite: str) -> None:
     of_this_environment = [peer for peer in peers.PEERS[suite] if peer.venv is None]

@@ -72,7 +72,7 @@ def damage_at_random(base: Path, runs: tuple[Path, Path], times: int, seed: int)
         yield f"{damaged}: {done}"
 
 
-@pytest.mark.parametrize("times", [180, pytest.param(4000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("times", [60, pytest.param(4000, marks=pytest.mark.nightly)])
 def test_what_needs_damaged_parts_is_passed_over(tmp_path: Path, runs: tuple[Path, Path], times: int) -> None:
     assert len(list(damage_at_random(tmp_path, runs, times, seed=times))) == times
 

@@ -120,7 +120,9 @@ def mark_updates_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
     monkeypatch.setitem(row_rules.RULES, kind, marked)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float32, marked"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("bfloat16", "float32, marked"))]
+)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_replay_of_what_admission_decides_gives_the_same_bits(
     decided: list[Decided], rule: tsps.optimizers.RowOptimizer, dtype: str, monkeypatch: pytest.MonkeyPatch

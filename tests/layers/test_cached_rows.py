@@ -89,7 +89,7 @@ def normal_values() -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.nightly), "stochastic"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_of_16_bits_are_rounded_as_on_the_host(dtype: str, rounding: str, rule: str) -> None:
     config = {"dtype": dtype, "rounding": rounding}
@@ -146,7 +146,7 @@ def test_what_is_not_finite_stays_so(dtype: str) -> None:
         assert not np.signbit(found[3])
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("rule", ["sgd", pytest.param("adagrad", marks=pytest.mark.nightly), "adam"])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_constraints_are_those_of_the_host(constraint: str, rule: str) -> None:
     config = {"constraint": CONSTRAINTS[constraint]}

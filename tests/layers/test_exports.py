@@ -72,7 +72,7 @@ assert not said, said
 
 
 @BOTH
-@pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
+@pytest.mark.parametrize("input_dim", [pytest.param(10, marks=pytest.mark.nightly), None], ids=["bounded", "unbounded"])
 def test_a_saved_model_is_served_elsewhere(tmp_path, input_dim, how):
     model = trained(input_dim)
     ids = np.concatenate([IDS, UNSEEN])

@@ -59,7 +59,7 @@ def filtered(_: Path) -> tf.data.Dataset:
     return dataset().unbatch().filter(lambda ids, labels: True).batch(BATCH)
 
 
-@pytest.mark.parametrize("batches", [4, "auto"])
+@pytest.mark.parametrize("batches", [4, pytest.param("auto", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("source", [fixed_length, from_generator, filtered])
 def test_datasets_of_unknown_length(disk: tsps.Tiered, tmp_path: Path, source: Any, batches: Any) -> None:
     data = source(tmp_path)

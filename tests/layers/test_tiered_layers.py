@@ -66,13 +66,13 @@ def assert_equal(a: Any, b: Any) -> None:
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
-        ("SGD", {}),
+        pytest.param("SGD", {}, marks=pytest.mark.nightly),
         ("momentum", {"dtype": "bfloat16", "rounding": "nearest"}),
         ("Adagrad", {"key_limit": None}),
-        ("Adagrad", {"dtype": "float16", "rounding": "nearest"}),
+        pytest.param("Adagrad", {"dtype": "float16", "rounding": "nearest"}, marks=pytest.mark.nightly),
         ("Adam", {}),
-        ("RMSprop", {"initializer": "zeros"}),
-        ("Ftrl", {"key_limit": None}),
+        pytest.param("RMSprop", {"initializer": "zeros"}, marks=pytest.mark.nightly),
+        pytest.param("Ftrl", {"key_limit": None}, marks=pytest.mark.nightly),
     ],
 )
 def test_training_is_that_in_memory_bit_for_bit(disk: tsps.Tiered, rule: str, options: dict[str, Any]) -> None:
