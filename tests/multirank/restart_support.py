@@ -24,6 +24,7 @@ from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 PROGRAM, JOB = "restart_program.py", "restarts"
 LOGS = "epoch "
 TWO_MACHINES = "localhost:1,127.0.0.1:1"
+MEMORY = 12_620_000  # of a tiered table: 12 MiB are buffers, and there is room for some of a machine's 200 rows
 
 _COMPACT = """
 import os, signal, sys

@@ -10,7 +10,7 @@ from typing import Any
 import launch
 import numpy as np
 import pytest
-from restart_support import JOB, TWO_MACHINES, Whole, content, fit_options, killed, kills_at_random, must_equal
+from restart_support import JOB, MEMORY, TWO_MACHINES, Whole, content, fit_options, killed, kills_at_random, must_equal
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 # In mid-epoch behind a checkpoint; in a save; in a later epoch.
@@ -20,7 +20,6 @@ THREE = (
     {"kill_rank": 0, "kill_at": 14},
 )
 ALONE = tuple(one | {"kill_rank": 0} for one in THREE)
-MEMORY = 12_620_000  # of a tiered table: 12 MiB are buffers, and there is room for some of a machine's 200 rows
 
 
 @pytest.mark.parametrize(
