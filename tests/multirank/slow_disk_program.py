@@ -1,8 +1,8 @@
 """One rank of a job that saves to a slow disk: what it does meanwhile, and at its end.
 
-Arguments: "loop"; "fit"; "exit", a loop that ends without waiting; or "wait", one save, and no step meanwhile; the
-directory of checkpoints; the control group of rank 0, which makes the disk slow, or "-": a save stands still for some
-seconds at each file; the folder for results, not used.
+Arguments: "loop"; "fit"; "exit", a loop that ends without waiting; "wait", one save, and no step meanwhile; or
+"restore"; the directory of checkpoints; the control group of rank 0, which makes the disk slow, or "-": a save, or a
+restore, stands still for some seconds at each file; the folder for results, not used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import fault_points, tables
+from tf_sparse_ps.checkpoints import directory, fault_points, tables
 
 keras = _keras.keras
 ROWS, DIM, BATCH = 60_000, 16, 64
@@ -51,6 +51,13 @@ def make_slow(group: str) -> None:
         return
     if group == "-":
         fault_points.set_action(lambda point: time.sleep(STANDS_STILL_S) if point == "file_written" else None)
+        crc32 = directory.file_crc32
+
+        def slow(path: Path, *more: Any) -> str:
+            time.sleep(STANDS_STILL_S)
+            return crc32(path, *more)
+
+        directory.file_crc32 = slow
     else:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
 
@@ -111,6 +118,9 @@ def main() -> None:
     make_slow(group)
     if how == "fit":
         fit(model, folder)
+    elif how == "restore":
+        assert tsps.Checkpointer(folder, model, model.optimizer).restore() is not None
+        model.fit(batches(1), verbose=0)
     elif how == "wait":
         own = tsps.Checkpointer(folder, model, model.optimizer)
         model.fit(batches(1), verbose=0)  # from then on it is watched who lives

@@ -96,6 +96,13 @@ def test_ranks_that_wait_longer_than_their_timeout_for_a_save_are_not_lost(tmp_p
 
 
 @pytest.mark.nightly
+def test_ranks_that_wait_longer_than_their_timeout_for_a_restore_are_not_lost(tmp_path: Path) -> None:
+    finish("wait", tmp_path, "-")
+    output, _ = finish("restore", tmp_path, "-")
+    assert f"restored {tmp_path}/step-" in output
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["loop", "fit", "exit"])
 def test_checkpoints_on_a_slow_disk(slow_disk: SlowDisk, how: str) -> None:
     folder = slow_disk.folder / "checkpoints"
