@@ -147,8 +147,10 @@ class Job:
                 [Captured(facts, scan, header)],
                 lambda one: self.directory.prune(one.path, 2, self._passed_over),
             )
-        (writing.start if background else writing.run)()
+        writing.start(beside=background)
         self._saving = (writing, mark, self.step)
+        if not background:
+            writing.wait()
 
     def wait(self) -> None:
         """Until the save is there; says so."""

@@ -166,13 +166,19 @@ def test_an_error_is_told_by_the_next_call_once_and_training_goes_on(tmp_path: P
 
 def test_images_that_find_no_room_make_the_next_save_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training wrote more rows than there was room to keep as they were: the next one is written between two steps."""
-    write = Captured.write
+    write, start = Captured.write, save_in_progress.SaveInProgress.start
+    trains: list[bool] = []  # beside each save
+
+    def begin(self: Any, *, beside: bool) -> None:
+        trains.append(beside)
+        start(self, beside=beside)
 
     def no_room(self: Any, folder: Path, stamp: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
+        if trains[-1]:
             raise UnavailableError("more rows were written than there is room for")
         return write(self, folder, stamp)
 
+    monkeypatch.setattr(save_in_progress.SaveInProgress, "start", begin)
     monkeypatch.setattr(Captured, "write", no_room)
     model = make_model()
     train(model, np.random.default_rng(4))

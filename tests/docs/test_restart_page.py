@@ -1,4 +1,4 @@
-"""The page on restarts, word for word: its program is killed on two ranks, and started again by its command."""
+"""The page on restarts, word for word: a rank and the launcher are killed, and its command goes on."""
 
 from __future__ import annotations
 
@@ -88,15 +88,15 @@ def content(folder: Path) -> tuple[int, dict[int, bytes], list[np.ndarray]]:
     return found.manifest.step, rows, values
 
 
-def kill(job: subprocess.Popen[str], folder: Path, rank: int, at_least: int) -> bool:
-    """Kills a rank when there is a checkpoint of so many steps; whether training had not ended before."""
+def kill(job: subprocess.Popen[str], folder: Path, rank: int | None, at_least: int) -> bool:
+    """Kills a rank, or the launcher, when there is a checkpoint of so many steps; whether training had not ended."""
     deadline = time.monotonic() + 240
     while job.poll() is None:
         assert time.monotonic() < deadline, (folder / "log").read_text()[-5000:]
         names = [one.step for one in directory.CheckpointDirectory(folder / "checkpoints").find()]
         if names and names[0] >= at_least and len(own := ranks(job)) == 2:
-            own[rank].kill()
-            psutil.wait_procs(own, 60)
+            (own[0].parent() if rank is None else own[rank]).kill()
+            assert psutil.wait_procs(own, 60)[1] == [], "a rank outlives the other one, or the launcher"
             return True
         time.sleep(0.005)
     return False
@@ -111,7 +111,7 @@ def test_the_page_is_followed_through_kills(tmp_path: Path) -> None:
         broken = tmp_path / f"broken{attempt}"
         job = begin(broken)
         try:
-            kills = sum([kill(job, broken, rank=1, at_least=5), kill(job, broken, rank=0, at_least=10)])
+            kills = sum([kill(job, broken, rank=1, at_least=5), kill(job, broken, rank=None, at_least=10)])
             end(job, broken)
         finally:
             if job.poll() is None:

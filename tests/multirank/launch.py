@@ -92,7 +92,8 @@ class Launch:
         self._reader.start()
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def family(pid: int) -> list[psutil.Process]:
+    """A process, and what it has started."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -108,6 +109,7 @@ def launched(
     ranks: int = 4,
     env: dict[str, str] | None = None,
     by_horovodrun: bool = False,
+    by_run: bool = False,
     collectives: str | None = None,
 ) -> Iterator[Launch]:
     """Runs `program` of this folder on several ranks; ends and removes what is left of it afterwards.
@@ -119,6 +121,7 @@ def launched(
       ranks: As horovodrun's -np.
       env: Added to the environment.
       by_horovodrun: Not started directly.
+      by_run: Started by `tf-sparse-ps run`; then on one machine.
       collectives: What connects the ranks; None: what pytest's option says.
     """
     engine = collectives or os.environ.get(VARIABLE, HOROVOD)
@@ -147,6 +150,9 @@ def launched(
     if by_horovodrun:
         horovodrun = str(Path(sys.executable).parent / "horovodrun")
         command = [sys.executable, horovodrun, "--gloo", "-np", str(ranks), "-H", hosts, sys.executable, *job]
+    if by_run:
+        options = ["-np", str(ranks), "--all-ranks", "--collectives", engine]
+        command = [sys.executable, "-m", "tf_sparse_ps", "run", *options, sys.executable, *job]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -156,7 +162,7 @@ def launched(
     def remember() -> None:
         # Ranks outlive a launcher that dies; their ids must be known before.
         while not done.wait(0.2):
-            known.update((one.pid, one) for one in _family(process.pid))
+            known.update((one.pid, one) for one in family(process.pid))
 
     watcher = threading.Thread(target=remember, daemon=True)
     watcher.start()
@@ -165,7 +171,7 @@ def launched(
     finally:
         done.set()
         watcher.join()
-        known.update((one.pid, one) for one in _family(process.pid))
+        known.update((one.pid, one) for one in family(process.pid))
         for one in known.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if any("resource_tracker" in word for word in one.cmdline()):

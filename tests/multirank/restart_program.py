@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,11 @@ class Options:
       kill_at: Updates after which it does.
       kill_point: Of a save at which it does, from that number of updates on.
       kill_restore: Point of a restore at which it does.
+      kill_waits: It says that it is about to, and waits to be ended otherwise: with the launcher.
       placement: Of the tables: "replicated" or "sharded".
       tiered: Folder for the rows on disk of one table; "": in memory.
+      memory: Of that table, where it is on disk.
+      cached: One table has some of its rows on a device.
       schedule: Of dense gradients, as it is written in a program.
       unknown: Datasets do not tell how many batches they have.
       dropout: The model drops some values, under Keras 3.
@@ -62,8 +66,11 @@ class Options:
     kill_at: int = -1
     kill_point: str = ""
     kill_restore: str = ""
+    kill_waits: bool = False
     placement: str = "replicated"
     tiered: str = ""
+    memory: int | str = "16MiB"
+    cached: bool = False
     schedule: str = "Synchronous()"
     unknown: bool = False
     dropout: bool = True
@@ -74,8 +81,12 @@ class Options:
 def make_model(options: Options) -> Any:
     """A model with two tables, statistics of normalisation and dropout, compiled."""
     placement: Any = Sharded() if options.placement == "sharded" else "replicated"
-    storage: Any = tsps.Tiered(options.tiered, memory="16MiB") if options.tiered else "memory"
-    users = tsps.TableConfig("users", 4, initializer="uniform", seed=3, placement=placement, storage=storage)
+    storage: Any = tsps.Tiered(options.tiered, memory=options.memory) if options.tiered else "memory"
+    # A batch has at most 48 keys, and "lru" gives the bits that there would be without.
+    cache = tsps.DeviceCache(rows=90, policy="lru") if options.cached else None
+    users = tsps.TableConfig(
+        "users", 4, initializer="uniform", seed=3, placement=placement, storage=storage, cache=cache
+    )
     items = tsps.TableConfig("items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement)
     inputs = keras.Input((WIDTH,), dtype="int64")
     parts = [
@@ -124,13 +135,21 @@ def die(options: Options, made: int) -> None:
     if this_rank.rank() != options.kill_rank or made < options.kill_at:
         return
     if not options.kill_point:
-        os.kill(os.getpid(), signal.SIGKILL)
-    die_at(options.kill_point)
+        end(options)
+    die_at(options.kill_point, options)
 
 
-def die_at(chosen: str) -> None:
+def die_at(chosen: str, options: Options) -> None:
     """Ends this process when it comes to a point."""
-    fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == chosen else None)
+    fault_points.set_action(lambda point: end(options) if point == chosen else None)
+
+
+def end(options: Options) -> None:
+    """Ends this process, or waits until somebody does."""
+    if options.kill_waits:
+        print("waits to be killed", flush=True)
+        time.sleep(600)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -201,6 +220,8 @@ def write_results(options: Options, model: Any) -> None:
         keys, rows, slots, _ = binding.reader().scan(slots=True).read()
         order = np.argsort(keys)
         own = [keys[order], rows[order], *(one[order] for one in slots)]
+        if isinstance(binding.config.storage, tsps.Tiered) and ranks.local_rank == 0:
+            print(f"{binding.config.name} has {binding.reader().stats()['rows_on_disk']} rows on disk", flush=True)
         parts = ranks.allgather_object((binding.node, ranks.local_rank == 0, own), "test.tables")
         leaders = [arrays for _, leads, arrays in parts if leads]
         if binding.placement == "replicated":  # all nodes have the same
@@ -229,7 +250,7 @@ def main() -> None:
     keras.utils.set_random_seed(7)
     model = make_model(options)
     if options.kill_restore and this_rank.rank() == options.kill_rank:
-        die_at(options.kill_restore)
+        die_at(options.kill_restore, options)
     with controls(options):
         if options.after:
             checkpointer = tsps.Checkpointer(options.checkpoints, model, model.optimizer)

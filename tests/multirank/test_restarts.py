@@ -3,111 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import random
-import re
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import launch
 import numpy as np
 import pytest
-from restart_program import BATCHES, Options
+from restart_program import Options
+from restart_support import JOB, Whole, content, finish, fit_options, killed, logs, must_equal, start
 
 from tf_sparse_ps._compat._keras import IS_KERAS_3 as KERAS_3
 from tf_sparse_ps.checkpoints import fault_points
-
-PROGRAM, JOB = "restart_program.py", "restarts"
-LOGS = "epoch "
-
-
-@pytest.fixture
-def shared_memory() -> Iterator[str]:
-    """A TFSPS_DIR that outlives jobs."""
-    folder = tempfile.mkdtemp(prefix="tsps-test-restarts-", dir="/dev/shm")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def start(options: Options, ranks: int, hosts: str | None = None, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Runs the program; returns its status and output."""
-    text = json.dumps(dataclasses.asdict(options))
-    hosts = hosts or f"localhost:{ranks}"
-    with launch.launched(PROGRAM, text, hosts=hosts, ranks=ranks, env=env) as job:
-        return job.wait(), job.output
-
-
-def finish(options: Options, ranks: int, **more: Any) -> str:
-    """Runs the program to its end."""
-    status, output = start(options, ranks, **more)
-    assert status == 0, output[-10000:]
-    assert output.count("rank is done") == ranks
-    return output
-
-
-def content(folder: str, ranks: int) -> list[dict[str, Any]]:
-    """What each rank had in the end."""
-    found = []
-    for rank in range(ranks):
-        with np.load(Path(folder) / f"rank{rank}.npz") as arrays:
-            found.append(dict(arrays))
-    return found
-
-
-def must_equal(one: str, other: str, ranks: int, *, but: str = "") -> None:
-    """Two runs have ended with the same bits, on each rank."""
-    for rank, (a, b) in enumerate(zip(content(one, ranks), content(other, ranks), strict=True)):
-        assert a.keys() == b.keys()
-        for name in a:
-            if name != but:
-                np.testing.assert_array_equal(a[name], b[name], err_msg=f"{name} of rank {rank}")
-
-
-def killed(options: Options, ranks: int, *kills: dict[str, Any], **more: Any) -> list[str]:
-    """Runs the program, killed in different ways, until it ends by itself; returns the outputs."""
-    outputs = []
-    for kill in kills:
-        status, output = start(dataclasses.replace(options, results="", **kill), ranks, **more)
-        assert status != 0, f"it was not killed:\n{output[-5000:]}"
-        outputs.append(output)
-    return [*outputs, finish(options, ranks, **more)]
-
-
-def logs(output: str) -> list[str]:
-    """The lines that tell the metrics of epochs."""
-    return sorted(line[line.index(LOGS) :].strip() for line in output.splitlines() if LOGS in line and "{" in line)
-
-
-def fit_options(folder: Path, name: str, **options: Any) -> Options:
-    """Of a run with folders of this name."""
-    return Options(str(folder / name), results=str(folder / f"{name}-results"), **options)
-
-
-class Whole:
-    """Uninterrupted runs, each made once for all tests of this file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._made: dict[str, tuple[str, str]] = {}
-
-    def run(self, ranks: int, hosts: str | None = None, named: bool = False, **options: Any) -> tuple[str, str]:
-        """Returns where its results are, and its output. Tables of a job that is `named` begin with other values."""
-        name = re.sub("[^a-z0-9]", "_", str((ranks, hosts, named, *options.values())).lower())
-        if name not in self._made:
-            chosen = fit_options(self._folder, name, **options)
-            env = {"TFSPS_JOB": JOB} if named else None
-            self._made[name] = chosen.results, finish(chosen, ranks, hosts=hosts, env=env)
-            for one in content(chosen.results, ranks):
-                assert one["step of the tables"] == sum(BATCHES), "a batch was skipped, or came twice"
-        return self._made[name]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole(tmp_path_factory.mktemp("whole"))
 
 
 def test_fit_on_one_rank(tmp_path: Path, whole: Whole) -> None:
@@ -176,38 +81,6 @@ def test_a_leader_is_killed_while_it_restores(
     must_equal(results, broken.results, 2)
 
 
-def kills_at_random(n: int, seed: int) -> list[dict[str, Any]]:
-    """Kills of two ranks, between steps, in saves and in restores, of a run of 18 steps."""
-    draw = random.Random(seed)
-    kills: list[dict[str, Any]] = []
-    for number in range(n):
-        how = draw.choice(("step", "step", "save", "restore"))
-        if how == "restore" and number:
-            kills.append({"kill_rank": 0, "kill_restore": draw.choice(fault_points.RESTORE_POINTS)})
-            continue
-        # The last save comes at 18; behind a checkpoint old ones are removed from the third on.
-        kill = {"kill_rank": draw.choice((0, 1)), "kill_at": 1 + 15 * number // n}
-        if how == "save":
-            kill |= {"kill_rank": 0, "kill_point": draw.choice((*fault_points.POINTS[:9], fault_points.CAPTURED))}
-        kills.append(kill)
-    return kills
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("how", "placement", "hosts"),
-    [("fit", "replicated", None), ("loop", "sharded", "localhost:1,127.0.0.1:1")],
-)
-def test_twenty_kills_at_random(
-    tmp_path: Path, shared_memory: str, whole: Whole, how: str, placement: str, hosts: str | None
-) -> None:
-    results, _ = whole.run(2, hosts=hosts, named=True, how=how, placement=placement, every=1)
-    broken = fit_options(tmp_path, "broken", how=how, placement=placement, every=1, background=True)
-    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
-    killed(broken, 2, *kills_at_random(20, seed=len(how)), hosts=hosts, env=named)
-    must_equal(results, broken.results, 2)
-
-
 def test_datasets_of_unknown_length_in_fit(tmp_path: Path, whole: Whole) -> None:
     # Keras begins a step to find out that an epoch has ended, which may draw random numbers: without dropout.
     results, _ = whole.run(1, dropout=False)
@@ -270,12 +143,3 @@ def test_tables_of_a_killed_run_without_its_checkpoints_are_refused(tmp_path: Pa
     status, output = start(broken, 1, env=named)
     assert status != 0
     assert "the tables of job 'restarts' are at step 6, the optimizer is at 0" in output
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("schedule", ["TimedBuckets()", "DelayedGlobal(reproducible=True)"])
-def test_a_rank_is_killed_under_another_schedule(tmp_path: Path, whole: Whole, schedule: str) -> None:
-    results, _ = whole.run(2, schedule=schedule)
-    broken = fit_options(tmp_path, "broken", schedule=schedule)
-    killed(broken, 2, {"kill_rank": 1, "kill_at": 10})
-    must_equal(results, broken.results, 2)

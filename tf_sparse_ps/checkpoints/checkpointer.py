@@ -26,7 +26,7 @@ from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
-from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives import Collectives, protocol
 from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError, UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
@@ -35,6 +35,7 @@ from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 _WRITER = 0
+_WAIT_S = 5.0
 
 
 class Checkpointer:
@@ -180,8 +181,9 @@ class Checkpointer:
             variables=tuple(entry.facts() for entry in entries),
             files=(),
         )
-        path = self._begin_save(iterations if step is None else step, content, bindings, values)
-        if not self._background:
+        beside = self._background and self._beside
+        path = self._begin_save(iterations if step is None else step, content, bindings, values, beside)
+        if not beside:
             self.wait()
         return path
 
@@ -194,9 +196,17 @@ class Checkpointer:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        error = None if pending.writing is None else pending.writing.result()
-        text = self._ranks.broadcast_object(text_of(error), _WRITER, "tsps.checkpoint.end")
-        self._beside = not isinstance(error, UnavailableError)
+        error: Exception | None = None
+        text: str | None = None
+        ended = False
+        # A slow disk is no lost rank: none waits for another for long at a time.
+        longest_s = min(_WAIT_S, protocol.timeout_s() / 4)
+        while not ended:
+            if pending.writing is not None and (ended := pending.writing.wait(longest_s)):
+                error = pending.writing.result()
+            ended, text, self._beside = self._ranks.broadcast_object(
+                (ended, text_of(error), not isinstance(error, UnavailableError)), _WRITER, "tsps.checkpoint.end"
+            )
         if text is not None:
             self._saved_at = None
             raise self._not_saved(pending.step, text) from error
@@ -207,7 +217,9 @@ class Checkpointer:
         """Whether this process is writing a checkpoint, beside whatever else it does. On rank 0 alone."""
         return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
 
-    def _begin_save(self, step: int, content: Manifest, bindings: list[TableBinding], values: variables.Values) -> str:
+    def _begin_save(
+        self, step: int, content: Manifest, bindings: list[TableBinding], values: variables.Values, beside: bool
+    ) -> str:
         """Captures what is to be saved, and begins to write it. An error is one on all ranks."""
         error: Exception | None = None
         path = ""
@@ -268,10 +280,7 @@ class Checkpointer:
         self._pending = _Pending(content.step, writing, marks)
         self._saved_at, self._looked = content.step, True
         if writing is not None:
-            if self._background and self._beside:
-                writing.start()
-            else:
-                writing.run()
+            writing.start(beside=beside)
         return str(outcome[_WRITER][2])
 
     def _write_sharded(

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
     from tf_sparse_ps.checkpoints.variables import Values
 
+_TOLD_S, _TELL_EVERY_S = 5.0, 60.0  # a wait that takes longer is told of, and how often
 _NICENESS = 5  # of the thread: of a core that training uses it gets a quarter
 
 
@@ -57,15 +59,17 @@ class SaveInProgress:
         self._builds_on, self._values, self._captured, self._prune = builds_on, values, captured, prune
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._tell_at = 0.0
         self.manifest: Manifest | None = None
 
-    def run(self) -> None:
-        """Writes it all, in this thread."""
-        self._run()
+    def start(self, *, beside: bool) -> None:
+        """Writes it all, in another thread. The process does not end before that.
 
-    def start(self) -> None:
-        """Writes it all, in another thread. The process does not end before that."""
-        self._thread = threading.Thread(target=self._run_beside, name="tsps-checkpoint")
+        Args:
+          beside: Training goes on meanwhile, and gets more of a core. Else the caller waits, and can say so.
+        """
+        target = self._run_beside if beside else self._run
+        self._thread = threading.Thread(target=target, name="tsps-checkpoint")
         atexit.register(self._say_at_exit)
         self._thread.start()
 
@@ -74,10 +78,31 @@ class SaveInProgress:
         """Whether it writes, in another thread."""
         return self._thread is not None and self._thread.is_alive()
 
-    def wait(self) -> None:
-        """Until it has ended."""
-        if self._thread is not None:
-            self._thread.join()
+    def wait(self, longest_s: float | None = None) -> bool:
+        """Until it has ended, or for so many seconds; whether it has. Says so if that takes long."""
+        began = time.monotonic()
+        while self._thread is not None and self._thread.is_alive():
+            left_s = _TOLD_S if longest_s is None else began + longest_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._thread.join(min(left_s, _TOLD_S))
+            self._tell()
+        return True
+
+    def _tell(self) -> None:
+        """Says what is waited for, from time to time."""
+        now = time.monotonic()
+        if not self.is_running or now < self._tell_at:
+            return
+        self._tell_at = now + _TELL_EVERY_S
+        size = 0
+        with contextlib.suppress(FileNotFoundError):  # it has become a checkpoint, or has failed
+            size = sum(one.stat().st_size for one in self._save.folder.iterdir())
+        print(
+            f"tf_sparse_ps: waiting for checkpoint {self._save.path} to be on the disk: {size / 1e6:.0f} MB written",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def result(self) -> Exception | None:
         """Waits, and returns what it has failed with."""

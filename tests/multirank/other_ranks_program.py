@@ -1,0 +1,156 @@
+"""One rank of the test that what some ranks have saved is restored by others, wherever their tables are.
+
+Arguments: a JSON object, see `Options`; the folder for results, not used: those go where the options say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import this_rank
+from restart_program import ITEMS, WIDTH, make_model
+from restart_program import Options as ModelOptions
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import job
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.checkpoints import tables, variables
+from tf_sparse_ps.table.table import Block
+
+BATCH, MORE = 8, 4  # samples of each rank, steps after a restore
+# Keys that were trained, that were not, and that no batch ever has.
+ASKED = np.arange(ITEMS, dtype=np.int64).reshape(-1, WIDTH + 1)
+BEYOND = ASKED[:5] + 10**12
+
+
+@dataclasses.dataclass
+class Options:
+    """What a run does.
+
+    Attributes:
+      how: "save": trains and saves; "restore": restores each checkpoint, and trains on from the last one; "assign":
+        begins with what `given` has, in another way than by a restore, and trains on.
+      checkpoints: Directories.
+      results: Folders, one for each: for "state.npz", what there is; for "trained.npz", in the last one, in the end.
+      given: A "state.npz".
+      steps: That are made before a save; those behind a restore begin with this number.
+      placement, tiered, memory: Of the tables, as of `restart_program.py`.
+    """
+
+    how: str
+    checkpoints: list[str]
+    results: list[str]
+    given: str = ""
+    steps: int = 0
+    placement: str = "replicated"
+    tiered: str = ""
+    memory: int | str = "16MiB"
+
+
+def train(model: Any, steps: range) -> None:
+    """Steps of these numbers, on this rank's batches."""
+    for step in steps:
+        random = np.random.default_rng([this_rank.rank(), step])
+        x = random.integers(0, ITEMS // 2, (BATCH, WIDTH))
+        model.train_on_batch(x, random.normal(size=(BATCH, 1)).astype(np.float32))
+
+
+def everything(model: Any) -> dict[str, Any]:
+    """Of all nodes' tables the rows and slots in the order of keys; steps, variables, and look-ups."""
+    ranks = tsps.collectives.current()
+    found: dict[str, Any] = {}
+    for binding in tables.of(model):
+        keys, rows, slots, _ = binding.reader().scan(slots=True).read()
+        parts = ranks.allgather_object((binding.node, ranks.local_rank == 0, [keys, rows, *slots]), "test.tables")
+        leaders = [arrays for _, leads, arrays in parts if leads]
+        if binding.placement == "replicated":
+            for other in leaders[1:]:  # in whatever order
+                for a, b in zip(leaders[0], other, strict=True):
+                    np.testing.assert_array_equal(a[np.argsort(leaders[0][0])], b[np.argsort(other[0])])
+            leaders = leaders[:1]
+        whole = [np.concatenate(arrays) for arrays in zip(*leaders, strict=True)]
+        order = np.argsort(whole[0])
+        assert len(np.unique(whole[0])) == len(order), "a key is on two nodes"
+        for number, array in enumerate(whole):
+            found[f"{binding.config.name}.{number}"] = array[order]
+    for layer in ("users", "items"):
+        asked = np.concatenate([ASKED, BEYOND]) if layer == "users" else ASKED
+        found[f"{layer}.looked up"] = np.asarray(tf.cast(model.get_layer(layer)(asked), tf.float32))
+    found["step of the tables"] = np.asarray(tables.committed_step())
+    for number, entry in enumerate(entries_of(model)):
+        found[f"variable.{number:03d}.{entry.kind}"] = entry.variable.numpy()
+    return found
+
+
+def entries_of(model: Any) -> list[variables.Entry]:
+    """Dense variables, but for metrics."""
+    return [one for one in variables.collect(model, model.optimizer, {}) if one.kind != "metric"]
+
+
+def assign(model: Any, given: dict[str, Any]) -> None:
+    """Begins with what there was, by the methods that set rows and variables. No step has been made with it."""
+    train(model, range(1))  # slots are there, and all ranks have each other's variables
+    for binding in tables.of(model):
+        name = binding.config.name
+        keys, rows, *slots = [
+            given[f"{name}.{number}"] for number in range(sum(name + "." in one for one in given) - 1)
+        ]
+        binding.replace([Block(keys, rows, tuple(slots), {})], whole=True)
+        binding.explicit = False
+    this_job = job.current()
+    step = int(given["step of the tables"])
+    if this_job.is_leader:
+        with eager_ops("setting the step") as ops:
+            ops.set_step(this_job.group_path, tf.constant(step, tf.int64))
+    tsps.collectives.current().barrier("test.assigned")
+    this_job.step.assign(step)
+    for number, entry in enumerate(entries_of(model)):
+        entry.variable.assign(given[f"variable.{number:03d}.{entry.kind}"])
+
+
+def write(model: Any, folder: str, name: str) -> None:
+    """Writes what there is, on rank 0; the other ranks' variables are not looked at."""
+    found = everything(model)
+    if this_rank.rank() == 0:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        np.savez(Path(folder) / name, **found)
+
+
+def main() -> None:
+    """See above."""
+    options = Options(**json.loads(sys.argv[1]))
+    tsps.init()
+    _keras.keras.utils.set_random_seed(7)
+    of_model = {"placement": options.placement, "tiered": options.tiered, "memory": options.memory}
+    model = make_model(ModelOptions("", **of_model))  # type: ignore[arg-type]
+    made = options.steps
+    if options.how == "save":
+        train(model, range(made))
+        own = tsps.Checkpointer(options.checkpoints[0], model, model.optimizer)
+        own.save()
+        own.wait()
+        write(model, options.results[0], "state.npz")
+    elif options.how == "restore":
+        for path, folder in zip(options.checkpoints, options.results, strict=True):
+            assert tsps.Checkpointer(path, model, model.optimizer).restore() is not None
+            write(model, folder, "state.npz")
+    else:
+        with np.load(options.given) as given:
+            assign(model, dict(given))
+        write(model, options.results[0], "state.npz")
+    if options.how != "save":
+        assert int(model.optimizer.iterations) == made
+        train(model, range(made, made + MORE))
+        write(model, options.results[-1], "trained.npz")
+    print("rank is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
