@@ -17,15 +17,16 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, tables, variables
 from tf_sparse_ps.checkpoints import directory as directory_lib
-from tf_sparse_ps.checkpoints import fault_points, tables, variables
+from tf_sparse_ps.checkpoints.callback_states import CallbackStates
 from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
 from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
-from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
+from tf_sparse_ps.checkpoints.save_in_progress import Copies, SaveInProgress
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError, UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
@@ -112,6 +113,9 @@ class Checkpointer:
         self._passed_over: list[Path] = []
         self._looked = False  # the checkpoints that there are, if any, are this run's
         self._metrics: list[Any] = []  # values of an epoch's metrics that were restored
+        self._states: CallbackStates | None = None
+        self._stored_states: list[callback_states.Record] | None = None
+        self._rate: Any = None  # the learning rate that was restored
         self._resumable: ResumableDataset | None = None
         self._saved_at: int | None = None
         self._background, self._increments = bool(background), Increments(bool(incremental))
@@ -162,7 +166,9 @@ class Checkpointer:
             "in the background": str(self._background),
         }
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
-        values = variables.Values(entries, self._ranks)
+        values: list[Copies] = [variables.Values(entries, self._ranks)]
+        if self._states is not None:
+            values.append(self._states.capture(self._ranks))
         content = Manifest(
             name="",
             step=iterations,
@@ -207,7 +213,7 @@ class Checkpointer:
         """Whether this process is writing a checkpoint, beside whatever else it does. On rank 0 alone."""
         return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
 
-    def _begin_save(self, step: int, content: Manifest, bindings: list[TableBinding], values: variables.Values) -> str:
+    def _begin_save(self, step: int, content: Manifest, bindings: list[TableBinding], values: Sequence[Copies]) -> str:
         """Captures what is to be saved, and begins to write it. An error is one on all ranks."""
         error: Exception | None = None
         path = ""
@@ -383,6 +389,10 @@ class Checkpointer:
 
         def assign() -> None:
             self._metrics = of_variables.restore(entries, self._ranks.rank, self._ranks.size)
+            rate = _keras.learning_rate_variable(self._optimizer.inner_optimizer)
+            self._rate = None if rate is None else rate.numpy()
+            if self._states is not None and manifest.CALLBACKS in (one.name for one in content.files):
+                self._stored_states = callback_states.read(path, content.stamp, self._ranks.rank, self._ranks.size)
 
         self._together(assign, f"restoring {path}")
         fault_points.reach("variables_restored")
@@ -513,6 +523,29 @@ class Checkpointer:
         values, self._metrics = self._metrics, []
         for variable, value in zip(_keras.metric_variables(self._model), values, strict=False):
             variable.assign(value)
+
+    def carry(self, states: CallbackStates) -> None:
+        """From now on checkpoints have the states of these callbacks. Every rank calls it."""
+        self._states = states
+
+    @property
+    def carries_states(self) -> bool:
+        """Whether checkpoints have states of callbacks."""
+        return self._states is not None and self._states.any
+
+    def restore_callbacks(self) -> bool:
+        """Gives callbacks, and the learning rate, what they had when the checkpoint was saved. Every rank calls it.
+
+        Returns:
+          Whether one of them had ended training on a rank.
+        """
+        assert self._states is not None
+        stored, self._stored_states = self._stored_states, None
+        self._states.restore(stored)
+        rate = _keras.learning_rate_variable(self._optimizer.inner_optimizer)
+        if rate is not None and self._rate is not None:
+            rate.assign(self._rate)
+        return any(self._ranks.allgather_object(self._states.has_stopped, "tsps.checkpoint.stopped"))
 
     # --- helpers ---
 

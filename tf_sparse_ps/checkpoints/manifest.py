@@ -17,6 +17,7 @@ from tf_sparse_ps.errors import DamagedFileError, UnsupportedError
 
 NAME = "manifest.json"
 VARIABLES = "variables.npz"  # of rank 0
+CALLBACKS = "callbacks.npz"  # of all ranks
 VERSION = 2
 _READ = (1, 2)  # versions; 1 has no increments
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
