@@ -115,6 +115,7 @@ class ParameterFileReader:
     def read_block(
         self, block: int, with_slots: bool
     ) -> tuple[_Keys, _Rows, list[_Rows], dict[str, npt.NDArray[Any]]]: ...
+    def block_checksum(self, block: int) -> int: ...
 
 class ParameterFileWriter:
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks
+from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
 from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
@@ -267,8 +269,9 @@ class Checkpoint(_keras.keras.callbacks.Callback):
 
     When training begins, the newest whole checkpoint is restored, and `fit` begins with the batch behind it; without
     one, one is saved. Every rank has the callback. A save that fails is a warning, and training goes on; only the first
-    one must work. Put it behind callbacks that change the model or the learning rate. See `tsps.Checkpointer` and
-    docs/checkpoints.md.
+    one must work. Put it behind callbacks that change the model or the learning rate, and behind those whose state it
+    carries: EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, and any that has `get_state()` and `set_state(state)`.
+    See `tsps.Checkpointer` and docs/checkpoints.md.
     """
 
     def __init__(
@@ -325,6 +328,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         self._batches: int | None = None  # of this epoch
         self._begun = 0  # how often the dataset had been gone through before this epoch
         self._due = False  # a save is to be made when the epoch has ended
+        self._others: list[Any] = []  # callbacks of the fit
+        self._restored = False  # callbacks are to get their states when the epoch has begun
 
     def dataset(self, make: Make) -> tf.data.Dataset:
         """The batches of the epoch that `fit` is in, but those that were trained before: `Checkpointer.dataset`.
@@ -336,6 +341,10 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         self._resumable = ResumableDataset(make, self._position)
         return self._resumable.dataset
 
+    def begins_beside(self, callbacks: Sequence[Any]) -> None:
+        """Is told the other callbacks of the `fit` that begins. Their states are saved."""
+        self._others = list(callbacks)
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the newest checkpoint, or saves the first one.
 
@@ -345,21 +354,37 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           NotSavedError: The first checkpoint could not be saved.
         """
         if self._checkpointer is None:
-            self._checkpointer = Checkpointer(self._directory, self.model, self.model.optimizer, **self._options)
-            self._checkpointer.position = self._position
-            self._refuse_other_input(self._checkpointer)
-            if self._checkpointer.restore() is None:
+            own = Checkpointer(self._directory, self.model, self.model.optimizer, **self._options)
+            own.position = self._position
+            self._refuse_other_input(own)
+            own.carry(CallbackStates(self._others))
+            self._restored = own.restore() is not None
+            if not self._restored:
                 self._position.go_to(0, 0)
-                self._checkpointer.save()
-                self._checkpointer.wait()
+                own.save()
+                own.wait()
+            self._checkpointer = own
         else:  # an exception may have ended the fit before within an epoch
+            self._checkpointer.carry(CallbackStates(self._others))
             self._position.go_to(self._position.epoch, self._position.batch)
         if self._position.batch:
             self._go_to_next_batch()
         self._made, self._due = self._iterations(), False
         if self._every_seconds is not None:
             self._clock = _Clock(self._every_seconds, self._checkpointer.ranks, self._made)
-        _keras_fit.begin_at_epoch(self.model, self._position.epoch)
+        epochs = self.params.get("epochs") or 0
+        begin = self._position.epoch
+        # In mid-epoch what others do when it begins is done, and is in the checkpoint.
+        if self._restored and not (self._position.batch and begin < epochs):
+            self._restored = False
+            if self._checkpointer.restore_callbacks():
+                begin = max(begin, epochs)
+                if self._checkpointer.ranks.rank == 0:
+                    print(
+                        f"tf_sparse_ps: EarlyStopping has ended training after epoch {self._position.epoch}",
+                        file=sys.stderr,
+                    )
+        _keras_fit.begin_at_epoch(self.model, begin)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Tells `fit` how many batches are left, and compares that on all ranks.
@@ -380,6 +405,9 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             )
         _keras_fit.begin_epoch(self.model, batch, self._batches)
         self._checkpointer.restore_metrics()
+        if self._restored:
+            self._restored = False
+            self._checkpointer.restore_callbacks()
         self._begun = self._resumable.begun
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -402,9 +430,15 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             self._save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, if it was time to at the epoch's last batch."""
-        self._position.end_epoch()
-        if self._due:
+        """Saves, if it was time to at the epoch's last batch, or this is the last epoch."""
+        if not self._ended_early(epoch):
+            self._position.end_epoch()
+        assert self._checkpointer is not None
+        if self._checkpointer.unsaved:  # in the last epoch before others change the model because training has ended
+            wanted = self._due or self.model.stop_training or epoch + 1 == self.params.get("epochs")
+        else:  # what is saved of this step is from before the end of the epoch
+            wanted = self._due or self._checkpointer.carries_states
+        if wanted:
             self._due = False
             self._save()
 
@@ -417,6 +451,11 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         if self._checkpointer.unsaved:
             self._try(self._checkpointer.save)
             self._try(self._checkpointer.wait)
+
+    def _ended_early(self, epoch: int) -> bool:
+        """Whether training was ended before the epoch's last batch: a restart goes on there."""
+        assert self._resumable is not None
+        return bool(self.model.stop_training) and self._resumable.has_more(epoch, self._position.batch)
 
     def _iterations(self) -> int:
         model = getattr(self, "model", None)
@@ -510,6 +549,8 @@ def _refuse_beside(model: Any, callbacks: Sequence[Any]) -> None:
         return
     if len(ours) > 1:
         raise UnsupportedError("fit has two tsps.callbacks.Checkpoint: both would choose where it begins. Use one")
+    refuse_order(callbacks, ours[0])
+    ours[0].begins_beside([one for one in callbacks if one is not ours[0]])
     for one in callbacks:
         if _keras.is_callback(one, "BackupAndRestore"):
             raise UnsupportedError(

@@ -70,6 +70,8 @@ class PyParameterFileReader {
                           std::move(slots), std::move(metadata));
   }
 
+  uint32_t BlockChecksum(size_t block) const { return ValueOrThrow(reader_->BlockChecksum(block)); }
+
  private:
   std::unique_ptr<ParameterFileReader> reader_;
 };
@@ -190,8 +192,8 @@ void BindParameterFile(py::module_& module) {
       .def(py::init<const std::string&>(), py::arg("path"))
       .def("info", &PyParameterFileReader::Info)
       .def("blocks", &PyParameterFileReader::Blocks)
-      .def("read_block", &PyParameterFileReader::ReadBlock, py::arg("block"),
-           py::arg("with_slots"));
+      .def("read_block", &PyParameterFileReader::ReadBlock, py::arg("block"), py::arg("with_slots"))
+      .def("block_checksum", &PyParameterFileReader::BlockChecksum, py::arg("block"));
   py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
       .def(py::init<const std::string&, int64_t, std::optional<uint64_t>, int64_t, uint64_t,
                     const std::string&, const std::vector<float>&, const py::dict&, const py::list&,

@@ -143,7 +143,7 @@ class Job:
                 stack.pop_all(),
                 manifest,
                 builds_on,
-                _Dense(self.step),  # type: ignore[arg-type]
+                [_Dense(self.step)],
                 [Captured(facts, scan, header)],
                 lambda one: self.directory.prune(one.path, 2, self._passed_over),
             )

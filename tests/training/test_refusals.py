@@ -12,6 +12,7 @@ from models import DIM, KERAS_3, ROWS, fit, keras, model, optimizer
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import protocol
+from tf_sparse_ps.errors import UnsupportedError
 
 
 def wrapped(*args: Any, **options: Any) -> Any:
@@ -171,6 +172,20 @@ def test_local_collectives_ask_for_init(monkeypatch: pytest.MonkeyPatch) -> None
     for kind in ("auto", "horovod", "local"):
         with pytest.raises(RuntimeError, match=r"hvd\.init\(\)"):
             protocol.resolve(kind)
+
+
+def test_horovodruns_elastic_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    for begin in (
+        tsps.init,
+        protocol.resolve,
+        lambda: protocol.resolve("local"),
+        lambda: wrapped("sgd"),
+    ):
+        with pytest.raises(UnsupportedError, match=r"elastic mode .* HOROVOD_ELASTIC=1"):
+            begin()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "0")
+    assert protocol.resolve() is not None
 
 
 class TestHorovodsWrappers:

@@ -512,7 +512,14 @@ def seed_variables(model: Any) -> list[Any]:
 def optimizer_state(optimizer: Any) -> list[tf.Variable]:
     """As `optimizer_variables`, and the learning rate, which Keras 2 does not count among them."""
     variables = optimizer_variables(optimizer)
-    rate = getattr(optimizer, "_hyper", {}).get("learning_rate", getattr(optimizer, "_learning_rate", None))
-    if isinstance(rate, tf.Variable) and not any(one is rate for one in variables):
+    rate = learning_rate_variable(optimizer)
+    if rate is not None and not any(one is rate for one in variables):
         variables.append(rate)
     return variables
+
+
+def learning_rate_variable(optimizer: Any) -> tf.Variable | None:
+    """The learning rate, where it is a variable and no schedule."""
+    rate = getattr(optimizer, "_hyper", {}).get("learning_rate", getattr(optimizer, "_learning_rate", None))
+    rate = getattr(rate, "value", rate) if IS_KERAS_3 else rate
+    return rate if isinstance(rate, tf.Variable) else None

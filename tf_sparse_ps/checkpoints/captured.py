@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from tf_sparse_ps.checkpoints import array_file
+from tf_sparse_ps.checkpoints import array_file, stored_rows
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.table import Scan
@@ -77,6 +77,7 @@ def write(
     erased = content.erased
     rows_known = None if erased is not None else len(content)
     parameter_files.write_content(header, content, folder / facts["file"], n_rows=rows_known, progress=progress)
+    facts["rows_checksum"] = stored_rows.rows_checksum(folder / facts["file"])
     yield facts["file"]
     if erased is None:
         return

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,17 +17,25 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, tables, variables
 from tf_sparse_ps.checkpoints import directory as directory_lib
-from tf_sparse_ps.checkpoints import fault_points, tables, variables
+from tf_sparse_ps.checkpoints.callback_states import CallbackStates
 from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
 from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
-from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
+from tf_sparse_ps.checkpoints.save_in_progress import Copies, SaveInProgress
 from tf_sparse_ps.collectives import Collectives, protocol
-from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError, UnsupportedError
+from tf_sparse_ps.errors import (
+    DamagedFileError,
+    NotFoundError,
+    NotSavedError,
+    StateError,
+    UnavailableError,
+    UnsupportedError,
+)
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
 from tf_sparse_ps.rings.binding import must_agree
@@ -113,6 +121,9 @@ class Checkpointer:
         self._passed_over: list[Path] = []
         self._looked = False  # the checkpoints that there are, if any, are this run's
         self._metrics: list[Any] = []  # values of an epoch's metrics that were restored
+        self._states: CallbackStates | None = None
+        self._stored_states: list[callback_states.Record] | None = None
+        self._rate: Any = None  # the learning rate that was restored
         self._resumable: ResumableDataset | None = None
         self._saved_at: int | None = None
         self._background, self._increments = bool(background), Increments(bool(incremental))
@@ -163,7 +174,9 @@ class Checkpointer:
             "in the background": str(self._background),
         }
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
-        values = variables.Values(entries, self._ranks)
+        values: list[Copies] = [variables.Values(entries, self._ranks)]
+        if self._states is not None:
+            values.append(self._states.capture(self._ranks))
         content = Manifest(
             name="",
             step=iterations,
@@ -218,7 +231,7 @@ class Checkpointer:
         return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
 
     def _begin_save(
-        self, step: int, content: Manifest, bindings: list[TableBinding], values: variables.Values, beside: bool
+        self, step: int, content: Manifest, bindings: list[TableBinding], values: Sequence[Copies], beside: bool
     ) -> str:
         """Captures what is to be saved, and begins to write it. An error is one on all ranks."""
         error: Exception | None = None
@@ -366,32 +379,94 @@ class Checkpointer:
         bindings = tables.of(self._model)
         self._build()
         entries = self._entries()
-        checked = self._agree_on_newest()
+        if self._optimizer.begun and self._directory.find():
+            raise StateError(
+                f"a checkpoint of {self.directory} cannot be restored: training has begun. Call restore() before the "
+                "first step"
+            )
+        checked, is_read = self._agree_on_newest(read_once=True)
         self._looked = True
         if checked is None:
             self._refuse_tables_of_other_steps(bindings)
             return None
-        content, path = checked.manifest, checked.path
+        if self._restore_tables(checked, bindings, entries, is_read=is_read):
+            return self._restore_rest(checked, bindings, entries)
+        # All that there is to read is read now, before anything is changed once more.
+        checked, _ = self._agree_on_newest(read_once=False)
+        if checked is None:
+            raise StateError(
+                f"no checkpoint in {self.directory} is whole, and tables have rows of one of them: there is nothing to "
+                "go on with. To begin anew, use another directory, and another TFSPS_JOB if the job has a name"
+            )
+        self._restore_tables(checked, bindings, entries, is_read=True)
+        return self._restore_rest(checked, bindings, entries)
+
+    def _restore_tables(
+        self, checked: Checked, bindings: list[TableBinding], entries: list[variables.Entry], *, is_read: bool
+    ) -> bool:
+        """Compares the model with a checkpoint, and makes the tables what it has.
+
+        Args:
+          checked: The checkpoint.
+          is_read: Its files with rows have been found to be whole. Else damage may be found in reading them.
+
+        Returns:
+          On all ranks, whether they are; if not, tables may have any of its rows. Always if `is_read`.
+        """
+        path = checked.path
         of_tables = tables.Stored(checked)
-        of_variables = variables.Stored(
-            path, content.variables, content.stamp, content.ranks, {one.name for one in content.files}
-        )
+        of_variables = self._stored_variables(checked)
 
         def compare() -> None:
-            if self._optimizer.begun:
-                raise StateError(f"{path} cannot be restored: training has begun. Call restore() before the first step")
             of_tables.check(bindings)
             of_variables.check(entries)
 
-        self._together(compare, f"restoring {path}")
+        if not self._are_whole(compare, path, is_read=is_read):
+            return False
         fault_points.reach("compared")
         self._increments.forget()
         of_tables.restore(bindings)
+        if not self._are_whole(of_tables.check_read, path, is_read=is_read):
+            return False
         if bindings:
             of_tables.set_step(self._ranks)
+        return True
+
+    def _are_whole(self, read: Callable[[], None], path: Path, *, is_read: bool) -> bool:
+        """Reads on all ranks, and says on all whether there was no damage; raises it if the files have been read."""
+        error: Exception | None = None
+        try:
+            read()
+        except LOST:
+            raise
+        except Exception as caught:
+            error = caught
+        # A file of another step is one that was put there, or damage.
+        damaged = not is_read and isinstance(error, DamagedFileError | NotFoundError | StateError | OSError)
+        found = self._ranks.allgather_object((text_of(error), damaged), "tsps.checkpoint.whole")
+        if all(text is None or theirs for text, theirs in found):
+            if text := next((text for text, _ in found if text is not None), None):
+                warnings.warn(f"checkpoint {path} is not whole, an older one is looked for: {text}", stacklevel=4)
+            return text is None
+        raise_failed([text for text, _ in found], error, f"restoring {path}")
+        return True
+
+    def _stored_variables(self, checked: Checked) -> variables.Stored:
+        content = checked.manifest
+        names = {one.name for one in content.files}
+        return variables.Stored(checked.path, content.variables, content.stamp, content.ranks, names)
+
+    def _restore_rest(self, checked: Checked, bindings: list[TableBinding], entries: list[variables.Entry]) -> str:
+        """What is behind the tables."""
+        content, path = checked.manifest, checked.path
+        of_variables = self._stored_variables(checked)
 
         def assign() -> None:
             self._metrics = of_variables.restore(entries, self._ranks.rank, self._ranks.size)
+            rate = _keras.learning_rate_variable(self._optimizer.inner_optimizer)
+            self._rate = None if rate is None else rate.numpy()
+            if self._states is not None and manifest.CALLBACKS in (one.name for one in content.files):
+                self._stored_states = callback_states.read(path, content.stamp, self._ranks.rank, self._ranks.size)
 
         self._together(assign, f"restoring {path}")
         fault_points.reach("variables_restored")
@@ -411,21 +486,34 @@ class Checkpointer:
         with bar(0, f"check {self.directory}") as shown:
             return self._directory.newest(lambda _, n: shown.update(n))
 
-    def _agree_on_newest(self) -> Checked | None:
-        """The checkpoint that rank 0 finds, and that all ranks see."""
+    def _agree_on_newest(self, *, read_once: bool) -> tuple[Checked | None, bool]:
+        """The checkpoint that rank 0 finds, and that all ranks see; and whether all of its files were read.
+
+        Args:
+          read_once: Files with rows need not be read, if there is another checkpoint to go back to.
+        """
         found: Checked | None = None
+        is_read = True
         error: Exception | None = None
         if self._ranks.rank == _WRITER:
             try:
-                found, self._passed_over = self._newest()
+                if read_once:
+                    with bar(0, f"check {self.directory}") as shown:
+                        found, self._passed_over, is_read = self._directory.newest_to_read_once(
+                            lambda _, n: shown.update(n)
+                        )
+                else:
+                    found, self._passed_over = self._newest()
             except Exception as caught:
                 error = caught
         chosen = None if found is None else (found.path.name, found.data)
-        text, chosen = self._ranks.broadcast_object((text_of(error), chosen), _WRITER, "tsps.checkpoint.newest")
+        text, chosen, is_read = self._ranks.broadcast_object(
+            (text_of(error), chosen, is_read), _WRITER, "tsps.checkpoint.newest"
+        )
         if text is not None:
             raise_failed([text], error, f"looking for checkpoints in {self.directory}")
         if chosen is None:
-            return None
+            return None, True
         name, data = chosen
         path = self._directory.path / name
         seen: list[Checked] = []
@@ -440,7 +528,7 @@ class Checkpointer:
             )
 
         self._together(see, f"restoring {path}")
-        return seen[0]
+        return seen[0], bool(is_read)
 
     def _refuse_tables_of_other_steps(self, bindings: list[Any]) -> None:
         def compare() -> None:
@@ -522,6 +610,29 @@ class Checkpointer:
         values, self._metrics = self._metrics, []
         for variable, value in zip(_keras.metric_variables(self._model), values, strict=False):
             variable.assign(value)
+
+    def carry(self, states: CallbackStates) -> None:
+        """From now on checkpoints have the states of these callbacks. Every rank calls it."""
+        self._states = states
+
+    @property
+    def carries_states(self) -> bool:
+        """Whether checkpoints have states of callbacks."""
+        return self._states is not None and self._states.any
+
+    def restore_callbacks(self) -> bool:
+        """Gives callbacks, and the learning rate, what they had when the checkpoint was saved. Every rank calls it.
+
+        Returns:
+          Whether one of them had ended training on a rank.
+        """
+        assert self._states is not None
+        stored, self._stored_states = self._stored_states, None
+        self._states.restore(stored)
+        rate = _keras.learning_rate_variable(self._optimizer.inner_optimizer)
+        if rate is not None and self._rate is not None:
+            rate.assign(self._rate)
+        return any(self._ranks.allgather_object(self._states.has_stopped, "tsps.checkpoint.stopped"))
 
     # --- helpers ---
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tf_sparse_ps.checkpoints import directory
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory, Save
-from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.checkpoints.stored_rows import StoredRows, rows_checksum
 from tf_sparse_ps.errors import NotFoundError, TableError
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.progress import bar
@@ -81,11 +81,13 @@ def _write(found: Checked, save: Save) -> Path:
         if one.name not in of_tables:
             shutil.copyfile(found.path / one.name, save.folder / one.name)
             save.add(one.name)
+    tables: list[dict[str, Any]] = []
     for number, table in enumerate(content.tables):
-        write_rows(StoredRows(found, number), save.folder / str(table["file"]), str(table["name"]))
-        save.add(str(table["file"]))
-    tables = tuple({**one, "content": "all", "erased": None} for one in content.tables)
-    save.finish(dataclasses.replace(content, name=save.name, chain=(), tables=tables, files=tuple(save.files)))
+        file = save.folder / str(table["file"])
+        write_rows(StoredRows(found, number), file, str(table["name"]))
+        tables.append({**table, "content": "all", "erased": None, "rows_checksum": rows_checksum(file)})
+        save.add(file.name)
+    save.finish(dataclasses.replace(content, name=save.name, chain=(), tables=tuple(tables), files=tuple(save.files)))
     return save.path
 
 

@@ -147,6 +147,25 @@ class CheckpointDirectory:
         found = self._whole(1, skipped, progress)
         return (found[0] if found else None), skipped
 
+    def newest_to_read_once(
+        self, progress: Callable[[str, int], None] | None = None
+    ) -> tuple[Checked | None, list[Path], bool]:
+        """As `newest`, for who finds by itself, in reading the rows of tables, that they are damaged.
+
+        Of the checkpoint that it returns files with rows are not read, if there is an older one to go back to.
+
+        Returns:
+          Those of `newest`, and whether all files were read.
+        """
+        named = self.find()
+        if any(_seems_whole(one.path) for one in named[1:]):
+            with contextlib.suppress(DamagedFileError, NotFoundError, OSError):  # `newest` says what, and why
+                found = _with_chain(named[0].path, _once(lambda path: _check_alone(path, progress, rows=False)))
+                parts = [part.manifest for part in found.parts]
+                if all(table["rows_checksum"] is not None for part in parts for table in part.tables):
+                    return found, [], False
+        return *self.newest(progress), True
+
     def whole(self, n: int) -> list[Checked]:
         """The n newest checkpoints that are whole, the newest first, or fewer; otherwise as `newest`."""
         return self._whole(n, [], None)
@@ -319,9 +338,20 @@ def _once(look_at: _Look) -> _Look:
     return look_once
 
 
-def _check_alone(path: Path, progress: Callable[[str, int], None] | None = None) -> Checked:
+def _seems_whole(path: Path) -> bool:
+    try:
+        return bool(look(path))
+    except (TableError, OSError):
+        return False
+
+
+def _check_alone(path: Path, progress: Callable[[str, int], None] | None = None, *, rows: bool = True) -> Checked:
+    """Reads all files, or all but those with the rows of tables."""
     found = _look_alone(path)
+    of_rows = set() if rows else {table["file"] for table in found.manifest.tables}
     for one in found.manifest.files:
+        if one.name in of_rows:
+            continue
         file = path / one.name
         if (crc32 := file_crc32(file, progress)) != one.crc32:
             raise DamagedFileError(f"{file} is damaged: its checksum is {crc32}, and was {one.crc32}")

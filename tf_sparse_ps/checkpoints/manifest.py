@@ -17,6 +17,7 @@ from tf_sparse_ps.errors import DamagedFileError, UnsupportedError
 
 NAME = "manifest.json"
 VARIABLES = "variables.npz"  # of rank 0
+CALLBACKS = "callbacks.npz"  # of all ranks
 VERSION = 2
 _READ = (1, 2)  # versions; 1 has no increments
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
@@ -70,7 +71,8 @@ class Manifest:
       versions: Of the software, by name.
       tables: Of each table, in the model's order: `file`, and what the table was; `id`, which tells it from other
         tables of the run; `content`, "all" rows or the "changes" since the last one in the chain; of changes `erased`,
-        the file of the keys that were erased, or None.
+        the file of the keys that were erased, or None; `rows_checksum`, of the checksums of the file's blocks, by which
+        a restore that reads it once sees that it is right, or None.
       variables: Of each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
       files: All files but this one.
     """
@@ -149,7 +151,7 @@ def _from(content: dict[str, Any]) -> Manifest:
     for one in files:
         if not _FILE_NAME.fullmatch(one.name):
             raise ValueError(f"a file's name is {one.name!r}")
-    tables = [{"id": "", "content": "all", "erased": None, **one} for one in content["tables"]]
+    tables = [{"id": "", "content": "all", "erased": None, "rows_checksum": None, **one} for one in content["tables"]]
     chain = tuple(Link(str(one["name"]), str(one["id"])) for one in content.get("chain", ()))
     names = {one.name for one in files}
     for table in tables:

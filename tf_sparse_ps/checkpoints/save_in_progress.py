@@ -13,15 +13,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tf_sparse_ps.checkpoints.directory import Save
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 
 if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
-    from tf_sparse_ps.checkpoints.variables import Values
+
+
+class Copies(Protocol):
+    """Values that were copied between two steps."""
+
+    def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[str]:
+        """Writes files to a folder; yields the name of each when it is complete."""
+
 
 _TOLD_S, _TELL_EVERY_S = 5.0, 60.0  # a wait that takes longer is told of, and how often
 _NICENESS = 5  # of the thread: of a core that training uses it gets a quarter
@@ -40,7 +48,7 @@ class SaveInProgress:
         within: contextlib.ExitStack,
         content: Manifest,
         builds_on: tuple[Link, ...],
-        values: Values,
+        values: Sequence[Copies],
         captured: Sequence[Captured],
         prune: Callable[[Save], None],
     ) -> None:
@@ -51,7 +59,7 @@ class SaveInProgress:
           within: What surrounds it; ended with it.
           content: The manifest, but for `name`, `chain` and `files`, and with what tables have become.
           builds_on: What the tables' changes, if any, are changes of.
-          values: Dense variables.
+          values: Dense variables, and states of callbacks.
           captured: Tables that are not written yet.
           prune: Called when the checkpoint is there.
         """
@@ -127,12 +135,13 @@ class SaveInProgress:
 
     def _write(self) -> None:
         stamp = self._content.stamp
-        for name in self._values.write(self._save.folder, stamp):
-            self._save.add(name)
-        for one in self._captured:
+        for one in self._values:
             for name in one.write(self._save.folder, stamp):
                 self._save.add(name)
-        changes = any(table["content"] == "changes" for table in self._content.tables)
+        for table in self._captured:
+            for name in table.write(self._save.folder, stamp):
+                self._save.add(name)
+        changes = any(facts["content"] == "changes" for facts in self._content.tables)
         manifest = dataclasses.replace(
             self._content,
             name=self._save.name,

@@ -6,6 +6,7 @@ ones. So each key comes once, and what is in memory is a block, and the keys of 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,16 @@ class StoredRows:
           slots: With slots and metadata.
 
         Raises:
-          DamagedFileError: A block is not what was written.
+          DamagedFileError: A block is not what was written, and has not been returned; or, at the end of a file, the
+            blocks are those of another one.
         """
         newer = _KeySet()
         for at in reversed(range(len(self._files))):
             own: list[Keys] = []
-            reader = self._readers[at]
+            reader, found_checksum = self._readers[at], 0
             for number in range(reader.blocks()):
                 keys, rows, values, metadata = reader.read_block(number, slots)
+                found_checksum = _with_block(reader, number, found_checksum)
                 if at > 0:
                     own.append(keys)
                 if not newer:
@@ -88,6 +91,7 @@ class StoredRows:
                     tuple(one[kept] for one in values),
                     {name: one[kept] for name, one in metadata.items()},
                 )
+            self._files[at].check(found_checksum)
             if at > 0:
                 newer.add([*own, self._files[at].erased_keys()])
 
@@ -98,7 +102,13 @@ class _File:
     def __init__(self, folder: Path, step: int, facts: dict[str, Any]) -> None:
         self.table, self.step = str(facts["name"]), step
         self.rows = folder / str(facts["file"])
+        self._checksum = facts["rows_checksum"]
         self._erased = None if facts["erased"] is None else folder / str(facts["erased"])
+
+    def check(self, checksum: int) -> None:
+        """Compares what `rows_checksum` was of the file with what it is."""
+        if self._checksum is not None and self._checksum != f"{checksum:08x}":
+            raise DamagedFileError(f"{self.rows} is damaged: it has the rows of another file")
 
     def erased_keys(self) -> Keys:
         if self._erased is None:
@@ -108,6 +118,18 @@ class _File:
             if array.dtype == np.int64 and array.ndim == 1:
                 return array
         raise DamagedFileError(f"{self._erased} is damaged: it has no keys")
+
+
+def rows_checksum(path: Path) -> str:
+    """Tells the blocks of a table's file from those of others, 8 hexadecimal digits. Reads their checksums only."""
+    reader, checksum = _table.ParameterFileReader(str(path)), 0
+    for number in range(reader.blocks()):
+        checksum = _with_block(reader, number, checksum)
+    return f"{checksum:08x}"
+
+
+def _with_block(reader: _table.ParameterFileReader, number: int, checksum: int) -> int:
+    return zlib.crc32(reader.block_checksum(number).to_bytes(4, "little"), checksum)
 
 
 def _files(checkpoint: Checked, number: int) -> list[_File]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,17 @@ from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.sharded_content import ShardedContent
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.table import newer_rows, parameter_files, table
-from tf_sparse_ps.table.arrays import block_rows
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.table import Block
 
 _WRITER = 0
+_JOINED_BYTES = 4 << 20  # of rows, without slots
 
 
 def of(model: Any) -> list[TableBinding]:
@@ -57,6 +58,7 @@ def facts(binding: TableBinding, number: int) -> dict[str, Any]:
         "id": binding.uuid,
         "content": "all",
         "erased": None,
+        "rows_checksum": None,
         "dim": config.dim,
         "key_limit": config.key_limit,
         "dtype": config.dtype,
@@ -168,6 +170,7 @@ class Stored:
         self._checkpoint = checkpoint
         self._folder, self._facts = checkpoint.path, checkpoint.manifest.tables
         self._step = checkpoint.manifest.table_step
+        self._damage: Exception | None = None
 
     def check(self, bindings: Sequence[TableBinding]) -> None:
         """Compares with the tables that there are, and reads what the files say of themselves.
@@ -194,10 +197,18 @@ class Stored:
             StoredRows(self._checkpoint, number)
 
     def restore(self, bindings: Sequence[TableBinding]) -> None:
-        """Makes the tables what was stored. Every rank calls it; leaders act."""
+        """Makes the tables what was stored. Every rank calls it; leaders act, and then call `check_read`.
+
+        A leader that finds damage stops reading: others wait for it to end, not to fail.
+        """
         for number, binding in enumerate(bindings):
-            _restore(binding, StoredRows(self._checkpoint, number))
+            self._restore(binding, StoredRows(self._checkpoint, number))
             fault_points.reach("table_restored")
+
+    def check_read(self) -> None:
+        """Raises what was found in reading rows: DamagedFileError, NotFoundError, or OSError."""
+        if self._damage is not None:
+            raise self._damage
 
     def set_step(self, ranks: Collectives) -> None:
         """Makes the step of the tables that of the checkpoint. Every rank calls it; leaders act."""
@@ -209,33 +220,46 @@ class Stored:
         this_job.step.assign(self._step)
         fault_points.reach("step_set")
 
+    def _restore(self, binding: TableBinding, stored: StoredRows) -> None:
+        info = stored.info
+        rule = info["optimizer"]
+        meta = {
+            "dim": info["dim"],
+            "key_limit": info["key_limit"] or None,
+            "optimizer": rule["kind"],
+            "slot_init": [float(value) for value in rule["slot_init"]],
+            "initializer": info["initializer"],
+        }
 
-def _restore(binding: TableBinding, stored: StoredRows) -> None:
-    info = stored.info
-    rule = info["optimizer"]
-    meta = {
-        "dim": info["dim"],
-        "key_limit": info["key_limit"] or None,
-        "optimizer": rule["kind"],
-        "slot_init": [float(value) for value in rule["slot_init"]],
-        "initializer": info["initializer"],
-    }
+        def blocks(carried: bool) -> Iterator[Block]:
+            if self._damage is not None:
+                return
+            with bar(stored.at_most, f"restore {binding.config.name}") as shown:
+                try:
+                    for block in _read_ahead(_joined(stored.blocks(carried))):
+                        yield block
+                        shown.update(len(block.keys))
+                        fault_points.reach("rows_restored")
+                except (DamagedFileError, NotFoundError, OSError) as error:
+                    self._damage = error
 
-    def blocks(carried: bool) -> Iterator[Block]:
-        with bar(stored.at_most, f"restore {binding.config.name}") as shown:
-            for block in _joined(stored.blocks(carried)):
-                yield block
-                shown.update(len(block.keys))
-                fault_points.reach("rows_restored")
+        widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
+        rows.replace(binding, meta, widths, blocks)
+        # All nodes have read the file: none needs to be given what another one has written.
+        binding.explicit = False
 
-    widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
-    rows.replace(binding, meta, widths, blocks)
-    # All nodes have read the file: none needs to be given what another one has written.
-    binding.explicit = False
+
+def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks; the next one is read while one is used."""
+    with ThreadPoolExecutor(1, "tsps-restore") as thread:
+        reading = thread.submit(next, blocks, None)
+        while (block := reading.result()) is not None:
+            reading = thread.submit(next, blocks, None)
+            yield block
 
 
 def _joined(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The same rows in fewer blocks, without metadata: each is a mutation of the table."""
+    """The same rows in fewer blocks, without metadata: each is a mutation of the table. Three are in memory."""
     parts: list[Block] = []
 
     def join() -> Block:
@@ -246,7 +270,7 @@ def _joined(blocks: Iterator[Block]) -> Iterator[Block]:
 
     for block in blocks:
         parts.append(block)
-        if sum(len(one.keys) for one in parts) >= block_rows(block.rows.shape[1]):
+        if sum(len(one.keys) for one in parts) >= _JOINED_BYTES // (4 * block.rows.shape[1]):
             yield join()
             parts.clear()
     if parts:

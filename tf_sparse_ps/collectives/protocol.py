@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps.collectives import cluster_config, launchers
 from tf_sparse_ps.collectives.key_values import KeyValueStore
+from tf_sparse_ps.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -140,6 +141,7 @@ class Collectives(abc.ABC):
 PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 # Its buffer for tensors that it sends together, which a process keeps. By default 128 MiB.
 FUSION_THRESHOLD, FUSION_BYTES = "HOROVOD_FUSION_THRESHOLD", 16 << 20
+_ELASTIC = "HOROVOD_ELASTIC"  # set by its launcher
 _lock = threading.Lock()
 _instances: dict[str, Collectives] = {}
 _said_to_be_alone = threading.Event()  # "local" was chosen explicitly
@@ -179,8 +181,9 @@ def init(collectives: str = "auto") -> Collectives:
         by themselves, which "auto" refuses.
 
     Raises:
-      ValueError, RuntimeError, RankLost: See `resolve`, and `tensorflow.make`.
+      ValueError, RuntimeError, UnsupportedError, RankLost: See `resolve`, and `tensorflow.make`.
     """
+    _refuse_elastic()
     prepare()
     strategy = active_strategy()
     if collectives in ("auto", "tensorflow") and _names_workers(strategy, explicitly=collectives == "tensorflow"):
@@ -229,6 +232,18 @@ def _refuse_beside_tensorflow(strategy: Any) -> None:
     if other:
         raise ValueError(
             f"collectives='tensorflow' has ranks of its own, and {other}: gradients would be reduced twice"
+        )
+
+
+def _refuse_elastic() -> None:
+    """Raises UnsupportedError in a process of an elastic Horovod job."""
+    if os.environ.get(_ELASTIC, "0") not in ("", "0"):
+        raise UnsupportedError(
+            "horovodrun's elastic mode (--min-np, --host-discovery-script) is not supported: in a process that "
+            "goes on it changes ranks, machines and leaders, and tables and collectives are bound to those with which "
+            "they were made. Start a fixed number of ranks, and start the same command again when one fails: "
+            "tsps.callbacks.Checkpoint, or tsps.Checkpointer, goes on behind the newest checkpoint, on another number "
+            f"of ranks, too (docs/checkpoints.md). Received: {_ELASTIC}={os.environ[_ELASTIC]}"
         )
 
 
@@ -288,7 +303,9 @@ def resolve(kind: str = "auto") -> Collectives:
         strategy's scope; a strategy of several replicas with any other kind, or of a kind that is not supported.
       RuntimeError: Any kind in a process that Horovod's launcher started, before `hvd.init()`. A launcher started
         several processes, and this is not one of as many ranks: unless "local" is chosen here, or was before.
+      UnsupportedError: `horovodrun` has started the process in its elastic mode.
     """
+    _refuse_elastic()
     if kind not in _KINDS:
         raise ValueError(f"collectives must be one of {', '.join(_KINDS)}. Received: {kind!r}")
     initialised = _horovod_initialised()

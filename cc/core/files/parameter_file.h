@@ -83,9 +83,12 @@ class ParameterFileReader {
   // PlanesOf(info()) to values[p], which may be null: skipped. m = rows_in_block(block). A damaged
   // block is DataLoss that names it.
   Status ReadBlock(size_t block, int64_t* keys, void* const* values) const;
+  // The checksum that the file has of a block; reads nothing else of it.
+  Result<uint32_t> BlockChecksum(size_t block) const;
 
  private:
   ParameterFileReader();
+  Status CheckBlock(size_t block) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -93,11 +93,23 @@ size_t ParameterFileReader::rows_in_block(size_t block) const {
   return std::min<uint64_t>(kRowsPerBlock, impl_->info.n_rows - block * kRowsPerBlock);
 }
 
+Status ParameterFileReader::CheckBlock(size_t block) const {
+  if (block < n_blocks()) return Status();
+  return Error(Code::kOutOfRange, "parameter file ", impl_->path, " has ", n_blocks(),
+               " blocks. Received: ", block);
+}
+
+Result<uint32_t> ParameterFileReader::BlockChecksum(size_t block) const {
+  TSPS_RETURN_IF_ERROR(CheckBlock(block));
+  const size_t bytes = rows_in_block(block) * impl_->geometry.record_bytes;
+  uint32_t crc = 0;
+  TSPS_RETURN_IF_ERROR(ReadAt(impl_->fd, impl_->path, impl_->geometry.BlockOffset(block) + bytes,
+                              reinterpret_cast<char*>(&crc), sizeof(crc)));
+  return crc;
+}
+
 Status ParameterFileReader::ReadBlock(size_t block, int64_t* keys, void* const* values) const {
-  if (block >= n_blocks()) {
-    return Error(Code::kOutOfRange, "parameter file ", impl_->path, " has ", n_blocks(),
-                 " blocks. Received: ", block);
-  }
+  TSPS_RETURN_IF_ERROR(CheckBlock(block));
   const size_t n = rows_in_block(block), record_bytes = impl_->geometry.record_bytes;
   const std::vector<size_t>& row_bytes = impl_->row_bytes;
   const size_t piece = std::max<size_t>(1, kPieceBytes / record_bytes);

@@ -248,7 +248,7 @@ void PreparedChanges::WriteRows(size_t p, bool fresh) {
 void PreparedChanges::Write() {
   if (mutation_.HasFresh()) {
     mutation_.ForEachPlan([&](size_t p) {
-      mutation_.InitializeFresh(mutation_.plans()[p]);
+      mutation_.InitializeFresh(mutation_.plans()[p], parts_[p].planes);
       WriteRows(p, /*fresh=*/true);  // nobody can see these rows yet
     });
   }

@@ -199,10 +199,12 @@ RowPlanes RowMutation::Planes(const RowPlan& plan) const {
                    mutation_.next().changes);
 }
 
-void RowMutation::InitializeFresh(const RowPlan& plan) {
+void RowMutation::InitializeFresh(const RowPlan& plan, const std::vector<size_t>& set) {
   const TableConfig& config = group_.files(plan.table)->config();
   const RowPlanes planes = Planes(plan);
   const RowRecords records(planes.list);
+  bool is_set[kMaxPlanes] = {};
+  for (const size_t place : set) is_set[place] = true;
   executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
       const uint32_t i = plan.fresh[k];
@@ -215,12 +217,13 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
         records.Put(record, row);
         continue;
       }
-      for (const Plane& plane : planes.list.planes) {
-        if (plane.role == PlaneRole::kSlot || plane.role == PlaneRole::kMetadata) {
-          plane.Initialize(row, 1);
-        }
+      const bool drawn = i < plan.updates;
+      for (size_t p = 0; p < planes.list.planes.size(); ++p) {
+        const Plane& plane = planes.list.planes[p];
+        if (plane.role != PlaneRole::kSlot && plane.role != PlaneRole::kMetadata) continue;
+        if (drawn || !is_set[p]) plane.Initialize(row, 1);
       }
-      InitialRow(config, plan.keys[i], planes.at(0, row));
+      if (drawn || !is_set[0]) InitialRow(config, plan.keys[i], planes.at(0, row));
     }
   });
 }

@@ -132,8 +132,9 @@ class RowMutation {
   // Calls body(p) for every plan p, plans of many rows one by one and small ones side by side.
   void ForEachPlan(const std::function<void(size_t p)>& body);
   // Writes what a new row has in all planes, for the fresh keys. Before Begin: nobody sees them
-  // yet.
-  void InitializeFresh(const RowPlan& plan);
+  // yet. `set`: the planes, by their places in the table's list, that the caller writes of keys
+  // behind the updates: drawing a row takes longer than copying one.
+  void InitializeFresh(const RowPlan& plan, const std::vector<size_t>& set);
 
   void Begin();
   // Images of the rows of one block of plan p's existing keys (kUndoBlock of them), before any of

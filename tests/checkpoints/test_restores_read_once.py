@@ -1,0 +1,196 @@
+"""A restore reads the rows of tables once, into the tables; damage that it finds leads to the checkpoint before."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import commands, directory, fault_points, manifest, stored_rows, tables
+from tf_sparse_ps.errors import StateError
+
+keras = _keras.keras
+DIM, BLOCKS = 4, 3
+ROWS = BLOCKS * 4096
+pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
+
+
+def make_model() -> Any:
+    inputs = keras.Input((2,), dtype="int64")
+    parts = [
+        keras.layers.Flatten()(tsps.Embedding(None, DIM, table=tsps.TableConfig(name, DIM))(inputs))
+        for name in ("first", "second")
+    ]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(parts)))
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+    return model
+
+
+def content(model: Any) -> list[Any]:
+    found: list[Any] = [variable.numpy() for layer in model.layers[-1:] for variable in layer.weights]
+    for binding in tables.of(model):
+        keys, rows, slots, _ = binding.reader().scan(slots=True).read()
+        order = np.argsort(keys)
+        found += [keys[order], rows[order], *(one[order] for one in slots)]
+    return found
+
+
+def must_equal(a: list[Any], b: list[Any]) -> None:
+    for one, other in zip(a, b, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, list[list[Any]]]:
+    """A directory of two checkpoints with all rows, and what each has, the older one first."""
+    model = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path / "a", model, model.optimizer, incremental=False, background=False)
+    contents = []
+    for step in (1, 2):
+        for number, binding in enumerate(tables.of(model)):
+            values = np.random.default_rng([step, number]).normal(size=(ROWS, DIM)).astype(np.float32)
+            binding.assign(np.arange(step, ROWS + step), values)
+        model.layers[-1].set_weights([np.full((4 * DIM, 1), step, np.float32), np.float32([step])])
+        checkpointer.save(step)
+        contents.append(content(model))
+    return tmp_path / "a", contents
+
+
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Points that a restore comes to; each block of a file is a mutation of its table."""
+    monkeypatch.setattr(tables, "_JOINED_BYTES", 4096 * DIM * 4)
+    points: list[str] = []
+    fault_points.set_action(points.append)
+    return points
+
+
+def newest(path: Path) -> Path:
+    return directory.CheckpointDirectory(path).find()[0].path
+
+
+def file_of(path: Path, number: int = 0) -> Path:
+    return path / str(directory.look(path).manifest.tables[number]["file"])
+
+
+def damage(file: Path, at: float) -> None:
+    data = bytearray(file.read_bytes())
+    data[int(at * len(data))] ^= 4
+    file.write_bytes(data)
+
+
+def restore(path: Path) -> tuple[str | None, Any]:
+    model = make_model()
+    return tsps.Checkpointer(path, model, model.optimizer).restore(), model
+
+
+def test_rows_are_read_once(
+    saved: tuple[Path, list[list[Any]]], reached: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, contents = saved
+    read: list[str] = []
+    checksum = directory.file_crc32
+    monkeypatch.setattr(directory, "file_crc32", lambda file, *more: read.append(file.name) or checksum(file, *more))
+    found, model = restore(path)
+    assert found == str(newest(path))
+    must_equal(content(model), contents[1])
+    assert read == [manifest.VARIABLES]
+    assert reached.count("rows_restored") == 2 * (BLOCKS + 1)  # a key of step 1 is there, too
+
+
+@pytest.mark.parametrize(("number", "at", "n_applied"), [(0, 0.9, 2), (0, 0.1, 0), (1, 0.5, BLOCKS + 2)])
+def test_damage_that_is_found_on_the_way_leads_to_the_checkpoint_before(
+    saved: tuple[Path, list[list[Any]]], reached: list[str], number: int, at: float, n_applied: int
+) -> None:
+    path, contents = saved
+    damage(file_of(newest(path), number), at)
+    with (
+        pytest.warns(UserWarning, match="is not whole, an older one is looked for: .*damaged parameter file"),
+        pytest.warns(UserWarning, match="is passed over: .*damaged: its checksum"),
+    ):
+        found, model = restore(path)
+    assert found == str(path / "step-000000000001")
+    must_equal(content(model), contents[0])
+    first = reached[: [i for i, one in enumerate(reached) if one == "compared"][1]]
+    assert first.count("rows_restored") == n_applied, "the case is not the one that is meant"
+    assert "step_set" not in first
+    assert "variables_restored" not in first
+
+
+def test_a_file_with_the_rows_of_another_is_found_out(
+    saved: tuple[Path, list[list[Any]]], reached: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, contents = saved
+    wrong = file_of(newest(path))
+    shutil.copy(file_of(newest(path), 1), wrong)  # of the same step and size, and whole
+    with pytest.warns(UserWarning, match="an older one is looked for: .* it has the rows of another file"):
+        found, model = restore(path)
+    assert found == str(path / "step-000000000001")
+    must_equal(content(model), contents[0])
+    # The control: without the comparison it is restored.
+    monkeypatch.setattr(stored_rows._File, "check", lambda *_: None)
+    found, model = restore(path)
+    assert found == str(newest(path))
+    assert any((a != b).any() for a, b in zip(content(model), contents[1], strict=True))
+
+
+def test_a_damaged_checkpoint_that_is_the_only_one_changes_nothing(
+    saved: tuple[Path, list[list[Any]]], reached: list[str]
+) -> None:
+    path, _ = saved
+    shutil.rmtree(path / "step-000000000001")
+    damage(file_of(newest(path)), 0.9)
+    with pytest.warns(UserWarning, match="is passed over"):
+        found, model = restore(path)
+    assert found is None
+    assert reached == []
+    assert len(tables.of(model)[0].reader()) == 0
+
+
+def test_where_all_are_damaged_nothing_is_trained_on(saved: tuple[Path, list[list[Any]]], reached: list[str]) -> None:
+    path, _ = saved
+    for one in directory.CheckpointDirectory(path).find():
+        damage(file_of(one.path), 0.9)
+    with (
+        pytest.warns(UserWarning, match="passed over"),
+        pytest.raises(StateError, match=r"no checkpoint in .* is whole, and tables have rows of one of them"),
+    ):
+        restore(path)
+    assert reached.count("compared") == 1
+
+
+def test_checkpoints_without_these_checksums_are_read_first(
+    saved: tuple[Path, list[list[Any]]], reached: list[str]
+) -> None:
+    path, contents = saved
+    file = newest(path) / manifest.NAME
+    found = manifest.Manifest.decode(file.read_bytes(), "")
+    older = tuple({**table, "rows_checksum": None} for table in found.tables)
+    file.write_bytes(dataclasses.replace(found, tables=older).encode())
+    must_equal(content(restore(path)[1]), contents[1])
+    damage(file_of(newest(path)), 0.9)
+    reached.clear()
+    with pytest.warns(UserWarning, match="is passed over"):
+        must_equal(content(restore(path)[1]), contents[0])
+    assert reached.count("compared") == 1
+
+
+def test_a_compacted_checkpoint_has_them(tmp_path: Path, reached: list[str]) -> None:
+    model = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer, background=False)
+    for step in (1, 2):
+        for binding in tables.of(model):
+            binding.assign(np.arange(step * 10, dtype=np.int64), np.full((step * 10, DIM), step, np.float32))
+        checkpointer.save(step)
+    assert directory.look(newest(tmp_path)).builds_on
+    must_equal(content(restore(tmp_path)[1]), content(model))
+    assert commands.main(["compact", str(tmp_path)]) == 0
+    assert not directory.look(newest(tmp_path)).builds_on
+    assert all(table["rows_checksum"] for table in directory.look(newest(tmp_path)).manifest.tables)
+    must_equal(content(restore(tmp_path)[1]), content(model))
