@@ -47,7 +47,7 @@ def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, sh
     assert different, "no variable differs between the ranks: the test does not see what is kept for each"
 
 
-@pytest.mark.parametrize("how", ["fit", "loop"])
+@pytest.mark.parametrize("how", ["fit", pytest.param("loop", marks=pytest.mark.nightly)])
 def test_ranks_are_killed_while_checkpoints_are_written_beside_training(
     tmp_path: Path, shared_memory: str, whole: Whole, how: str
 ) -> None:
@@ -81,6 +81,7 @@ def test_a_leader_is_killed_while_it_restores(
     must_equal(results, broken.results, 2)
 
 
+@pytest.mark.nightly
 def test_datasets_of_unknown_length_in_fit(tmp_path: Path, whole: Whole) -> None:
     # Keras begins a step to find out that an epoch has ended, which may draw random numbers: without dropout.
     results, _ = whole.run(1, dropout=False)
