@@ -187,7 +187,7 @@ def draw(ranks: Sequence[Spans], titles: Sequence[str], path: Path, view: View) 
             bars = [
                 ((begin - start) / 1e6, (end - begin) / 1e6) for name, begin, end in spans if view.row_of(name) == row
             ]
-            axis.broken_barh(bars, (number - 0.4, 0.8), color=f"C{number}", linewidth=0)
+            axis.broken_barh(bars, (number - 0.4, 0.8), facecolor=f"C{number}", edgecolor="white", linewidth=0.5)
         axis.set_yticks(range(len(rows)), rows, fontsize=7)
         axis.invert_yaxis()
         axis.set_title(title, fontsize=9, loc="left")

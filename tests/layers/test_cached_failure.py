@@ -117,6 +117,7 @@ def test_a_checkpoint_restores_rows_that_are_lost(failing: tf.Variable, tmp_path
     checkpointer = tsps.Checkpointer(tmp_path / "checkpoints", model, optimizer)
     checkpointer.restore()
     fail(layer, step, failing, checkpointer)
+    checkpointer.wait()  # it is written beside training
     for ids in IDS:
         its_step(tf.constant(ids))
     expected = reference.get_weights()[0]
