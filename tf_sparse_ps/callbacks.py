@@ -283,6 +283,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         keep: int = 3,
         incremental: bool = True,
         background: bool = True,
+        per_node: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads and writes nothing.
@@ -295,6 +296,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           keep: How many checkpoints stay, at least 1; with them stays what they build on.
           incremental: Save of tables what has changed since the checkpoint before, as `tsps.Checkpointer`.
           background: Write beside the training that goes on, as `tsps.Checkpointer`.
+          per_node: Every machine has a directory of its own at this path, as `tsps.Checkpointer`.
           extra: Variables that are saved with them, by name.
 
         Raises:
@@ -317,6 +319,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             "keep": keep,
             "incremental": incremental,
             "background": background,
+            "per_node": per_node,
             "extra": dict(extra or {}),
         }
         self._every_steps, self._every_seconds = every_steps, every_seconds

@@ -35,7 +35,7 @@ void BindGroup(py::module_& module) {
       .def("optimizer", &PyScan::Optimizer)
       .def("next", &PyScan::Next, py::arg("n"))
       .def("erased", &PyScan::Erased)
-      .def("take_all", &PyScan::TakeAll)
+      .def("take_shard", &PyScan::TakeShard, py::arg("node"), py::arg("nodes"))
       .def("close", &PyScan::Close);
   py::class_<PyGroup>(module, "Group")
       .def_static(

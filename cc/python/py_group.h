@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/key_owner.h"
 #include "core/group/group.h"
 #include "core/group/scan.h"
 #include "executor/eigen_executor.h"
@@ -45,8 +46,9 @@ class PyScan {
   // The keys that were erased since, int64[m], or None: it is not known what changed, and all rows
   // come.
   py::object Erased() const;
-  // All rows are to come. Before the first of them.
-  void TakeAll() { since_.reset(); }
+  // Of the rows, and of the erased keys, only those come that a hash gives to one of several nodes.
+  // Before the first of them.
+  void TakeShard(uint32_t node, uint32_t nodes);
   void Close() { scan_.reset(); }
 
  private:
@@ -54,10 +56,15 @@ class PyScan {
     if (scan_ == nullptr) Throw(Error(Code::kFailedPrecondition, "this scan is closed"));
     return *scan_;
   }
+  bool IsOfShard(int64_t key) const { return nodes_ == 0 || OwnerOf(key, nodes_) == node_; }
+  // Leaves out rows of other shards; returns how many are left.
+  size_t KeepShard(size_t n, int64_t* keys, char* const* planes) const;
 
   const std::shared_ptr<Group> group_;
   const int table_;
   const bool with_slots_;
+  uint32_t node_ = 0;
+  uint32_t nodes_ = 0;  // 0: rows of all shards
   std::optional<uint32_t> since_;
   std::vector<int64_t> erased_;
   std::shared_ptr<Scan> scan_;

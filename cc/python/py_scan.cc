@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "python/py_group.h"
 
@@ -31,8 +32,42 @@ std::vector<size_t> PyScan::Wanted() const {
 }
 
 Result<size_t> PyScan::NextStored(size_t n, int64_t* keys, char* const* planes) {
-  return since_.has_value() ? Open().NextChanged(table_, *since_, n, keys, planes)
-                            : Open().Next(table_, n, keys, planes);
+  while (true) {
+    TSPS_ASSIGN_OR_RETURN(const size_t found,
+                          since_.has_value() ? Open().NextChanged(table_, *since_, n, keys, planes)
+                                             : Open().Next(table_, n, keys, planes));
+    if (found == 0 || nodes_ == 0) return found;
+    if (const size_t kept = KeepShard(found, keys, planes); kept > 0) return kept;
+  }
+}
+
+void PyScan::TakeShard(uint32_t node, uint32_t nodes) {
+  if (node >= nodes) {
+    Throw(Error(Code::kInvalidArgument, "there is no node ", node, " of ", nodes));
+  }
+  node_ = node;
+  nodes_ = nodes;
+  erased_.erase(std::remove_if(erased_.begin(), erased_.end(),
+                               [this](int64_t key) { return !IsOfShard(key); }),
+                erased_.end());
+}
+
+size_t PyScan::KeepShard(size_t n, int64_t* keys, char* const* planes) const {
+  const std::vector<Plane>& list = Planes().planes;
+  size_t kept = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (!IsOfShard(keys[i])) continue;
+    if (kept < i) {
+      keys[kept] = keys[i];
+      for (size_t p = 0; p < list.size(); ++p) {
+        const size_t bytes = list[p].row_bytes;
+        if (planes[p] != nullptr)
+          std::memcpy(planes[p] + kept * bytes, planes[p] + i * bytes, bytes);
+      }
+    }
+    ++kept;
+  }
+  return kept;
 }
 
 py::tuple PyScan::Next(size_t n) {

@@ -29,6 +29,7 @@ from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.checkpoints.writers import CheckpointWriter
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table, parameter_files
 
@@ -117,8 +118,7 @@ class Job:
             save = stack.enter_context(self.directory.saving(self.step, "a test"))
             builds_on = self._increments.next_builds_on(self.directory.path)
             mark = self.table.mark_changes()
-            facts: dict[str, Any] = {"file": "t0000-user.tfsps", "name": "user", "id": self.table.uuid}
-            facts |= {"content": "all", "erased": None}
+            facts: dict[str, Any] = {"name": "user", "id": self.table.uuid}
             scan = self.table.scan(since=self._increments.marks["user"] if builds_on else None)
             header = parameter_files.header(self.table, scan, shard=None, slots=True)
             manifest = Manifest(
@@ -138,15 +138,13 @@ class Job:
                 variables=({"name": "step", "kind": "extra", "dtype": "int64", "shape": [1]},),
                 files=(),
             )
-            writing = SaveInProgress(
-                save,
-                stack.pop_all(),
-                manifest,
-                builds_on,
-                [_Dense(self.step)],
-                [Captured(facts, scan, header)],
-                lambda one: self.directory.prune(one.path, 2, self._passed_over),
-            )
+            captured = [Captured("t0000-user.tfsps", scan, header)]
+
+            def prune(saved: Path) -> None:
+                self.directory.prune(saved, 2, self._passed_over)
+
+            writer = CheckpointWriter(save, manifest, builds_on, [_Dense(self.step)], captured, (), prune)
+            writing = SaveInProgress(save, stack.pop_all(), writer, captured)
         writing.start(beside=background)
         self._saving = (writing, mark, self.step)
         if not background:

@@ -79,4 +79,5 @@ def dense_of_checkpoint(path: str | Path) -> list[np.ndarray]:
 
 def kinds(path: str | Path) -> list[str]:
     """Of each table what the checkpoint has: "all" or "changes"."""
-    return [one["content"] for one in directory.look(Path(path)).manifest.tables]
+    content = directory.look(Path(path)).manifest
+    return [part.content for number in range(len(content.tables)) for part in content.parts(number)]

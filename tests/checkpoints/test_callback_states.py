@@ -317,9 +317,9 @@ def test_each_rank_gets_its_own_state_and_equal_arrays_are_stored_once(tmp_path:
     import hashlib
 
     same = hashlib.blake2b(np.arange(1000.0).view(np.uint8), digest_size=16).hexdigest()
-    callback_states.CallbackStates([Part(1)]).capture(Recorder(1, {}))  # type: ignore[arg-type]
+    callback_states.CallbackStates([Part(1)]).capture(Recorder(1, {}), keep=False)  # type: ignore[arg-type]
     assert [name[:7] for name in sent["tsps.checkpoint.callbacks.arrays"]] == ["float32"], "an array that rank 0 has"
-    captured = callback_states.CallbackStates([Part(0)]).capture(Ranks(0, sent))  # type: ignore[arg-type]
+    captured = callback_states.CallbackStates([Part(0)]).capture(Ranks(0, sent), keep=True)  # type: ignore[arg-type]
     stamp = {"step": 3, "table_step": 2, "id": "x"}
     assert list(captured.write(tmp_path, stamp)) == [manifest.CALLBACKS]
     _, arrays = array_file.read(tmp_path / manifest.CALLBACKS)

@@ -94,9 +94,9 @@ def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path
     with pytest.MonkeyPatch.context() as patch:
         content, _ = one.newest()
         assert content is not None
-        patch.setattr(manifest, "VERSION", 3)
+        patch.setattr(manifest, "VERSION", 4)
         file.write_bytes(content.manifest.encode())
-    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 3, and this build .* reads 2"):
+    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 4, and this build .* reads 3"):
         one.newest()
 
 

@@ -67,7 +67,7 @@ def test_an_increment_has_what_a_checkpoint_of_all_rows_has(tmp_path: Path, back
     assert of_kinds.count(["all", "all"]) >= 2
     assert of_kinds.count(["changes", "changes"]) >= 20
     assert max(len(one.chain) for one in contents) >= 5
-    assert any(table["erased"] for one in contents for table in one.tables)
+    assert any(part.erased for one in contents for number in range(2) for part in one.parts(number))
     full = min(one.table_bytes for one in contents if not one.chain)
     assert min(one.table_bytes for one in contents if one.chain) < full / 4
 
@@ -197,7 +197,7 @@ def test_what_an_increment_builds_on_stays(tmp_path: Path) -> None:
         paths.append(own.save())
     assert sorted(map(str, tmp_path.glob("step-*"))) == paths
     assert of_checkpoint(paths[-1]) == of_tables(model)
-    own._increments.forget()
+    own._saver.forget()
     paths = [own.save(100)]
     assert sorted(map(str, tmp_path.glob("step-*"))) == paths
 
@@ -209,7 +209,7 @@ def test_one_that_does_not_build_on_the_same_base_stays_too(tmp_path: Path) -> N
     steps = []
     for number in range(8):
         if number in (2, 5):
-            own._increments.forget()
+            own._saver.forget()
         train(model, random)
         steps.append(own.save(number))
     # 7 builds on 5 and 6, which are kept by themselves, and 4 on 2 and 3.
@@ -232,7 +232,7 @@ def test_a_checkpoint_whose_base_or_increment_is_damaged_is_passed_over(tmp_path
     paths = []
     for number in range(7):
         if number == 3:
-            own._increments.forget()
+            own._saver.forget()
         train(model, random)
         paths.append(Path(own.save(number)))
     damaged = paths[3] if part == "base" else paths[4]
@@ -261,7 +261,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         train(model, random, 1000)
         for step in range(6):
             if step == 3:
-                own._increments.forget()
+                own._saver.forget()
             train(model, random)
             own.save(step)
         found.append(path)
@@ -356,8 +356,9 @@ def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
     for name in ("run", "chain"):
         del content[name]
     for table in content["tables"]:
-        for name in ("id", "content", "erased"):
-            del table[name]
+        (part,) = table.pop("parts")
+        table["file"] = part["file"]
+        del table["id"]
     (path / manifest.NAME).write_bytes(manifest._encode(content))
     second = make_model()
     assert checkpointer(tmp_path, second).restore() == str(path)

@@ -76,7 +76,7 @@ def newest(path: Path) -> Path:
 
 
 def file_of(path: Path, number: int = 0) -> Path:
-    return path / str(directory.look(path).manifest.tables[number]["file"])
+    return path / directory.look(path).manifest.parts(number)[0].file
 
 
 def damage(file: Path, at: float) -> None:
@@ -171,7 +171,9 @@ def test_checkpoints_without_these_checksums_are_read_first(
     path, contents = saved
     file = newest(path) / manifest.NAME
     found = manifest.Manifest.decode(file.read_bytes(), "")
-    older = tuple({**table, "rows_checksum": None} for table in found.tables)
+    older = tuple(
+        {**table, "parts": [{**part, "rows_checksum": None} for part in table["parts"]]} for table in found.tables
+    )
     file.write_bytes(dataclasses.replace(found, tables=older).encode())
     must_equal(content(restore(path)[1]), contents[1])
     damage(file_of(newest(path)), 0.9)
@@ -192,5 +194,6 @@ def test_a_compacted_checkpoint_has_them(tmp_path: Path, reached: list[str]) -> 
     must_equal(content(restore(tmp_path)[1]), content(model))
     assert commands.main(["compact", str(tmp_path)]) == 0
     assert not directory.look(newest(tmp_path)).builds_on
-    assert all(table["rows_checksum"] for table in directory.look(newest(tmp_path)).manifest.tables)
+    compacted = directory.look(newest(tmp_path)).manifest
+    assert all(compacted.parts(number)[0].rows_checksum for number in range(len(compacted.tables)))
     must_equal(content(restore(tmp_path)[1]), content(model))

@@ -87,7 +87,7 @@ def test_the_test_fails_if_rows_are_read_when_they_are_written(
     write = Captured.write
 
     def late(self: Any, folder: Path, stamp: Any) -> Any:
-        self._scan = self_model[0].reader().scan()
+        self._scan, self._n_rows = self_model[0].reader().scan(), None
         return write(self, folder, stamp)
 
     monkeypatch.setattr(Captured, "write", late)

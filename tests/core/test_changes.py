@@ -18,6 +18,7 @@ from store_support import ones
 from tf_sparse_ps import errors, optimizers
 from tf_sparse_ps.config import TableConfig, Tiered
 from tf_sparse_ps.table import Changes, Table
+from tf_sparse_ps.table.shards import Shard
 from tf_sparse_ps.table.table import scan as scan_tables
 
 DIM = 4
@@ -100,7 +101,7 @@ def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage
     dice = random.Random(9)
     options = {} if storage == "memory" else {"storage": Tiered(str(tmp_path / "disk"), memory=14 << 20)}
     table, dim = create(dim=64, optimizer=optimizers.Adagrad(learning_rate=0.1), **options), 64
-    mark = table.mark_changes()
+    mark = begun = table.mark_changes()
     for number in range(60):
         keys = dice.sample(range(8000), 400)
         table.apply_gradients(keys, np.full((len(keys), dim), 1.0 + number, np.float32))
@@ -121,10 +122,24 @@ def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage
         assert table.stats()["rows_on_disk"] > 1000
     with table.scan(since=mark) as scan:
         assert len(scan.read().keys) == 0
-    with table.scan(since=mark) as scan:
-        scan.take_all()
-        assert scan.erased is None
-        assert len(scan.read().keys) == len(scan) == len(table)
+    everything = table.changes_since(begun)
+    for scan_of in ({"since": begun}, {}):
+        keys, erased = [], []
+        for node in range(3):
+            shard = Shard(node, 3)
+            with table.scan(**scan_of) as scan:
+                scan.take_shard(shard)
+                own = scan.read()
+                assert shard.has(own.keys).all()
+                np.testing.assert_array_equal(own.rows, table.entries(own.keys)[1])
+                keys += own.keys.tolist()
+                if scan.erased is not None:
+                    assert shard.has(scan.erased).all()
+                    erased += scan.erased.tolist()
+        assert sorted(keys) == sorted(everything.written.tolist() if scan_of else table.keys().tolist())
+        assert sorted(erased) == (sorted(everything.erased.tolist()) if scan_of else [])
+    with table.scan() as scan, pytest.raises(errors.InvalidArgumentError, match="no node 3 of 3"):
+        scan.take_shard(Shard(3, 3))
     with table.scan(since=f"{table.uuid}:{10**9}") as scan:
         assert scan.erased is None
         assert len(scan.read().keys) == len(table)

@@ -88,8 +88,12 @@ class CallbackStates:
         self._watched: dict[int, tuple[Any, dict[str, str]]] | None = None
         self._callbacks = [one for one in callbacks if not _is_without_state(one)]
 
-    def capture(self, ranks: Collectives) -> CapturedStates:
+    def capture(self, ranks: Collectives, *, keep: bool) -> CapturedStates:
         """The states on all ranks, as of now. Every rank calls it.
+
+        Args:
+          ranks: The job's.
+          keep: This rank is to write them.
 
         Raises:
           TypeError: On all ranks: a `get_state` returns what is neither JSON nor an array of numbers.
@@ -105,12 +109,12 @@ class CallbackStates:
             error = caught
         everyone = ranks.allgather_object((text_of(error), records, list(arrays)), "tsps.checkpoint.callbacks")
         raise_failed([text for text, *_ in everyone], error, "saving the states of callbacks")
-        known = set(everyone[0][2])
-        if any(not known.issuperset(names) for *_, names in everyone):
-            more = {name: array for name, array in arrays.items() if name not in known}
+        of_all = set(arrays).intersection(*(names for *_, names in everyone))
+        if any(len(names) > len(of_all) for *_, names in everyone):
+            more = {name: array for name, array in arrays.items() if name not in of_all}
             for theirs in ranks.allgather_object(more, "tsps.checkpoint.callbacks.arrays"):
                 arrays |= theirs
-        return CapturedStates([theirs for _, theirs, _ in everyone], arrays if ranks.rank == 0 else {})
+        return CapturedStates([theirs for _, theirs, _ in everyone], arrays if keep else {})
 
     def restore(self, stored: Sequence[Record] | None) -> None:
         """Gives the callbacks their states. A warning names each that has none, or that is none of this `fit`.

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tf_sparse_ps.checkpoints import array_file, stored_rows
+from tf_sparse_ps.checkpoints.manifest import TablePart
 from tf_sparse_ps.table import parameter_files
-from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.table import Scan
 
 
-class TableContent(parameter_files.Content, Protocol):
-    """Rows of a table, or what has changed of them: a `Scan`, or a `ShardedContent`.
-
-    Attributes:
-      erased: Of changes the keys that were erased; None: all rows come.
-    """
-
-    @property
-    def erased(self) -> Keys | None: ...
-
-
 class Captured:
-    """A replicated table as of one committed state, on rank 0; whoever trains it goes on.
+    """This node's part of a table, as of one committed state, on its leader; whoever trains it goes on.
 
     Attributes:
-      facts: Of the table, for the manifest; complete when it has been written.
+      part: What has been written, when it has been.
     """
 
-    def __init__(self, facts: dict[str, Any], scan: Scan, header: dict[str, Any]) -> None:
-        self.facts, self._scan, self._header = facts, scan, header
+    def __init__(self, file: str, scan: Scan, header: dict[str, Any], *, n_rows: int | None = None) -> None:
+        """Reads no row.
+
+        Args:
+          file: The name of the file that will have the rows.
+          scan: The rows, or what has changed of them.
+          header: `parameter_files.header`.
+          n_rows: How many rows come; None: that is not known yet.
+        """
+        self._file, self._scan, self._header, self._n_rows = file, scan, header, n_rows
+        self.part: TablePart | None = None
 
     def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[str]:
         """Writes it. Needs no TensorFlow, and may be called by another thread.
@@ -47,42 +45,18 @@ class Captured:
           UnavailableError: More was written meanwhile than there was room for images of.
           OSError: From the file system.
         """
-        with self._scan:
-            yield from write(self._scan, self._header, folder, self.facts, stamp, progress=False)
+        with self._scan as scan:
+            path = folder / self._file
+            parameter_files.write_content(self._header, scan, path, n_rows=self._n_rows, progress=False)
+            checksum = stored_rows.rows_checksum(path)
+            yield self._file
+            erased: str | None = None
+            if scan.erased is not None and len(scan.erased):
+                erased = str(Path(self._file).with_suffix(".erased.npz"))
+                array_file.write(folder / erased, [(0, scan.erased)], stamp)
+                yield erased
+            self.part = TablePart(self._file, "all" if scan.erased is None else "changes", erased, checksum)
 
     def close(self) -> None:
         """It is not needed any more."""
         self._scan.close()
-
-
-def write(
-    content: TableContent,
-    header: Mapping[str, Any],
-    folder: Path,
-    facts: dict[str, Any],
-    stamp: Mapping[str, Any],
-    *,
-    progress: bool,
-) -> Iterator[str]:
-    """Writes a table's files; yields the name of each when it is complete.
-
-    Args:
-      content: Its rows, or what has changed of them.
-      header: `parameter_files.header`.
-      folder: Of the checkpoint.
-      facts: Of the table, which become complete.
-      stamp: What the file of erased keys says of the step that it is of.
-      progress: Show a progress bar.
-    """
-    erased = content.erased
-    rows_known = None if erased is not None else len(content)
-    parameter_files.write_content(header, content, folder / facts["file"], n_rows=rows_known, progress=progress)
-    facts["rows_checksum"] = stored_rows.rows_checksum(folder / facts["file"])
-    yield facts["file"]
-    if erased is None:
-        return
-    facts["content"] = "changes"
-    if len(erased):
-        facts["erased"] = str(Path(facts["file"]).with_suffix(".erased.npz"))
-        array_file.write(folder / facts["erased"], [(0, erased)], stamp)
-        yield facts["erased"]

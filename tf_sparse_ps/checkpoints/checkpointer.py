@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, tables, variables
-from tf_sparse_ps.checkpoints import directory as directory_lib
+from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, newest, tables, variables
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates
-from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
-from tf_sparse_ps.checkpoints.increments import Increments
-from tf_sparse_ps.checkpoints.manifest import Link, Manifest
+from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
-from tf_sparse_ps.checkpoints.save_in_progress import Copies, SaveInProgress
-from tf_sparse_ps.collectives import Collectives, protocol
+from tf_sparse_ps.checkpoints.saver import Saver
+from tf_sparse_ps.checkpoints.writers import Copies
+from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import (
     DamagedFileError,
     NotFoundError,
     NotSavedError,
     StateError,
-    UnavailableError,
     UnsupportedError,
 )
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
 from tf_sparse_ps.rings.binding import must_agree
-from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
-
-_WRITER = 0
-_WAIT_S = 5.0
 
 
 class Checkpointer:
@@ -59,9 +50,9 @@ class Checkpointer:
                 checkpointer.save()
     ```
 
-    Every rank makes one, and calls its methods together with the others, between the same two steps. Rank 0 writes,
-    tables beside the training that goes on; all machines must see the directory. docs/checkpoints.md says what a
-    checkpoint has.
+    Every rank makes one, and calls its methods together with the others, between the same two steps. One rank of each
+    machine writes, beside the training that goes on; all machines must see the directory, or have one each.
+    docs/checkpoints.md says what a checkpoint has.
 
     Attributes:
       directory: Absolute path.
@@ -76,6 +67,7 @@ class Checkpointer:
         keep: int = 3,
         incremental: bool = True,
         background: bool = True,
+        per_node: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads and writes nothing.
@@ -87,8 +79,9 @@ class Checkpointer:
           keep: How many checkpoints stay, at least 1; with them stays what they build on.
           incremental: Save of tables what has changed since the checkpoint before, where that is known and the chain is
             not too long.
-          background: Write beside the training that goes on, but for sharded tables. False: `save` returns when the
-            checkpoint is on the disk.
+          background: Write beside the training that goes on. False: `save` returns when the checkpoint is on the disk.
+          per_node: Every machine has a directory of its own at this path, with what its ranks restore. False: all
+            machines see one directory, and each writes a part of what is in it.
           extra: Variables that are saved with them, by name.
 
         Raises:
@@ -116,20 +109,23 @@ class Checkpointer:
             )
         self._directory = CheckpointDirectory(directory)
         self.directory = str(self._directory.path)
-        self._model, self._optimizer, self._keep = model, optimizer, keep
+        self._model, self._optimizer = model, optimizer
         self._extra = dict(extra or {})
-        self._passed_over: list[Path] = []
-        self._looked = False  # the checkpoints that there are, if any, are this run's
         self._metrics: list[Any] = []  # values of an epoch's metrics that were restored
         self._states: CallbackStates | None = None
         self._stored_states: list[callback_states.Record] | None = None
         self._rate: Any = None  # the learning rate that was restored
         self._resumable: ResumableDataset | None = None
         self._saved_at: int | None = None
-        self._background, self._increments = bool(background), Increments(bool(incremental))
-        self._run = secrets.token_hex(8)
-        self._pending: _Pending | None = None
-        self._beside = True  # that the last save beside training did not fail because of the training
+        self._background = bool(background)
+        self._saver = Saver(
+            self._directory,
+            self._ranks,
+            keep=keep,
+            incremental=bool(incremental),
+            background=self._background,
+            per_node=bool(per_node),
+        )
         self.position = Position(self._iterations)
 
     # --- saving ---
@@ -137,8 +133,8 @@ class Checkpointer:
     def save(self, step: int | None = None) -> str:
         """Saves the job as it is, and removes old checkpoints. Every rank calls it, between the same two steps.
 
-        Drains the schedule, waits for the save before, copies dense weights, and returns; rank 0 then writes beside the
-        training that goes on. `wait` returns when the checkpoint is on the disk.
+        Drains the schedule, waits for the save before, copies dense weights, and returns; a rank of each machine then
+        writes beside the training that goes on. `wait` returns when the checkpoint is on the disk.
 
         Args:
           step: That the folder is named after; None: the optimizer's number of updates.
@@ -172,11 +168,9 @@ class Checkpointer:
             "batch": str(batch),
             "number of tables": str(len(bindings)),
             "in the background": str(self._background),
+            "a directory of each node": str(self._saver.per_node),
         }
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
-        values: list[Copies] = [variables.Values(entries, self._ranks)]
-        if self._states is not None:
-            values.append(self._states.capture(self._ranks))
         content = Manifest(
             name="",
             step=iterations,
@@ -186,18 +180,23 @@ class Checkpointer:
             ranks=self._ranks.size,
             nodes=len(job.current().leaders) if bindings else 1,
             job=job.current().identity.name if bindings else None,
-            id=secrets.token_hex(8),
-            run=self._run,
+            id=self._ranks.broadcast_object(secrets.token_hex(8), 0, "tsps.checkpoint.id"),
+            run=self._ranks.broadcast_object(self._saver.run, 0, "tsps.checkpoint.run"),
             chain=(),
             versions=_versions(),
-            tables=tuple(tables.facts(one, number) for number, one in enumerate(bindings)),
+            tables=tuple(tables.facts(one) for one in bindings),
             variables=tuple(entry.facts() for entry in entries),
             files=(),
         )
-        beside = self._background and self._beside
-        path = self._begin_save(iterations if step is None else step, content, bindings, values, beside)
-        if not beside:
-            self.wait()
+
+        def capture_values(writes: bool) -> list[Copies]:
+            values: list[Copies] = [variables.Values(entries, self._ranks, keep=writes)]
+            if self._states is not None:
+                values.append(self._states.capture(self._ranks, keep=writes))
+            return values
+
+        path = self._saver.begin(iterations if step is None else step, content, bindings, capture_values)
+        self._saved_at = iterations
         return path
 
     def wait(self) -> None:
@@ -206,156 +205,27 @@ class Checkpointer:
         Raises:
           NotSavedError: On all ranks: it could not be written, with the reason. Only once.
         """
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        error: Exception | None = None
-        text: str | None = None
-        ended = False
-        # A slow disk is no lost rank: none waits for another for long at a time.
-        longest_s = min(_WAIT_S, protocol.timeout_s() / 4)
-        while not ended:
-            if pending.writing is not None and (ended := pending.writing.wait(longest_s)):
-                error = pending.writing.result()
-            ended, text, self._beside = self._ranks.broadcast_object(
-                (ended, text_of(error), not isinstance(error, UnavailableError)), _WRITER, "tsps.checkpoint.end"
-            )
-        if text is not None:
+        try:
+            self._saver.wait()
+        except NotSavedError:
             self._saved_at = None
-            raise self._not_saved(pending.step, text) from error
-        self._increments.saved(None if pending.writing is None else pending.writing.manifest, pending.marks)
+            raise
 
     @property
     def is_saving(self) -> bool:
-        """Whether this process is writing a checkpoint, beside whatever else it does. On rank 0 alone."""
-        return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
-
-    def _begin_save(
-        self, step: int, content: Manifest, bindings: list[TableBinding], values: Sequence[Copies], beside: bool
-    ) -> str:
-        """Captures what is to be saved, and begins to write it. An error is one on all ranks."""
-        error: Exception | None = None
-        path = ""
-        builds_on: tuple[Link, ...] = ()
-        captured: list[Captured] = []
-        replicated = [one.placement == "replicated" for one in bindings]
-        marks: dict[str, str] = {}
-        with contextlib.ExitStack() as stack:
-            save: directory_lib.Save | None = None
-            if self._ranks.rank == _WRITER:
-                try:
-                    self._refuse_other_runs(step)
-                    save = stack.enter_context(self._directory.saving(step, f"rank {_WRITER}"))
-                    path, builds_on = str(save.path), self._increments.next_builds_on(self._directory.path)
-                except Exception as caught:
-                    error = caught
-            going_on, increment = self._ranks.broadcast_object(
-                (error is None, bool(builds_on)), _WRITER, "tsps.checkpoint.begin"
-            )
-            since = self._increments.marks if increment else {}
-            if going_on:
-                try:
-                    marks = tables.mark_changes(bindings)
-                    if save is not None:
-                        captured = tables.capture(
-                            list(itertools.compress(bindings, replicated)),
-                            list(itertools.compress(content.tables, replicated)),
-                            since,
-                            content.table_step,
-                        )
-                        fault_points.reach(fault_points.CAPTURED)
-                except Exception as caught:
-                    error = caught
-                failed = any(self._ranks.allgather_object(error is not None, "tsps.checkpoint.captured"))
-                if not failed:
-                    sharded = [not one for one in replicated]
-                    error = self._write_sharded(
-                        save,
-                        list(itertools.compress(bindings, sharded)),
-                        list(itertools.compress(content.tables, sharded)),
-                        since,
-                        content,
-                    )
-            outcome = self._ranks.allgather_object((text_of(error), _of_files(error), path), "tsps.checkpoint.begun")
-            if any(text is not None for text, *_ in outcome):
-                for one in captured:
-                    one.close()
-                with contextlib.suppress(Exception):
-                    failure = error or StateError("another rank has failed")
-                    stack.__exit__(type(failure), failure, failure.__traceback__)
-                text, of_files, _ = outcome[_WRITER]
-                if of_files:
-                    raise self._not_saved(content.step, text) from error
-                raise_failed([text for text, *_ in outcome], error, f"saving a checkpoint to {self.directory}")
-            writing = None
-            if save is not None:
-                writing = SaveInProgress(save, stack.pop_all(), content, builds_on, values, captured, self._prune)
-        self._pending = _Pending(content.step, writing, marks)
-        self._saved_at, self._looked = content.step, True
-        if writing is not None:
-            writing.start(beside=beside)
-        return str(outcome[_WRITER][2])
-
-    def _write_sharded(
-        self,
-        save: directory_lib.Save | None,
-        bindings: Sequence[TableBinding],
-        facts: Sequence[dict[str, Any]],
-        since: Mapping[str, str],
-        content: Manifest,
-    ) -> Exception | None:
-        """Of sharded tables the ranks send rank 0 what they have; returns this rank's error."""
-        error: Exception | None = None
-        folder = None if save is None else save.folder
-        for binding, own in zip(bindings, facts, strict=True):
-            if not self._ranks.broadcast_object(error is None, _WRITER, "tsps.checkpoint.table"):
-                break
-            try:
-                mark = since.get(binding.uuid)
-                step, stamp = content.table_step, content.stamp
-                for name in tables.write_sharded(binding, folder, own, mark, step, stamp, self._ranks):
-                    assert save is not None
-                    save.add(name)
-            except LOST:
-                raise
-            except Exception as caught:
-                error = caught
-        return error
-
-    def _not_saved(self, step: int, text: str | None) -> NotSavedError:
-        return NotSavedError(f"a checkpoint of step {step} was not saved to {self.directory}: {text}")
-
-    def _prune(self, save: directory_lib.Save) -> None:
-        try:
-            self._directory.prune(save.path, self._keep, self._passed_over)
-            self._passed_over = [one for one in self._passed_over if one.exists()]
-        except OSError as error:  # the checkpoint is there; the next save tries again
-            warnings.warn(f"old checkpoints in {self.directory} could not be removed: {error}", stacklevel=4)
-
-    def _refuse_other_runs(self, step: int) -> None:
-        """Checkpoints that this run knows nothing of are not to be mixed with its own, or removed."""
-        others = [one for one in self._directory.find() if one.path not in self._passed_over]
-        if others and not self._looked:
-            raise StateError(
-                f"{self.directory} has checkpoints, {others[0].path.name} and {len(others) - 1} more, and this job did "
-                "not begin with them: call restore() before the first step, or use another directory"
-            )
-        if others and step < others[0].step:
-            raise ValueError(
-                f"{self.directory} has a checkpoint of step {others[0].step}, and this one is of step {step}: the "
-                "newest is found by its step"
-            )
+        """Whether this process is writing a checkpoint, beside whatever else it does. On leaders alone."""
+        return self._saver.is_saving
 
     # --- restoring ---
 
     def latest(self) -> str | None:
         """The newest checkpoint that is whole, or None. Reads all of its files; any rank may call it alone.
 
-        A warning names each newer one that is damaged, with the reason. Rank 0 waits first for one that it is writing.
+        A warning names each newer one that is damaged, with the reason. Waits first for what this process is writing.
+        With `per_node`, of this machine's: `restore` takes the newest that all have.
         """
-        if self._pending is not None and self._pending.writing is not None:
-            self._pending.writing.wait()
-        found, _ = self._newest()
+        self._saver.finish_own()
+        found, _ = newest.newest(self._directory)
         return None if found is None else str(found.path)
 
     def restore(self) -> str | None:
@@ -384,15 +254,15 @@ class Checkpointer:
                 f"a checkpoint of {self.directory} cannot be restored: training has begun. Call restore() before the "
                 "first step"
             )
-        checked, is_read = self._agree_on_newest(read_once=True)
-        self._looked = True
+        checked, is_read, _ = self._choose(read_once=True)
+        self._saver.has_looked = True
         if checked is None:
             self._refuse_tables_of_other_steps(bindings)
             return None
         if self._restore_tables(checked, bindings, entries, is_read=is_read):
             return self._restore_rest(checked, bindings, entries)
         # All that there is to read is read now, before anything is changed once more.
-        checked, _ = self._agree_on_newest(read_once=False)
+        checked, *_ = self._choose(read_once=False)
         if checked is None:
             raise StateError(
                 f"no checkpoint in {self.directory} is whole, and tables have rows of one of them: there is nothing to "
@@ -424,7 +294,7 @@ class Checkpointer:
         if not self._are_whole(compare, path, is_read=is_read):
             return False
         fault_points.reach("compared")
-        self._increments.forget()
+        self._saver.forget()
         of_tables.restore(bindings)
         if not self._are_whole(of_tables.check_read, path, is_read=is_read):
             return False
@@ -474,7 +344,7 @@ class Checkpointer:
         self.position.go_to(content.epoch, content.batch)
         self._saved_at = self._iterations()
         self._check_step(bindings, content)
-        if self._ranks.rank == _WRITER:
+        if self._ranks.rank == 0:
             print(
                 f"tf_sparse_ps: restored {path}: step {content.step}, batch {content.batch} of epoch {content.epoch}",
                 file=sys.stderr,
@@ -482,53 +352,12 @@ class Checkpointer:
             )
         return str(path)
 
-    def _newest(self) -> tuple[Checked | None, list[Path]]:
-        with bar(0, f"check {self.directory}") as shown:
-            return self._directory.newest(lambda _, n: shown.update(n))
-
-    def _agree_on_newest(self, *, read_once: bool) -> tuple[Checked | None, bool]:
-        """The checkpoint that rank 0 finds, and that all ranks see; and whether all of its files were read.
-
-        Args:
-          read_once: Files with rows need not be read, if there is another checkpoint to go back to.
-        """
-        found: Checked | None = None
-        is_read = True
-        error: Exception | None = None
-        if self._ranks.rank == _WRITER:
-            try:
-                if read_once:
-                    with bar(0, f"check {self.directory}") as shown:
-                        found, self._passed_over, is_read = self._directory.newest_to_read_once(
-                            lambda _, n: shown.update(n)
-                        )
-                else:
-                    found, self._passed_over = self._newest()
-            except Exception as caught:
-                error = caught
-        chosen = None if found is None else (found.path.name, found.data)
-        text, chosen, is_read = self._ranks.broadcast_object(
-            (text_of(error), chosen, is_read), _WRITER, "tsps.checkpoint.newest"
-        )
-        if text is not None:
-            raise_failed([text], error, f"looking for checkpoints in {self.directory}")
-        if chosen is None:
-            return None, True
-        name, data = chosen
-        path = self._directory.path / name
-        seen: list[Checked] = []
-
-        def see() -> None:
-            if path.is_dir() and (one := directory_lib.look(path)).data == data:
-                seen.append(one)
-                return
-            raise StateError(
-                f"rank 0 restores {name}, and {path} is another one here, or is not there: all machines must see "
-                "one directory"
-            )
-
-        self._together(see, f"restoring {path}")
-        return seen[0], bool(is_read)
+    def _choose(self, *, read_once: bool) -> newest.Chosen:
+        """The checkpoint that all ranks restore."""
+        agree = newest.agree_per_node if self._saver.per_node else newest.agree
+        chosen = agree(self._directory, self._ranks, read_once=read_once)
+        self._saver.passed_over = chosen.passed_over
+        return chosen
 
     def _refuse_tables_of_other_steps(self, bindings: list[Any]) -> None:
         def compare() -> None:
@@ -658,22 +487,6 @@ class Checkpointer:
         except Exception as caught:
             error = caught
         raise_failed(self._ranks.allgather_object(text_of(error), "tsps.checkpoint.together"), error, call)
-
-
-class _Pending(NamedTuple):
-    """A save whose end has not been told to all ranks."""
-
-    step: int
-    """Updates that the optimizer had made."""
-    writing: SaveInProgress | None
-    """On rank 0."""
-    marks: dict[str, str]
-    """On leaders, of the tables."""
-
-
-def _of_files(error: BaseException | None) -> bool:
-    """Whether it is a matter of the disk, or of this moment, and not of the program."""
-    return isinstance(error, OSError | UnavailableError)
 
 
 def _versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tf_sparse_ps.checkpoints import directory
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory, Save
+from tf_sparse_ps.checkpoints.manifest import TablePart, name_of_file
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows, rows_checksum
 from tf_sparse_ps.errors import NotFoundError, TableError
 from tf_sparse_ps.table import parameter_files
@@ -76,16 +77,17 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
 
 def _write(found: Checked, save: Save) -> Path:
     content = found.manifest
-    of_tables = {str(name) for one in content.tables for name in (one["file"], one["erased"]) if name is not None}
+    of_tables = {file for number in range(len(content.tables)) for part in content.parts(number) for file in part.files}
     for one in content.files:
         if one.name not in of_tables:
             shutil.copyfile(found.path / one.name, save.folder / one.name)
             save.add(one.name)
     tables: list[dict[str, Any]] = []
     for number, table in enumerate(content.tables):
-        file = save.folder / str(table["file"])
+        file = save.folder / name_of_file(number, str(table["name"]))
         write_rows(StoredRows(found, number), file, str(table["name"]))
-        tables.append({**table, "content": "all", "erased": None, "rows_checksum": rows_checksum(file)})
+        part = TablePart(file.name, rows_checksum=rows_checksum(file))
+        tables.append({**table, "parts": [dataclasses.asdict(part)]})
         save.add(file.name)
     save.finish(dataclasses.replace(content, name=save.name, chain=(), tables=tuple(tables), files=tuple(save.files)))
     return save.path
@@ -101,8 +103,9 @@ def write_rows(rows: StoredRows, path: Path, name: str) -> None:
     """
     info = rows.info
     header: dict[str, Any] = {
-        key: info[key] for key in ("dim", "key_limit", "step", "initializer", "metadata", "dtype", "node", "nodes")
+        key: info[key] for key in ("dim", "key_limit", "step", "initializer", "metadata", "dtype")
     }
+    header |= {"node": rows.shard.node, "nodes": rows.shard.nodes} if rows.shard is not None else {}
     header |= {"optimizer": info["optimizer"]["kind"], "slot_init": list(info["optimizer"]["slot_init"])}
 
     def shown() -> Iterator[Block]:

@@ -19,6 +19,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -162,7 +163,8 @@ class CheckpointDirectory:
             with contextlib.suppress(DamagedFileError, NotFoundError, OSError):  # `newest` says what, and why
                 found = _with_chain(named[0].path, _once(lambda path: _check_alone(path, progress, rows=False)))
                 parts = [part.manifest for part in found.parts]
-                if all(table["rows_checksum"] is not None for part in parts for table in part.tables):
+                every = [one for part in parts for number in range(len(part.tables)) for one in part.parts(number)]
+                if all(one.rows_checksum is not None for one in every):
                     return found, [], False
         return *self.newest(progress), True
 
@@ -203,7 +205,7 @@ class CheckpointDirectory:
           OSError: From the file system.
         """
         self._make()
-        with claimed(str(self.path / "checkpoints"), writer):
+        with self.claimed(writer):
             fault_points.reach("claimed")
             self._remove_leftovers()
             fault_points.reach("leftovers_removed")
@@ -218,8 +220,12 @@ class CheckpointDirectory:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
 
+    def claimed(self, writer: str) -> contextlib.AbstractContextManager[None]:
+        """Surrounds what changes the directory and is no save. Arguments and errors as of `saving`."""
+        return claimed(str(self.path / "checkpoints"), writer)
+
     def prune(self, saved: Path, keep: int, passed_over: Sequence[Path] = ()) -> None:
-        """Removes old checkpoints. Within `saving`, after `Save.finish`.
+        """Removes old checkpoints. After `Save.finish`, within `saving` or `claimed`.
 
         Args:
           saved: The one that was saved last. It stays, and with it the `keep` - 1 newest ones before it that have a
@@ -261,7 +267,7 @@ class CheckpointDirectory:
         _sync(self.path.parent)
 
     def remove(self, path: Path) -> None:
-        """Removes a checkpoint. Within `saving`."""
+        """Removes a checkpoint. Within `saving` or `claimed`."""
         aside = self.path / f"{_REMOVING}{path.name}-{secrets.token_hex(4)}"
         os.rename(path, aside)
         fault_points.reach("set_aside")
@@ -274,19 +280,20 @@ class CheckpointDirectory:
                 shutil.rmtree(one)
 
 
-def check(path: Path, progress: Callable[[str, int], None] | None = None) -> Checked:
+def check(path: Path, progress: Callable[[str, int], None] | None = None, *, rows: bool = True) -> Checked:
     """Reads all files of a checkpoint, and of those that it builds on.
 
     Args:
       path: Its folder.
       progress: As of `CheckpointDirectory.newest`.
+      rows: Those with rows of tables, too; of them else only the sizes.
 
     Raises:
       NotFoundError, DamagedFileError: A file is missing, or is not what was written; or a checkpoint that it builds on
         is another one.
       UnsupportedError: It is of a later version.
     """
-    return _with_chain(path, lambda one: _check_alone(one, progress))
+    return _with_chain(path, lambda one: _check_alone(one, progress, rows=rows))
 
 
 def look(path: Path) -> Checked:
@@ -296,6 +303,19 @@ def look(path: Path) -> Checked:
       NotFoundError, DamagedFileError, UnsupportedError: As `check`, as far as that can be seen.
     """
     return _with_chain(path, _look_alone)
+
+
+def sees(folder: Path, longest_s: float = 5.0) -> bool:
+    """Whether a folder is there that another machine has just made: a network file system may take a moment to tell."""
+    until = time.monotonic() + longest_s
+    while True:
+        # A list of names is asked for anew; whether one name is there may be remembered.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if folder.name in os.listdir(folder.parent):
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
 
 
 def _with_chain(path: Path, look_at: _Look) -> Checked:
@@ -348,7 +368,7 @@ def _seems_whole(path: Path) -> bool:
 def _check_alone(path: Path, progress: Callable[[str, int], None] | None = None, *, rows: bool = True) -> Checked:
     """Reads all files, or all but those with the rows of tables."""
     found = _look_alone(path)
-    of_rows = set() if rows else {table["file"] for table in found.manifest.tables}
+    of_rows = set() if rows else found.manifest.row_files
     for one in found.manifest.files:
         if one.name in of_rows:
             continue

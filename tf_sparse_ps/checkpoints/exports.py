@@ -41,9 +41,9 @@ def export(checkpoint: Checked, folder: Path) -> list[str]:
     content = checkpoint.manifest
     names = [str(one["name"]) for one in content.tables]
     files = []
-    for number, table in enumerate(content.tables):
+    for number in range(len(names)):
         plain = names.count(names[number]) == 1 and "/" not in names[number]
-        files.append(f"{names[number]}.tfsps" if plain else str(table["file"]))
+        files.append(f"{names[number]}.tfsps" if plain else manifest.name_of_file(number, names[number]))
         write_rows(StoredRows(checkpoint, number), folder / files[-1], names[number])
     own = comparison.variable_names(content.variables)
     _, arrays = array_file.read(checkpoint.path / manifest.VARIABLES)

@@ -18,8 +18,8 @@ from tf_sparse_ps.errors import DamagedFileError, UnsupportedError
 NAME = "manifest.json"
 VARIABLES = "variables.npz"  # of rank 0
 CALLBACKS = "callbacks.npz"  # of all ranks
-VERSION = 2
-_READ = (1, 2)  # versions; 1 has no increments
+VERSION = 3
+_READ = (1, 2, 3)  # versions; 1 has no increments, 2 has one part of each table
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -36,6 +36,29 @@ class FileEntry:
     name: str
     size: int
     crc32: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePart:
+    """Rows of a table in a checkpoint: those that one node has written.
+
+    Attributes:
+      file: With the rows, a sparse-parameter file.
+      content: "all" rows, or the "changes" since the last checkpoint in the chain.
+      erased: Of changes, the file of the keys that were erased, or None.
+      rows_checksum: Of the checksums of the file's blocks, by which a restore that reads it once sees that it is right,
+        or None.
+    """
+
+    file: str
+    content: str = "all"
+    erased: str | None = None
+    rows_checksum: str | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of its files."""
+        return (self.file,) if self.erased is None else (self.file, self.erased)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +92,9 @@ class Manifest:
       chain: What an increment builds on: the base, which has all rows, and the increments to it before this one, all of
         this run. Empty: this one has all rows itself.
       versions: Of the software, by name.
-      tables: Of each table, in the model's order: `file`, and what the table was; `id`, which tells it from other
-        tables of the run; `content`, "all" rows or the "changes" since the last one in the chain; of changes `erased`,
-        the file of the keys that were erased, or None; `rows_checksum`, of the checksums of the file's blocks, by which
-        a restore that reads it once sees that it is right, or None.
+      tables: Of each table, in the model's order: what the table was; `id`, which tells it from other tables of the
+        run; `parts`, each a `TablePart` as a dict: one of all rows, or of each node those of the keys that a hash gives
+        it.
       variables: Of each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
       files: All files but this one.
     """
@@ -93,10 +115,19 @@ class Manifest:
     variables: tuple[dict[str, Any], ...]
     files: tuple[FileEntry, ...]
 
+    def parts(self, number: int) -> tuple[TablePart, ...]:
+        """Of a table, by its place in `tables`."""
+        return tuple(TablePart(**one) for one in self.tables[number]["parts"])
+
+    @property
+    def row_files(self) -> set[str]:
+        """The names of the files with rows of tables."""
+        return {part.file for number in range(len(self.tables)) for part in self.parts(number)}
+
     @property
     def table_bytes(self) -> int:
-        """Of the files of tables."""
-        names = {str(one["file"]) for one in self.tables}
+        """Of the files with rows."""
+        names = self.row_files
         return sum(one.size for one in self.files if one.name in names)
 
     @property
@@ -137,9 +168,29 @@ class Manifest:
             raise DamagedFileError(f"{where} is damaged: {type(error).__name__}: {error}") from None
 
 
+def name_of_file(number: int, table: str, node: int | None = None) -> str:
+    """Of the file with a table's rows.
+
+    Args:
+      number: Of the table.
+      table: Its name.
+      node: Whose part it is; None: all rows.
+    """
+    shown = re.sub(r"[^A-Za-z0-9_-]", "_", table)[:100]
+    return f"t{number:04d}-{shown}{'' if node is None else f'.node-{node:05d}'}.tfsps"
+
+
 def _encode(content: Mapping[str, Any]) -> bytes:
     text = json.dumps(content, sort_keys=True, indent=1, allow_nan=False)
     return (json.dumps({"checksum": f"{zlib.crc32(text.encode()):08x}"})[:-1] + f', "content": {text}}}\n').encode()
+
+
+def _in_one_part(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What versions 1 and 2 say of a table, as it is said now."""
+    names = [field.name for field in dataclasses.fields(TablePart)]
+    part = TablePart(**{name: table[name] for name in names if name in table})
+    rest = {name: value for name, value in table.items() if name not in names}
+    return {**rest, "parts": [dataclasses.asdict(part)]}
 
 
 def _from(content: dict[str, Any]) -> Manifest:
@@ -151,15 +202,18 @@ def _from(content: dict[str, Any]) -> Manifest:
     for one in files:
         if not _FILE_NAME.fullmatch(one.name):
             raise ValueError(f"a file's name is {one.name!r}")
-    tables = [{"id": "", "content": "all", "erased": None, "rows_checksum": None, **one} for one in content["tables"]]
+    tables = [{"id": "", **(one if "parts" in one else _in_one_part(one))} for one in content["tables"]]
     chain = tuple(Link(str(one["name"]), str(one["id"])) for one in content.get("chain", ()))
     names = {one.name for one in files}
     for table in tables:
-        if table["content"] not in ("all", "changes") or (table["content"] == "changes" and not chain):
-            raise ValueError(f"table {table.get('name')!r} has {table['content']!r}, of {len(chain)} before it")
-        for file in (table["file"], *([table["erased"]] if table["erased"] is not None else [])):
-            if file not in names:
-                raise ValueError(f"a table's file {file!r} is none of the checkpoint's")
+        if not table["parts"]:
+            raise ValueError(f"table {table.get('name')!r} has no rows")
+        for part in (TablePart(**one) for one in table["parts"]):
+            if part.content not in ("all", "changes") or (part.content == "changes" and not chain):
+                raise ValueError(f"table {table.get('name')!r} has {part.content!r}, of {len(chain)} before it")
+            for file in part.files:
+                if file not in names:
+                    raise ValueError(f"a table's file {file!r} is none of the checkpoint's")
     return Manifest(
         name=str(content["name"]),
         job=content["job"],

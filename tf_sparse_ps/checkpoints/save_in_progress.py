@@ -1,74 +1,57 @@
-"""`SaveInProgress`: what is left of a save when training may go on, on rank 0 and perhaps in a thread.
-
-Everything it writes was captured between two steps: dense values are copies, tables are scans of one committed state.
-It talks to no other rank: how it has ended is told to them when all call `Checkpointer.save` or `wait` again.
-"""
+"""`SaveInProgress`: what is left of a save when training may go on, on leaders and in a thread."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tf_sparse_ps.checkpoints.directory import Save
-from tf_sparse_ps.checkpoints.manifest import Link, Manifest
+from tf_sparse_ps.checkpoints.manifest import Manifest
+from tf_sparse_ps.checkpoints.writers import Writer
 
 if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
-
-
-class Copies(Protocol):
-    """Values that were copied between two steps."""
-
-    def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[str]:
-        """Writes files to a folder; yields the name of each when it is complete."""
-
 
 _TOLD_S, _TELL_EVERY_S = 5.0, 60.0  # a wait that takes longer is told of, and how often
 _NICENESS = 5  # of the thread: of a core that training uses it gets a quarter
 
 
 class SaveInProgress:
-    """Writes what a save has captured. Made and run within `CheckpointDirectory.saving`.
-
-    Attributes:
-      manifest: When it has been written.
-    """
+    """Has a writer write what a save has captured."""
 
     def __init__(
         self,
         save: Save,
         within: contextlib.ExitStack,
-        content: Manifest,
-        builds_on: tuple[Link, ...],
-        values: Sequence[Copies],
+        writer: Writer,
         captured: Sequence[Captured],
-        prune: Callable[[Save], None],
+        *,
+        quiet: bool = False,
     ) -> None:
         """Writes nothing yet.
 
         Args:
           save: The save.
           within: What surrounds it; ended with it.
-          content: The manifest, but for `name`, `chain` and `files`, and with what tables have become.
-          builds_on: What the tables' changes, if any, are changes of.
-          values: Dense variables, and states of callbacks.
-          captured: Tables that are not written yet.
-          prune: Called when the checkpoint is there.
+          writer: Writes it.
+          captured: Tables that it writes; closed when it has ended.
+          quiet: Another rank says what is waited for.
         """
-        self._save, self._within, self._content = save, within, content
-        self._builds_on, self._values, self._captured, self._prune = builds_on, values, captured, prune
+        self._save, self._within, self._writer, self._captured = save, within, writer, captured
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._tell_at = 0.0
-        self.manifest: Manifest | None = None
+        self._tell_at = float("inf") if quiet else 0.0
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Of the checkpoint, when it is there; on who writes it."""
+        return self._writer.manifest
 
     def start(self, *, beside: bool) -> None:
         """Writes it all, in another thread. The process does not end before that.
@@ -96,6 +79,10 @@ class SaveInProgress:
             self._thread.join(min(left_s, _TOLD_S))
             self._tell()
         return True
+
+    def give_up(self) -> None:
+        """Another node has failed: what this one waits for will not come."""
+        self._writer.give_up()
 
     def _tell(self) -> None:
         """Says what is waited for, from time to time."""
@@ -126,31 +113,12 @@ class SaveInProgress:
     def _run(self) -> None:
         try:
             with self._within:
-                self._write()
+                self._writer.write()
         except Exception as error:
             self._error = error
         finally:
             for one in self._captured:
                 one.close()
-
-    def _write(self) -> None:
-        stamp = self._content.stamp
-        for one in self._values:
-            for name in one.write(self._save.folder, stamp):
-                self._save.add(name)
-        for table in self._captured:
-            for name in table.write(self._save.folder, stamp):
-                self._save.add(name)
-        changes = any(facts["content"] == "changes" for facts in self._content.tables)
-        manifest = dataclasses.replace(
-            self._content,
-            name=self._save.name,
-            chain=self._builds_on if changes else (),
-            files=tuple(self._save.files),
-        )
-        self._save.finish(manifest)
-        self.manifest = manifest
-        self._prune(self._save)
 
     def _say_at_exit(self) -> None:
         if self._error is not None:

@@ -1,13 +1,15 @@
 """`StoredRows`: a table of a checkpoint, from the base and the increments after it. Needs no TensorFlow.
 
-Files are read from the newest to the oldest: a row that a newer one has written or erased is left out of the older
-ones. So each key comes once, and what is in memory is a block, and the keys of the increments.
+Where several nodes have saved, each has written the keys that a hash gives it: a part of the table, with a base and
+increments of its own. Files of a part are read from the newest to the oldest: a row that a newer one has written or
+erased is left out of the older ones. So each key comes once, and what is in memory is a block, and the keys of the
+increments.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ import numpy.typing as npt
 from tf_sparse_ps import _table
 from tf_sparse_ps.checkpoints import array_file
 from tf_sparse_ps.checkpoints.directory import Checked
+from tf_sparse_ps.checkpoints.manifest import TablePart
 from tf_sparse_ps.errors import DamagedFileError, StateError
 from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.shards import Shard, describe
 from tf_sparse_ps.table.table import Block
 
 _FILTER_BITS = 24
@@ -29,38 +33,37 @@ class StoredRows:
     """Rows of a table in a checkpoint.
 
     Attributes:
-      info: Of the newest file: dim, key_limit, optimizer, initializer, dtype, metadata, step.
+      info: Of the first part's newest file: dim, key_limit, optimizer, initializer, dtype, metadata, step.
+      shard: Whose rows these are; None: all of the table's.
       at_most: How many rows there are, at most; exactly, if there are no increments.
     """
 
-    def __init__(self, checkpoint: Checked, number: int) -> None:
+    def __init__(self, checkpoint: Checked, number: int, shard: Shard | None = None) -> None:
         """Reads the headers of files.
 
         Args:
           checkpoint: That has the table, with what it builds on.
           number: Of the table, among the checkpoint's.
+          shard: Whose rows are wanted; others are left out where that leaves files out. None: all.
 
         Raises:
           DamagedFileError, NotFoundError: A file is not what it should be, or parts do not fit together.
           StateError: A file is of another step than its checkpoint says.
         """
-        self._files = _files(checkpoint, number)
-        self._readers = [_table.ParameterFileReader(str(file.rows)) for file in self._files]
-        infos = [reader.info() for reader in self._readers]
-        self.info: dict[str, Any] = infos[-1]
-        self.at_most = sum(int(one["n_rows"]) for one in infos)
-        for file, info in zip(self._files, infos, strict=True):
-            if info["step"] != file.step:
-                raise StateError(
-                    f"{file.rows} has the rows of table {file.table!r} at step {info['step']}, and the checkpoint's "
-                    f"other tables and dense weights are of step {file.step}: they are not of one step"
+        n_parts = len(checkpoint.manifest.parts(number))
+        self._parts = [_Part(checkpoint, number, at) for at in range(n_parts)]
+        self.info = self._parts[0].info
+        for at, part in enumerate(self._parts):
+            part.check_alike(self._parts[0])
+            if n_parts > 1 and part.shard != (at, n_parts):
+                raise DamagedFileError(
+                    f"{part.file} is damaged: it has {describe(part.shard)}, and should have "
+                    f"{describe(Shard(at, n_parts))}"
                 )
-            for name in ("dim", "key_limit", "optimizer", "initializer", "dtype", "metadata"):
-                if info[name] != self.info[name]:
-                    raise DamagedFileError(
-                        f"{file.rows} is damaged: it has {name} {info[name]}, {self._files[-1].rows}, which builds on "
-                        f"it, has {self.info[name]}"
-                    )
+        self.shard = self._parts[0].shard if n_parts == 1 else None
+        if shard is not None and n_parts == shard.nodes:
+            self._parts, self.shard = [self._parts[shard.node]], shard
+        self.at_most = sum(part.at_most for part in self._parts)
 
     def blocks(self, slots: bool = True) -> Iterator[Block]:
         """All rows, each key once, in no order that means anything.
@@ -72,6 +75,46 @@ class StoredRows:
           DamagedFileError: A block is not what was written, and has not been returned; or, at the end of a file, the
             blocks are those of another one.
         """
+        for part in self._parts:
+            yield from part.blocks(slots)
+
+
+class _Part:
+    """What one node has written of a table, in the base and the increments."""
+
+    def __init__(self, checkpoint: Checked, number: int, at: int) -> None:
+        self._files = _files(checkpoint, number, at)
+        self._readers = [_table.ParameterFileReader(str(file.rows)) for file in self._files]
+        infos = [reader.info() for reader in self._readers]
+        self.file = self._files[-1].rows
+        self.info: dict[str, Any] = infos[-1]
+        self.shard = Shard.of(self.info)
+        self.at_most = sum(int(one["n_rows"]) for one in infos)
+        for file, info in zip(self._files, infos, strict=True):
+            if info["step"] != file.step:
+                raise StateError(
+                    f"{file.rows} has the rows of table {file.table!r} at step {info['step']}, and the checkpoint's "
+                    f"other tables and dense weights are of step {file.step}: they are not of one step"
+                )
+            self._must_be_like(info, file.rows, "which builds on it,")
+            if Shard.of(info) != self.shard:
+                raise DamagedFileError(
+                    f"{file.rows} is damaged: it has {describe(Shard.of(info))}, {self.file}, which builds on it, "
+                    f"{describe(self.shard)}"
+                )
+
+    def check_alike(self, first: _Part) -> None:
+        """Compares with another part of the table."""
+        first._must_be_like(self.info, self.file, "another part of the table,")
+
+    def _must_be_like(self, info: Mapping[str, Any], file: Path, why: str) -> None:
+        for name in ("dim", "key_limit", "optimizer", "initializer", "dtype", "metadata"):
+            if info[name] != self.info[name]:
+                raise DamagedFileError(
+                    f"{file} is damaged: it has {name} {info[name]}, {self.file}, {why} has {self.info[name]}"
+                )
+
+    def blocks(self, slots: bool) -> Iterator[Block]:
         newer = _KeySet()
         for at in reversed(range(len(self._files))):
             own: list[Keys] = []
@@ -97,13 +140,13 @@ class StoredRows:
 
 
 class _File:
-    """What one checkpoint has of a table."""
+    """What one checkpoint has of a part of a table."""
 
-    def __init__(self, folder: Path, step: int, facts: dict[str, Any]) -> None:
-        self.table, self.step = str(facts["name"]), step
-        self.rows = folder / str(facts["file"])
-        self._checksum = facts["rows_checksum"]
-        self._erased = None if facts["erased"] is None else folder / str(facts["erased"])
+    def __init__(self, folder: Path, step: int, table: str, part: TablePart) -> None:
+        self.table, self.step = table, step
+        self.rows = folder / part.file
+        self._checksum = part.rows_checksum
+        self._erased = None if part.erased is None else folder / part.erased
 
     def check(self, checksum: int) -> None:
         """Compares what `rows_checksum` was of the file with what it is."""
@@ -132,16 +175,20 @@ def _with_block(reader: _table.ParameterFileReader, number: int, checksum: int) 
     return zlib.crc32(reader.block_checksum(number).to_bytes(4, "little"), checksum)
 
 
-def _files(checkpoint: Checked, number: int) -> list[_File]:
-    """The files that a table's rows are in: one with all of them, then those with changes."""
+def _files(checkpoint: Checked, number: int, at: int) -> list[_File]:
+    """The files that rows of a part are in: one with all of them, then those with changes."""
     facts = checkpoint.manifest.tables[number]
+    n_parts = len(checkpoint.manifest.parts(number))
     found: list[_File] = []
-    for part in reversed(checkpoint.parts):
-        own = [facts] if part is checkpoint else [one for one in part.manifest.tables if one["id"] == facts["id"]]
-        if len(own) != 1:
+    for one in reversed(checkpoint.parts):
+        content = one.manifest
+        numbers = [i for i, table in enumerate(content.tables) if table["id"] == facts["id"]]
+        own = [number] if one is checkpoint else numbers
+        if len(own) != 1 or len(content.parts(own[0])) != n_parts:
             break
-        found.insert(0, _File(part.path, part.manifest.table_step, own[0]))
-        if own[0]["content"] == "all":
+        part = content.parts(own[0])[at]
+        found.insert(0, _File(one.path, content.table_step, str(facts["name"]), part))
+        if part.content == "all":
             return found
     raise DamagedFileError(
         f"{checkpoint.path} has changes of table {facts['name']!r}, and what it builds on has no such table"

@@ -1,16 +1,15 @@
-"""The tables of a checkpoint: a sparse-parameter file each, of all nodes' rows, with slots.
+"""The tables of a checkpoint: sparse-parameter files with slots, one of each table and node.
 
-A replicated table is written by rank 0 from its node, as of the state in which it was captured; a sharded one by all
-ranks together, rank 0 writes. An increment has the rows that were written since a mark, and the keys that were erased.
-Each node's leader reads the files again, and keeps what its node has.
+Each node's leader writes one, as of the state in which it was captured: the rows that the node has of a sharded table,
+and of a replicated one those of the keys that a sharded one would have there. An increment has the rows that were
+written since a mark, and the keys that were erased. Each node's leader reads the files again, and keeps what its node
+has.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,21 +18,20 @@ import tensorflow as tf
 from tf_sparse_ps import _table, job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.checkpoints import captured, fault_points
+from tf_sparse_ps.checkpoints import fault_points, manifest
 from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers import rows
-from tf_sparse_ps.layers.sharded_content import ShardedContent
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.table import newer_rows, parameter_files, table
 from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.table.shards import describe
 from tf_sparse_ps.table.table import Block
 
-_WRITER = 0
 _JOINED_BYTES = 4 << 20  # of rows, without slots
 
 
@@ -48,17 +46,12 @@ def committed_step() -> int:
     return job.current().group.committed_step()
 
 
-def facts(binding: TableBinding, number: int) -> dict[str, Any]:
-    """What a manifest says of a table; `content` and `erased` are known when it has been written."""
+def facts(binding: TableBinding) -> dict[str, Any]:
+    """What a manifest says of a table, but for `parts`, which are known when they have been written."""
     config = binding.config
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", config.name)[:100]
     return {
-        "file": f"t{number:04d}-{name}.tfsps",
         "name": config.name,
         "id": binding.uuid,
-        "content": "all",
-        "erased": None,
-        "rows_checksum": None,
         "dim": config.dim,
         "key_limit": config.key_limit,
         "dtype": config.dtype,
@@ -72,9 +65,9 @@ def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
     Returns:
       On leaders a mark of each table, by its uuid, as `Table.mark_changes`.
     """
-    this_job = job.current()
-    if not bindings or not this_job.is_leader:
+    if not bindings or not job.current().is_leader:
         return {}
+    this_job = job.current()
     for binding in bindings:
         newer_rows.flush(binding.path)
     with eager_ops(f"marking changes of {this_job.group_path}") as _ops:
@@ -82,16 +75,14 @@ def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
     return {binding.uuid: f"{binding.uuid}:{generation}" for binding in bindings}
 
 
-def capture(
-    bindings: Sequence[TableBinding], facts: Sequence[dict[str, Any]], since: Mapping[str, str], step: int
-) -> list[Captured]:
-    """Captures replicated tables on rank 0. Between two steps.
+def capture(bindings: Sequence[TableBinding], since: Mapping[str, str], step: int, *, split: bool) -> list[Captured]:
+    """Captures what this node is to write. Between two steps, on leaders.
 
     Args:
-      bindings: Of the tables.
-      facts: Of each.
+      bindings: Of all tables, in the model's order.
       since: For those of which the changes alone are wanted the mark, by their uuids.
       step: That their rows are expected to be of.
+      split: Of replicated tables each node writes the keys that a hash gives it. Else all.
 
     Raises:
       StateError: They are of another step.
@@ -104,62 +95,25 @@ def capture(
     scans = table.scan(
         {reader: since.get(binding.uuid) for reader, binding in zip(readers, bindings, strict=True)}, max_bytes=most
     )
-    found = [
-        Captured(one, scans[reader], parameter_files.header(reader, scans[reader], shard=None, slots=True))
-        for one, reader in zip(facts, readers, strict=True)
-    ]
+    found = []
+    for number, (binding, reader) in enumerate(zip(bindings, readers, strict=True)):
+        scan, shard = scans[reader], binding.shard if split or binding.placement == "sharded" else None
+        all_come = scan.erased is None
+        if shard is not None and binding.placement == "replicated":
+            scan.take_shard(shard)
+            all_come = False
+        file = manifest.name_of_file(number, binding.config.name, None if shard is None else shard.node)
+        header = parameter_files.header(reader, scan, shard=shard, slots=True)
+        found.append(Captured(file, scan, header, n_rows=len(scan) if all_come else None))
     for binding, reader in zip(bindings, readers, strict=True):
         if scans[reader].step != step:
             for one in found:
                 one.close()
-            _refuse_step(binding, scans[reader].step, step)
+            raise StateError(
+                f"table {binding.config.name!r} is at step {scans[reader].step}, the other tables are at {step}: "
+                "something trains it beside this job's ranks"
+            )
     return found
-
-
-def write_sharded(
-    binding: TableBinding,
-    folder: Path | None,
-    facts: dict[str, Any],
-    since: str | None,
-    step: int,
-    stamp: Mapping[str, Any],
-    ranks: Collectives,
-) -> list[str]:
-    """Writes a sharded table. Every rank calls it, at the same time; rank 0 writes.
-
-    Args:
-      binding: Of the table.
-      folder: Of the checkpoint, on rank 0.
-      facts: Of the table, which become complete.
-      since: The mark of this node, on its leader, if changes alone are wanted.
-      step: That its rows are expected to be of.
-      stamp: As of `Captured.write`.
-      ranks: The job's.
-
-    Returns:
-      The names of the files.
-
-    Raises:
-      StateError: They are of another step; or another rank has failed.
-      OSError: From the file system, on rank 0.
-    """
-    with ShardedContent(binding, "saving a checkpoint", slots=True, to=_WRITER, since=since) as content:
-        if content.step != step:
-            _refuse_step(binding, content.step, step)
-        if ranks.rank == _WRITER:
-            assert folder is not None
-            header = parameter_files.header(binding.reader(), content, shard=None, slots=True)
-            return list(captured.write(content, header, folder, facts, stamp, progress=True))
-        for _ in content:  # this node's rows are on their way
-            pass
-    return []
-
-
-def _refuse_step(binding: TableBinding, found: int, step: int) -> None:
-    raise StateError(
-        f"table {binding.config.name!r} is at step {found}, the other tables are at {step}: something trains it "
-        "beside this job's ranks"
-    )
 
 
 class Stored:
@@ -194,7 +148,7 @@ class Stored:
                     f"table {binding.config.name!r} has {own}, table {stored['name']!r} of checkpoint {self._folder} "
                     f"has {found}"
                 )
-            StoredRows(self._checkpoint, number)
+            self._rows(binding, number)
 
     def restore(self, bindings: Sequence[TableBinding]) -> None:
         """Makes the tables what was stored. Every rank calls it; leaders act, and then call `check_read`.
@@ -202,7 +156,7 @@ class Stored:
         A leader that finds damage stops reading: others wait for it to end, not to fail.
         """
         for number, binding in enumerate(bindings):
-            self._restore(binding, StoredRows(self._checkpoint, number))
+            self._restore(binding, self._rows(binding, number))
             fault_points.reach("table_restored")
 
     def check_read(self) -> None:
@@ -219,6 +173,17 @@ class Stored:
         ranks.barrier("tsps.checkpoint.step")
         this_job.step.assign(self._step)
         fault_points.reach("step_set")
+
+    def _rows(self, binding: TableBinding, number: int) -> StoredRows:
+        wanted = binding.shard if binding.placement == "sharded" else None
+        found = StoredRows(self._checkpoint, number, wanted)
+        if found.shard not in (None, wanted):
+            raise UnsupportedError(
+                f"checkpoint {self._folder} has of table {binding.config.name!r} {describe(found.shard)}, and here it "
+                f"is to be {describe(wanted)}: what nodes have saved to a directory each (per_node=True) is restored "
+                "by as many, in the same order, with the same placement"
+            )
+        return found
 
     def _restore(self, binding: TableBinding, stored: StoredRows) -> None:
         info = stored.info

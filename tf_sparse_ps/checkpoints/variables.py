@@ -84,12 +84,17 @@ class Values:
     """The values of variables on all ranks, as of now. Every rank makes one, together.
 
     Attributes:
-      own: Of rank 0, on rank 0; elsewhere nothing.
-      others: For each rank but 0 what differs from rank 0's, with its place in the list of variables; on rank 0.
+      first: Those of rank 0; nothing on ranks that do not keep them.
+      others: For each rank but 0 what differs from rank 0's, with its place in the list of variables; likewise.
     """
 
-    def __init__(self, entries: Sequence[Entry], ranks: Collectives) -> None:
+    def __init__(self, entries: Sequence[Entry], ranks: Collectives, *, keep: bool) -> None:
         """Reads the values, and gathers those that differ.
+
+        Args:
+          entries: The variables.
+          ranks: The job's.
+          keep: This rank is to write them.
 
         Raises:
           ValueError: On all ranks: they have different variables.
@@ -105,13 +110,14 @@ class Values:
                     f"rank {rank} has {len(theirs)} variables, rank 0 has {len(everyone[0][0])}, or of other shapes: "
                     "the ranks' models are different"
                 )
-        different = [(i, value) for i, value in enumerate(values) if found[i] != everyone[0][1][i]]
-        gathered: list[list[tuple[int, npt.NDArray[Any]]]] = []
-        if any(checksums != everyone[0][1] for _, checksums in everyone):
-            gathered = ranks.allgather_object(different, "tsps.checkpoint.ranks")
-        first = ranks.rank == 0
-        self.own = values if first else []
-        self.others = {rank: theirs for rank, theirs in enumerate(gathered) if theirs} if first else {}
+        different = {i for _, theirs in everyone for i, one in enumerate(theirs) if one != everyone[0][1][i]}
+        gathered: list[list[tuple[int, npt.NDArray[Any]]]] = [[]]
+        if different:
+            own = [i for i in sorted(different) if ranks.rank == 0 or found[i] != everyone[0][1][i]]
+            gathered = ranks.allgather_object([(i, values[i]) for i in own], "tsps.checkpoint.ranks")
+        of_first = dict(gathered[0])
+        self.first = [of_first.get(i, value) for i, value in enumerate(values)] if keep else []
+        self.others = {rank: theirs for rank, theirs in enumerate(gathered) if rank and theirs} if keep else {}
 
     def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[str]:
         """Writes the files; yields the name of each when it is complete.
@@ -120,7 +126,7 @@ class Values:
           folder: Where.
           stamp: What each file says of the step that it is of.
         """
-        array_file.write(folder / manifest.VARIABLES, list(enumerate(self.own)), stamp)
+        array_file.write(folder / manifest.VARIABLES, list(enumerate(self.first)), stamp)
         yield manifest.VARIABLES
         for rank, different in self.others.items():
             name = _file_of(rank)

@@ -14,6 +14,7 @@ from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.table.shards import Shard
 from tf_sparse_ps.table.table import Block, Table
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class TableBinding:
     def placement(self) -> str:
         """Where its rows are: "replicated", all of them on every node, or "sharded", each on one of several nodes."""
         return "sharded" if isinstance(self.config.placement, Sharded) and self.nodes > 1 else "replicated"
+
+    @property
+    def shard(self) -> Shard | None:
+        """The keys that a hash gives to this node: of a sharded table those that it has. None: there is one node."""
+        return Shard(self.node, self.nodes) if self.nodes > 1 else None
 
     def reader(self) -> Any:
         """The table as a `tsps.Table`, open for reading."""

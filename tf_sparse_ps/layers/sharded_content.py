@@ -38,12 +38,9 @@ class ShardedContent:
     Attributes:
       step: Of the rows.
       optimizer: Whose slots the rows have, as the core says it.
-      erased: As of `Table.scan(since=)`: of changes the keys that were erased on all nodes; None: all rows come.
     """
 
-    def __init__(
-        self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None, since: str | None = None
-    ) -> None:
+    def __init__(self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None) -> None:
         """Begins. Every rank calls it.
 
         Args:
@@ -51,8 +48,6 @@ class ShardedContent:
           call: What is being done, for messages and to be compared: all ranks do the same.
           slots: With slots.
           to: The rank that gets the rows; None: all do. The others iterate, too, and see no blocks.
-          since: On leaders a mark of their nodes' shards, if changes alone are wanted. All rows come unless all
-            leaders have one, and know what changed.
 
         Raises:
           ValueError: Ranks do different things.
@@ -65,20 +60,18 @@ class ShardedContent:
         self._finished = False
         error: Exception | None = None
         own: dict[str, Any] = {}
-        erased: npt.NDArray[np.int64] | None = None
         if self._job.is_leader:
             try:
-                self._scan = binding.reader().scan(slots=slots, since=since)
+                self._scan = binding.reader().scan(slots=slots)
                 own = {"rows": len(self._scan), "step": self._scan.step, "optimizer": self._scan.optimizer}
-                erased = self._scan.erased
             except Exception as caught:
                 error = caught
         call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
         facts = {"call": call, "slots": str(slots), "who gets the rows": str(to)}
-        everyone = self._ranks.allgather_object((facts, own, text_of(error), erased), "tsps.content.begin")
+        everyone = self._ranks.allgather_object((facts, own, text_of(error)), "tsps.content.begin")
         try:
             agreement.must_agree([facts for facts, *_ in everyone])
-            raise_failed([text for _, _, text, _ in everyone], error, call)
+            raise_failed([text for *_, text in everyone], error, call)
             shards = [everyone[leader][1] for leader in self._job.leaders]
             if any(
                 shard["step"] != shards[0]["step"] or shard["optimizer"] != shards[0]["optimizer"] for shard in shards
@@ -88,12 +81,6 @@ class ShardedContent:
             self._close()
             raise
         self._rows = [int(shard["rows"]) for shard in shards]
-        of_nodes = [everyone[leader][3] for leader in self._job.leaders]
-        self.erased: npt.NDArray[np.int64] | None = None
-        if all(one is not None for one in of_nodes):
-            self.erased = np.concatenate(of_nodes)
-        elif self._scan is not None:
-            self._scan.take_all()
         self._call = call
         self.step, self.optimizer = int(shards[0]["step"]), dict(shards[0]["optimizer"])
         dim = binding.config.dim
@@ -106,7 +93,7 @@ class ShardedContent:
         return self._to in (None, self._ranks.rank)
 
     def __len__(self) -> int:
-        """Rows of the table; of changes not all of them come."""
+        """Rows of the table."""
         return sum(self._rows)
 
     def __iter__(self) -> Iterator[Block]:
@@ -130,7 +117,7 @@ class ShardedContent:
                 received = self._send(packed, n * self._record, leader)
                 if self.receives:
                     yield self._unpack(received, n)
-            if left and self.erased is None:
+            if left:
                 self._agree(StateError(f"table {self._binding.path} has fewer rows than its scan began with"))
         self._agree(None)
         self._finished = True

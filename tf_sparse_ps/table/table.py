@@ -98,13 +98,13 @@ class Scan:
         self._rows = int(core.rows())
 
     def __len__(self) -> int:
-        """Rows of the table; of a scan since a mark not all of them come."""
+        """Rows of the table; of a scan since a mark, or of a shard, not all of them come."""
         return self._rows
 
-    def take_all(self) -> None:
-        """Makes a scan since a mark one of all rows. Before the first of them."""
-        self._core.take_all()
-        self.erased = None
+    def take_shard(self, shard: Shard) -> None:
+        """Leaves out the rows and the erased keys of other shards. Before the first row."""
+        self._core.take_shard(shard.node, shard.nodes)
+        self.erased = self._core.erased()
 
     def __iter__(self) -> Iterator[Block]:
         while len((block := self._next()).keys):

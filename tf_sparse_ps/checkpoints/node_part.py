@@ -1,0 +1,81 @@
+"""`NodePart`: what the leader of another node has written of a checkpoint, told to rank 0 by a file beside the data.
+
+The leader writes that file last. Rank 0, which waits for it, removes it and names the files in the manifest. Nothing is
+sent: collectives belong to the training that goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tf_sparse_ps.checkpoints import fault_points
+from tf_sparse_ps.checkpoints.manifest import FileEntry, TablePart
+from tf_sparse_ps.errors import DamagedFileError
+
+
+@dataclasses.dataclass(frozen=True)
+class NodePart:
+    """What one node has written.
+
+    Attributes:
+      tables: Of each table, in the model's order.
+      files: All of its files.
+    """
+
+    tables: tuple[TablePart, ...]
+    files: tuple[FileEntry, ...]
+
+    def report(self, folder: Path, node: int) -> None:
+        """Tells rank 0 that it is complete. Its files are on the disk.
+
+        Args:
+          folder: Of the save.
+          node: This one.
+        """
+        text = json.dumps(dataclasses.asdict(self))
+        path = folder / _name_of(node)
+        aside = path.with_suffix(".writing")
+        aside.write_text(json.dumps({"checksum": zlib.crc32(text.encode()), "content": text}))
+        os.rename(aside, path)
+        fault_points.reach(fault_points.PART_REPORTED)
+
+
+def find(folder: Path, nodes: Sequence[int]) -> list[int]:
+    """Those of the nodes that have reported."""
+    # A list of names is asked for anew; whether one name is there, a network file system may remember.
+    names = set(os.listdir(folder))
+    return [node for node in nodes if _name_of(node) in names]
+
+
+def take(folder: Path, node: int) -> NodePart:
+    """What a node has reported; removes the report.
+
+    Raises:
+      DamagedFileError: The report is not what was written, or a file is not there as it was.
+    """
+    path = folder / _name_of(node)
+    try:
+        said = json.loads(path.read_bytes())
+        text = said["content"]
+        if zlib.crc32(text.encode()) != said["checksum"]:
+            raise ValueError("its checksum is another one")
+        content = json.loads(text)
+        part = NodePart(
+            tuple(TablePart(**one) for one in content["tables"]), tuple(FileEntry(**one) for one in content["files"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from error
+    for file in part.files:
+        if (found := (folder / file.name).stat().st_size) != file.size:
+            raise DamagedFileError(f"{folder / file.name} has {found} bytes here, and {file.size} on node {node}")
+    path.unlink()
+    return part
+
+
+def _name_of(node: int) -> str:
+    return f"node-{node:05d}.json"
