@@ -20,6 +20,7 @@ import numpy as np
 import this_rank
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import fault_points, tables, variables
 from tf_sparse_ps.config.placement import Sharded
@@ -40,6 +41,7 @@ class Options:
       epochs: To train.
       every: Steps between checkpoints.
       background: Checkpoints are written beside training: which one is there when a process dies depends on time.
+      per_node: Each machine has a directory, "<checkpoints>-<node>".
       kill_rank: That kills itself; -1: none does.
       kill_at: Updates after which it does.
       kill_point: Of a save at which it does, from that number of updates on.
@@ -62,6 +64,7 @@ class Options:
     epochs: int = 3
     every: int = 4
     background: bool = False
+    per_node: bool = False
     kill_rank: int = -1
     kill_at: int = -1
     kill_point: str = ""
@@ -165,11 +168,19 @@ def controls(options: Options) -> Iterator[None]:
     yield
 
 
+def where(options: Options) -> str:
+    """The directory of checkpoints."""
+    return f"{options.checkpoints}-{job.current().node}" if options.per_node else options.checkpoints
+
+
+def how(options: Options) -> dict[str, Any]:
+    """How they are saved."""
+    return {"keep": 2, "background": options.background, "per_node": options.per_node}
+
+
 def fit(options: Options, model: Any) -> None:
     """Trains by `fit`."""
-    checkpoint = tsps.callbacks.Checkpoint(
-        options.checkpoints, every_steps=options.every, keep=2, background=options.background
-    )
+    checkpoint = tsps.callbacks.Checkpoint(where(options), every_steps=options.every, **how(options))
     data = checkpoint.dataset(batches_of(options))
     if options.placement == "sharded":
         data = tsps.lookahead(data, model, batches=2)
@@ -188,7 +199,7 @@ def loop(options: Options, model: Any) -> None:
     import tensorflow as tf
 
     optimizer = model.optimizer
-    checkpointer = tsps.Checkpointer(options.checkpoints, model, optimizer, keep=2, background=options.background)
+    checkpointer = tsps.Checkpointer(where(options), model, optimizer, **how(options))
     if checkpointer.restore() is None:
         checkpointer.save()
         checkpointer.wait()

@@ -133,30 +133,40 @@ def killed(options: Options, ranks: int, *kills: dict[str, Any], hosts: str | No
     return [*outputs, finish(options, ranks, hosts=hosts, **more)]
 
 
-def kills_at_random(n: int, seed: int, ranks: int = 2, launcher: bool = False) -> list[dict[str, Any]]:
+def kills_at_random(
+    n: int, seed: int, ranks: int = 2, *, launcher: bool = False, nodes: int = 1, per_node: bool = False
+) -> list[dict[str, Any]]:
     """Kills between steps, in saves, restores and compactions, of a run of 18 steps.
 
     Args:
       n: Their number.
       seed: Of the choice.
-      ranks: Of the job; rank 0 is the one that saves, and a leader.
+      ranks: Of the job; rank 0 is a leader, and the one that writes manifests.
       launcher: Its kills, too, by SIGKILL and SIGTERM.
+      nodes: Of the job. If there are as many as ranks, others that write their part of a checkpoint are killed, too.
+      per_node: Each has a directory, and none is compacted.
     """
     draw = random.Random(seed)
     kills: list[dict[str, Any]] = []
-    ways = ["step", "step", "save", "restore", "compaction"] + ["launcher"] * 2 * launcher
+    ways = ["step", "step", "save", "restore", "save" if per_node else "compaction"] + ["launcher"] * 2 * launcher
     for number in range(n):
         how = draw.choice(ways)
         if how == "compaction" and number:
             kills.append({"compaction": draw.choice(fault_points.POINTS)})
             continue
         if how == "restore" and number:
-            kills.append({"kill_rank": 0, "kill_restore": draw.choice(fault_points.RESTORE_POINTS)})
+            kill_rank = draw.randrange(nodes)
+            kills.append({"kill_rank": kill_rank, "kill_restore": draw.choice(fault_points.RESTORE_POINTS)})
             continue
         # The last save comes at 18; behind a checkpoint old ones are removed from the third on.
         kill = {"kill_rank": draw.randrange(ranks), "kill_at": 1 + 15 * number // n}
         if how == "save" or (how == "launcher" and draw.random() < 0.5):
             kill |= {"kill_rank": 0, "kill_point": draw.choice((*fault_points.POINTS[:9], fault_points.CAPTURED))}
+            if nodes == ranks and draw.random() < 0.5:
+                kill["kill_rank"] = draw.randrange(nodes)
+                if not per_node:
+                    of_parts = (fault_points.CAPTURED, "file_written", fault_points.PART_REPORTED)
+                    kill["kill_point"] = draw.choice(of_parts) if kill["kill_rank"] else fault_points.PART_TAKEN
         if how == "launcher":
             kill["launcher"] = draw.choice((signal.SIGKILL, signal.SIGTERM))
         kills.append(kill)

@@ -43,8 +43,21 @@ def test_twenty_kills_at_random(
         assert min(on_disk) > 10
     broken = fit_options(tmp_path, "broken", background=True, **options, **disks[1])
     named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
-    kills = kills_at_random(20, seed=len(how) + tiered, launcher=True)
+    kills = kills_at_random(20, seed=len(how) + tiered, launcher=True, nodes=2 if hosts else 1)
     killed(broken, 2, *kills, hosts=hosts, env=named)
+    must_equal(results, broken.results, 2)
+
+
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_ten_kills_at_random_with_a_directory_of_each_machine(
+    tmp_path: Path, shared_memory: str, whole: Whole, placement: str
+) -> None:
+    options: dict[str, Any] = {"how": "fit", "placement": placement, "every": 1}
+    results, _ = whole.run(2, hosts=TWO_MACHINES, named=True, per_node=True, **options)
+    broken = fit_options(tmp_path, "broken", background=True, per_node=True, **options)
+    named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
+    kills = kills_at_random(10, seed=len(placement), launcher=True, nodes=2, per_node=True)
+    killed(broken, 2, *kills, hosts=TWO_MACHINES, env=named)
     must_equal(results, broken.results, 2)
 
 

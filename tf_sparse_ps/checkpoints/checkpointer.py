@@ -159,8 +159,9 @@ class Checkpointer:
         entries = self._entries()
         table_step = tables.committed_step() if bindings else 0
         iterations, epoch, batch = self._iterations(), self.position.epoch, self.position.batch
+        where = "a directory of each node" if self._saver.per_node else self.directory
         facts = {
-            "call": f"saving a checkpoint to {self.directory}",
+            "call": f"saving a checkpoint to {where}",
             "step": str(step),
             "updates made": str(iterations),
             "step of the tables": str(table_step),
@@ -168,9 +169,10 @@ class Checkpointer:
             "batch": str(batch),
             "number of tables": str(len(bindings)),
             "in the background": str(self._background),
-            "a directory of each node": str(self._saver.per_node),
         }
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
+        ids = (secrets.token_hex(8), self._saver.run)
+        own_id, run = self._ranks.broadcast_object(ids, 0, "tsps.checkpoint.ids")
         content = Manifest(
             name="",
             step=iterations,
@@ -180,13 +182,14 @@ class Checkpointer:
             ranks=self._ranks.size,
             nodes=len(job.current().leaders) if bindings else 1,
             job=job.current().identity.name if bindings else None,
-            id=self._ranks.broadcast_object(secrets.token_hex(8), 0, "tsps.checkpoint.id"),
-            run=self._ranks.broadcast_object(self._saver.run, 0, "tsps.checkpoint.run"),
+            id=own_id,
+            run=run,
             chain=(),
             versions=_versions(),
             tables=tuple(tables.facts(one) for one in bindings),
             variables=tuple(entry.facts() for entry in entries),
             files=(),
+            node=job.current().node if self._saver.per_node else None,
         )
 
         def capture_values(writes: bool) -> list[Copies]:

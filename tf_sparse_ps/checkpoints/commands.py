@@ -135,6 +135,7 @@ def _facts(path: Path, look: Callable[[Path], Checked]) -> dict[str, Any]:
         "batch": content.batch,
         "ranks": content.ranks,
         "nodes": content.nodes,
+        "node": content.node,
         "job": content.job,
         "tables": [one["name"] for one in content.tables],
         "builds_on": [one.name for one in content.chain],
@@ -148,10 +149,11 @@ def _line(facts: dict[str, Any]) -> str:
         return f"{facts['name']}  NOT WHOLE: {facts['problem']}"
     where = f"epoch {facts['epoch']}, batch {facts['batch']}"
     chain = facts["builds_on"]
+    alone = "" if facts["node"] is None else f", what machine {facts['node']} has"
     added = f", increment {len(chain)} of {chain[0]}" if chain else ""
     return (
         f"{facts['name']}  {where}, {len(facts['tables'])} tables, {facts['bytes'] / 1e6:.1f} MB, "
-        f"of {facts['ranks']} ranks on {facts['nodes']} machines{added}"
+        f"of {facts['ranks']} ranks on {facts['nodes']} machines{alone}{added}"
     )
 
 

@@ -97,6 +97,7 @@ class Manifest:
         it.
       variables: Of each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
       files: All files but this one.
+      node: Whose directory it is in, where each node has its own; None: it has the parts of all nodes.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Manifest:
     tables: tuple[dict[str, Any], ...]
     variables: tuple[dict[str, Any], ...]
     files: tuple[FileEntry, ...]
+    node: int | None = None
 
     def parts(self, number: int) -> tuple[TablePart, ...]:
         """Of a table, by its place in `tables`."""
@@ -224,5 +226,6 @@ def _from(content: dict[str, Any]) -> Manifest:
         tables=tuple(tables),
         variables=tuple(dict(one) for one in content["variables"]),
         files=files,
+        node=content.get("node"),
         **numbers,
     )

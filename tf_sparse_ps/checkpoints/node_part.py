@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from tf_sparse_ps.checkpoints import fault_points
@@ -45,11 +44,10 @@ class NodePart:
         fault_points.reach(fault_points.PART_REPORTED)
 
 
-def find(folder: Path, nodes: Sequence[int]) -> list[int]:
-    """Those of the nodes that have reported."""
+def is_there(folder: Path, node: int) -> bool:
+    """Whether a node has reported."""
     # A list of names is asked for anew; whether one name is there, a network file system may remember.
-    names = set(os.listdir(folder))
-    return [node for node in nodes if _name_of(node) in names]
+    return _name_of(node) in os.listdir(folder)
 
 
 def take(folder: Path, node: int) -> NodePart:

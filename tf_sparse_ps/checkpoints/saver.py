@@ -22,11 +22,12 @@ from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
 from tf_sparse_ps.checkpoints.writers import CheckpointWriter, Copies, PartWriter, Writer
 from tf_sparse_ps.collectives import Collectives, protocol
-from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError
+from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError, WriterLockedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import raise_failed, text_of
 
 WRITER = 0  # the rank that writes manifests
+_ONE_DIRECTORY = ". If several machines see this directory, per_node=True is to be left out: each writes a part then"
 _WAIT_S = 5.0
 
 
@@ -168,12 +169,19 @@ class Saver:
                 self._refuse_other_runs(step)
                 save = within.enter_context(self._directory.saving(step, f"rank {self._ranks.rank}"))
                 builds_on = self._increments.next_builds_on(self._directory.path)
+            except WriterLockedError as caught:
+                error = StateError(f"{caught}{_ONE_DIRECTORY}") if self.per_node else caught
             except Exception as caught:
                 error = caught
         self._raise_together(error, content.step, "tsps.checkpoint.begin")
         chain = [(one.name, one.id) for one in builds_on]
         names = None if save is None else (save.folder.name, save.name)
         everyone = self._ranks.allgather_object((names, chain), "tsps.checkpoint.opened")
+        if writes and sum(made is not None and sees(self._directory.path / made[0], 0) for made, _ in everyone) > 1:
+            error = StateError(
+                f"rank {self._ranks.rank} sees another node's save in {self._directory.path}{_ONE_DIRECTORY}"
+            )
+        self._raise_together(error, content.step, "tsps.checkpoint.seen")
         (folder, name), theirs = everyone[opens]
         if save is None:
             save = Save(self._directory.path / folder, self._directory.path / name)

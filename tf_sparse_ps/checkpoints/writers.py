@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
 
 _LOOK_EVERY_S = (0.01, 0.5)  # at first, and at most
-_EXITING_S = 60.0
+_EXITING_S = 60.0  # without a byte from others
 
 
 class Copies(Protocol):
@@ -113,10 +113,12 @@ class CheckpointWriter:
 
     def _wait_for(self, node: int) -> NodePart:
         pause_s, longest_s = _LOOK_EVERY_S
-        until = float("inf")
-        while not node_part.find(self._save.folder, [node]):
-            if until == float("inf") and not threading.main_thread().is_alive():
-                until = time.monotonic() + _EXITING_S  # the process is ending: nobody will tell what became of others
+        until, size = float("inf"), -1
+        while not node_part.is_there(self._save.folder, node):
+            if not threading.main_thread().is_alive():  # this process is ending: nobody will tell what became of others
+                before, size = size, sum(one.stat().st_size for one in self._save.folder.iterdir())
+                if size != before:
+                    until = time.monotonic() + _EXITING_S
             if self._given_up.wait(pause_s) or time.monotonic() > until:
                 raise UnavailableError(f"node {node} has not written its part of {self._save.path}")
             pause_s = min(2 * pause_s, longest_s)

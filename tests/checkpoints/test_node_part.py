@@ -1,0 +1,117 @@
+"""What a node tells of its part of a checkpoint, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_support import facts_of, must_hold, values
+
+from tf_sparse_ps.checkpoints import array_file, node_part
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, sees
+from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest, TablePart
+from tf_sparse_ps.checkpoints.node_part import NodePart
+from tf_sparse_ps.checkpoints.writers import CheckpointWriter
+from tf_sparse_ps.errors import DamagedFileError, UnavailableError
+
+PART = NodePart((TablePart("a.tfsps", "changes", "a.erased.npz", "00c0ffee"),), (FileEntry("a.tfsps", 3, "0000abcd"),))
+
+
+def test_what_is_reported_is_taken_once(tmp_path: Path) -> None:
+    (tmp_path / "a.tfsps").write_bytes(b"abc")
+    assert not node_part.is_there(tmp_path, 12)
+    PART.report(tmp_path, 12)
+    assert node_part.is_there(tmp_path, 12)
+    assert not node_part.is_there(tmp_path, 1)
+    assert node_part.take(tmp_path, 12) == PART
+    assert [one.name for one in tmp_path.iterdir()] == ["a.tfsps"]
+
+
+def test_a_damaged_report_and_a_file_that_is_not_as_it_was_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tfsps").write_bytes(b"abc")
+    PART.report(tmp_path, 1)
+    path = tmp_path / "node-00001.json"
+    data = path.read_bytes()
+    for damaged in (data.replace(b"changes", b"chances"), data[:-9], b"{}", b"[1]", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedFileError, match=r"node-00001\.json is damaged"):
+            node_part.take(tmp_path, 1)
+    path.write_bytes(data)
+    (tmp_path / "a.tfsps").write_bytes(b"ab")
+    with pytest.raises(DamagedFileError, match="has 2 bytes here, and 3 on node 1"):
+        node_part.take(tmp_path, 1)
+
+
+class Dense:
+    """Writes the files of `checkpoint_support`."""
+
+    def write(self, folder: Path, stamp: Any) -> Any:
+        for number, name in enumerate(("first.npz", "second.npz")):
+            array_file.write(folder / name, [(number, values(5) + number)], facts_of(5))
+            yield name
+
+
+def content() -> Manifest:
+    """Of step 5, without tables."""
+    return Manifest(
+        name="",
+        step=5,
+        table_step=5,
+        epoch=0,
+        batch=5,
+        ranks=3,
+        nodes=3,
+        job=None,
+        id="id",
+        run="run",
+        chain=(),
+        versions={},
+        tables=(),
+        variables=(),
+        files=(),
+    )
+
+
+def test_the_checkpoint_is_there_when_all_have_reported(tmp_path: Path) -> None:
+    with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
+        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1, 2), None)
+        thread = threading.Thread(target=writer.write)
+        thread.start()
+        for node in (2, 1):
+            thread.join(0.3)
+            assert thread.is_alive()
+            assert not save.path.exists()
+            (save.folder / f"of-{node}").write_bytes(bytes(node))
+            entry = FileEntry(f"of-{node}", node, "00000000")
+            NodePart((), (entry,)).report(save.folder, node)
+        thread.join(60)
+        assert not thread.is_alive()
+    must_hold(save.path, 5)
+    assert sorted(one.name for one in save.path.iterdir()) == [
+        "first.npz",
+        "manifest.json",
+        "of-1",
+        "of-2",
+        "second.npz",
+    ]
+    assert writer.manifest is not None
+    assert [one.name for one in writer.manifest.files][-2:] == ["of-1", "of-2"]
+
+
+def test_who_waits_can_give_up(tmp_path: Path) -> None:
+    with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
+        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1,), None)
+        threading.Timer(0.3, writer.give_up).start()
+        with pytest.raises(UnavailableError, match="node 1 has not written its part of"):
+            writer.write()
+        save.give_up()
+    assert CheckpointDirectory(tmp_path).find() == []
+
+
+def test_a_folder_that_another_machine_makes_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "later" / "folder"
+    threading.Timer(0.3, lambda: folder.mkdir(parents=True)).start()
+    assert sees(folder)
+    assert not sees(tmp_path / "never", 0.2)

@@ -1,0 +1,264 @@
+"""One rank of a job on two machines that saves, or restores, checkpoints of which each machine writes a part.
+
+Arguments: "save" or "restore"; a folder for checkpoints and for what they should have; the folder for results, which is
+not used.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import this_rank
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import errors
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import commands, directory, fault_points, tables, variables
+from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.config.placement import Sharded
+from tf_sparse_ps.table.shards import Shard
+
+keras = _keras.keras
+ROWS, DIM, BATCH = 9_000, 4, 64
+NAMES = ("sharded", "replicated")
+
+
+def make_model() -> Any:
+    """A model with a sharded table and a replicated one, compiled."""
+    inputs = keras.Input((2,), dtype="int64")
+    placements: tuple[Any, Any] = (Sharded(), "replicated")
+    parts = [
+        tsps.Embedding(None, DIM, table=tsps.TableConfig(name, DIM, seed=1, placement=placement))(inputs)
+        for name, placement in zip(NAMES, placements, strict=True)
+    ]
+    hidden = keras.layers.BatchNormalization()(keras.layers.Flatten()(keras.layers.Concatenate()(parts)))
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse", jit_compile=False)
+    return model
+
+
+def train(model: Any, steps: range) -> None:
+    """Steps of these numbers, on this rank's batches."""
+    for step in steps:
+        random = np.random.default_rng([this_rank.rank(), step])
+        x = random.integers(0, ROWS, (BATCH if step else 20 * BATCH, 2))
+        model.train_on_batch(x, random.normal(size=(len(x), 1)).astype(np.float32))
+
+
+def content(model: Any) -> dict[str, np.ndarray]:
+    """This node's rows and slots, in the order of keys; variables of this rank; the step."""
+    found = {"step": np.asarray(tables.committed_step())}
+    for binding in tables.of(model):
+        keys, rows, slots, _ = binding.reader().scan(slots=True).read()
+        order = np.argsort(keys)
+        for number, array in enumerate((keys, rows, *slots)):
+            found[f"{binding.config.name}.{number}"] = array[order]
+    for number, entry in enumerate(variables.collect(model, model.optimizer, {})):
+        if entry.kind != "metric":
+            found[f"variable.{number}"] = entry.variable.numpy()
+    return found
+
+
+def must_equal(found: dict[str, np.ndarray], expected: Any) -> None:
+    """The same bits."""
+    assert found.keys() == set(expected)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def must_be_parts(path: Path, expected: dict[str, np.ndarray], kind: str) -> None:
+    """A checkpoint has of each table a part of each node, and in this node's what the node had."""
+    checked = directory.check(path)
+    shard = Shard(this_rank.rank(), 2)
+    for number, name in enumerate(NAMES):
+        parts = checked.manifest.parts(number)
+        assert [part.content for part in parts] == [kind, kind]
+        assert [".node-00000." in parts[0].file, ".node-00001." in parts[1].file] == [True, True]
+        blocks = list(StoredRows(checked, number, shard).blocks())
+        keys, rows = (np.concatenate(one) for one in zip(*((b.keys, b.rows) for b in blocks), strict=True))
+        assert shard.has(keys).all()
+        mine = shard.has(expected[f"{name}.0"])
+        np.testing.assert_array_equal(np.sort(keys), expected[f"{name}.0"][mine])
+        np.testing.assert_array_equal(rows[np.argsort(keys)], expected[f"{name}.1"][mine])
+    assert not list(path.glob("node-*")), "what nodes have told rank 0 is still there"
+
+
+def failing(at: str) -> Callable[[str], None]:
+    """On rank 1 the disk is full."""
+
+    def act(point: str) -> None:
+        if point == at and this_rank.rank() == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return act
+
+
+def raises(error: type[Exception], text: str) -> Any:
+    """An error that this rank must get."""
+    return pytest.raises(error, match=text)
+
+
+def keep(folder: Path, name: str, found: dict[str, np.ndarray]) -> None:
+    """For who restores."""
+    np.savez(folder / f"{name}-{this_rank.rank()}.npz", **found)
+
+
+def save_to_one_directory(model: Any, folder: Path) -> None:
+    """Each machine writes its part, beside training."""
+    own = tsps.Checkpointer(folder / "shared", model, model.optimizer, keep=4)
+    going_on = threading.Event()
+    if this_rank.rank() == 1:
+        fault_points.set_action(lambda point: point == "file_written" and not going_on.wait(60) and sys.exit(1))
+    train(model, range(3))
+    first = content(model)
+    path = Path(own.save())
+    assert path == folder / "shared" / path.name
+    train(model, range(3, 6))
+    assert own.is_saving, "on both ranks: the part of rank 1 is not there yet"
+    assert not path.exists()
+    going_on.set()
+    own.wait()
+    fault_points.set_action(None)
+    must_be_parts(path, first, "all")
+    # An increment, of which each machine has a part, too.
+    train(model, range(6, 7))
+    path = Path(own.save())
+    second = content(model)
+    own.wait()
+    must_be_parts(path, second, "all" if not directory.look(path).builds_on else "changes")
+    assert len(directory.look(path).builds_on) == 1
+    # Another machine's disk is full: all ranks hear of it, and the next save works.
+    train(model, range(7, 8))
+    fault_points.set_action(failing("file_written"))
+    failed = own.save()
+    train(model, range(8, 9))
+    with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
+        own.wait()
+    fault_points.set_action(None)
+    assert not Path(failed).exists()
+    train(model, range(9, 10))
+    keep(folder, "shared", content(model))
+    path = Path(own.save())
+    own.wait()
+    assert len(directory.check(path).builds_on) == 2
+    if this_rank.rank() == 0:
+        assert commands.main(["verify", str(folder / "shared")]) == 0
+        shutil.copytree(folder / "shared", folder / "compacted")
+        assert commands.main(["compact", str(folder / "compacted"), "--keep", "1"]) == 0
+    left = [one.name for one in (folder / "shared").iterdir() if one.name.startswith((".saving", ".removing"))]
+    assert left == []
+    # A machine that does not see the directory.
+    alone = tsps.Checkpointer(folder / "alone", model, model.optimizer)
+    if this_rank.rank() == 1:
+        alone._directory.path = folder / "another disk"
+    text = r"all machines must see one directory, or have one each \(per_node=True\)"
+    with raises(errors.StateError, text):
+        alone.save()
+
+
+def save_to_own_directories(model: Any, folder: Path) -> None:
+    """Each machine writes all that its ranks restore."""
+    mine = folder / f"own-{this_rank.rank()}"
+    own = tsps.Checkpointer(mine, model, model.optimizer, keep=2, per_node=True)
+    paths = []
+    for number, step in enumerate((5, 11, 12, 13)):
+        train(model, range(step, step + 1))
+        if number == 2:  # one machine's disk is full: none has the checkpoint
+            fault_points.set_action(failing("file_written"))
+            failed = own.save()
+            train(model, range(14, 15))
+            with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
+                own.wait()
+            fault_points.set_action(None)
+            assert not Path(failed).exists()
+            continue
+        paths.append(Path(own.save()))
+        keep(folder, f"own{len(paths)}", content(model))
+        own.wait()
+    checked = directory.check(paths[-1])
+    assert len(checked.builds_on) == 2
+    assert checked.manifest.node == this_rank.rank()
+    assert commands.main(["verify", str(mine)]) == 0
+    assert commands.main(["diff", str(mine)]) == 1
+    assert commands.main(["export", str(mine), "--to", str(folder / f"exported-{this_rank.rank()}")]) == 0
+    for number, name in enumerate(NAMES):
+        (part,) = checked.manifest.parts(number)
+        assert part.content == "changes"
+        found = StoredRows(checked, number)
+        assert found.shard == (Shard(this_rank.rank(), 2) if name == "sharded" else None)
+        keys = np.concatenate([block.keys for block in found.blocks()])
+        np.testing.assert_array_equal(np.sort(keys), content(model)[f"{name}.0"])
+    ids = tsps.collectives.current().allgather_object(checked.manifest.id, "test.ids")
+    assert ids[0] == ids[1]
+    # One directory is none for each.
+    both = tsps.Checkpointer(folder / "both", model, model.optimizer, per_node=True)
+    with raises((errors.NotSavedError, errors.StateError), r"per_node"):  # type: ignore[arg-type]
+        both.save()
+
+
+def restore(folder: Path) -> None:
+    """Restores one after another."""
+    model = make_model()
+    ranks = tsps.collectives.current()
+
+    def restored(name: str, **options: Any) -> str | None:
+        ranks.barrier("test.restore")
+        return tsps.Checkpointer(folder / name, model, model.optimizer, **options).restore()
+
+    def expected(name: str) -> Any:
+        return dict(np.load(folder / f"{name}-{this_rank.rank()}.npz"))
+
+    own, other = f"own-{this_rank.rank()}", f"own-{1 - this_rank.rank()}"
+    for name in ("shared", "compacted"):
+        assert restored(name) is not None
+        must_equal(content(model), expected("shared"))
+    with raises(errors.UnsupportedError, r"the rows of node \d of 2 alone.*the same order"):
+        restored(other, per_node=True)
+    assert restored(own, per_node=True) is not None
+    must_equal(content(model), expected("own3"))
+    newest = directory.CheckpointDirectory(folder / own).find()[0].path
+    if this_rank.rank() == 1:
+        (file,) = newest.glob("t0000-*.tfsps")
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert restored(own, per_node=True) is not None
+    assert any("is not whole" in str(one.message) or "passed over" in str(one.message) for one in caught)
+    must_equal(content(model), expected("own2"))
+    if this_rank.rank() == 1:
+        shutil.rmtree(newest)
+    assert restored(own, per_node=True) is not None
+    must_equal(content(model), expected("own2"))
+    if this_rank.rank() == 0:  # an increment needs what it builds on, on each machine
+        shutil.rmtree(directory.CheckpointDirectory(folder / own).find()[-1].path)
+    with raises(errors.StateError, r"is on all nodes: they have those of steps \{'node 0': \[\], 'node 1': \["):
+        restored(own, per_node=True)
+
+
+def main() -> None:
+    """See above."""
+    this_rank.init()
+    keras.utils.set_random_seed(7)
+    folder = Path(sys.argv[2])
+    if sys.argv[1] == "save":
+        model = make_model()
+        save_to_one_directory(model, folder)
+        save_to_own_directories(model, folder)
+    else:
+        restore(folder)
+    print("rank is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
