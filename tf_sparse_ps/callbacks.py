@@ -289,7 +289,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         """Reads and writes nothing.
 
         Args:
-          directory: Of the checkpoints, one that all machines see.
+          directory: Of the checkpoints; all machines see it, but with `per_node`.
           every_steps: Save when so many steps have been made, and when `fit` ends.
           every_seconds: Save when so much time has passed on rank 0, and when `fit` ends. Ranks agree on when every few
             steps.

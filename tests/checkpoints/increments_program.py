@@ -143,7 +143,7 @@ class Job:
             def prune(saved: Path) -> None:
                 self.directory.prune(saved, 2, self._passed_over)
 
-            writer = CheckpointWriter(save, manifest, builds_on, [_Dense(self.step)], captured, (), prune)
+            writer = CheckpointWriter(save, manifest, builds_on, [_Dense(self.step)], captured, then=prune)
             writing = SaveInProgress(save, stack.pop_all(), writer, captured)
         writing.start(beside=background)
         self._saving = (writing, mark, self.step)

@@ -13,7 +13,7 @@ from tf_sparse_ps.checkpoints import array_file, node_part
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, sees
 from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
-from tf_sparse_ps.checkpoints.writers import CheckpointWriter
+from tf_sparse_ps.checkpoints.writers import CheckpointWriter, OtherNodeError
 from tf_sparse_ps.errors import DamagedFileError, UnavailableError
 
 PART = NodePart((TablePart("a.tfsps", "changes", "a.erased.npz", "00c0ffee"),), (FileEntry("a.tfsps", 3, "0000abcd"),))
@@ -76,7 +76,7 @@ def content() -> Manifest:
 
 def test_the_checkpoint_is_there_when_all_have_reported(tmp_path: Path) -> None:
     with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
-        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1, 2), None)
+        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1, 2))
         thread = threading.Thread(target=writer.write)
         thread.start()
         for node in (2, 1):
@@ -102,12 +102,21 @@ def test_the_checkpoint_is_there_when_all_have_reported(tmp_path: Path) -> None:
 
 def test_who_waits_can_give_up(tmp_path: Path) -> None:
     with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
-        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1,), None)
-        threading.Timer(0.3, writer.give_up).start()
+        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1,))
+        threading.Timer(0.3, writer.stop).start()
         with pytest.raises(UnavailableError, match="node 1 has not written its part of"):
             writer.write()
-        save.give_up()
+        save.discard()
     assert CheckpointDirectory(tmp_path).find() == []
+
+
+def test_who_waits_ends_when_another_has_failed(tmp_path: Path) -> None:
+    with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
+        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1,))
+        NodePart((), (), "OSError: the disk is full").report(save.folder, 1)
+        with pytest.raises(OtherNodeError, match=r"node 1 has not written its part of .*: OSError: the disk is full"):
+            writer.write()
+        save.discard()
 
 
 def test_a_folder_that_another_machine_makes_is_waited_for(tmp_path: Path) -> None:

@@ -146,11 +146,26 @@ def test_a_damaged_checkpoint_that_is_the_only_one_changes_nothing(
     path, _ = saved
     shutil.rmtree(path / "step-000000000001")
     damage(file_of(newest(path)), 0.9)
-    with pytest.warns(UserWarning, match="is passed over"):
-        found, model = restore(path)
-    assert found is None
+    model = make_model()
+    with (
+        pytest.warns(UserWarning, match="is passed over"),
+        pytest.raises(StateError, match="has checkpoints, step-000000000002, and none of them is whole"),
+    ):
+        tsps.Checkpointer(path, model, model.optimizer).restore()
     assert reached == []
     assert len(tables.of(model)[0].reader()) == 0
+    assert newest(path).exists()
+
+
+def test_a_damaged_checkpoint_of_the_beginning_is_begun_anew(tmp_path: Path) -> None:
+    model = make_model()
+    tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save()
+    damage(newest(tmp_path) / manifest.NAME, 0.5)
+    own = tsps.Checkpointer(tmp_path, model, model.optimizer, background=False)
+    with pytest.warns(UserWarning, match="is passed over"):
+        assert own.restore() is None
+    own.save()
+    assert [one.name for one in tmp_path.glob("step-*")] == ["step-000000000000-2"]
 
 
 def test_where_all_are_damaged_nothing_is_trained_on(saved: tuple[Path, list[list[Any]]], reached: list[str]) -> None:
@@ -159,7 +174,9 @@ def test_where_all_are_damaged_nothing_is_trained_on(saved: tuple[Path, list[lis
         damage(file_of(one.path), 0.9)
     with (
         pytest.warns(UserWarning, match="passed over"),
-        pytest.raises(StateError, match=r"no checkpoint in .* is whole, and tables have rows of one of them"),
+        pytest.raises(
+            StateError, match=r"none of them is whole\. To begin anew, use another directory, and another TF"
+        ),
     ):
         restore(path)
     assert reached.count("compared") == 1

@@ -6,12 +6,13 @@ not used.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,17 @@ def must_be_parts(path: Path, expected: dict[str, np.ndarray], kind: str) -> Non
     assert not list(path.glob("node-*")), "what nodes have told rank 0 is still there"
 
 
-def failing(at: str) -> Callable[[str], None]:
-    """On rank 1 the disk is full."""
+@contextlib.contextmanager
+def failing(at: str) -> Iterator[None]:
+    """On rank 1 the disk is full when a save comes to a point."""
 
     def act(point: str) -> None:
         if point == at and this_rank.rank() == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    return act
+    fault_points.set_action(act)
+    yield
+    fault_points.set_action(None)
 
 
 def raises(error: type[Exception], text: str) -> Any:
@@ -137,19 +141,28 @@ def save_to_one_directory(model: Any, folder: Path) -> None:
     must_be_parts(path, second, "all" if not directory.look(path).builds_on else "changes")
     assert len(directory.look(path).builds_on) == 1
     # Another machine's disk is full: all ranks hear of it, and the next save works.
-    train(model, range(7, 8))
-    fault_points.set_action(failing("file_written"))
-    failed = own.save()
-    train(model, range(8, 9))
-    with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
-        own.wait()
-    fault_points.set_action(None)
-    assert not Path(failed).exists()
+    for point in ("file_written", "part_written"):
+        train(model, range(7, 8))
+        with failing(point):
+            failed = own.save()
+            train(model, range(8, 9))
+            assert own.latest() == str(path), "who calls it alone does not wait for what will not come"
+            with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
+                own.wait()
+        assert not Path(failed).exists()
+    # What fails behind the end is no loss: the checkpoint is whole.
+    train(model, range(9, 10))
+    with failing("part_reported"):
+        path = Path(own.save())
+        third = content(model)
+        with pytest.warns(UserWarning, match="was saved, and then: rank 1: OSError"):
+            own.wait()
+    must_be_parts(path, third, "changes")
     train(model, range(9, 10))
     keep(folder, "shared", content(model))
     path = Path(own.save())
     own.wait()
-    assert len(directory.check(path).builds_on) == 2
+    assert len(directory.check(path).builds_on) == 3
     if this_rank.rank() == 0:
         assert commands.main(["verify", str(folder / "shared")]) == 0
         shutil.copytree(folder / "shared", folder / "compacted")
@@ -172,19 +185,19 @@ def save_to_own_directories(model: Any, folder: Path) -> None:
     paths = []
     for number, step in enumerate((5, 11, 12, 13)):
         train(model, range(step, step + 1))
-        if number == 2:  # one machine's disk is full: none has the checkpoint
-            fault_points.set_action(failing("file_written"))
-            failed = own.save()
-            train(model, range(14, 15))
-            with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
-                own.wait()
-            fault_points.set_action(None)
-            assert not Path(failed).exists()
+        if number == 2:  # one machine's disk is full: none has the checkpoint, though one may have a folder
+            for point in ("file_written", "renamed"):
+                with failing(point):
+                    own.save()
+                    train(model, range(14, 15))
+                    with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
+                        own.wait()
             continue
         paths.append(Path(own.save()))
         keep(folder, f"own{len(paths)}", content(model))
         own.wait()
     checked = directory.check(paths[-1])
+    assert sorted(mine.glob("step-*")) == paths, "what others do not have is still there"
     assert len(checked.builds_on) == 2
     assert checked.manifest.node == this_rank.rank()
     assert commands.main(["verify", str(mine)]) == 0
@@ -201,8 +214,12 @@ def save_to_own_directories(model: Any, folder: Path) -> None:
     assert ids[0] == ids[1]
     # One directory is none for each.
     both = tsps.Checkpointer(folder / "both", model, model.optimizer, per_node=True)
-    with raises((errors.NotSavedError, errors.StateError), r"per_node"):  # type: ignore[arg-type]
+    with raises(errors.NotSavedError, r"is being written by .*per_node=True is to be left out"):
         both.save()
+    with raises(errors.StateError, "training has begun"):
+        tsps.Checkpointer(
+            mine if this_rank.rank() else folder / "none", model, model.optimizer, per_node=True
+        ).restore()
 
 
 def restore(folder: Path) -> None:
@@ -238,12 +255,18 @@ def restore(folder: Path) -> None:
     must_equal(content(model), expected("own2"))
     if this_rank.rank() == 1:
         shutil.rmtree(newest)
-    assert restored(own, per_node=True) is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert restored(own, per_node=True) is not None
+    lacks = any(f"{newest} is passed over: another node does not have it" in str(one.message) for one in caught)
+    assert lacks == (this_rank.rank() == 0)
     must_equal(content(model), expected("own2"))
     if this_rank.rank() == 0:  # an increment needs what it builds on, on each machine
         shutil.rmtree(directory.CheckpointDirectory(folder / own).find()[-1].path)
-    with raises(errors.StateError, r"is on all nodes: they have those of steps \{'node 0': \[\], 'node 1': \["):
+    before = sorted((folder / own).glob("step-*"))
+    with raises(errors.StateError, r"is whole on all nodes: \{'node 0': \{.*it builds on .*'node 1': \{.*another node"):
         restored(own, per_node=True)
+    assert sorted((folder / own).glob("step-*")) == before
 
 
 def main() -> None:

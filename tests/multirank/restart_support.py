@@ -165,7 +165,7 @@ def kills_at_random(
             if nodes == ranks and draw.random() < 0.5:
                 kill["kill_rank"] = draw.randrange(nodes)
                 if not per_node:
-                    of_parts = (fault_points.CAPTURED, "file_written", fault_points.PART_REPORTED)
+                    of_parts = (fault_points.CAPTURED, "file_written", *fault_points.PART_POINTS[:2])
                     kill["kill_point"] = draw.choice(of_parts) if kill["kill_rank"] else fault_points.PART_TAKEN
         if how == "launcher":
             kill["launcher"] = draw.choice((signal.SIGKILL, signal.SIGTERM))

@@ -96,7 +96,7 @@ def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole
     results, _ = whole.run(2, hosts=hosts, how="loop", placement="sharded")
     broken = fit_options(tmp_path, "broken", how="loop", placement="sharded", background=True)
     # Between two steps; when the part of its machine is written, but for what tells rank 0.
-    kills = [{"kill_rank": 1, "kill_at": 9}, {"kill_rank": 1, "kill_at": 12, "kill_point": fault_points.PART_REPORTED}]
+    kills = [{"kill_rank": 1, "kill_at": 9}, {"kill_rank": 1, "kill_at": 12, "kill_point": fault_points.PART_WRITTEN}]
     killed(broken, 2, *kills, hosts=hosts)
     must_equal(results, broken.results, 2)
     # And on one machine, in tables that it has alone, one of them on disk in part: the same rows.

@@ -73,7 +73,8 @@ class Checkpointer:
         """Reads and writes nothing.
 
         Args:
-          directory: Of the job's checkpoints, and of nothing else. The first save makes it.
+          directory: Of the job's checkpoints, and of nothing else; all machines see it, but with `per_node`. The first
+            save makes it.
           model: A Keras model, built when it is saved or restored.
           optimizer: A `DistributedOptimizer`, which trains it.
           keep: How many checkpoints stay, at least 1; with them stays what they build on.
@@ -96,7 +97,7 @@ class Checkpointer:
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
             raise ValueError(f"`keep` must be an integer of at least 1. Received: keep={keep!r}")
         if "://" in os.fspath(directory):
-            raise ValueError(f"`directory` must be a path that is mounted on all machines. Received: {directory!r}")
+            raise ValueError(f"`directory` must be a path of a mounted file system. Received: {directory!r}")
         for name, one in (extra or {}).items():
             if not isinstance(_keras.tf_variable(one) if hasattr(one, "value") else one, tf.Variable):
                 raise TypeError(f"extra[{name!r}] must be a variable. Received: {type(one).__name__}")
@@ -140,7 +141,7 @@ class Checkpointer:
           step: That the folder is named after; None: the optimizer's number of updates.
 
         Returns:
-          The folder that the checkpoint will be.
+          The folder that the checkpoint will be; with `per_node` this machine's, whose name may be another elsewhere.
 
         Raises:
           NotSavedError: On all ranks: the one before, or this one, could not be written, with the reason. Those before
@@ -180,7 +181,7 @@ class Checkpointer:
             epoch=epoch,
             batch=batch,
             ranks=self._ranks.size,
-            nodes=len(job.current().leaders) if bindings else 1,
+            nodes=len(job.current().leaders) if bindings or self._saver.per_node else 1,
             job=job.current().identity.name if bindings else None,
             id=own_id,
             run=run,
@@ -252,13 +253,8 @@ class Checkpointer:
         bindings = tables.of(self._model)
         self._build()
         entries = self._entries()
-        if self._optimizer.begun and self._directory.find():
-            raise StateError(
-                f"a checkpoint of {self.directory} cannot be restored: training has begun. Call restore() before the "
-                "first step"
-            )
+        self._together(self._refuse_steps_before, f"restoring from {self.directory}")
         checked, is_read, _ = self._choose(read_once=True)
-        self._saver.has_looked = True
         if checked is None:
             self._refuse_tables_of_other_steps(bindings)
             return None
@@ -273,6 +269,13 @@ class Checkpointer:
             )
         self._restore_tables(checked, bindings, entries, is_read=True)
         return self._restore_rest(checked, bindings, entries)
+
+    def _refuse_steps_before(self) -> None:
+        if self._optimizer.begun and self._directory.find():
+            raise StateError(
+                f"a checkpoint of {self.directory} cannot be restored: training has begun. Call restore() before the "
+                "first step"
+            )
 
     def _restore_tables(
         self, checked: Checked, bindings: list[TableBinding], entries: list[variables.Entry], *, is_read: bool
@@ -359,7 +362,7 @@ class Checkpointer:
         """The checkpoint that all ranks restore."""
         agree = newest.agree_per_node if self._saver.per_node else newest.agree
         chosen = agree(self._directory, self._ranks, read_once=read_once)
-        self._saver.passed_over = chosen.passed_over
+        self._saver.begin_with(None if chosen.checkpoint is None else chosen.checkpoint.path, chosen.passed_over)
         return chosen
 
     def _refuse_tables_of_other_steps(self, bindings: list[Any]) -> None:

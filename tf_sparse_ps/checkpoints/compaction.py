@@ -61,7 +61,7 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
         if found.builds_on:
             newest = _write(found, save)
         else:
-            save.give_up()
+            save.discard()
         _remove_replaced(own, newest)
         if keep is not None:
             own.prune(newest, keep)

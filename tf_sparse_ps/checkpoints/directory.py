@@ -66,14 +66,14 @@ class Checked(NamedTuple):
 _Look = Callable[[Path], Checked]
 
 
-class Save:
-    """A save in progress; see `CheckpointDirectory.saving`.
+class SaveFolder:
+    """Where files of a save are written: this process's own (`Save`), or another's, to which it adds a part.
 
     Attributes:
       name: That the checkpoint will have.
       folder: Where its files are to be written meanwhile.
       path: Where it will be.
-      files: That have been added.
+      files: That have been added here.
     """
 
     def __init__(self, folder: Path, path: Path) -> None:
@@ -87,7 +87,20 @@ class Save:
         self.files.append(FileEntry(name, path.stat().st_size, file_crc32(path)))
         fault_points.reach("file_written")
 
-    def give_up(self) -> None:
+    def size(self) -> int:
+        """Bytes of all files that are there, whoever writes them."""
+        size = 0
+        with contextlib.suppress(FileNotFoundError):  # it has become a checkpoint, or has failed
+            for one in self.folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    size += one.stat().st_size
+        return size
+
+
+class Save(SaveFolder):
+    """A save in progress; see `CheckpointDirectory.saving`."""
+
+    def discard(self) -> None:
         """There is nothing to be saved."""
         shutil.rmtree(self.folder)
 
@@ -217,7 +230,8 @@ class CheckpointDirectory:
                 fault_points.reach("folder_made")
                 yield Save(folder, self.path / name)
             except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    self._remove_aside(folder)
                 raise
 
     def claimed(self, writer: str) -> contextlib.AbstractContextManager[None]:
@@ -235,7 +249,9 @@ class CheckpointDirectory:
           passed_over: Damaged ones, which go, also if they are of later steps.
         """
         found = self.find()
-        last = next(one for one in found if one.path == saved)
+        last = next((one for one in found if one.path == saved), None)
+        if last is None:  # somebody has removed it
+            return
         look_once = _once(_look_alone)
         needed: set[Path] = set()
         bases: set[Path] = set()
@@ -268,15 +284,22 @@ class CheckpointDirectory:
 
     def remove(self, path: Path) -> None:
         """Removes a checkpoint. Within `saving` or `claimed`."""
+        self._remove_aside(path, lambda: fault_points.reach("set_aside"))
+        fault_points.reach("removed")
+
+    def _remove_aside(self, path: Path, then: Callable[[], None] | None = None) -> None:
+        """Removes a folder that another machine may be writing to: it does not find the folder any more."""
         aside = self.path / f"{_REMOVING}{path.name}-{secrets.token_hex(4)}"
         os.rename(path, aside)
-        fault_points.reach("set_aside")
+        if then is not None:
+            then()
         shutil.rmtree(aside)
-        fault_points.reach("removed")
 
     def _remove_leftovers(self) -> None:
         for one in list(self.path.iterdir()):
-            if one.name.startswith((_SAVING, _REMOVING)):
+            if one.name.startswith(_SAVING):
+                self._remove_aside(one)
+            elif one.name.startswith(_REMOVING):
                 shutil.rmtree(one)
 
 

@@ -19,8 +19,8 @@ POINTS = (
 )
 # Tables and dense weights are captured: behind `folder_made`, in the thread that trains.
 CAPTURED = "captured"
-# A leader has told rank 0 that its part is written; rank 0 has read that.
-PART_REPORTED, PART_TAKEN = "part_reported", "part_taken"
+# A leader has written its part; has told rank 0 so; rank 0 has read that.
+PART_WRITTEN, PART_REPORTED, PART_TAKEN = PART_POINTS = ("part_written", "part_reported", "part_taken")
 # A restore; `rows_restored` once for each block of rows, `table_restored` for each table.
 RESTORE_POINTS = ("compared", "rows_restored", "table_restored", "step_set", "variables_restored")
 
@@ -34,7 +34,7 @@ _act: Callable[[str], None] = _nothing
 
 def reach(point: str) -> None:
     """A save, a compaction or a restore has come to a point."""
-    assert point in (*POINTS, CAPTURED, PART_REPORTED, PART_TAKEN, *RESTORE_POINTS), point
+    assert point in (*POINTS, CAPTURED, *PART_POINTS, *RESTORE_POINTS), point
     _act(point)
 
 

@@ -19,7 +19,7 @@ MOST_BYTES = 0.5
 
 
 class Increments:
-    """What a run has saved, as far as its next increment needs it. Every rank has one; rank 0's decides.
+    """What a run has saved, as far as its next increment needs it. Every rank has one; who writes manifests decides.
 
     Attributes:
       marks: On leaders, for each table by its uuid, the mark of the newest checkpoint.
@@ -33,7 +33,7 @@ class Increments:
         self.marks: Mapping[str, str] = {}
 
     def next_builds_on(self, path: Path) -> tuple[Link, ...]:
-        """On rank 0: the chain that the next checkpoint is to be added to; empty: it has all rows.
+        """On who writes manifests: the chain that the next checkpoint is to be added to; empty: it has all rows.
 
         Args:
           path: Of the directory. What is not there any more, or is another one, is not built on.
@@ -57,7 +57,7 @@ class Increments:
         """A checkpoint of this run is there.
 
         Args:
-          content: Its manifest, on rank 0.
+          content: Its manifest, on who wrote it.
           marks: On leaders those that were made when it was captured.
         """
         self.marks = dict(marks)

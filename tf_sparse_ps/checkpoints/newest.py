@@ -28,7 +28,7 @@ class Chosen(NamedTuple):
     is_read: bool
     """All of its files have been read, and are whole; else those with rows have not."""
     passed_over: list[Path]
-    """Newer ones, which are damaged or lack something, on who writes to the directory."""
+    """Those that are damaged, or that other nodes lack; on who writes to the directory."""
 
 
 def newest(directory: CheckpointDirectory) -> tuple[Checked | None, list[Path]]:
@@ -59,6 +59,11 @@ def agree(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool
                     found, passed_over, is_read = directory.newest_to_read_once(lambda _, n: shown.update(n))
             else:
                 found, passed_over = newest(directory)
+            if found is None and (trained := _trained(directory)):
+                raise StateError(
+                    f"{directory.path} has checkpoints, {', '.join(trained[:5])}, and none of them is whole. To begin "
+                    "anew, use another directory, and another TFSPS_JOB if the job has a name"
+                )
         except Exception as caught:
             error = caught
     chosen = None if found is None else (found.path.name, found.data)
@@ -97,66 +102,64 @@ def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_o
     Arguments as of `agree`; `Chosen.checkpoint` is this node's.
 
     Raises:
-      StateError: On all ranks: nodes have checkpoints, of more than the beginning of training, and none is on all.
+      StateError: On all ranks: nodes have checkpoints, of more than the beginning of training, and none is whole on
+        all.
       UnsupportedError: On all ranks: one is of a later version of the format.
     """
     own: dict[str, Path] = {}
-    steps: dict[str, int] = {}
+    trained: list[str] = []
     error: Exception | None = None
-    leads = job.current().is_leader
-    passed_over: list[Path] = []
+    is_leader = job.current().is_leader
+    damage: dict[Path, str] = {}  # of those of this node that are passed over
     try:
+        trained = _trained(directory)
         for one in directory.find():
             try:
-                content = directory_lib.look(one.path).manifest
-                own.setdefault(content.id, one.path)
-                steps[content.id] = content.step
+                own.setdefault(directory_lib.look(one.path).manifest.id, one.path)
             except (DamagedFileError, NotFoundError, OSError) as caught:
-                if leads:
-                    warnings.warn(f"checkpoint {one.path} is passed over: {caught}", stacklevel=4)
-                    passed_over.append(one.path)
+                damage[one.path] = str(caught)
     except Exception as caught:
         error = caught
-    everyone = ranks.allgather_object((text_of(error), steps), "tsps.checkpoint.newest")
+    everyone = ranks.allgather_object((text_of(error), list(own)), "tsps.checkpoint.newest")
     raise_failed([text for text, _ in everyone], error, f"looking for checkpoints in {directory.path}")
-    of_ranks = [theirs for _, theirs in everyone]
-    common = [one for one in of_ranks[WRITER] if all(one in theirs for theirs in of_ranks)]
-    if not common and any(step > 0 for theirs in of_ranks for step in theirs.values()):
-        of_nodes = {
-            f"node {node}": sorted(of_ranks[leader].values()) for node, leader in enumerate(job.current().leaders)
-        }
-        raise StateError(
-            f"no checkpoint in {directory.path} is on all nodes: they have those of steps {of_nodes}. Give the job the "
-            "machines, or the directories, that it had; or remove these, to begin anew"
-        )
-    for number, one in enumerate(common):
+    common = [one for one in everyone[WRITER][1] if all(one in theirs for _, theirs in everyone)]
+    found: Checked | None = None
+    is_read, chosen = True, None
+    for number, id_ in enumerate(common):
         is_read = not read_once or number == len(common) - 1
-        checked, damage = _check(own[one], rows=is_read)
-        if all(ranks.allgather_object(damage is None, "tsps.checkpoint.is_whole")):
-            assert checked is not None
-            return Chosen(checked, is_read, passed_over + _before(own, one, leads))
-        if leads:
-            warnings.warn(
-                f"checkpoint {own[one]} is passed over: {damage or 'it is damaged on another node'}", stacklevel=3
-            )
-    return Chosen(None, True, passed_over + _before(own, None, leads))
-
-
-def _check(path: Path, *, rows: bool) -> tuple[Checked | None, Exception | None]:
-    try:
-        with bar(0, f"check {path}") as shown:
-            return directory_lib.check(path, lambda _, n: shown.update(n), rows=rows), None
-    except (DamagedFileError, NotFoundError, OSError) as error:
-        return None, error
-
-
-def _before(own: dict[str, Path], chosen: str | None, leads: bool) -> list[Path]:
-    """The checkpoints of this node that are newer than the chosen one."""
-    if not leads:
-        return []
-    found: list[Path] = []
-    for one, path in own.items():
-        if one == chosen:
+        found = None
+        try:
+            found = _check(own[id_], rows=is_read) if is_leader else directory_lib.look(own[id_])
+        except (DamagedFileError, NotFoundError, OSError) as caught:
+            damage[own[id_]] = str(caught)
+        if all(ranks.allgather_object(found is not None, "tsps.checkpoint.is_whole")):
+            chosen = id_
             break
-        found.append(path)
-    return found
+    for id_, path in own.items():
+        if id_ == chosen:
+            break
+        damage.setdefault(path, "it is damaged on another node" if id_ in common else "another node does not have it")
+    if is_leader:
+        for path, why in damage.items():
+            warnings.warn(f"checkpoint {path} is passed over: {why}", stacklevel=4)
+    if chosen is None:
+        said = {path.name: why for path, why in damage.items()}
+        of_nodes = ranks.allgather_object((trained, said), "tsps.checkpoint.none")
+        if any(theirs for theirs, _ in of_nodes):
+            shown = {f"node {node}": of_nodes[leader][1] for node, leader in enumerate(job.current().leaders)}
+            raise StateError(
+                f"no checkpoint in {directory.path} is whole on all nodes: {shown}. Give the job the machines, or the "
+                "directories, that it had; or remove these, to begin anew"
+            )
+        found = None
+    return Chosen(found, is_read, list(damage) if is_leader else [])
+
+
+def _trained(directory: CheckpointDirectory) -> list[str]:
+    """The names of checkpoints, whole or not, with which more than the beginning of training is lost."""
+    return [one.path.name for one in directory.find() if one.step > 0]
+
+
+def _check(path: Path, *, rows: bool) -> Checked:
+    with bar(0, f"check {path}") as shown:
+        return directory_lib.check(path, lambda _, n: shown.update(n), rows=rows)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 import zlib
 from pathlib import Path
 
 from tf_sparse_ps.checkpoints import fault_points
 from tf_sparse_ps.checkpoints.manifest import FileEntry, TablePart
 from tf_sparse_ps.errors import DamagedFileError
+
+_STALE_S = 5.0  # for so long another machine may see what was
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +27,15 @@ class NodePart:
     Attributes:
       tables: Of each table, in the model's order.
       files: All of its files.
+      error: Why there is nothing of this: the part could not be written; None: it is complete.
     """
 
     tables: tuple[TablePart, ...]
     files: tuple[FileEntry, ...]
+    error: str | None = None
 
     def report(self, folder: Path, node: int) -> None:
-        """Tells rank 0 that it is complete. Its files are on the disk.
+        """Tells rank 0. The files are on the disk.
 
         Args:
           folder: Of the save.
@@ -64,15 +69,29 @@ def take(folder: Path, node: int) -> NodePart:
             raise ValueError("its checksum is another one")
         content = json.loads(text)
         part = NodePart(
-            tuple(TablePart(**one) for one in content["tables"]), tuple(FileEntry(**one) for one in content["files"])
+            tuple(TablePart(**one) for one in content["tables"]),
+            tuple(FileEntry(**one) for one in content["files"]),
+            content["error"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from error
     for file in part.files:
-        if (found := (folder / file.name).stat().st_size) != file.size:
-            raise DamagedFileError(f"{folder / file.name} has {found} bytes here, and {file.size} on node {node}")
+        until = time.monotonic() + _STALE_S
+        while (found := _size(folder / file.name)) != file.size:
+            if time.monotonic() > until:
+                raise DamagedFileError(f"{folder / file.name} has {found} bytes here, and {file.size} on node {node}")
+            time.sleep(0.1)
     path.unlink()
     return part
+
+
+def _size(path: Path) -> int | None:
+    """Bytes; None: it is not there. Of an open file: otherwise a network file system may remember what it was."""
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return None
 
 
 def _name_of(node: int) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tf_sparse_ps.checkpoints.directory import Save
+from tf_sparse_ps.checkpoints.directory import SaveFolder
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.writers import Writer
 
@@ -27,7 +27,7 @@ class SaveInProgress:
 
     def __init__(
         self,
-        save: Save,
+        save: SaveFolder,
         within: contextlib.ExitStack,
         writer: Writer,
         captured: Sequence[Captured],
@@ -59,10 +59,14 @@ class SaveInProgress:
         Args:
           beside: Training goes on meanwhile, and gets more of a core. Else the caller waits, and can say so.
         """
-        target = self._run_beside if beside else self._run
-        self._thread = threading.Thread(target=target, name="tsps-checkpoint")
+        thread = threading.Thread(target=self._run_beside if beside else self._run, name="tsps-checkpoint")
         atexit.register(self._say_at_exit)
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # there can be no more threads
+            self._close(error)
+            return
+        self._thread = thread
 
     @property
     def is_running(self) -> bool:
@@ -80,9 +84,9 @@ class SaveInProgress:
             self._tell()
         return True
 
-    def give_up(self) -> None:
-        """Another node has failed: what this one waits for will not come."""
-        self._writer.give_up()
+    def stop(self) -> None:
+        """Another node has failed: what is left needs not be written."""
+        self._writer.stop()
 
     def _tell(self) -> None:
         """Says what is waited for, from time to time."""
@@ -90,11 +94,9 @@ class SaveInProgress:
         if not self.is_running or now < self._tell_at:
             return
         self._tell_at = now + _TELL_EVERY_S
-        size = 0
-        with contextlib.suppress(FileNotFoundError):  # it has become a checkpoint, or has failed
-            size = sum(one.stat().st_size for one in self._save.folder.iterdir())
+        size = self._save.size() / 1e6
         print(
-            f"tf_sparse_ps: waiting for checkpoint {self._save.path} to be on the disk: {size / 1e6:.0f} MB written",
+            f"tf_sparse_ps: waiting for checkpoint {self._save.path} to be on the disk: {size:.0f} MB written",
             file=sys.stderr,
             flush=True,
         )
@@ -111,14 +113,21 @@ class SaveInProgress:
         self._run()
 
     def _run(self) -> None:
+        error: BaseException | None = None
         try:
-            with self._within:
-                self._writer.write()
-        except Exception as error:
-            self._error = error
-        finally:
-            for one in self._captured:
-                one.close()
+            self._writer.write()
+        except BaseException as caught:
+            error = caught
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        for one in self._captured:
+            one.close()
+        try:
+            self._within.__exit__(type(error) if error else None, error, None)
+        except BaseException as caught:
+            error = error or caught
+        self._error = error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
 
     def _say_at_exit(self) -> None:
         if self._error is not None:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from tf_sparse_ps import job
 from tf_sparse_ps.checkpoints import fault_points, tables
 from tf_sparse_ps.checkpoints.captured import Captured
-from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save, sees
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save, SaveFolder, sees
 from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
-from tf_sparse_ps.checkpoints.writers import CheckpointWriter, Copies, PartWriter, Writer
+from tf_sparse_ps.checkpoints.writers import CheckpointWriter, Copies, OtherNodeError, PartWriter, Writer
 from tf_sparse_ps.collectives import Collectives, protocol
 from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError, WriterLockedError
 from tf_sparse_ps.job.table_binding import TableBinding
@@ -36,8 +36,6 @@ class Saver:
 
     Attributes:
       run: Tells this run from others, in manifests.
-      passed_over: Checkpoints of the directory that are damaged; a save removes them.
-      has_looked: The other checkpoints of the directory, if any, are this run's.
       per_node: Every node has a directory of its own.
     """
 
@@ -56,9 +54,11 @@ class Saver:
         self._background, self._increments = background, Increments(incremental)
         self._pending: _Pending | None = None
         self._beside = True  # that the last save beside training did not fail because of the training
+        self._has_saved = False
+        self._complete: Path | None = None  # the newest checkpoint that is known to be whole
         self.run = secrets.token_hex(8)
-        self.passed_over: list[Path] = []
-        self.has_looked = False
+        self._passed_over: list[Path] = []
+        self._has_looked = False
         self.per_node = per_node
 
     @property
@@ -67,9 +67,18 @@ class Saver:
         return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
 
     def finish_own(self) -> None:
-        """Waits until this process has written what it writes; how that has ended is not told yet."""
+        """Waits until this process has written what it writes, but not for ever: others may have failed."""
         if self._pending is not None and self._pending.writing is not None:
-            self._pending.writing.wait()
+            self._pending.writing.wait(protocol.timeout_s() / 4)
+
+    def begin_with(self, checkpoint: Path | None, passed_over: list[Path]) -> None:
+        """The other checkpoints of the directory, if any, are this run's.
+
+        Args:
+          checkpoint: That the job begins with, or None.
+          passed_over: Those that are damaged, or that other nodes lack; a save removes them.
+        """
+        self._has_looked, self._complete, self._passed_over = True, checkpoint, passed_over
 
     def forget(self) -> None:
         """The tables have become others: the next checkpoint has all rows."""
@@ -101,18 +110,19 @@ class Saver:
         this_job = job.current() if bindings or self.per_node else None
         node = 0 if this_job is None else this_job.node
         leaders = [WRITER] if this_job is None else this_job.leaders
-        leads = self._ranks.rank in leaders
-        writes = leads if self.per_node else self._ranks.rank == WRITER
-        values = capture_values(writes)
+        is_leader = self._ranks.rank in leaders
+        opener = leaders[node] if self.per_node else WRITER
+        values = capture_values(self._ranks.rank == opener)
         with contextlib.ExitStack() as within:
-            save, builds_on = self._open(within, step, content, leaders[node] if self.per_node else WRITER, writes)
+            save, builds_on = self._open(within, step, content, opener)
             captured: list[Captured] = []
             marks: dict[str, str] = {}
             error: Exception | None = None
-            if leads:
+            if is_leader:
                 try:
                     if not sees(save.folder):
-                        raise StateError(
+                        # If it has been seen before, it is a matter of this moment.
+                        raise (UnavailableError if self._has_saved else StateError)(
                             f"rank {WRITER} writes to {save.folder}, which is not there: all machines must see one "
                             "directory, or have one each (per_node=True)"
                         )
@@ -129,17 +139,19 @@ class Saver:
                     one.close()
                 raise
             writing: SaveInProgress | None = None
-            if leads:
+            if is_leader:
                 writer: Writer = PartWriter(save, node, captured, content.stamp)
-                if writes:
+                if isinstance(save, Save):
                     others = () if self.per_node else range(1, len(leaders))
-                    prune = None if self.per_node else self._prune
-                    writer = CheckpointWriter(save, content, builds_on, values, captured, others, prune)
-                quiet = self._ranks.rank != WRITER
+                    first, then = (self._prune_before, None) if self.per_node else (None, self._prune)
+                    writer = CheckpointWriter(
+                        save, content, builds_on, values, captured, others, first=first, then=then
+                    )
+                quiet = self._ranks.rank != WRITER and not self.per_node
                 writing = SaveInProgress(save, within.pop_all(), writer, captured, quiet=quiet)
         beside = self._background and self._beside
         self._pending = _Pending(content.step, save.path, writing, marks)
-        self.has_looked = True
+        self._has_looked = True
         if writing is not None:
             writing.start(beside=beside)
         if not beside:
@@ -147,47 +159,50 @@ class Saver:
         return str(save.path)
 
     def _open(
-        self, within: contextlib.ExitStack, step: int, content: Manifest, opens: int, writes: bool
-    ) -> tuple[Save, tuple[Link, ...]]:
+        self, within: contextlib.ExitStack, step: int, content: Manifest, opener: int
+    ) -> tuple[SaveFolder, tuple[Link, ...]]:
         """Makes the folder that is to be written to.
 
         Args:
           within: That closes it.
           step: That it is named after.
           content: Of the manifest.
-          opens: The rank that makes this rank's folder.
-          writes: Whether this rank makes one.
+          opener: The rank that makes the folder which this one writes to; perhaps this one.
 
         Returns:
-          The save, and what it builds on: nothing, if on any node it has all rows.
+          The folder, a `Save` on who has made it, and what the checkpoint builds on: nothing, if on any node it has all
+          rows.
         """
         error: Exception | None = None
-        save: Save | None = None
+        save: SaveFolder | None = None
         builds_on: tuple[Link, ...] = ()
-        if writes:
+        if self._ranks.rank == opener:
             try:
                 self._refuse_other_runs(step)
-                save = within.enter_context(self._directory.saving(step, f"rank {self._ranks.rank}"))
+                save = within.enter_context(self._directory.saving(step, f"rank {opener}"))
                 builds_on = self._increments.next_builds_on(self._directory.path)
             except WriterLockedError as caught:
-                error = StateError(f"{caught}{_ONE_DIRECTORY}") if self.per_node else caught
+                error = WriterLockedError(f"{caught}{_ONE_DIRECTORY}") if self.per_node else caught
             except Exception as caught:
                 error = caught
         self._raise_together(error, content.step, "tsps.checkpoint.begin")
         chain = [(one.name, one.id) for one in builds_on]
         names = None if save is None else (save.folder.name, save.name)
         everyone = self._ranks.allgather_object((names, chain), "tsps.checkpoint.opened")
-        if writes and sum(made is not None and sees(self._directory.path / made[0], 0) for made, _ in everyone) > 1:
-            error = StateError(
-                f"rank {self._ranks.rank} sees another node's save in {self._directory.path}{_ONE_DIRECTORY}"
-            )
+        made = [one for one, _ in everyone if one is not None]
+        if save is not None and len(made) > 1:
+            try:
+                if sum(sees(self._directory.path / folder, 0) for folder, _ in made) > 1:
+                    error = StateError(f"another node's save is in {self._directory.path}{_ONE_DIRECTORY}")
+            except OSError as caught:
+                error = caught
         self._raise_together(error, content.step, "tsps.checkpoint.seen")
-        (folder, name), theirs = everyone[opens]
+        (folder, name), own_chain = everyone[opener]
         if save is None:
-            save = Save(self._directory.path / folder, self._directory.path / name)
-        if not all(one for made, one in everyone if made is not None):
+            save = SaveFolder(self._directory.path / folder, self._directory.path / name)
+        if not all(one for made_one, one in everyone if made_one is not None):
             return save, ()
-        return save, tuple(Link(*one) for one in theirs)
+        return save, tuple(Link(*one) for one in own_chain)
 
     # --- the end ---
 
@@ -200,9 +215,10 @@ class Saver:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        self._beside = True
         error: Exception | None = None
-        text: str | None = None
+        texts: dict[int, str] = {}  # of ranks, what they have failed with
+        causes: list[int] = []  # ranks that have not only been told of another one's failure, the first one first
+        self._beside = True
         has_ended = pending.writing is None
         # A slow disk is no lost rank: none waits for another for long at a time.
         longest_s = min(_WAIT_S, protocol.timeout_s() / 4)
@@ -211,35 +227,42 @@ class Saver:
                 assert pending.writing is not None
                 if has_ended := pending.writing.wait(longest_s):
                     error = pending.writing.result()
-            own = (has_ended, text_of(error), isinstance(error, UnavailableError))
+            written = pending.writing.manifest if has_ended and pending.writing is not None else None
+            kind = (isinstance(error, OtherNodeError), isinstance(error, UnavailableError))
+            own = (has_ended, written is not None, text_of(error), kind)
             everyone = self._ranks.allgather_object(own, "tsps.checkpoint.end")
-            if text is None:  # what one has failed with first is the reason
-                text = _first([theirs for _, theirs, _ in everyone])
-                self._beside = not any(unavailable for *_, unavailable in everyone)
-                if text is not None and pending.writing is not None:
-                    pending.writing.give_up()
+            for rank, (*_, text, (of_another, unavailable)) in enumerate(everyone):
+                if text is not None and rank not in texts:
+                    texts[rank] = text
+                    if not of_another:
+                        causes.append(rank)
+                        self._beside &= not unavailable
+            if texts and pending.writing is not None:
+                pending.writing.stop()
             if all(ended for ended, *_ in everyone):
                 break
-        written = None if pending.writing is None else pending.writing.manifest
-        if text is not None:
-            if written is not None:  # the other nodes do not have it
-                self._claimed(lambda: self._directory.remove(pending.path))
+        is_there = any(there for _, there, *_ in everyone)
+        rank = next(iter(causes or texts), WRITER)
+        text = None if not texts else (texts[rank] if rank == WRITER else f"rank {rank}: {texts[rank]}")
+        if text is not None and is_there and not self.per_node:  # whole, whatever has failed behind it
+            warnings.warn(f"checkpoint {pending.path} was saved, and then: {text}", stacklevel=4)
+        elif text is not None:
+            if self.per_node and pending.path.exists():  # the other nodes do not have it
+                self._passed_over.append(pending.path)
             raise self._not_saved(pending.step, text) from error
         self._increments.saved(written, pending.marks)
-        if self.per_node and written is not None:
-            self._claimed(lambda: self._prune(pending.path))
+        self._has_saved = True
+        self._complete = pending.path
 
-    def _claimed(self, action: Callable[[], None]) -> None:
-        try:
-            with self._directory.claimed(f"rank {self._ranks.rank}"):
-                action()
-        except OSError as error:
-            warnings.warn(f"checkpoints in {self._directory.path} could not be removed: {error}", stacklevel=4)
+    def _prune_before(self) -> None:
+        """Where each node has a directory: removes what the checkpoint before, which all have, has made superfluous."""
+        if self._complete is not None:
+            self._prune(self._complete)
 
     def _prune(self, saved: Path) -> None:
         try:
-            self._directory.prune(saved, self._keep, self.passed_over)
-            self.passed_over = [one for one in self.passed_over if one.exists()]
+            self._directory.prune(saved, self._keep, self._passed_over)
+            self._passed_over = [one for one in self._passed_over if one.exists()]
         except OSError as error:  # the checkpoint is there; the next save tries again
             warnings.warn(f"old checkpoints in {self._directory.path} could not be removed: {error}", stacklevel=4)
 
@@ -260,8 +283,8 @@ class Saver:
     def _refuse_other_runs(self, step: int) -> None:
         """Checkpoints that this run knows nothing of are not to be mixed with its own, or removed."""
         directory = self._directory.path
-        others = [one for one in self._directory.find() if one.path not in self.passed_over]
-        if others and not self.has_looked:
+        others = [one for one in self._directory.find() if one.path not in self._passed_over]
+        if others and not self._has_looked:
             raise StateError(
                 f"{directory} has checkpoints, {others[0].path.name} and {len(others) - 1} more, and this job did "
                 "not begin with them: call restore() before the first step, or use another directory"

@@ -84,8 +84,7 @@ class _Part:
 
     def __init__(self, checkpoint: Checked, number: int, at: int) -> None:
         self._files = _files(checkpoint, number, at)
-        self._readers = [_table.ParameterFileReader(str(file.rows)) for file in self._files]
-        infos = [reader.info() for reader in self._readers]
+        infos = [file.open().info() for file in self._files]  # one after another: there may be very many
         self.file = self._files[-1].rows
         self.info: dict[str, Any] = infos[-1]
         self.shard = Shard.of(self.info)
@@ -118,7 +117,7 @@ class _Part:
         newer = _KeySet()
         for at in reversed(range(len(self._files))):
             own: list[Keys] = []
-            reader, found_checksum = self._readers[at], 0
+            reader, found_checksum = self._files[at].open(), 0
             for number in range(reader.blocks()):
                 keys, rows, values, metadata = reader.read_block(number, slots)
                 found_checksum = _with_block(reader, number, found_checksum)
@@ -147,6 +146,9 @@ class _File:
         self.rows = folder / part.file
         self._checksum = part.rows_checksum
         self._erased = None if part.erased is None else folder / part.erased
+
+    def open(self) -> Any:
+        return _table.ParameterFileReader(str(self.rows))
 
     def check(self, checksum: int) -> None:
         """Compares what `rows_checksum` was of the file with what it is."""

@@ -60,12 +60,12 @@ def facts(binding: TableBinding) -> dict[str, Any]:
 
 
 def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
-    """Begins to note what changes. Between two steps, every rank calls it; leaders act.
+    """Begins to note what changes. Between two steps, on leaders.
 
     Returns:
-      On leaders a mark of each table, by its uuid, as `Table.mark_changes`.
+      A mark of each table, by its uuid, as `Table.mark_changes`.
     """
-    if not bindings or not job.current().is_leader:
+    if not bindings:
         return {}
     this_job = job.current()
     for binding in bindings:

@@ -7,6 +7,7 @@ next.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -15,16 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tf_sparse_ps.checkpoints import fault_points, node_part
-from tf_sparse_ps.checkpoints.directory import Save
+from tf_sparse_ps.checkpoints.directory import Save, SaveFolder
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
+from tf_sparse_ps.collectives import protocol
 from tf_sparse_ps.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
 
 _LOOK_EVERY_S = (0.01, 0.5)  # at first, and at most
-_EXITING_S = 60.0  # without a byte from others
+
+
+class OtherNodeError(UnavailableError):
+    """Another node has not written its part. That node's leader knows why."""
 
 
 class Copies(Protocol):
@@ -38,10 +43,10 @@ class Writer(Protocol):
     """Writes what was captured, once, in any thread."""
 
     manifest: Manifest | None
-    """Of the checkpoint, on who writes it, when it is there."""
+    """Of the checkpoint, when it is there; None on who writes a part of it."""
 
     def write(self) -> None: ...
-    def give_up(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 class CheckpointWriter:
@@ -54,8 +59,10 @@ class CheckpointWriter:
         builds_on: tuple[Link, ...],
         values: Sequence[Copies],
         captured: Sequence[Captured],
-        others: Sequence[int],
-        prune: Callable[[Path], None] | None,
+        others: Sequence[int] = (),
+        *,
+        first: Callable[[], None] | None = None,
+        then: Callable[[Path], None] | None = None,
     ) -> None:
         """Writes nothing yet.
 
@@ -66,25 +73,29 @@ class CheckpointWriter:
           values: Dense variables, and states of callbacks.
           captured: This node's part of each table.
           others: The nodes whose parts others write to the same folder, ascending.
-          prune: Called with the checkpoint's folder when it is there; None: nothing is.
+          first: Called before anything is written.
+          then: Called with the checkpoint's folder when it is there.
         """
         self._save, self._content, self._builds_on, self._values = save, content, builds_on, values
-        self._captured, self._others, self._prune = captured, others, prune
-        self._given_up = threading.Event()
+        self._captured, self._others, self._first, self._then = captured, others, first, then
+        self._stopped = threading.Event()
         self.manifest: Manifest | None = None
 
     def write(self) -> None:
         """Writes it all.
 
         Raises:
-          UnavailableError: It was given up; or there was too little room for images of rows.
+          OtherNodeError: The part of another node has not come.
+          UnavailableError: There was too little room for images of rows.
           OSError: From the file system.
         """
+        if self._first is not None:
+            self._first()
         stamp = self._content.stamp
         for one in self._values:
             for name in one.write(self._save.folder, stamp):
                 self._save.add(name)
-        parts = [[part] for part in write_tables(self._save, self._captured, stamp)]
+        parts = [[part] for part in _write_tables(self._save, self._captured, stamp, self._stopped)]
         for node in self._others:
             theirs = self._wait_for(node)
             self._save.files += theirs.files
@@ -104,25 +115,27 @@ class CheckpointWriter:
         )
         self._save.finish(manifest)
         self.manifest = manifest
-        if self._prune is not None:
-            self._prune(self._save.path)
+        if self._then is not None:
+            self._then(self._save.path)
 
-    def give_up(self) -> None:
-        """The parts of other nodes will not come."""
-        self._given_up.set()
+    def stop(self) -> None:
+        """Another node has failed: what is left needs not be written, or waited for."""
+        self._stopped.set()
 
     def _wait_for(self, node: int) -> NodePart:
         pause_s, longest_s = _LOOK_EVERY_S
         until, size = float("inf"), -1
         while not node_part.is_there(self._save.folder, node):
             if not threading.main_thread().is_alive():  # this process is ending: nobody will tell what became of others
-                before, size = size, sum(one.stat().st_size for one in self._save.folder.iterdir())
+                before, size = size, self._save.size()
                 if size != before:
-                    until = time.monotonic() + _EXITING_S
-            if self._given_up.wait(pause_s) or time.monotonic() > until:
-                raise UnavailableError(f"node {node} has not written its part of {self._save.path}")
+                    until = time.monotonic() + protocol.timeout_s()
+            if self._stopped.wait(pause_s) or time.monotonic() > until:
+                raise OtherNodeError(f"node {node} has not written its part of {self._save.path}")
             pause_s = min(2 * pause_s, longest_s)
         part = node_part.take(self._save.folder, node)
+        if part.error is not None:
+            raise OtherNodeError(f"node {node} has not written its part of {self._save.path}: {part.error}")
         fault_points.reach(fault_points.PART_TAKEN)
         return part
 
@@ -132,7 +145,7 @@ class PartWriter:
 
     manifest: Manifest | None = None
 
-    def __init__(self, save: Save, node: int, captured: Sequence[Captured], stamp: Mapping[str, Any]) -> None:
+    def __init__(self, save: SaveFolder, node: int, captured: Sequence[Captured], stamp: Mapping[str, Any]) -> None:
         """Writes nothing yet.
 
         Args:
@@ -142,6 +155,7 @@ class PartWriter:
           stamp: What files say of the step that they are of.
         """
         self._save, self._node, self._captured, self._stamp = save, node, captured, stamp
+        self._stopped = threading.Event()
 
     def write(self) -> None:
         """Writes it, and tells rank 0.
@@ -150,17 +164,28 @@ class PartWriter:
           UnavailableError: There was too little room for images of rows.
           OSError: From the file system.
         """
-        parts = write_tables(self._save, self._captured, self._stamp)
+        try:
+            parts = _write_tables(self._save, self._captured, self._stamp, self._stopped)
+            fault_points.reach(fault_points.PART_WRITTEN)
+        except Exception as error:
+            with contextlib.suppress(OSError):  # then it is told when all ranks call the next save
+                NodePart((), (), f"{type(error).__name__}: {error}").report(self._save.folder, self._node)
+            raise
         NodePart(tuple(parts), tuple(self._save.files)).report(self._save.folder, self._node)
 
-    def give_up(self) -> None:
-        """It waits for nobody."""
+    def stop(self) -> None:
+        """Another node has failed: what is left needs not be written."""
+        self._stopped.set()
 
 
-def write_tables(save: Save, captured: Sequence[Captured], stamp: Mapping[str, Any]) -> list[TablePart]:
+def _write_tables(
+    save: SaveFolder, captured: Sequence[Captured], stamp: Mapping[str, Any], stopped: threading.Event
+) -> list[TablePart]:
     """Writes this node's part of each table, and closes what was captured."""
     parts = []
     for one in captured:
+        if stopped.is_set():
+            raise OtherNodeError(f"another node has not written its part of {save.path}")
         for name in one.write(save.folder, stamp):
             save.add(name)
         assert one.part is not None
