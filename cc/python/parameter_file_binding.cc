@@ -146,7 +146,7 @@ class PyParameterFileWriter {
       same = own[i].type == other.type && own[i].row_bytes == other.row_bytes;
     }
     if (!same) Throw(Error(Code::kInvalidArgument, "the scan has other planes than the file"));
-    constexpr size_t kRows = 4096;
+    constexpr size_t kRows = 1024;  // they stay in a cache until they are records
     return ValueOrThrow(WithoutGil([&]() -> Result<size_t> {
       std::vector<int64_t> keys(kRows);
       std::vector<std::vector<char>> values(own.size());
@@ -167,9 +167,11 @@ class PyParameterFileWriter {
     }));
   }
 
-  void Finish() {
+  // Returns the file's checksums: of its bytes, and of its blocks'.
+  py::tuple Finish() {
     ParameterFileWriter& writer = Open();
     ThrowIfError(WithoutGil([&] { return writer.Finish(); }));
+    return py::make_tuple(writer.checksums().file, writer.checksums().blocks);
   }
 
   // Gives up what is not finished, and the path.

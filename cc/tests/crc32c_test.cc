@@ -29,10 +29,10 @@ TEST(Crc32c, GivesThePublishedChecksums) {
 
 TEST(Crc32c, BothPathsMatchTheDefinitionAtEveryLengthAndAlignment) {
   std::mt19937 random(1);
-  std::vector<unsigned char> bytes(300);
+  std::vector<unsigned char> bytes(600);
   for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
   for (size_t offset = 0; offset < 9; ++offset) {
-    for (size_t n = 0; n < 290; ++n) {
+    for (size_t n = 0; n < 590; ++n) {
       const uint32_t expected = Reference(&bytes[offset], n);
       ASSERT_EQ(Crc32c(0, &bytes[offset], n), expected);
       ASSERT_EQ(internal::Crc32cPortable(0, &bytes[offset], n), expected);

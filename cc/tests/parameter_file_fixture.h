@@ -91,7 +91,8 @@ class ParameterFile : public ::testing::Test {
   }
 
   // Writes the file in batches of 1000 rows.
-  Status Write(const ParameterFileInfo& info, bool counted = false) const {
+  Status Write(const ParameterFileInfo& info, bool counted = false,
+               ParameterFileChecksums* checksums = nullptr) const {
     TSPS_ASSIGN_OR_RETURN(auto writer, ParameterFileWriter::Create(path_, info, counted));
     for (size_t first = 0; first < info.n_rows; first += 1000) {
       const size_t n = std::min<size_t>(1000, info.n_rows - first);
@@ -102,7 +103,9 @@ class ParameterFile : public ::testing::Test {
       for (const std::string& plane : values) data.push_back(plane.data());
       TSPS_RETURN_IF_ERROR(writer->Append(keys.data(), data.data(), n));
     }
-    return writer->Finish();
+    TSPS_RETURN_IF_ERROR(writer->Finish());
+    if (checksums != nullptr) *checksums = writer->checksums();
+    return Status();
   }
 
   // Keys and rows of a block; no other planes.

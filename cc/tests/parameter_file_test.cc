@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/crc32.h"
 #include "tests/parameter_file_fixture.h"
 
 namespace tsps {
@@ -66,6 +67,26 @@ TEST_F(ParameterFileTest, AFileWhoseRowsAreCountedIsTheSame) {
     EXPECT_TRUE(Bytes() == announced) << n;
     const Status all = ReadAll();
     EXPECT_TRUE(all.ok()) << all.message();
+  }
+}
+
+TEST_F(ParameterFileTest, AWriterKnowsTheChecksumsOfItsFile) {
+  for (uint64_t n : {0, 1, 4096, 9000}) {  // up to 7 MB
+    const ParameterFileInfo info = WithMetadata(Info(OptimizerKind::kAdagrad, 97, n));
+    for (const bool counted : {false, true}) {
+      ParameterFileChecksums found;
+      ASSERT_TRUE(Write(info, counted, &found).ok());
+      const std::string bytes = Bytes();
+      EXPECT_EQ(found.file, Crc32(0, bytes.data(), bytes.size()));
+      const auto reader = ParameterFileReader::Open(path_);
+      ASSERT_TRUE(reader.ok());
+      uint32_t blocks = 0;
+      for (size_t block = 0; block < (*reader)->n_blocks(); ++block) {
+        const uint32_t one = *(*reader)->BlockChecksum(block);
+        blocks = Crc32(blocks, &one, sizeof(one));
+      }
+      EXPECT_EQ(found.blocks, blocks);
+    }
   }
 }
 

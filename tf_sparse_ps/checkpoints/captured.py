@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tf_sparse_ps.checkpoints import array_file, stored_rows
+from tf_sparse_ps.checkpoints import array_file
 from tf_sparse_ps.checkpoints.manifest import TablePart
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.table import Scan
+
+
+class NewFile(NamedTuple):
+    """A file that is complete."""
+
+    name: str
+    crc32: str | None
+    """Of its bytes, if it is on the disk, too."""
 
 
 class Captured:
@@ -31,7 +39,7 @@ class Captured:
         self._file, self._scan, self._header, self._n_rows = file, scan, header, n_rows
         self.part: TablePart | None = None
 
-    def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[str]:
+    def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[NewFile]:
         """Writes it. Needs no TensorFlow, and may be called by another thread.
 
         Args:
@@ -39,23 +47,24 @@ class Captured:
           stamp: What the file of erased keys says of the step that it is of.
 
         Yields:
-          The name of each file, when it is complete.
+          Each file, when it is complete.
 
         Raises:
           UnavailableError: More was written meanwhile than there was room for images of.
           OSError: From the file system.
         """
         with self._scan as scan:
-            path = folder / self._file
-            parameter_files.write_content(self._header, scan, path, n_rows=self._n_rows, progress=False)
-            checksum = stored_rows.rows_checksum(path)
-            yield self._file
+            written = parameter_files.write_content(
+                self._header, scan, folder / self._file, n_rows=self._n_rows, progress=False
+            )
+            yield NewFile(self._file, written.crc32)
             erased: str | None = None
             if scan.erased is not None and len(scan.erased):
                 erased = str(Path(self._file).with_suffix(".erased.npz"))
                 array_file.write(folder / erased, [(0, scan.erased)], stamp)
-                yield erased
-            self.part = TablePart(self._file, "all" if scan.erased is None else "changes", erased, checksum)
+                yield NewFile(erased, None)
+            content = "all" if scan.erased is None else "changes"
+            self.part = TablePart(self._file, content, erased, written.rows_checksum)
 
     def close(self) -> None:
         """It is not needed any more."""

@@ -11,7 +11,7 @@ from typing import Any
 from tf_sparse_ps.checkpoints import directory
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory, Save
 from tf_sparse_ps.checkpoints.manifest import TablePart, name_of_file
-from tf_sparse_ps.checkpoints.stored_rows import StoredRows, rows_checksum
+from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import NotFoundError, TableError
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.progress import bar
@@ -85,15 +85,15 @@ def _write(found: Checked, save: Save) -> Path:
     tables: list[dict[str, Any]] = []
     for number, table in enumerate(content.tables):
         file = save.folder / name_of_file(number, str(table["name"]))
-        write_rows(StoredRows(found, number), file, str(table["name"]))
-        part = TablePart(file.name, rows_checksum=rows_checksum(file))
+        written = write_rows(StoredRows(found, number), file, str(table["name"]))
+        part = TablePart(file.name, rows_checksum=written.rows_checksum)
         tables.append({**table, "parts": [dataclasses.asdict(part)]})
-        save.add(file.name)
+        save.add(file.name, written.crc32)
     save.finish(dataclasses.replace(content, name=save.name, chain=(), tables=tuple(tables), files=tuple(save.files)))
     return save.path
 
 
-def write_rows(rows: StoredRows, path: Path, name: str) -> None:
+def write_rows(rows: StoredRows, path: Path, name: str) -> parameter_files.Written:
     """Writes a table of a checkpoint to one sparse-parameter file, with slots.
 
     Args:
@@ -114,7 +114,7 @@ def write_rows(rows: StoredRows, path: Path, name: str) -> None:
                 yield block
                 progress.update(len(block.keys))
 
-    parameter_files.write_content(header, shown(), path, n_rows=None, progress=False)
+    return parameter_files.write_content(header, shown(), path, n_rows=None, progress=False)
 
 
 def _remove_replaced(own: CheckpointDirectory, newest: Path) -> None:

@@ -80,11 +80,18 @@ class SaveFolder:
         self.name, self.folder, self.path = path.name, folder, path
         self.files: list[FileEntry] = []
 
-    def add(self, name: str) -> None:
-        """A file of this name has been written to `folder`, and is complete."""
+    def add(self, name: str, crc32: str | None = None) -> None:
+        """A file of this name has been written to `folder`, and is complete.
+
+        Args:
+          name: Of the file.
+          crc32: Of its bytes, if it is on the disk already; None: both are still to be done.
+        """
         path = self.folder / name
-        _sync(path)
-        self.files.append(FileEntry(name, path.stat().st_size, file_crc32(path)))
+        if crc32 is None:
+            _sync(path)
+            crc32 = file_crc32(path)
+        self.files.append(FileEntry(name, path.stat().st_size, crc32))
         fault_points.reach("file_written")
 
     def size(self) -> int:

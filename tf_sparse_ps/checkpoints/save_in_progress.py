@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
 
 _TOLD_S, _TELL_EVERY_S = 5.0, 60.0  # a wait that takes longer is told of, and how often
-_NICENESS = 5  # of the thread: of a core that training uses it gets a quarter
+_NICENESS = 8  # of the thread: of a core that training uses it gets a seventh
 
 
 class SaveInProgress:

@@ -151,7 +151,7 @@ class _File:
         return _table.ParameterFileReader(str(self.rows))
 
     def check(self, checksum: int) -> None:
-        """Compares what `rows_checksum` was of the file with what it is."""
+        """Compares the checksum of the file's blocks' checksums with what it was."""
         if self._checksum is not None and self._checksum != f"{checksum:08x}":
             raise DamagedFileError(f"{self.rows} is damaged: it has the rows of another file")
 
@@ -163,14 +163,6 @@ class _File:
             if array.dtype == np.int64 and array.ndim == 1:
                 return array
         raise DamagedFileError(f"{self._erased} is damaged: it has no keys")
-
-
-def rows_checksum(path: Path) -> str:
-    """Tells the blocks of a table's file from those of others, 8 hexadecimal digits. Reads their checksums only."""
-    reader, checksum = _table.ParameterFileReader(str(path)), 0
-    for number in range(reader.blocks()):
-        checksum = _with_block(reader, number, checksum)
-    return f"{checksum:08x}"
 
 
 def _with_block(reader: _table.ParameterFileReader, number: int, checksum: int) -> int:

@@ -186,8 +186,8 @@ def _write_tables(
     for one in captured:
         if stopped.is_set():
             raise OtherNodeError(f"another node has not written its part of {save.path}")
-        for name in one.write(save.folder, stamp):
-            save.add(name)
+        for file in one.write(save.folder, stamp):
+            save.add(*file)
         assert one.part is not None
         parts.append(one.part)
     return parts

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 
 _ROWS_AT_ONCE = 1 << 18
+
+
+class Written(NamedTuple):
+    """A file that has been written, and is on the disk."""
+
+    rows: int
+    crc32: str
+    """Of its bytes, 8 hexadecimal digits."""
+    rows_checksum: str
+    """Of its blocks' checksums, which tells them from those of other files; likewise."""
 
 
 class Content(Protocol):
@@ -96,7 +106,7 @@ def write_content(
     *,
     n_rows: int | None,
     progress: bool = True,
-) -> int:
+) -> Written:
     """Writes rows to a file, under a header.
 
     Args:
@@ -105,9 +115,6 @@ def write_content(
       path: The file.
       n_rows: How many they are; None: that is seen when they have been written.
       progress: Show a progress bar.
-
-    Returns:
-      How many rows there were.
     """
     writer = _table.ParameterFileWriter(path=os.fspath(path), n_rows=n_rows, **facts)
     written = 0
@@ -121,8 +128,8 @@ def write_content(
             writer.append(keys, rows, list(values), metadata)
             written += len(keys)
             shown.update(len(rows))
-        writer.finish()
-    return written
+        crc32, rows_checksum = writer.finish()
+    return Written(written, f"{crc32:08x}", f"{rows_checksum:08x}")
 
 
 def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: bool) -> int:

@@ -44,6 +44,12 @@ struct ParameterFileInfo {
 // The planes that a file carries, in the order of its records.
 std::vector<Plane> PlanesOf(const ParameterFileInfo& info);
 
+// Of a file that has been written.
+struct ParameterFileChecksums {
+  uint32_t file = 0;    // CRC-32 of its bytes
+  uint32_t blocks = 0;  // CRC-32 of the CRC-32C of its blocks, one after the other
+};
+
 // Writes a file beside its final name and renames it when complete (fsync of file and folder), so
 // that a killed export leaves no half file under the name. One writer at a time for a path
 // (partial_file.h). Not thread-safe.
@@ -60,6 +66,8 @@ class ParameterFileWriter {
   // values[p]: n rows of the plane p of PlanesOf(info), one after the other.
   Status Append(const int64_t* keys, const void* const* values, size_t n);
   Status Finish();  // refuses if fewer or more rows were appended than announced
+  // After Finish.
+  const ParameterFileChecksums& checksums() const;
 
  private:
   ParameterFileWriter();

@@ -5,17 +5,21 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
+#include <utility>
 
+#include "core/base/crc32.h"
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
 #include "core/files/parameter_file.h"
 #include "core/files/parameter_file_layout.h"
+#include "core/os/direct_writer.h"
 #include "core/os/partial_file.h"
 
 namespace tsps {
 namespace {
 
-constexpr size_t kBufferBytes = 1 << 20;
+constexpr size_t kSummedBytes = 1 << 16;
 
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -32,53 +36,68 @@ struct ParameterFileWriter::Impl {
   bool counted = false;  // n_rows follows from what was written
   ParameterFileGeometry geometry;
   std::vector<size_t> row_bytes;  // of each plane
+  std::string header;             // as it was written first
   uint64_t written = 0;           // rows
+  std::optional<DirectWriter> out;
+  size_t summed = 0;  // bytes of what `out` has that are in the checksums
   uint32_t block_crc = 0;
-  std::vector<char> buffer;
+  ParameterFileChecksums checksums;
 
-  Status Flush() {
-    for (size_t done = 0; done < buffer.size();) {
-      const ssize_t n = write(file->fd(), buffer.data() + done, buffer.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoError("cannot write", file->name());
-      done += static_cast<size_t>(n);
-    }
-    buffer.clear();
-    return Status();
-  }
+  void Put(const void* data, size_t n) { std::memcpy(out->Add(n), data, n); }
 
-  void Put(const void* data, size_t n) {
-    const char* p = static_cast<const char*>(data);
-    buffer.insert(buffer.end(), p, p + n);
+  // Takes what was added into the checksums, while a cache near by has it.
+  void Sum() {
+    const char* const data = out->data() + summed;
+    const size_t n = out->size() - summed;
+    block_crc = Crc32c(block_crc, data, n);
+    checksums.file = Crc32(checksums.file, data, n);
+    summed = out->size();
   }
 
   Status PutRecord(int64_t key, const void* const* values, size_t index) {
-    const size_t begin = buffer.size();
-    Put(&key, sizeof(key));
-    for (size_t p = 0; p < row_bytes.size(); ++p) {
-      Put(static_cast<const char*>(values[p]) + index * row_bytes[p], row_bytes[p]);
+    char* to = out->Add(geometry.record_bytes);
+    char* const end = to + geometry.record_bytes;
+    std::memcpy(to, &key, sizeof(key));
+    to += sizeof(key);
+    for (size_t p = 0; p < row_bytes.size(); to += row_bytes[p++]) {
+      std::memcpy(to, static_cast<const char*>(values[p]) + index * row_bytes[p], row_bytes[p]);
     }
-    buffer.resize(begin + geometry.record_bytes, 0);
-    block_crc = Crc32c(block_crc, buffer.data() + begin, geometry.record_bytes);
+    std::memset(to, 0, static_cast<size_t>(end - to));
     ++written;
     if (written % kRowsPerBlock == 0 || (!counted && written == info.n_rows)) EndBlock();
-    return buffer.size() >= kBufferBytes ? Flush() : Status();
+    if (out->size() - summed >= kSummedBytes) Sum();
+    return out->full() ? Write() : Status();
   }
 
   void EndBlock() {
+    Sum();
+    checksums.blocks = Crc32(checksums.blocks, &block_crc, sizeof(block_crc));
     const uint32_t trailer[2] = {block_crc, 0};
     static_assert(sizeof(trailer) == kBlockTrailerBytes);
     Put(trailer, sizeof(trailer));
+    Sum();
     block_crc = 0;
+  }
+
+  Status Write() {
+    Sum();
+    TSPS_RETURN_IF_ERROR(out->Write());
+    summed = out->size();
+    return Status();
   }
 
   // Of a counted file, whose header was that of no rows.
   Status WriteHeader() {
     info.n_rows = written;
-    TSPS_ASSIGN_OR_RETURN(const std::string header, EncodeHeader(info));
-    for (size_t done = 0; done < header.size();) {
-      const ssize_t n =
-          pwrite(file->fd(), header.data() + done, header.size() - done, static_cast<off_t>(done));
+    TSPS_ASSIGN_OR_RETURN(const std::string counted_header, EncodeHeader(info));
+    TSPS_ASSIGN_OR_RETURN(geometry, GeometryOf(info));
+    const uint32_t both = Crc32(0, header.data(), header.size()) ^
+                          Crc32(0, counted_header.data(), counted_header.size());
+    checksums.file =
+        Crc32OfJoined(both, checksums.file, geometry.file_bytes - geometry.header_bytes);
+    for (size_t done = 0; done < counted_header.size();) {
+      const ssize_t n = pwrite(file->fd(), counted_header.data() + done,
+                               counted_header.size() - done, static_cast<off_t>(done));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return ErrnoError("cannot write", file->name());
       done += static_cast<size_t>(n);
@@ -94,7 +113,7 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
     const std::string& path, const ParameterFileInfo& wanted, bool counted) {
   ParameterFileInfo info = wanted;
   if (counted) info.n_rows = 0;
-  TSPS_ASSIGN_OR_RETURN(const std::string header, EncodeHeader(info));
+  TSPS_ASSIGN_OR_RETURN(std::string header, EncodeHeader(info));
   struct stat there;
   if (lstat(path.c_str(), &there) == 0) {
     if (S_ISLNK(there.st_mode)) {
@@ -116,8 +135,12 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
   for (const Plane& plane : PlanesOf(info)) impl.row_bytes.push_back(plane.row_bytes);
   TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(info));
   TSPS_ASSIGN_OR_RETURN(impl.file, PartialFile::Create(path));
-  impl.buffer.reserve(kBufferBytes + impl.geometry.record_bytes + kBlockTrailerBytes);
-  impl.Put(header.data(), header.size());
+  impl.out.emplace(impl.file->fd(), impl.file->name(),
+                   impl.geometry.record_bytes + kBlockTrailerBytes);
+  impl.header = std::move(header);
+  impl.Put(impl.header.data(), impl.header.size());
+  impl.Sum();
+  impl.block_crc = 0;
   return writer;
 }
 
@@ -139,7 +162,8 @@ Status ParameterFileWriter::Finish() {
                  impl_->info.n_rows, " rows. Received: ", impl_->written);
   }
   if (impl_->counted && impl_->written % kRowsPerBlock != 0) impl_->EndBlock();
-  TSPS_RETURN_IF_ERROR(impl_->Flush());
+  impl_->Sum();
+  TSPS_RETURN_IF_ERROR(impl_->out->Finish());
   if (impl_->counted) TSPS_RETURN_IF_ERROR(impl_->WriteHeader());
   // The file's bytes must be on disk before its name is, and the name before success is reported.
   if (fsync(impl_->file->fd()) != 0) return ErrnoError("cannot fsync", impl_->file->name());
@@ -155,5 +179,7 @@ Status ParameterFileWriter::Finish() {
   close(folder_fd);
   return status;
 }
+
+const ParameterFileChecksums& ParameterFileWriter::checksums() const { return impl_->checksums; }
 
 }  // namespace tsps

@@ -66,6 +66,7 @@ Status BeforeImages::OpenImages(size_t place, uint64_t begin, uint64_t bytes, ui
       TSPS_RETURN_IF_ERROR(opened.status());
     }
     file = std::move(*opened);
+    file->KeepSmallPages();  // they are written once, and read once
     images_[place].limit = limit;
   }
   return reserver_.Ensure(*file, begin + bytes);

@@ -74,12 +74,10 @@ Result<size_t> Scan::NextChanged(int table, uint32_t generation, size_t n, int64
   };
   while (done < n && part.next < StateOf(table).rows) {
     const size_t m = std::min<uint64_t>(kLooked, StateOf(table).rows - part.next);
-    rows.resize(m);
-    for (size_t i = 0; i < m; ++i) rows[i] = static_cast<uint32_t>(part.next + i);
     changed.resize(m);
     char* look[kMaxPlanes] = {};
     look[changed_plane] = reinterpret_cast<char*>(changed.data());
-    TSPS_RETURN_IF_ERROR(Copy(table, rows.data(), m, look, executor));
+    TSPS_RETURN_IF_ERROR(CopyNext(part, m, look));
     rows.clear();
     size_t seen = 0;
     for (; seen < m && done + rows.size() < n; ++seen) {

@@ -2,21 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
-#include "core/base/prefetch.h"
-#include "core/base/racy_copy.h"
 #include "core/group/group_impl.h"
 #include "core/group/table_number.h"
 
 namespace tsps {
 namespace {
 
-constexpr size_t kCopyGrain = 1024;  // rows
-constexpr size_t kAhead = 16;
 constexpr uint64_t kLeastLimit = 1u << 30;
 
 // Bits of positions in the list.
@@ -248,127 +243,6 @@ bool Scan::IsLive(const Part& part, const char* image) {
   uint32_t changed;
   std::memcpy(&changed, image + OffsetOf(part, part.list->trained() + 1), sizeof(changed));
   return changed != kFreeRow;
-}
-
-Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes,
-                  Executor& executor) {
-  Part& part = PartOf(table);
-  for (size_t p = 0; p < part.list->planes.size(); ++p) {
-    if (planes[p] == nullptr || (part.wanted >> p & 1) != 0) continue;
-    return Error(Code::kInvalidArgument, "a scan of ", group_.path(), " does not read plane '",
-                 part.list->planes[p].name, "': it was not asked for");
-  }
-  if (!announced()) return CopyInPlace(table, rows, n, planes);
-  const size_t t = NumberOf(part);
-  std::mutex mutex;
-  std::vector<size_t> saved;  // positions of rows that have an image
-  executor.ParallelFor(n, kCopyGrain, [&](size_t begin, size_t end) {
-    for (size_t p = 0; p < part.list->planes.size(); ++p) {
-      if (planes[p] == nullptr) continue;
-      const Plane& plane = part.list->planes[p];
-      char* to = planes[p] + begin * plane.row_bytes;
-      for (size_t i = begin; i < end; ++i, to += plane.row_bytes) {
-        if (i + kAhead < end && rows[i + kAhead] != kAbsentRow) {
-          Prefetch(plane.row(rows[i + kAhead]), plane.row_bytes);
-        }
-        if (rows[i] != kAbsentRow) RacyRead(to, plane.row(rows[i]), plane.row_bytes);
-      }
-    }
-    // A row that was read while it was being written has its bit by now.
-#ifndef __SANITIZE_THREAD__
-    std::atomic_thread_fence(std::memory_order_acquire);
-#endif
-    std::vector<size_t> of_range;
-    for (size_t i = begin; i < end; ++i) {
-      if (rows[i] != kAbsentRow && file().Saved(t, rows[i])) of_range.push_back(i);
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    saved.insert(saved.end(), of_range.begin(), of_range.end());
-  });
-  TSPS_RETURN_IF_ERROR(Check());  // then every row that was written since has its bit
-  const Status taken = TakeImages();
-  if (!taken.ok()) {
-    TSPS_RETURN_IF_ERROR(Check());  // the writer may have removed them meanwhile
-    return taken;
-  }
-  for (const size_t i : saved) {
-    const auto found = part.images.find(rows[i]);
-    if (found == part.images.end()) {
-      return Damaged(file().file().path(), "no image of row ", rows[i]);
-    }
-    const char* image = found->second;
-    for (size_t p = 0; p < part.list->planes.size(); ++p) {
-      const size_t bytes = part.list->planes[p].row_bytes;
-      if ((part.wanted >> p & 1) == 0) continue;
-      if (planes[p] != nullptr) std::memcpy(planes[p] + i * bytes, image, bytes);
-      image += bytes;
-    }
-  }
-  return Status();
-}
-
-Status Scan::CheckLive(const Part& part) const {
-  const uint64_t counted = StateOf(part.table).live;
-  if (part.live == counted || TSPS_FAULT_OFF("damage")) return Status();
-  return Damaged("table " + part.files->folder(), part.live, " rows with a key, ", counted,
-                 " counted");
-}
-
-Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* planes) {
-  Part& part = PartOf(table);
-  const PlaneList& list = *part.list;
-  const size_t n_planes = list.planes.size();
-  const size_t changed_plane = list.trained() + 1;
-  SerialExecutor executor;
-  std::vector<uint32_t> rows;
-  std::vector<uint32_t> changed;
-  size_t live = 0;
-  while (live < n && part.next < StateOf(table).rows) {
-    const size_t m = std::min<uint64_t>(n - live, StateOf(table).rows - part.next);
-    rows.resize(m);
-    for (size_t i = 0; i < m; ++i) rows[i] = static_cast<uint32_t>(part.next + i);
-    changed.resize(m);
-    char* to[kMaxPlanes] = {};
-    for (size_t p = 0; p < n_planes; ++p) {
-      if (planes[p] != nullptr) to[p] = planes[p] + live * list.planes[p].row_bytes;
-    }
-    char* const wanted_changed = to[changed_plane];
-    char* const wanted_keys = to[list.trained()];
-    to[changed_plane] = reinterpret_cast<char*>(changed.data());
-    to[list.trained()] = reinterpret_cast<char*>(keys + live);
-    TSPS_RETURN_IF_ERROR(Copy(table, rows.data(), m, to, executor));
-    if (wanted_changed != nullptr) {
-      std::memcpy(wanted_changed, changed.data(), m * sizeof(uint32_t));
-    }
-    if (wanted_keys != nullptr) std::memcpy(wanted_keys, keys + live, m * sizeof(int64_t));
-    to[changed_plane] = wanted_changed;
-    to[list.trained()] = wanted_keys;
-    size_t kept = 0;
-    for (size_t i = 0; i < m; ++i) {
-      if (changed[i] == kFreeRow) continue;
-      if (kept != i) {
-        keys[live + kept] = keys[live + i];
-        for (size_t p = 0; p < n_planes; ++p) {
-          const size_t bytes = list.planes[p].row_bytes;
-          if (to[p] != nullptr) std::memcpy(to[p] + kept * bytes, to[p] + i * bytes, bytes);
-        }
-      }
-      ++kept;
-    }
-    live += kept;
-    part.next += m;
-    part.live += kept;
-    // After all that was read of them.
-    if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
-  }
-  if (live == n) return live;
-  TSPS_RETURN_IF_ERROR(CheckLive(part));
-  char* to[kMaxPlanes] = {};
-  for (size_t p = 0; p < n_planes; ++p) {
-    if (planes[p] != nullptr) to[p] = planes[p] + live * list.planes[p].row_bytes;
-  }
-  TSPS_ASSIGN_OR_RETURN(const size_t on_disk, NextOnDisk(table, n - live, keys + live, to));
-  return live + on_disk;
 }
 
 }  // namespace tsps

@@ -124,6 +124,11 @@ class Scan {
     std::vector<int64_t> payload_keys = {};
     size_t payload = 0;  // the next of them
   };
+  // A row that has an image, and its position among those that are read.
+  struct Saved {
+    uint32_t row;
+    size_t at;
+  };
   Scan(Group& group, std::vector<int> tables) : group_(group), tables_(std::move(tables)) {}
 
   // Whether this process has them mapped as of a state.
@@ -154,6 +159,12 @@ class Scan {
   }
   static int64_t KeyOf(const Part& part, const char* image);
   static bool IsLive(const Part& part, const char* image);
+  // Refuses planes that Options does not name.
+  Status CheckWanted(const Part& part, char* const* planes) const;
+  // As Copy, of the next n rows by their numbers.
+  Status CopyNext(Part& part, size_t n, char* const* planes);
+  // Puts images in the places of what was read of these rows.
+  Status CopyImages(Part& part, const std::vector<Saved>& saved, char* const* planes);
   // All rows in memory have been looked at: as many had a key as the state says.
   Status CheckLive(const Part& part) const;
   // Row numbers of keys in the index as it is now, perhaps wrong ones. False if a key may be there

@@ -121,6 +121,21 @@ class ScanFile {
   bool Saved(size_t table, uint32_t row) const {
     return (__atomic_load_n(&bits_[table][row >> 6], __ATOMIC_RELAXED) >> (row & 63) & 1) != 0;
   }
+  // Calls visit(row) for those of n rows that have their bit.
+  template <typename Visit>
+  void ForEachSaved(size_t table, uint32_t first, size_t n, const Visit& visit) const {
+    const uint64_t end = first + uint64_t{n};
+    for (uint64_t row = first; row < end;) {
+      const uint64_t begin = row & ~uint64_t{63};
+      uint64_t word = __atomic_load_n(&bits_[table][row >> 6], __ATOMIC_RELAXED);
+      word &= ~uint64_t{0} << (row & 63);
+      for (; word != 0; word &= word - 1) {
+        const uint64_t saved = begin + static_cast<uint64_t>(__builtin_ctzll(word));
+        if (saved < end) visit(static_cast<uint32_t>(saved));
+      }
+      row = begin + 64;
+    }
+  }
   void SetSaved(size_t table, uint32_t row) {
     uint64_t& word = bits_[table][row >> 6];
     __atomic_store_n(&word, word | uint64_t{1} << (row & 63), __ATOMIC_RELEASE);

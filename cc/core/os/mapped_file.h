@@ -63,6 +63,8 @@ class MappedFile {
   bool CollapseNext();
   // Whether it has something to do. Any thread may ask.
   bool HasToCollapse() const;
+  // There is nothing to collapse from now on.
+  void KeepSmallPages() { collapsed_ = range_; }
 
   // Makes size() >= bytes: checks room, then allocates blocks, at most 64 MiB at a time.
   // Thread-safe. An error leaves the file as long as it could be made.
