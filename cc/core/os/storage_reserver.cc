@@ -13,6 +13,9 @@ namespace {
 // The helper reserves ahead only where so many times as much is free. What it takes cannot be given
 // back (files never shrink), and must not be what the next step needs for another file.
 constexpr size_t kFreeFactor = 8;
+// For so long no file has asked for more before pages are collapsed: not while a table is filled,
+// which needs the processor, and would wait for the pages that are just being moved.
+constexpr std::chrono::milliseconds kQuiet{200};
 
 }  // namespace
 
@@ -39,6 +42,7 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   const size_t ahead = std::clamp<size_t>(used / 4, 64u << 10, 64u << 20);
   if (file.size() - used >= ahead / 2) return Status();
   std::lock_guard<std::mutex> lock(requests_->mutex);
+  requests_->asked = std::chrono::steady_clock::now();
   requests_->wanted[&file] = {&file, std::min(used + ahead, file.range())};
   requests_->collapsing.insert(&file);
   Notify();
@@ -94,6 +98,11 @@ void StorageReserver::Run() {
       continue;
     }
     if (requests.wanted.empty()) {
+      const auto quiet = requests.asked + kQuiet;
+      if (std::chrono::steady_clock::now() < quiet) {
+        requests.changed.wait_until(lock, quiet);
+        continue;
+      }
       MappedFile* const file = *requests.collapsing.begin();
       requests.at_work = file;
       lock.unlock();

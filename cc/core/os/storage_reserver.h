@@ -4,6 +4,7 @@
 #ifndef TFSPS_CORE_OS_STORAGE_RESERVER_H_
 #define TFSPS_CORE_OS_STORAGE_RESERVER_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <map>
@@ -25,8 +26,8 @@ class StorageReserver {
 
   // Makes sure that `file` has `used` bytes, now, and asks the helper for a quarter more (64 KiB to
   // 64 MiB) when little is left. The helper stops where room gets scarce, and its failures are
-  // silent: the next Ensure that needs the room reports them. With nothing else to do, it collapses
-  // the file's pages.
+  // silent: the next Ensure that needs the room reports them. When no file has asked for a while,
+  // it collapses the file's pages.
   Status Ensure(MappedFile& file, size_t used);
   // Collapses the file's pages as far as it has grown, with nothing else to do.
   void Collapse(MappedFile& file);
@@ -46,7 +47,8 @@ class StorageReserver {
     std::map<const MappedFile*, Wanted> wanted;
     std::set<MappedFile*> collapsing;
     std::vector<std::unique_ptr<MappedFile>> discarded;
-    const MappedFile* at_work = nullptr;  // of the helper, now
+    std::chrono::steady_clock::time_point asked;  // for `wanted`, last
+    const MappedFile* at_work = nullptr;          // of the helper, now
     bool stop = false;
   };
   void Notify();  // under the mutex
