@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -26,31 +27,34 @@ def facts_of(step: int) -> dict[str, object]:
     return {"step": step, "table_step": step, "id": "id"}
 
 
+def manifest_of(step: int) -> Manifest:
+    """Of a checkpoint without tables; its `name` and `files` are left out."""
+    return Manifest(
+        name="",
+        step=step,
+        table_step=step,
+        epoch=0,
+        batch=step,
+        ranks=1,
+        nodes=1,
+        job=None,
+        id="id",
+        run="run",
+        chain=(),
+        versions={"tf_sparse_ps": "test"},
+        tables=(),
+        variables=(),
+        files=(),
+    )
+
+
 def save(directory: CheckpointDirectory, step: int, keep: int = 3, passed_over: tuple[Path, ...] = ()) -> Path:
     """Saves a checkpoint with `values(step)`, in two files."""
     with directory.saving(step, "a test") as one:
         for number, name in enumerate(FILES):
             array_file.write(one.folder / name, [(number, values(step) + number)], facts_of(step))
             one.add(name)
-        one.finish(
-            Manifest(
-                name=one.name,
-                step=step,
-                table_step=step,
-                epoch=0,
-                batch=step,
-                ranks=1,
-                nodes=1,
-                job=None,
-                id="id",
-                run="run",
-                chain=(),
-                versions={"tf_sparse_ps": "test"},
-                tables=(),
-                variables=(),
-                files=tuple(one.files),
-            )
-        )
+        one.finish(dataclasses.replace(manifest_of(step), name=one.name, files=tuple(one.files)))
         directory.prune(one.path, keep, passed_over)
     return one.path
 

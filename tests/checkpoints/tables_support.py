@@ -79,5 +79,4 @@ def dense_of_checkpoint(path: str | Path) -> list[np.ndarray]:
 
 def kinds(path: str | Path) -> list[str]:
     """Of each table what the checkpoint has: "all" or "changes"."""
-    content = directory.look(Path(path)).manifest
-    return [part.content for number in range(len(content.tables)) for part in content.parts(number)]
+    return [part.content for part in directory.look(Path(path)).manifest.all_parts]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_support import facts_of, must_hold, values
+from checkpoint_support import facts_of, manifest_of, must_hold, values
 
 from tf_sparse_ps.checkpoints import array_file, node_part
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, sees
-from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest, TablePart
+from tf_sparse_ps.checkpoints.manifest import FileEntry, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
 from tf_sparse_ps.checkpoints.writers import CheckpointWriter, OtherNodeError
 from tf_sparse_ps.errors import DamagedFileError, UnavailableError
@@ -53,30 +53,9 @@ class Dense:
             yield name
 
 
-def content() -> Manifest:
-    """Of step 5, without tables."""
-    return Manifest(
-        name="",
-        step=5,
-        table_step=5,
-        epoch=0,
-        batch=5,
-        ranks=3,
-        nodes=3,
-        job=None,
-        id="id",
-        run="run",
-        chain=(),
-        versions={},
-        tables=(),
-        variables=(),
-        files=(),
-    )
-
-
 def test_the_checkpoint_is_there_when_all_have_reported(tmp_path: Path) -> None:
     with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
-        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1, 2))
+        writer = CheckpointWriter(save, manifest_of(5), (), [Dense()], [], (1, 2))
         thread = threading.Thread(target=writer.write)
         thread.start()
         for node in (2, 1):
@@ -102,7 +81,7 @@ def test_the_checkpoint_is_there_when_all_have_reported(tmp_path: Path) -> None:
 
 def test_who_waits_can_give_up(tmp_path: Path) -> None:
     with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
-        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1,))
+        writer = CheckpointWriter(save, manifest_of(5), (), [Dense()], [], (1,))
         threading.Timer(0.3, writer.stop).start()
         with pytest.raises(UnavailableError, match="node 1 has not written its part of"):
             writer.write()
@@ -112,7 +91,7 @@ def test_who_waits_can_give_up(tmp_path: Path) -> None:
 
 def test_who_waits_ends_when_another_has_failed(tmp_path: Path) -> None:
     with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
-        writer = CheckpointWriter(save, content(), (), [Dense()], [], (1,))
+        writer = CheckpointWriter(save, manifest_of(5), (), [Dense()], [], (1,))
         NodePart((), (), "OSError: the disk is full").report(save.folder, 1)
         with pytest.raises(OtherNodeError, match=r"node 1 has not written its part of .*: OSError: the disk is full"):
             writer.write()

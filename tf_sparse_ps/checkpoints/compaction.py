@@ -77,7 +77,7 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
 
 def _write(found: Checked, save: Save) -> Path:
     content = found.manifest
-    of_tables = {file for number in range(len(content.tables)) for part in content.parts(number) for file in part.files}
+    of_tables = {file for part in content.all_parts for file in part.files}
     for one in content.files:
         if one.name not in of_tables:
             shutil.copyfile(found.path / one.name, save.folder / one.name)

@@ -182,9 +182,7 @@ class CheckpointDirectory:
         if any(_seems_whole(one.path) for one in named[1:]):
             with contextlib.suppress(DamagedFileError, NotFoundError, OSError):  # `newest` says what, and why
                 found = _with_chain(named[0].path, _once(lambda path: _check_alone(path, progress, rows=False)))
-                parts = [part.manifest for part in found.parts]
-                every = [one for part in parts for number in range(len(part.tables)) for one in part.parts(number)]
-                if all(one.rows_checksum is not None for one in every):
+                if all(part.rows_checksum is not None for one in found.parts for part in one.manifest.all_parts):
                     return found, [], False
         return *self.newest(progress), True
 
@@ -225,7 +223,7 @@ class CheckpointDirectory:
           OSError: From the file system.
         """
         self._make()
-        with self.claimed(writer):
+        with claimed(str(self.path / "checkpoints"), writer):
             fault_points.reach("claimed")
             self._remove_leftovers()
             fault_points.reach("leftovers_removed")
@@ -241,12 +239,8 @@ class CheckpointDirectory:
                     self._remove_aside(folder)
                 raise
 
-    def claimed(self, writer: str) -> contextlib.AbstractContextManager[None]:
-        """Surrounds what changes the directory and is no save. Arguments and errors as of `saving`."""
-        return claimed(str(self.path / "checkpoints"), writer)
-
     def prune(self, saved: Path, keep: int, passed_over: Sequence[Path] = ()) -> None:
-        """Removes old checkpoints. After `Save.finish`, within `saving` or `claimed`.
+        """Removes old checkpoints. Within `saving`.
 
         Args:
           saved: The one that was saved last. It stays, and with it the `keep` - 1 newest ones before it that have a
@@ -290,7 +284,7 @@ class CheckpointDirectory:
         _sync(self.path.parent)
 
     def remove(self, path: Path) -> None:
-        """Removes a checkpoint. Within `saving` or `claimed`."""
+        """Removes a checkpoint. Within `saving`."""
         self._remove_aside(path, lambda: fault_points.reach("set_aside"))
         fault_points.reach("removed")
 

@@ -122,9 +122,14 @@ class Manifest:
         return tuple(TablePart(**one) for one in self.tables[number]["parts"])
 
     @property
+    def all_parts(self) -> tuple[TablePart, ...]:
+        """Of all tables."""
+        return tuple(part for number in range(len(self.tables)) for part in self.parts(number))
+
+    @property
     def row_files(self) -> set[str]:
         """The names of the files with rows of tables."""
-        return {part.file for number in range(len(self.tables)) for part in self.parts(number)}
+        return {part.file for part in self.all_parts}
 
     @property
     def table_bytes(self) -> int:

@@ -73,11 +73,14 @@ def agree(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool
     if chosen is None:
         return Chosen(None, True, passed_over)
     name, data = chosen
-    seen = _see(directory.path / name, data)
-    texts = ranks.allgather_object(text_of(None if seen else _not_seen(directory.path / name)), "tsps.checkpoint.seen")
+    path = directory.path / name
+    seen = _see(path, data)
     if seen is None:
-        raise _not_seen(directory.path / name)
-    raise_failed(texts, None, f"restoring {directory.path / name}")
+        error = StateError(
+            f"rank {WRITER} restores {name}, and {path} is another one here, or is not there: all machines must see "
+            "one directory, or have one each (per_node=True)"
+        )
+    raise_failed(ranks.allgather_object(text_of(error), "tsps.checkpoint.seen"), error, f"restoring {path}")
     return Chosen(seen, bool(is_read), passed_over)
 
 
@@ -87,13 +90,6 @@ def _see(path: Path, data: bytes) -> Checked | None:
     except (DamagedFileError, NotFoundError, OSError):
         return None
     return found if found.data == data else None
-
-
-def _not_seen(path: Path) -> StateError:
-    return StateError(
-        f"rank {WRITER} restores {path.name}, and {path} is another one here, or is not there: all machines must see "
-        "one directory, or have one each (per_node=True)"
-    )
 
 
 def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool) -> Chosen:
