@@ -108,6 +108,10 @@ class NotSavedError(Error, OSError):
     """A checkpoint could not be written, on all ranks. Those before it are there, and training can go on."""
 
 
+class PartNotSavedError(NotSavedError):
+    """Another node has not written its part of a checkpoint. That node's leader knows why."""
+
+
 class LaunchError(Error):
     """`tf-sparse-ps run` cannot start the job.
 

@@ -13,8 +13,8 @@ from tf_sparse_ps.checkpoints import array_file, node_part
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, sees
 from tf_sparse_ps.checkpoints.manifest import FileEntry, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
-from tf_sparse_ps.checkpoints.writers import CheckpointWriter, OtherNodeError
-from tf_sparse_ps.errors import DamagedFileError, UnavailableError
+from tf_sparse_ps.checkpoints.writers import CheckpointWriter
+from tf_sparse_ps.errors import DamagedFileError, PartNotSavedError
 
 PART = NodePart((TablePart("a.tfsps", "changes", "a.erased.npz", "00c0ffee"),), (FileEntry("a.tfsps", 3, "0000abcd"),))
 
@@ -83,7 +83,7 @@ def test_who_waits_can_give_up(tmp_path: Path) -> None:
     with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
         writer = CheckpointWriter(save, manifest_of(5), (), [Dense()], [], (1,))
         threading.Timer(0.3, writer.stop).start()
-        with pytest.raises(UnavailableError, match="node 1 has not written its part of"):
+        with pytest.raises(PartNotSavedError, match="node 1 has not written its part of"):
             writer.write()
         save.discard()
     assert CheckpointDirectory(tmp_path).find() == []
@@ -93,7 +93,7 @@ def test_who_waits_ends_when_another_has_failed(tmp_path: Path) -> None:
     with CheckpointDirectory(tmp_path).saving(5, "a test") as save:
         writer = CheckpointWriter(save, manifest_of(5), (), [Dense()], [], (1,))
         NodePart((), (), "OSError: the disk is full").report(save.folder, 1)
-        with pytest.raises(OtherNodeError, match=r"node 1 has not written its part of .*: OSError: the disk is full"):
+        with pytest.raises(PartNotSavedError, match=r"node 1 has not written its part .*: OSError: the disk is full"):
             writer.write()
         save.discard()
 

@@ -35,6 +35,7 @@ BASES = {
     "RankLost": (errors.RankError,),
     "LaunchError": (errors.Error,),
     "NotSavedError": (errors.Error, OSError),
+    "PartNotSavedError": (errors.NotSavedError,),
 }
 
 

@@ -20,9 +20,9 @@ from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save, SaveFo
 from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
-from tf_sparse_ps.checkpoints.writers import CheckpointWriter, Copies, OtherNodeError, PartWriter, Writer
+from tf_sparse_ps.checkpoints.writers import CheckpointWriter, Copies, PartWriter, Writer
 from tf_sparse_ps.collectives import Collectives, protocol
-from tf_sparse_ps.errors import NotSavedError, StateError, UnavailableError, WriterLockedError
+from tf_sparse_ps.errors import NotSavedError, PartNotSavedError, StateError, UnavailableError, WriterLockedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import raise_failed, text_of
 
@@ -228,7 +228,7 @@ class Saver:
                 if has_ended := pending.writing.wait(longest_s):
                     error = pending.writing.result()
             written = pending.writing.manifest if has_ended and pending.writing is not None else None
-            kind = (isinstance(error, OtherNodeError), isinstance(error, UnavailableError))
+            kind = (isinstance(error, PartNotSavedError), isinstance(error, UnavailableError))
             own = (has_ended, written is not None, text_of(error), kind)
             everyone = self._ranks.allgather_object(own, "tsps.checkpoint.end")
             for rank, (*_, text, (of_another, unavailable)) in enumerate(everyone):

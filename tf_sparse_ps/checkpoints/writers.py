@@ -20,16 +20,12 @@ from tf_sparse_ps.checkpoints.directory import Save, SaveFolder
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
 from tf_sparse_ps.collectives import protocol
-from tf_sparse_ps.errors import UnavailableError
+from tf_sparse_ps.errors import PartNotSavedError
 
 if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
 
 _LOOK_EVERY_S = (0.01, 0.5)  # at first, and at most
-
-
-class OtherNodeError(UnavailableError):
-    """Another node has not written its part. That node's leader knows why."""
 
 
 class Copies(Protocol):
@@ -85,7 +81,7 @@ class CheckpointWriter:
         """Writes it all.
 
         Raises:
-          OtherNodeError: The part of another node has not come.
+          PartNotSavedError: The part of another node has not come.
           UnavailableError: There was too little room for images of rows.
           OSError: From the file system.
         """
@@ -131,11 +127,11 @@ class CheckpointWriter:
                 if size != before:
                     until = time.monotonic() + protocol.timeout_s()
             if self._stopped.wait(pause_s) or time.monotonic() > until:
-                raise OtherNodeError(f"node {node} has not written its part of {self._save.path}")
+                raise PartNotSavedError(f"node {node} has not written its part of {self._save.path}")
             pause_s = min(2 * pause_s, longest_s)
         part = node_part.take(self._save.folder, node)
         if part.error is not None:
-            raise OtherNodeError(f"node {node} has not written its part of {self._save.path}: {part.error}")
+            raise PartNotSavedError(f"node {node} has not written its part of {self._save.path}: {part.error}")
         fault_points.reach(fault_points.PART_TAKEN)
         return part
 
@@ -185,7 +181,7 @@ def _write_tables(
     parts = []
     for one in captured:
         if stopped.is_set():
-            raise OtherNodeError(f"another node has not written its part of {save.path}")
+            raise PartNotSavedError(f"another node has not written its part of {save.path}")
         for file in one.write(save.folder, stamp):
             save.add(*file)
         assert one.part is not None
