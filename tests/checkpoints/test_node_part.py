@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoint_support import facts_of, manifest_of, must_hold, values
 
 from tf_sparse_ps.checkpoints import array_file, node_part
+from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, sees
 from tf_sparse_ps.checkpoints.manifest import FileEntry, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
-from tf_sparse_ps.checkpoints.writers import CheckpointWriter
+from tf_sparse_ps.checkpoints.writers import CheckpointWriter, PartWriter
+from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import DamagedFileError, PartNotSavedError
+from tf_sparse_ps.table import Table, parameter_files
 
 PART = NodePart((TablePart("a.tfsps", "changes", "a.erased.npz", "00c0ffee"),), (FileEntry("a.tfsps", 3, "0000abcd"),))
 
@@ -95,6 +100,42 @@ def test_who_waits_ends_when_another_has_failed(tmp_path: Path) -> None:
         NodePart((), (), "OSError: the disk is full").report(save.folder, 1)
         with pytest.raises(PartNotSavedError, match=r"node 1 has not written its part .*: OSError: the disk is full"):
             writer.write()
+        save.discard()
+
+
+def test_a_part_that_nobody_needs_is_not_written_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameter_files, "_ROWS_AT_ONCE", 1 << 12)
+    with (
+        tempfile.TemporaryDirectory(prefix="tsps-test-", dir="/dev/shm") as folder,
+        Table.create(f"{folder}/group/user", TableConfig("user", 2)) as table,
+        CheckpointDirectory(tmp_path).saving(5, "a test") as save,
+    ):
+        table.assign(np.arange(1 << 16), np.zeros((1 << 16, 2), np.float32))
+        scan = table.scan()
+        rounds: list[int] = []
+
+        class Counted:
+            def write_to(self, writer: Any, n: int) -> int:
+                rounds.append(n)
+                if len(rounds) == 2:
+                    part.stop()
+                return scan.write_to(writer, n)
+
+            def __iter__(self) -> Any:
+                return iter(scan)
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                scan.close()
+
+        header = parameter_files.header(table, scan, shard=None, slots=True)
+        part = PartWriter(save, 1, [Captured("a.tfsps", Counted(), header)], facts_of(5))  # type: ignore[arg-type]
+        with pytest.raises(PartNotSavedError, match="another node has not written its part of"):
+            part.write()
+        assert rounds == [1 << 12] * 2, "of sixteen"
+        assert [one.name for one in save.folder.iterdir()] == ["node-00001.json"], "half a file is left"
         save.discard()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,12 +39,13 @@ class Captured:
         self._file, self._scan, self._header, self._n_rows = file, scan, header, n_rows
         self.part: TablePart | None = None
 
-    def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[NewFile]:
+    def write(self, folder: Path, stamp: Mapping[str, Any], may_go_on: Callable[[], None]) -> Iterator[NewFile]:
         """Writes it. Needs no TensorFlow, and may be called by another thread.
 
         Args:
           folder: Of the checkpoint.
           stamp: What the file of erased keys says of the step that it is of.
+          may_go_on: Called again and again. What it raises ends the writing.
 
         Yields:
           Each file, when it is complete.
@@ -55,7 +56,12 @@ class Captured:
         """
         with self._scan as scan:
             written = parameter_files.write_content(
-                self._header, scan, folder / self._file, n_rows=self._n_rows, progress=False
+                self._header,
+                scan,
+                folder / self._file,
+                n_rows=self._n_rows,
+                progress=False,
+                may_go_on=may_go_on,
             )
             yield NewFile(self._file, written.crc32)
             erased: str | None = None

@@ -178,11 +178,14 @@ def _write_tables(
     save: SaveFolder, captured: Sequence[Captured], stamp: Mapping[str, Any], stopped: threading.Event
 ) -> list[TablePart]:
     """Writes this node's part of each table, and closes what was captured."""
-    parts = []
-    for one in captured:
+
+    def may_go_on() -> None:
         if stopped.is_set():
             raise PartNotSavedError(f"another node has not written its part of {save.path}")
-        for file in one.write(save.folder, stamp):
+
+    parts = []
+    for one in captured:
+        for file in one.write(save.folder, stamp, may_go_on):
             save.add(*file)
         assert one.part is not None
         parts.append(one.part)

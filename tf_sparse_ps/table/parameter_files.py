@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -106,6 +106,7 @@ def write_content(
     *,
     n_rows: int | None,
     progress: bool = True,
+    may_go_on: Callable[[], None] = lambda: None,
 ) -> Written:
     """Writes rows to a file, under a header.
 
@@ -115,16 +116,20 @@ def write_content(
       path: The file.
       n_rows: How many they are; None: that is seen when they have been written.
       progress: Show a progress bar.
+      may_go_on: Called before some rows are written, again and again. What it raises ends the writing.
     """
     writer = _table.ParameterFileWriter(path=os.fspath(path), n_rows=n_rows, **facts)
     written = 0
     # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
     with contextlib.closing(writer), bar(n_rows or 0, f"export {Path(path).name}", show=progress) as shown:
         write_to = getattr(blocks, "write_to", None)
+        may_go_on()
         while write_to is not None and (n := write_to(writer, _ROWS_AT_ONCE)):  # a scan's rows are no arrays of ours
             written += n
             shown.update(n)
+            may_go_on()
         for keys, rows, values, metadata in blocks:
+            may_go_on()
             writer.append(keys, rows, list(values), metadata)
             written += len(keys)
             shown.update(len(rows))
