@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import checkpoint_support as support
 import damage_support
@@ -98,6 +99,31 @@ def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path
         file.write_bytes(content.manifest.encode())
     with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 4, and this build .* reads 3"):
         one.newest()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBADMSG, errno.EMFILE, errno.EACCES, errno.ESTALE])
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_only_if_the_disk_is_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    one = CheckpointDirectory(tmp_path)
+    paths = [support.save(one, step) for step in (5, 6)]
+    checksum = directory.file_crc32
+
+    def refusing(file: Path, *more: Any) -> str:
+        if file.parent == paths[1]:
+            raise OSError(number, os.strerror(number), str(file))
+        return checksum(file, *more)
+
+    monkeypatch.setattr(directory, "file_crc32", refusing)
+    if number in (errno.EIO, errno.EBADMSG):
+        found, skipped, said = newest_quietly(tmp_path)
+        assert found is not None
+        assert (found.path, skipped) == (paths[0], [paths[1]])
+        assert os.strerror(number) in said[0]
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            one.newest()
+    assert len(names(tmp_path)) == 2
 
 
 def test_a_renamed_checkpoint_is_not_taken_for_another(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,32 @@ def test_damage_that_is_found_on_the_way_leads_to_the_checkpoint_before(
     assert first.count("rows_restored") == n_applied, "the case is not the one that is meant"
     assert "step_set" not in first
     assert "variables_restored" not in first
+
+
+@pytest.mark.parametrize("per_node", [False, True])
+def test_what_says_nothing_of_a_checkpoint_ends_the_restore(
+    saved: tuple[Path, list[list[Any]]], monkeypatch: pytest.MonkeyPatch, per_node: bool
+) -> None:
+    path, contents = saved
+    checksum, limit = directory.file_crc32, [OSError(errno.EMFILE, "Too many open files")]
+
+    def refusing(file: Path, *more: Any) -> str:
+        if file.parent == newest(path) and limit:
+            raise limit.pop()
+        return checksum(file, *more)
+
+    monkeypatch.setattr(directory, "file_crc32", refusing)
+    if not per_node:  # one that is looked at again is read then
+        limit *= 2
+    model = make_model()
+    checkpointer = tsps.Checkpointer(path, model, model.optimizer, per_node=per_node)
+    with pytest.raises(OSError, match="Too many open files"):
+        checkpointer.restore()
+    assert len(list(path.glob("step-*"))) == 2
+    model = make_model()
+    checkpointer = tsps.Checkpointer(path, model, model.optimizer, per_node=per_node)
+    assert checkpointer.restore() == str(newest(path))
+    must_equal(content(model), contents[1])
 
 
 def test_a_file_with_the_rows_of_another_is_found_out(

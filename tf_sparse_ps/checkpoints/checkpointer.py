@@ -17,7 +17,7 @@ from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, newest, tables, variables
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates
-from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
+from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory, is_damage
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
@@ -25,8 +25,6 @@ from tf_sparse_ps.checkpoints.saver import Saver
 from tf_sparse_ps.checkpoints.writers import Copies
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import (
-    DamagedFileError,
-    NotFoundError,
     NotSavedError,
     StateError,
     UnsupportedError,
@@ -318,7 +316,7 @@ class Checkpointer:
         except Exception as caught:
             error = caught
         # A file of another step is one that was put there, or damage.
-        damaged = not is_read and isinstance(error, DamagedFileError | NotFoundError | StateError | OSError)
+        damaged = not is_read and error is not None and (isinstance(error, StateError) or is_damage(error))
         found = self._ranks.allgather_object((text_of(error), damaged), "tsps.checkpoint.whole")
         if all(text is None or theirs for text, theirs in found):
             if text := next((text for text, _ in found if text is not None), None):

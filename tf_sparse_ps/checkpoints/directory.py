@@ -35,6 +35,17 @@ _NAME = re.compile(r"step-(\d{12,19})(?:-([1-9]\d{0,8}))?")
 _SAVING, _REMOVING = ".saving-", ".removing-"
 _CHUNK_BYTES = 4 << 20
 _MANIFEST_BYTES = 64 << 20  # at most
+# What a damaged disk or file system answers, or one in which files were mixed up.
+_DAMAGE = {
+    errno.EIO,
+    errno.EUCLEAN,
+    errno.EBADMSG,
+    errno.EILSEQ,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+}
 
 
 class Found(NamedTuple):
@@ -163,6 +174,7 @@ class CheckpointDirectory:
 
         Raises:
           UnsupportedError: The newest whole one is of a later version of the format.
+          OSError: One could not be read, which says nothing of whether it is whole.
         """
         skipped: list[Path] = []
         found = self._whole(1, skipped, progress)
@@ -180,7 +192,7 @@ class CheckpointDirectory:
         """
         named = self.find()
         if any(_seems_whole(one.path) for one in named[1:]):
-            with contextlib.suppress(DamagedFileError, NotFoundError, OSError):  # `newest` says what, and why
+            with contextlib.suppress(DamagedFileError, NotFoundError, OSError):  # `newest` meets it again
                 found = _with_chain(named[0].path, _once(lambda path: _check_alone(path, progress, rows=False)))
                 if all(part.rows_checksum is not None for one in found.parts for part in one.manifest.all_parts):
                     return found, [], False
@@ -199,6 +211,8 @@ class CheckpointDirectory:
             try:
                 found.append(_with_chain(one.path, look_once))
             except (DamagedFileError, NotFoundError, OSError) as error:
+                if not is_damage(error):
+                    raise
                 warnings.warn(f"checkpoint {one.path} is passed over: {error}", stacklevel=3)
                 skipped.append(one.path)
         return found
@@ -327,6 +341,16 @@ def look(path: Path) -> Checked:
       NotFoundError, DamagedFileError, UnsupportedError: As `check`, as far as that can be seen.
     """
     return _with_chain(path, _look_alone)
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error in reading a checkpoint says that it is damaged or incomplete.
+
+    No permission, or too many open files, say nothing of it: who passed over it then would lose steps.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _DAMAGE
+    return isinstance(error, DamagedFileError | NotFoundError)
 
 
 def sees(folder: Path, longest_s: float = 5.0) -> bool:

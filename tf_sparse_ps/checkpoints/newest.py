@@ -6,6 +6,7 @@ newest that all nodes have, told by its id.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -74,22 +75,24 @@ def agree(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool
         return Chosen(None, True, passed_over)
     name, data = chosen
     path = directory.path / name
-    seen = _see(path, data)
-    if seen is None:
-        error = StateError(
-            f"rank {WRITER} restores {name}, and {path} is another one here, or is not there: all machines must see "
-            "one directory, or have one each (per_node=True)"
-        )
+    seen: Checked | None = None
+    try:
+        seen = _see(path, data)
+    except Exception as caught:
+        error = caught
     raise_failed(ranks.allgather_object(text_of(error), "tsps.checkpoint.seen"), error, f"restoring {path}")
     return Chosen(seen, bool(is_read), passed_over)
 
 
-def _see(path: Path, data: bytes) -> Checked | None:
-    try:
+def _see(path: Path, data: bytes) -> Checked:
+    with contextlib.suppress(DamagedFileError, NotFoundError):
         found = directory_lib.look(path)
-    except (DamagedFileError, NotFoundError, OSError):
-        return None
-    return found if found.data == data else None
+        if found.data == data:
+            return found
+    raise StateError(
+        f"rank {WRITER} restores {path.name}, and {path} is another one here, or is not there: all machines must see "
+        "one directory, or have one each (per_node=True)"
+    )
 
 
 def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool) -> Chosen:
@@ -113,6 +116,8 @@ def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_o
             try:
                 own.setdefault(directory_lib.look(one.path).manifest.id, one.path)
             except (DamagedFileError, NotFoundError, OSError) as caught:
+                if not directory_lib.is_damage(caught):
+                    raise
                 damage[one.path] = str(caught)
     except Exception as caught:
         error = caught
@@ -126,9 +131,14 @@ def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_o
         found = None
         try:
             found = _check(own[id_], rows=is_read) if is_leader else directory_lib.look(own[id_])
-        except (DamagedFileError, NotFoundError, OSError) as caught:
-            damage[own[id_]] = str(caught)
-        if all(ranks.allgather_object(found is not None, "tsps.checkpoint.is_whole")):
+        except Exception as caught:
+            if directory_lib.is_damage(caught):
+                damage[own[id_]] = str(caught)
+            else:
+                error = caught
+        everywhere = ranks.allgather_object((found is not None, text_of(error)), "tsps.checkpoint.is_whole")
+        raise_failed([text for _, text in everywhere], error, f"looking at {own[id_]}")
+        if all(is_whole for is_whole, _ in everywhere):
             chosen = id_
             break
     for id_, path in own.items():
