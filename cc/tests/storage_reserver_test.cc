@@ -89,6 +89,24 @@ TEST_F(StorageReserverTest, TheHelperPutsLargeFilesIntoHugePages) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>((*other)->data()) % (2u << 20), 0u);
 }
 
+// A file that grows all the time keeps the helper from collapsing others at once, not for ever.
+TEST_F(StorageReserverTest, PagesAreCollapsedSlowlyWhileFilesGrow) {
+  if (!CanCollapse()) GTEST_SKIP() << "no huge pages of shared memory here";
+  const auto large = Make("large"), growing = Make("growing");
+  StorageReserver reserver;
+  ASSERT_TRUE(large->Reserve(45 * kBytes).ok());
+  ASSERT_TRUE(reserver.Ensure(*growing, kBytes).ok());
+  reserver.Collapse(*large);
+  size_t used = kBytes;
+  EXPECT_TRUE(Becomes([&] {
+    used += kBytes / 16;
+    EXPECT_TRUE(used > 60 * kBytes || reserver.Ensure(*growing, used).ok());
+    return HugeBytes(large->path()) >= 44 * kBytes;
+  })) << HugeBytes(large->path());
+  EXPECT_LT(used, 60 * kBytes) << "it has waited until no file grew";
+  reserver.Cancel({large.get(), growing.get()});
+}
+
 // As those of tiered tables, which are not reserved ahead.
 TEST_F(StorageReserverTest, CollapseGoesAsFarAsTheFileHasGrownAndDoesNotGrowIt) {
   if (!CanCollapse()) GTEST_SKIP() << "no huge pages of shared memory here";

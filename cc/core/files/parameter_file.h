@@ -63,9 +63,11 @@ class ParameterFileWriter {
                                                              bool counted = false);
   ~ParameterFileWriter();  // removes the temporary file unless Finish succeeded
 
-  // values[p]: n rows of the plane p of PlanesOf(info), one after the other.
+  // values[p]: n rows of the plane p of PlanesOf(info), one after the other. An error in writing is
+  // returned again by all that follows.
   Status Append(const int64_t* keys, const void* const* values, size_t n);
-  Status Finish();  // refuses if fewer or more rows were appended than announced
+  // Refuses if fewer or more rows were appended than announced.
+  Status Finish();
   // After Finish.
   const ParameterFileChecksums& checksums() const;
 

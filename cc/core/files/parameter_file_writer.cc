@@ -42,6 +42,7 @@ struct ParameterFileWriter::Impl {
   size_t summed = 0;  // bytes of what `out` has that are in the checksums
   uint32_t block_crc = 0;
   ParameterFileChecksums checksums;
+  Status failure;  // the first one: nothing can be made of the file any more
 
   void Put(const void* data, size_t n) { std::memcpy(out->Add(n), data, n); }
 
@@ -86,6 +87,41 @@ struct ParameterFileWriter::Impl {
     return Status();
   }
 
+  Status AppendRows(const int64_t* keys, const void* const* values, size_t n) {
+    for (size_t i = 0; i < n; ++i) TSPS_RETURN_IF_ERROR(PutRecord(keys[i], values, i));
+    return Status();
+  }
+
+  Status Complete() {
+    if (counted && written % kRowsPerBlock != 0) EndBlock();
+    Sum();
+    TSPS_RETURN_IF_ERROR(out->Finish());
+    if (counted) TSPS_RETURN_IF_ERROR(WriteHeader());
+    TSPS_RETURN_IF_ERROR(CheckSize());
+    // The file's bytes must be on disk before its name is, and the name before success is reported.
+    if (fsync(file->fd()) != 0) return ErrnoError("cannot fsync", file->name());
+    TSPS_FAULT_POINT("parameter_file.synced");
+    TSPS_RETURN_IF_ERROR(file->Publish());
+    TSPS_FAULT_POINT("parameter_file.renamed");
+    const std::string folder = FolderOf(path);
+    const int folder_fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder_fd < 0) return ErrnoError("cannot open", folder);
+    // Some file systems have no fsync of folders and say EINVAL: then there is nothing more to do.
+    const bool synced = fsync(folder_fd) == 0 || errno == EINVAL;
+    const Status status = synced ? Status() : ErrnoError("cannot fsync", folder);
+    close(folder_fd);
+    return status;
+  }
+
+  // The checksums are of what was in memory: they say nothing of a file system that lost its end.
+  Status CheckSize() const {
+    struct stat found;
+    if (fstat(file->fd(), &found) != 0) return ErrnoError("cannot stat", file->name());
+    if (static_cast<uint64_t>(found.st_size) == geometry.file_bytes) return Status();
+    return Error(Code::kDataLoss, file->name(), " has ", found.st_size, " bytes, and ",
+                 geometry.file_bytes, " were written");
+  }
+
   // Of a counted file, whose header was that of no rows.
   Status WriteHeader() {
     info.n_rows = written;
@@ -99,7 +135,8 @@ struct ParameterFileWriter::Impl {
       const ssize_t n = pwrite(file->fd(), counted_header.data() + done,
                                counted_header.size() - done, static_cast<off_t>(done));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoError("cannot write", file->name());
+      if (n == 0) errno = ENOSPC;
+      if (n <= 0) return ErrnoError("cannot write", file->name());
       done += static_cast<size_t>(n);
     }
     return Status();
@@ -149,8 +186,8 @@ Status ParameterFileWriter::Append(const int64_t* keys, const void* const* value
     return Error(Code::kInvalidArgument, "parameter file ", impl_->path, " was announced with ",
                  impl_->info.n_rows, " rows. Received: ", n, " rows after ", impl_->written);
   }
-  for (size_t i = 0; i < n; ++i) TSPS_RETURN_IF_ERROR(impl_->PutRecord(keys[i], values, i));
-  return Status();
+  if (impl_->failure.ok()) impl_->failure = impl_->AppendRows(keys, values, n);
+  return impl_->failure;
 }
 
 Status ParameterFileWriter::Finish() {
@@ -161,23 +198,8 @@ Status ParameterFileWriter::Finish() {
     return Error(Code::kFailedPrecondition, "parameter file ", impl_->path, " was announced with ",
                  impl_->info.n_rows, " rows. Received: ", impl_->written);
   }
-  if (impl_->counted && impl_->written % kRowsPerBlock != 0) impl_->EndBlock();
-  impl_->Sum();
-  TSPS_RETURN_IF_ERROR(impl_->out->Finish());
-  if (impl_->counted) TSPS_RETURN_IF_ERROR(impl_->WriteHeader());
-  // The file's bytes must be on disk before its name is, and the name before success is reported.
-  if (fsync(impl_->file->fd()) != 0) return ErrnoError("cannot fsync", impl_->file->name());
-  TSPS_FAULT_POINT("parameter_file.synced");
-  TSPS_RETURN_IF_ERROR(impl_->file->Publish());
-  TSPS_FAULT_POINT("parameter_file.renamed");
-  const std::string folder = FolderOf(impl_->path);
-  const int folder_fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder_fd < 0) return ErrnoError("cannot open", folder);
-  // Some file systems have no fsync of folders and say EINVAL: then there is nothing more to do.
-  const bool synced = fsync(folder_fd) == 0 || errno == EINVAL;
-  const Status status = synced ? Status() : ErrnoError("cannot fsync", folder);
-  close(folder_fd);
-  return status;
+  if (impl_->failure.ok()) impl_->failure = impl_->Complete();
+  return impl_->failure;
 }
 
 const ParameterFileChecksums& ParameterFileWriter::checksums() const { return impl_->checksums; }

@@ -13,8 +13,10 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kChunk = 4096;              // rows
-constexpr size_t kLooked = size_t{1} << 15;  // rows whose change generations are read at once
+constexpr size_t kChunk = 4096;  // rows
+// Rows whose change generations are read at once: as many as are wanted, then more and more, as few
+// seem to have changed.
+constexpr size_t kLooked = size_t{1} << 15;
 
 }  // namespace
 
@@ -72,8 +74,9 @@ Result<size_t> Scan::NextChanged(int table, uint32_t generation, size_t n, int64
       to[p] = planes[p] == nullptr ? nullptr : planes[p] + done * list.planes[p].row_bytes;
     }
   };
-  while (done < n && part.next < StateOf(table).rows) {
-    const size_t m = std::min<uint64_t>(kLooked, StateOf(table).rows - part.next);
+  for (size_t look_at = std::min(n, kLooked); done < n && part.next < StateOf(table).rows;
+       look_at = std::min(2 * look_at, kLooked)) {
+    const size_t m = std::min<uint64_t>(look_at, StateOf(table).rows - part.next);
     changed.resize(m);
     char* look[kMaxPlanes] = {};
     look[changed_plane] = reinterpret_cast<char*>(changed.data());

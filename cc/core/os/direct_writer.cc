@@ -1,19 +1,44 @@
 #include "core/os/direct_writer.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <utility>
 
 namespace tsps {
+namespace {
+
+// By the names of <linux/magic.h>, and of file systems that are not in it.
+bool IsRemote(int fd) {
+  struct statfs found;
+  if (fstatfs(fd, &found) != 0) return false;
+  switch (static_cast<uint32_t>(found.f_type)) {
+    case NFS_SUPER_MAGIC:
+    case SMB_SUPER_MAGIC:
+    case SMB2_SUPER_MAGIC:
+    case CIFS_SUPER_MAGIC:
+    case FUSE_SUPER_MAGIC:
+    case CEPH_SUPER_MAGIC:
+    case V9FS_MAGIC:
+    case 0x0BD00BD0:  // Lustre
+    case 0x47504653:  // GPFS
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
 
 DirectWriter::DirectWriter(int fd, std::string name, size_t most)
-    : fd_(fd), name_(std::move(name)) {
-  const size_t bytes = (kBytes + most + kPage - 1) / kPage * kPage;
-  data_.reset(static_cast<char*>(std::aligned_alloc(kPage, bytes)));
+    : fd_(fd), name_(std::move(name)), room_((kBytes + most + kPage - 1) / kPage * kPage) {
+  data_.reset(static_cast<char*>(std::aligned_alloc(kPage, room_)));
   if (data_ == nullptr) throw std::bad_alloc();
 }
 
@@ -26,11 +51,13 @@ Status DirectWriter::WriteFirst(size_t n) {
   for (size_t done = 0; done < n;) {
     const ssize_t written = write(fd_, data_.get() + done, n - done);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && errno == EINVAL && direct_) {  // this file system wants other sizes
+    // This file system, or this file of it, wants other sizes, or has no direct writes after all.
+    if (written < 0 && (errno == EINVAL || errno == EOPNOTSUPP) && direct_) {
       direct_ = false;
       if (SetDirect(false)) continue;
     }
-    if (written < 0) return ErrnoError("cannot write", name_);
+    if (written == 0) errno = ENOSPC;
+    if (written <= 0) return ErrnoError("cannot write", name_);
     done += static_cast<size_t>(written);
   }
   size_ -= n;
@@ -41,7 +68,7 @@ Status DirectWriter::WriteFirst(size_t n) {
 Status DirectWriter::Write() {
   if (!tried_) {
     tried_ = true;
-    direct_ = SetDirect(true);
+    direct_ = !IsRemote(fd_) && SetDirect(true);
   }
   return WriteFirst(size_ / kPage * kPage);
 }

@@ -13,9 +13,10 @@ namespace {
 // The helper reserves ahead only where so many times as much is free. What it takes cannot be given
 // back (files never shrink), and must not be what the next step needs for another file.
 constexpr size_t kFreeFactor = 8;
-// For so long no file has asked for more before pages are collapsed: not while a table is filled,
-// which needs the processor, and would wait for the pages that are just being moved.
+// While files have grown within the last kQuiet, a table is being filled: that needs the processor,
+// and waits for pages that are just being moved. So collapsing then takes a tenth of the time.
 constexpr std::chrono::milliseconds kQuiet{200};
+constexpr int kPauses = 9;  // of the time that one page has taken
 
 }  // namespace
 
@@ -42,8 +43,8 @@ Status StorageReserver::Ensure(MappedFile& file, size_t used) {
   const size_t ahead = std::clamp<size_t>(used / 4, 64u << 10, 64u << 20);
   if (file.size() - used >= ahead / 2) return Status();
   std::lock_guard<std::mutex> lock(requests_->mutex);
-  requests_->asked = std::chrono::steady_clock::now();
-  requests_->wanted[&file] = {&file, std::min(used + ahead, file.range())};
+  const size_t bytes = std::min(used + ahead, file.range());
+  if (bytes > file.size()) requests_->wanted[&file] = {&file, bytes};
   requests_->collapsing.insert(&file);
   Notify();
   return Status();
@@ -98,16 +99,19 @@ void StorageReserver::Run() {
       continue;
     }
     if (requests.wanted.empty()) {
-      const auto quiet = requests.asked + kQuiet;
-      if (std::chrono::steady_clock::now() < quiet) {
-        requests.changed.wait_until(lock, quiet);
+      const Clock::time_point begin = std::min(requests.grown + kQuiet, requests.next_collapse);
+      if (Clock::now() < begin) {
+        requests.changed.wait_until(lock, begin);
         continue;
       }
       MappedFile* const file = *requests.collapsing.begin();
       requests.at_work = file;
       lock.unlock();
+      const Clock::time_point start = Clock::now();
       const bool more = file->CollapseNext();
+      const Clock::time_point end = Clock::now();
       lock.lock();
+      requests.next_collapse = end + kPauses * (end - start);
       requests.at_work = nullptr;
       if (!more) requests.collapsing.erase(file);
       requests.changed.notify_all();
@@ -119,8 +123,10 @@ void StorageReserver::Run() {
     requests.wanted.erase(next);
     lock.unlock();
     const size_t more = bytes - std::min(bytes, file->size());
-    if (CheckRoom(file->path(), kFreeFactor * more).ok()) static_cast<void>(file->Reserve(bytes));
+    const bool grown =
+        CheckRoom(file->path(), kFreeFactor * more).ok() && file->Reserve(bytes).ok();
     lock.lock();
+    if (grown) requests.grown = Clock::now();
     requests.at_work = nullptr;
     requests.changed.notify_all();
   }

@@ -26,8 +26,8 @@ class StorageReserver {
 
   // Makes sure that `file` has `used` bytes, now, and asks the helper for a quarter more (64 KiB to
   // 64 MiB) when little is left. The helper stops where room gets scarce, and its failures are
-  // silent: the next Ensure that needs the room reports them. When no file has asked for a while,
-  // it collapses the file's pages.
+  // silent: the next Ensure that needs the room reports them. It collapses the file's pages, too,
+  // slowly while files grow.
   Status Ensure(MappedFile& file, size_t used);
   // Collapses the file's pages as far as it has grown, with nothing else to do.
   void Collapse(MappedFile& file);
@@ -37,6 +37,7 @@ class StorageReserver {
   void Discard(std::unique_ptr<MappedFile> file);
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Wanted {
     MappedFile* file;
     size_t bytes;
@@ -47,8 +48,9 @@ class StorageReserver {
     std::map<const MappedFile*, Wanted> wanted;
     std::set<MappedFile*> collapsing;
     std::vector<std::unique_ptr<MappedFile>> discarded;
-    std::chrono::steady_clock::time_point asked;  // for `wanted`, last
-    const MappedFile* at_work = nullptr;          // of the helper, now
+    Clock::time_point grown;              // when the helper last made a file larger
+    Clock::time_point next_collapse;      // not before, while files grow
+    const MappedFile* at_work = nullptr;  // of the helper, now
     bool stop = false;
   };
   void Notify();  // under the mutex
