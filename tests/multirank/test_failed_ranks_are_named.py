@@ -47,7 +47,7 @@ def expect_to_say(job: Launch, what: str, said: str, ranks: tuple[int, ...] = OT
 
 @pytest.mark.parametrize(
     ("what", "schedule"),
-    [(what, "") for what in ("kill", "stop", "slow")]
+    [("kill", ""), ("slow", ""), pytest.param("stop", "", marks=pytest.mark.nightly)]
     + [
         pytest.param(what, schedule, marks=pytest.mark.nightly)
         for what in ("kill", "slow")
@@ -93,7 +93,7 @@ NIGHTLY = pytest.mark.nightly
         pytest.param("raise-dense-delayed", TWO_NODES, "rank 2 ended with ValueError: no such shard", marks=NIGHTLY),
         pytest.param("stop-dense", TWO_NODES, WAITED + "which is stopped by a signal", marks=NIGHTLY),
         pytest.param("slow-dense-delayed", TWO_NODES, WAITED + ALIVE + r"in step \d+, in ", marks=NIGHTLY),
-        ("slow-dense-buckets", ONE_NODE, WAITED + ALIVE + r"in step \d+, in no"),
+        pytest.param("slow-dense-buckets", ONE_NODE, WAITED + ALIVE + r"in step \d+, in no", marks=NIGHTLY),
     ],
 )
 def test_ranks_of_all_nodes_and_without_tables_say_it_too(what: str, hosts: str, says: str) -> None:
@@ -110,6 +110,7 @@ def test_a_gradient_that_is_not_finite_is_every_ranks_error() -> None:
         assert job.wait() != 0
 
 
+@pytest.mark.nightly
 def test_the_launcher_ends_a_job_whose_rank_died_and_names_the_process() -> None:
     """Without a shield: what ranks say beside that depends on who is faster."""
     with launched("failure_program.py", "kill", hosts=ONE_NODE, by_horovodrun=True) as job:

@@ -67,7 +67,7 @@ def test_ranks_are_killed_while_checkpoints_are_written_beside_training(
 
 @pytest.mark.parametrize(
     "points",
-    [("rows_restored", "step_set"), pytest.param(fault_points.RESTORE_POINTS, marks=pytest.mark.nightly)],
+    [("rows_restored",), pytest.param(fault_points.RESTORE_POINTS, marks=pytest.mark.nightly)],
     ids=["some", "all"],
 )
 def test_a_leader_is_killed_while_it_restores(

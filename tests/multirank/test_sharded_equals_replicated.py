@@ -10,7 +10,11 @@ THREE_NODES = "localhost:1,127.0.0.1:2,127.0.0.2:1"
 
 @pytest.mark.parametrize(
     ("hosts", "ranks"),
-    [("localhost:1,127.0.0.1:1", 2), (TWO_NODES, 4), pytest.param(THREE_NODES, 4, marks=pytest.mark.nightly)],
+    [
+        (TWO_NODES, 4),
+        pytest.param("localhost:1,127.0.0.1:1", 2, marks=pytest.mark.nightly),
+        pytest.param(THREE_NODES, 4, marks=pytest.mark.nightly),
+    ],
 )
 def test_rows_and_slots_are_equal_bit_for_bit(hosts: str, ranks: int) -> None:
     with launched("sharded_program.py", "200", hosts=hosts, ranks=ranks) as job:

@@ -9,7 +9,7 @@ from launch import TWO_NODES, launched
 @pytest.mark.parametrize(
     ("hosts", "ranks", "breaks"),
     [
-        ("localhost:1,127.0.0.1:1", 2, 20),
+        ("localhost:1,127.0.0.1:1", 2, 8),
         pytest.param("localhost:1,127.0.0.1:1", 2, 100, marks=pytest.mark.nightly),
         pytest.param(TWO_NODES, 4, 20, marks=pytest.mark.nightly),
         pytest.param("localhost:1,127.0.0.1:2,127.0.0.2:1", 4, 20, marks=pytest.mark.nightly),

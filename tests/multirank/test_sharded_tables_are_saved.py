@@ -48,8 +48,8 @@ def saved() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("hosts", "ranks"),
     [
-        ("localhost:1", 1),
         ("localhost:1,127.0.0.1:1", 2),
+        pytest.param("localhost:1", 1, marks=pytest.mark.nightly),
         pytest.param("localhost:2", 2, marks=pytest.mark.nightly),
         pytest.param(FIVE, 5, marks=pytest.mark.nightly),
     ],
