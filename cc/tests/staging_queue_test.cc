@@ -34,6 +34,7 @@ class StagingQueueTest : public ::testing::Test {
     queue_.Add(index, std::move(all));
   }
   StagingQueue::Taken Take(const Ids& ids) { return queue_.Take(ids.data(), ids.size()); }
+  bool WouldWait(const Ids& ids) const { return queue_.WouldWait(ids.data(), ids.size()); }
   void Copied(int64_t copy) {
     // Next() blocks when there is nothing more to do, so something is announced for it.
     Add(kNothing, {{kOther + copy}});
@@ -141,6 +142,15 @@ TEST_F(StagingQueueTest, ALookUpDoesNotWaitForACopierThatFailedOrEnded) {
   EXPECT_EQ(Take({3}).copy, 0);
   closer.join();
   EXPECT_TRUE(queue_.Next(0).closed);
+}
+
+TEST_F(StagingQueueTest, ALookUpDoesNotWaitForACopierThatHadEndedBefore) {
+  Add(0, {{1, 2}});
+  ASSERT_NE(queue_.Next(0).copy, 0);
+  EXPECT_TRUE(WouldWait({1, 2}));
+  queue_.Close();
+  EXPECT_FALSE(WouldWait({1, 2}));
+  EXPECT_EQ(Take({1, 2}).lookup, nullptr);
 }
 
 TEST_F(StagingQueueTest, CopiesThatNobodyTakesAreRemoved) {

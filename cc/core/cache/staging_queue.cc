@@ -187,6 +187,7 @@ StagingQueue::Entry* StagingQueue::Find(uint64_t fingerprint, const int64_t* ids
 
 bool StagingQueue::WouldWait(const int64_t* ids, size_t n) const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return false;
   // One at most is being copied: no fingerprint is needed to find it.
   for (const Batch& batch : batches_) {
     for (const Entry& entry : batch.entries) {
@@ -215,10 +216,10 @@ StagingQueue::Taken StagingQueue::Take(const int64_t* ids, size_t n) {
   if (entry == nullptr) return {};
   if (entry->state == State::kCopying) {
     const Clock::time_point begun = Clock::now();
-    do {
+    while (entry != nullptr && entry->state == State::kCopying && !closed_) {
       changed_.wait(lock);
       entry = Find(fingerprint, ids, n, &batch);  // it may have been dropped
-    } while (entry != nullptr && entry->state == State::kCopying && !closed_);
+    }
     counters_.waited_ns += static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count());
     if (entry == nullptr || closed_) return {};
