@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
-from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks
+from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _tensorflow
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
-from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
+from tf_sparse_ps.checkpoints.checkpointer import Checkpointer, check_arguments
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
@@ -259,6 +260,9 @@ class Drain(_keras.keras.callbacks.Callback):
         self.model.optimizer.drain()
 
 
+_DATASETS: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()  # of all `Checkpoint`s
+
+
 class Checkpoint(_keras.keras.callbacks.Callback):
     """Saves checkpoints in `fit`, and goes on from the newest one when the same program is started again.
 
@@ -300,7 +304,9 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           extra: Variables that are saved with them, by name.
 
         Raises:
-          ValueError: Not one of `every_steps` and `every_seconds` is given, or it is not above 0.
+          TypeError: An extra is no variable.
+          ValueError: Not one of `every_steps` and `every_seconds` is given, or it is not above 0; `keep` is no positive
+            integer; the directory is no local path.
         """
         super().__init__()
         if (every_steps is None) == (every_seconds is None):
@@ -310,10 +316,12 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             )
         if every_steps is not None and (not isinstance(every_steps, int) or isinstance(every_steps, bool)):
             raise ValueError(f"`every_steps` must be an integer. Received: every_steps={every_steps!r}")
+        if isinstance(every_seconds, bool) or not isinstance(every_seconds, int | float | None):
+            raise ValueError(f"`every_seconds` must be a number of seconds. Received: every_seconds={every_seconds!r}")
         if not (every_steps or every_seconds or 0) > 0:
-            raise ValueError(
-                f"`every_steps` or `every_seconds` must be above 0. Received: {every_steps or every_seconds!r}"
-            )
+            name, value = ("every_steps", every_steps) if every_seconds is None else ("every_seconds", every_seconds)
+            raise ValueError(f"`{name}` must be above 0. Received: {name}={value!r}")
+        check_arguments(directory, keep, extra)
         self._directory = directory
         self._options: dict[str, Any] = {
             "keep": keep,
@@ -342,6 +350,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             epoch must give the same batches in the same order, and all ranks must have equally many.
         """
         self._resumable = ResumableDataset(make, self._position)
+        _DATASETS.add(self._resumable.dataset)
         return self._resumable.dataset
 
     def begins_beside(self, callbacks: Sequence[Any]) -> None:
@@ -368,6 +377,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
                 own.wait()
             self._checkpointer = own
         else:  # an exception may have ended the fit before within an epoch
+            self._checkpointer.must_be_of(self.model, self.model.optimizer)
             self._checkpointer.carry(CallbackStates(self._others))
             self._position.go_to(self._position.epoch, self._position.batch)
         if self._position.batch:
@@ -407,7 +417,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
                 "at its end. take() as many as the one with fewest has"
             )
         _keras_fit.begin_epoch(self.model, batch, self._batches)
-        self._checkpointer.restore_metrics()
+        # Those of an epoch that has ended are none of the one that begins.
+        self._checkpointer.restore_metrics(self._resumable.dataset.element_spec if batch else None)
         if self._restored:
             self._restored = False
             self._checkpointer.restore_callbacks()
@@ -548,7 +559,13 @@ class _Clock:
 def _refuse_beside(model: Any, callbacks: Sequence[Any]) -> None:
     """Raises UnsupportedError for callbacks of `fit` that cannot be beside a `Checkpoint`."""
     ours = [one for one in callbacks if isinstance(one, Checkpoint)]
+    _agree_on_checkpoint(model, bool(ours))
     if not ours:
+        if any(one in _DATASETS for one in _tensorflow.datasets_in(_keras_fit.input_of(model))):
+            raise ValueError(
+                "fit goes through checkpoint.dataset(make) without the callback: every epoch would have the batches of "
+                "make(0), and nothing would be saved. Give it callbacks=[checkpoint]"
+            )
         return
     if len(ours) > 1:
         raise UnsupportedError("fit has two tsps.callbacks.Checkpoint: both would choose where it begins. Use one")
@@ -560,6 +577,23 @@ def _refuse_beside(model: Any, callbacks: Sequence[Any]) -> None:
                 "BackupAndRestore beside tsps.callbacks.Checkpoint is not supported: both would choose where fit "
                 "begins, and it has no tables of several machines. Leave BackupAndRestore out"
             )
+
+
+def _agree_on_checkpoint(model: Any, has_one: bool) -> None:
+    """Raises ValueError, on all ranks, if some have a `Checkpoint` in this fit and others do not: they would wait."""
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, distributed_optimizer.DistributedOptimizer):
+        return
+    ranks = collectives_lib.resolve(optimizer.collectives)
+    if ranks.size == 1 or ranks.kind == "tf.distribute":  # under a strategy Checkpoint is refused
+        return
+    everyone = ranks.allgather_object(has_one, "tsps.checkpoint.callback")
+    if len(set(everyone)) > 1:
+        without = [rank for rank, theirs in enumerate(everyone) if not theirs]
+        raise ValueError(
+            f"fit has tsps.callbacks.Checkpoint on some ranks and not on ranks {without}: every rank has it, and they "
+            "wait for each other in it. Which rank writes what is its own business"
+        )
 
 
 _keras_hooks.before_fit(_refuse_beside)

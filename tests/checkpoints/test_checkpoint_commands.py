@@ -192,6 +192,25 @@ def test_mistakes_are_told(saved: Any, capsys: pytest.CaptureFixture[str]) -> No
     capsys.readouterr()
 
 
+def test_one_checkpoint_may_be_named(saved: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _, _ = saved
+    for command in ("list", "verify"):
+        assert run(command, path / step(3)) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.endswith(f"increment 2 of {step(1)}")
+    (path / step(1) / "manifest.json").unlink()
+    assert run("verify", path / step(3)) == 1
+    assert f"it builds on {step(1)}" in capsys.readouterr().out
+    for arguments, said in (
+        (("compact", path / step(3)), "is a checkpoint. compact takes the directory that it is in"),
+        (("compact", path, "--keep", "0"), "must be an integer of at least 1. Received: '0'"),
+        (("export", path, "--to", path / step(3) / "variables.npz"), "is there, and no folder"),
+    ):
+        with pytest.raises(SystemExit):
+            run(*arguments)
+        assert said in capsys.readouterr().err
+
+
 def test_the_commands_need_no_tensorflow(saved: Any) -> None:
     path, _, _ = saved
     code = (

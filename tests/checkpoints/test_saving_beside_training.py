@@ -86,9 +86,9 @@ def test_the_test_fails_if_rows_are_read_when_they_are_written(
 ) -> None:
     write = Captured.write
 
-    def late(self: Any, folder: Path, stamp: Any) -> Any:
+    def late(self: Any, *arguments: Any) -> Any:
         self._scan, self._n_rows = self_model[0].reader().scan(), None
-        return write(self, folder, stamp)
+        return write(self, *arguments)
 
     monkeypatch.setattr(Captured, "write", late)
     model, random = make_model(), np.random.default_rng(0)
@@ -173,10 +173,10 @@ def test_images_that_find_no_room_make_the_next_save_wait(tmp_path: Path, monkey
         trains.append(beside)
         start(self, beside=beside)
 
-    def no_room(self: Any, folder: Path, stamp: Any) -> Any:
+    def no_room(self: Any, *arguments: Any) -> Any:
         if trains[-1]:
             raise UnavailableError("more rows were written than there is room for")
-        return write(self, folder, stamp)
+        return write(self, *arguments)
 
     monkeypatch.setattr(save_in_progress.SaveInProgress, "start", begin)
     monkeypatch.setattr(Captured, "write", no_room)

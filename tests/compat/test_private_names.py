@@ -215,6 +215,34 @@ def test_seeds_metrics_and_rates_are_found_for_checkpoints() -> None:
         assert _keras.seed_variables(model) == []  # those of Keras 2 are no variables, unless they are asked for
 
 
+def test_datasets_tell_what_they_are_made_from_and_fit_what_it_was_given() -> None:
+    data = tf.data.Dataset.from_tensors((np.ones((4, 3)), np.ones((4, 2))))
+    made = data.map(lambda x, y: (x, y)).prefetch(1)
+    assert any(one is data for one in _tensorflow.datasets_in(made)), "a forgotten Checkpoint would not be seen"
+    assert list(_tensorflow.datasets_in(np.ones(3))) == []
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    given = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            given.append(_keras_fit.input_of(self.model))
+
+    model.fit(made, verbose=0, callbacks=[Look()])
+    assert given[0] is made
+    assert _keras_fit.input_of(model) is None
+
+
+@KERAS_3
+def test_metrics_are_made_before_the_first_batch() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    batch = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
+    _keras.build_metrics(model, batch)
+    assert len(_keras.metric_variables(model)) == 4, "metrics of an epoch would begin again after a restart"
+    _keras.build_metrics(model, (tf.TensorSpec([None, 7]),))  # no batch of this model's: nothing is raised
+
+
 @KERAS_3
 def test_keras_adds_gradients_up_in_the_method_that_is_replaced() -> None:
     asked = []

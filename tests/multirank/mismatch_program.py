@@ -85,6 +85,15 @@ def broadcast_shapes() -> None:
     callbacks.broadcast_variables(variables, 0, tsps.collectives.current())
 
 
+def callback_on_some_ranks() -> None:
+    inputs = keras.Input([1], dtype="int64")
+    model = keras.Model(inputs, keras.layers.Flatten()(tsps.Embedding(None, 1)(inputs)))
+    model.compile(tsps.DistributedOptimizer("sgd"), "mse")
+    checkpoint = callbacks.Checkpoint("/dev/null/never-made", every_steps=1)
+    data = checkpoint.dataset(lambda _: tf.data.Dataset.from_tensors((tf.ones([2, 1], tf.int64), tf.ones([2, 1]))))
+    model.fit(data, verbose=0, callbacks=other([checkpoint], []))
+
+
 def weight() -> tf.Variable:
     """A dense weight."""
     return tf.Variable([1.0, 2.0])
@@ -143,6 +152,7 @@ WAYS: list[Callable[[], None]] = [
     clipping,
     leader_fails,
     broadcast_shapes,
+    callback_on_some_ranks,
 ]
 
 

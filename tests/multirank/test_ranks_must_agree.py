@@ -35,6 +35,7 @@ def outcomes() -> Iterator[Outcomes]:
         ("clipping", ["clipping", "norm=1.0", "rank 2 has", "norm=2.0"]),
         ("leader_fails", ["adagrad", "adam", "TFSPS_JOB"]),
         ("broadcast_shapes", ["shapes"]),
+        ("callback_on_some_ranks", ["tsps.callbacks.Checkpoint on some ranks and not on ranks [2]"]),
     ],
 )
 def test_every_rank_says_what_differs(outcomes: Outcomes, way: str, words: list[str]) -> None:

@@ -500,6 +500,19 @@ def metric_variables(model: Any) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
+def build_metrics(model: Any, batch: Any) -> None:
+    """Makes the variables of a compiled model's metrics, where this Keras can before the first batch.
+
+    Args:
+      model: A built model.
+      batch: `tf.TensorSpec`s: (x, y) or (x, y, sample_weight), as `fit` has them.
+    """
+    build = getattr(model, "_symbolic_build", None)
+    if build is not None:
+        with contextlib.suppress(Exception):  # of a model or a batch of which Keras makes no symbolic ones
+            build(data_batch=batch)
+
+
 def seed_variables(model: Any) -> list[Any]:
     """The states of a model's random number generators, where they are variables."""
     if IS_KERAS_3:

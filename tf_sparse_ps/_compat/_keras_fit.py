@@ -40,6 +40,16 @@ def end(model: Any) -> None:
         model._training_state = None
 
 
+def input_of(model: Any) -> Any:
+    """What the `fit` that is on the stack was given as `x`; None: none is."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            return frame.f_locals.get("x")
+        frame = frame.f_back
+    return None
+
+
 def begin_epoch(model: Any, batch: int, batches: int | None) -> None:
     """Tells the `fit` whose `on_epoch_begin` calls this what its dataset yields in the epoch.
 

@@ -6,7 +6,7 @@ docs/private-names.md lists them; tests/compat has a test of each.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -47,6 +47,14 @@ def join_strategy(variable: tf.Variable) -> None:
 def is_deterministic() -> bool:
     """Whether `tf.config.experimental.enable_op_determinism` was called."""
     return bool(config.is_op_determinism_enabled())
+
+
+def datasets_in(dataset: Any) -> Iterator[Any]:
+    """A tf.data.Dataset, and those that it is made from, as far as they tell."""
+    if isinstance(dataset, tf.data.Dataset):
+        yield dataset
+        for one in getattr(dataset, "_inputs", list)():
+            yield from datasets_in(one)
 
 
 def traced_for_dataset() -> bool:

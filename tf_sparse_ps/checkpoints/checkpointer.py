@@ -92,13 +92,7 @@ class Checkpointer:
             raise TypeError(
                 f"Checkpointer needs a tsps.DistributedOptimizer. Received: optimizer={type(optimizer).__name__}"
             )
-        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-            raise ValueError(f"`keep` must be an integer of at least 1. Received: keep={keep!r}")
-        if "://" in os.fspath(directory):
-            raise ValueError(f"`directory` must be a path of a mounted file system. Received: {directory!r}")
-        for name, one in (extra or {}).items():
-            if not isinstance(_keras.tf_variable(one) if hasattr(one, "value") else one, tf.Variable):
-                raise TypeError(f"extra[{name!r}] must be a variable. Received: {type(one).__name__}")
+        check_arguments(directory, keep, extra)
         self._ranks: Collectives = collectives_lib.resolve(optimizer.collectives)
         strategy = collectives_lib.active_strategy()
         if self._ranks.kind == "tf.distribute" or (strategy is not None and strategy.num_replicas_in_sync > 1):
@@ -110,7 +104,7 @@ class Checkpointer:
         self.directory = str(self._directory.path)
         self._model, self._optimizer = model, optimizer
         self._extra = dict(extra or {})
-        self._metrics: list[Any] = []  # values of an epoch's metrics that were restored
+        self._metrics: list[variables.Metric] = []  # an epoch's, that were restored
         self._states: CallbackStates | None = None
         self._stored_states: list[callback_states.Record] | None = None
         self._rate: Any = None  # the learning rate that was restored
@@ -269,10 +263,11 @@ class Checkpointer:
         return self._restore_rest(checked, bindings, entries)
 
     def _refuse_steps_before(self) -> None:
-        if self._optimizer.begun and self._directory.find():
+        if self._optimizer.begun:
             raise StateError(
-                f"a checkpoint of {self.directory} cannot be restored: training has begun. Call restore() before the "
-                "first step"
+                f"a checkpoint of {self.directory} cannot be restored: training has begun, {self._iterations()} "
+                "updates were made. Call restore() before the first step; give the first fit the Checkpoint callback, "
+                "and further ones the same"
             )
 
     def _restore_tables(
@@ -335,9 +330,12 @@ class Checkpointer:
         content, path = checked.manifest, checked.path
         of_variables = self._stored_variables(checked)
 
+        rates: list[Any] = []
+
         def assign() -> None:
-            self._metrics = of_variables.restore(entries, self._ranks.rank, self._ranks.size)
             rate = _keras.learning_rate_variable(self._optimizer.inner_optimizer)
+            rates.append(None if rate is None else rate.numpy())
+            self._metrics = of_variables.restore(entries, self._ranks.rank, self._ranks.size)
             self._rate = None if rate is None else rate.numpy()
             if self._states is not None and manifest.CALLBACKS in (one.name for one in content.files):
                 self._stored_states = callback_states.read(path, content.stamp, self._ranks.rank, self._ranks.size)
@@ -354,6 +352,17 @@ class Checkpointer:
                 file=sys.stderr,
                 flush=True,
             )
+            if rates[0] != self._rate:
+                print(
+                    f"tf_sparse_ps: its learning rate is {self._rate:g}, not {rates[0]:g}", file=sys.stderr, flush=True
+                )
+            if content.batch and content.ranks != self._ranks.size:
+                warnings.warn(
+                    f"checkpoint {path} is of {content.ranks} ranks, and these are {self._ranks.size}: each goes on at "
+                    f"batch {content.batch} of what make({content.epoch}) gives it now. Other batches of this epoch "
+                    "than were trained may be skipped or come twice",
+                    stacklevel=3,
+                )
         return str(path)
 
     def _choose(self, *, read_once: bool) -> newest.Chosen:
@@ -435,14 +444,36 @@ class Checkpointer:
 
     @property
     def unsaved(self) -> bool:
-        """Whether steps have been made since the last save or restore."""
+        """Whether steps have been made since the last `save` or `restore`."""
         return self._saved_at != self._iterations()
 
-    def restore_metrics(self) -> None:
-        """Gives the model's metrics the values that they had when the checkpoint was saved, once, if it has them."""
-        values, self._metrics = self._metrics, []
-        for variable, value in zip(_keras.metric_variables(self._model), values, strict=False):
-            variable.assign(value)
+    def restore_metrics(self, batch: Any) -> None:
+        """Gives the model's metrics the values that they had when the checkpoint was saved, once, if it has them.
+
+        Args:
+          batch: `tf.TensorSpec`s of what the model is fitted to, for metrics that are not built. None: an epoch begins,
+            and with it its metrics.
+        """
+        stored, self._metrics = self._metrics, []
+        if batch is None or not stored or variables.give_metrics(_keras.metric_variables(self._model), stored):
+            return
+        _keras.build_metrics(self._model, batch)
+        if not variables.give_metrics(_keras.metric_variables(self._model), stored) and self._ranks.rank == 0:
+            warnings.warn(
+                f"metrics of epoch {self.position.epoch} are from batch {self.position.batch} on: the model has others "
+                "than were saved, or makes them with its first batch",
+                stacklevel=2,
+            )
+
+    def must_be_of(self, model: Any, optimizer: Any) -> None:
+        """Raises ValueError for another model or optimizer than it saves."""
+        for what, own, theirs in (("model", self._model, model), ("optimizer", self._optimizer, optimizer)):
+            if own is not theirs:
+                raise ValueError(
+                    f"this fit trains another {what} than the one before, whose checkpoints are in {self.directory}: "
+                    "the Checkpoint callback would save the old one. Give it a callback, and a directory, of its own"
+                    + (" (model.compile made a new optimizer)" if what == "optimizer" else "")
+                )
 
     def carry(self, states: CallbackStates) -> None:
         """From now on checkpoints have the states of these callbacks. Every rank calls it."""
@@ -491,6 +522,21 @@ class Checkpointer:
         except Exception as caught:
             error = caught
         raise_failed(self._ranks.allgather_object(text_of(error), "tsps.checkpoint.together"), error, call)
+
+
+def check_arguments(directory: Any, keep: Any, extra: Any) -> None:
+    """Raises TypeError or ValueError for what `Checkpointer` cannot be given."""
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(f"`directory` must be a path. Received: directory={directory!r}")
+    if "://" in os.fspath(directory):
+        raise ValueError(f"`directory` must be a path of a mounted file system. Received: {directory!r}")
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        raise ValueError(f"`keep` must be an integer of at least 1. Received: keep={keep!r}")
+    if extra is not None and not isinstance(extra, Mapping):
+        raise TypeError(f"`extra` must be a dict of variables by name. Received: extra={extra!r}")
+    for name, one in (extra or {}).items():
+        if not isinstance(_keras.tf_variable(one) if hasattr(one, "value") else one, tf.Variable):
+            raise TypeError(f"extra[{name!r}] must be a variable. Received: {type(one).__name__}")
 
 
 def _versions() -> dict[str, str]:

@@ -16,7 +16,8 @@ from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import NotFoundError, StateError, TableError
 from tf_sparse_ps.table.progress import bar
 
-_CHECKPOINTS = "where the checkpoints are"
+_CHECKPOINTS = "where the checkpoints are, or one of them"
+_DIRECTORY = "where the checkpoints are"
 _ONE = "a checkpoint, or a directory of them, whose newest whole one is taken"
 
 
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         "compact",
         "write the newest checkpoint anew, so that it builds on no other one, and remove the increment",
         _compact,
-        _CHECKPOINTS,
+        _DIRECTORY,
     )
     compact.add_argument(
         "--keep", type=_positive, metavar="N", help="remove all checkpoints but N, and what they build on"
@@ -78,6 +79,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     if not given.directory.is_dir():
         parser.error(f"{given.directory} is no directory")
+    if given.command == "compact" and CheckpointDirectory.names(given.directory):
+        parser.error(f"{given.directory} is a checkpoint. compact takes the directory that it is in")
+    if given.command == "export" and given.to.exists() and not given.to.is_dir():
+        parser.error(f"--to {given.to} is there, and no folder")
     try:
         status: int = given.run(given)
     except (TableError, OSError) as error:
@@ -87,8 +92,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1. Received: {text!r}")
     return number
 
 
@@ -97,7 +102,10 @@ def _positive(text: str) -> int:
 
 def _list(given: argparse.Namespace) -> int:
     look = _verify if given.command == "verify" else directory.look
-    found = [_facts(one.path, look) for one in CheckpointDirectory(given.directory).find()]
+    paths = [one.path for one in CheckpointDirectory(given.directory).find()]
+    if not paths and CheckpointDirectory.names(given.directory):
+        paths = [given.directory.resolve()]
+    found = [_facts(path, look) for path in paths]
     if given.json:
         print(json.dumps(found, indent=1))
     else:

@@ -141,12 +141,18 @@ class Stored:
                 f"{self._folder} has {len(names)}, {names}. Build the model that was saved; one that is built by "
                 "its first batch must be called on one before"
             )
+        names = [one.config.name for one in bindings]
+        if names != (theirs := [one["name"] for one in self._facts]) and sorted(names) == sorted(theirs):
+            raise ValueError(
+                f"the model's tables are {names}, those of checkpoint {self._folder} are {theirs}: rows go by the "
+                "order of layers, which is another one now. Build the model as it was saved"
+            )
         for number, (binding, stored) in enumerate(zip(bindings, self._facts, strict=True)):
             own = {"dim": binding.config.dim, "key_limit": binding.config.key_limit}
             if own != (found := {name: stored[name] for name in own}):
                 raise ValueError(
                     f"table {binding.config.name!r} has {own}, table {stored['name']!r} of checkpoint {self._folder} "
-                    f"has {found}"
+                    f"has {found}: build the model that was saved, or begin anew in another directory"
                 )
             self._rows(binding, number)
 

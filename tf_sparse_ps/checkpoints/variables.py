@@ -6,6 +6,7 @@ Most are equal on all ranks. Those that are not (statistics of normalisation, se
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -78,6 +79,13 @@ def collect(model: Any, optimizer: Any, extra: Mapping[str, Any]) -> list[Entry]
         if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
             raise UnsupportedError(f"variable {entry.name!r} is of {dtype.name}: checkpoints have numbers only")
     return entries
+
+
+class Metric(NamedTuple):
+    """A stored variable of a metric."""
+
+    facts: Mapping[str, Any]
+    value: npt.NDArray[Any]
 
 
 class Values:
@@ -161,15 +169,20 @@ class Stored:
         stored = [_comparable(one) for one in self._facts if one["kind"] != "metric"]
         if own == stored:
             return
-        pairs = zip(entries, self._facts, own, stored, strict=False)
-        differ = [f"{a.name}: {one}, stored {b['name']}: {other}" for a, b, one, other in pairs if one != other]
+        pairs = itertools.zip_longest(own, stored)
+        names = [entry.name for entry in entries], [str(one["name"]) for one in self._facts]
+        differ = [
+            f"here {_named(names[0], i, one)}, stored {_named(names[1], i, other)}"
+            for i, (one, other) in enumerate(pairs)
+            if one != other
+        ]
         raise ValueError(
             f"the model and its optimizer have {len(own)} dense variables, checkpoint {self._folder} has "
             f"{len(stored)}, or of other shapes: build the same model, and the same optimizer, as when it was saved. "
             + "; ".join(differ[:_SHOWN])
         )
 
-    def restore(self, entries: Sequence[Entry], rank: int, size: int) -> list[npt.NDArray[Any]]:
+    def restore(self, entries: Sequence[Entry], rank: int, size: int) -> list[Metric]:
         """Sets the variables of this rank, but for metrics.
 
         Args:
@@ -177,16 +190,12 @@ class Stored:
           rank, size: This rank, and how many there are.
 
         Returns:
-          The values of metrics; none if there are others than were stored.
+          The metrics' variables, in their order.
 
         Raises:
           StateError: A file is of another step.
           DamagedFileError: A file is not what was written.
         """
-        metrics = [entry.facts() for entry in entries if entry.kind == "metric"]
-        metrics_alike = [_comparable(one) for one in metrics] == [
-            _comparable(one) for one in self._facts if one["kind"] == "metric"
-        ]
         kept: dict[int, npt.NDArray[Any]] = {}
         n_assigned = 0
         for number, array in self._arrays(manifest.VARIABLES):
@@ -194,7 +203,8 @@ class Stored:
                 raise DamagedFileError(
                     f"{self._folder / manifest.VARIABLES} is damaged: it has more variables than the manifest"
                 )
-            n_assigned += self._take(entries, number, array, kept, metrics_alike)
+            self._take(entries, number, array, kept)
+            n_assigned += 1
         if n_assigned != len(self._facts):
             raise DamagedFileError(
                 f"{self._folder / manifest.VARIABLES} is damaged: it has {n_assigned} of {len(self._facts)}"
@@ -202,25 +212,19 @@ class Stored:
         own = _file_of(rank)
         if size == self._ranks and own in self._names:
             for number, array in self._arrays(own):
-                self._take(entries, number, array, kept, metrics_alike)
+                self._take(entries, number, array, kept)
         elif size != self._ranks:
             self._warn_of_other_ranks(entries)
-        return [kept[number] for number in sorted(kept)] if metrics_alike else []
+        return [Metric(self._facts[number], kept[number]) for number in sorted(kept)]
 
     def _take(
-        self,
-        entries: Sequence[Entry],
-        number: int,
-        array: npt.NDArray[Any],
-        kept: dict[int, npt.NDArray[Any]],
-        metrics_alike: bool,
-    ) -> int:
-        if self._facts[number]["kind"] != "metric":
+        self, entries: Sequence[Entry], number: int, array: npt.NDArray[Any], kept: dict[int, npt.NDArray[Any]]
+    ) -> None:
+        if self._facts[number]["kind"] == "metric":
+            kept[number] = array
+        else:
             variable = entries[number].variable
             variable.assign(array_file.typed(array, variable.dtype.as_numpy_dtype))
-        elif metrics_alike:
-            kept[number] = array_file.typed(array, entries[number].variable.dtype.as_numpy_dtype)
-        return 1
 
     def _warn_of_other_ranks(self, entries: Sequence[Entry]) -> None:
         numbers: set[int] = set()
@@ -246,6 +250,20 @@ class Stored:
                 "and tables are not of one step"
             )
         yield from arrays
+
+
+def give_metrics(variables: Sequence[Any], stored: Sequence[Metric]) -> bool:
+    """Gives metrics' variables stored values. False: they are others than were stored, and keep what they have."""
+    own = [Entry("", "metric", _keras.tf_variable(one)) for one in variables]
+    if [_comparable(one.facts()) for one in own] != [_comparable(one.facts) for one in stored]:
+        return False
+    for entry, one in zip(own, stored, strict=True):
+        entry.variable.assign(array_file.typed(one.value, entry.variable.dtype.as_numpy_dtype))
+    return True
+
+
+def _named(names: Sequence[str], number: int, facts: tuple[Any, ...] | None) -> str:
+    return "nothing" if facts is None else f"{names[number]} {facts[1]}{list(facts[2])}"
 
 
 def _comparable(facts: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -311,7 +311,7 @@ def resolve(kind: str = "auto") -> Collectives:
     initialised = _horovod_initialised()
     if not initialised and (kind == "horovod" or launchers.find_horovodrun() is not None):
         raise RuntimeError(
-            "Horovod is not initialised. Call `import horovod.tensorflow as hvd; hvd.init()` before the first layer, "
+            "Horovod is not initialised. Call tsps.init(), or horovod.tensorflow's hvd.init(), before the first layer, "
             "table or optimizer of tf_sparse_ps is used. Received: "
             f"collectives={kind!r}, HOROVOD_RANK={os.environ.get('HOROVOD_RANK')}, "
             f"HOROVOD_SIZE={os.environ.get('HOROVOD_SIZE')}"

@@ -195,7 +195,7 @@ def _refuse_lost_rows(binding: TableBinding, name: str) -> None:
         f"job {name!r} was killed while rows of its table {binding.path} were newer on a device (cache=...), since "
         f"step {since}: those rows are as of the last flush before it, others are newer. Use another TFSPS_JOB, or "
         f"remove the job's directory, and load what was saved (model.load_weights). Or accept the mixture: "
-        f"{ACCEPT}={name}"
+        f"{ACCEPT}={name}; so does a job that restores a checkpoint, which replaces all rows"
     )
 
 
