@@ -320,7 +320,19 @@ def build_package(variant: str) -> None:
 def run_tests(variant: str, arguments: Sequence[str]) -> int:
     builder = Builder(variant)
     with builder.lock():
-        command = [str(builder.tests()), *arguments]
+        program = str(builder.tests())
+    # ThreadSanitizer remembers threads that a forked process has not, and those of tiers live as long as the process
+    # that began them: tests that kill forked writers run in a process of their own, first.
+    if variant == "tsan" and not any("filter" in one for one in arguments):
+        for chosen in ("Points/*", "-Points/*"):
+            if status := _run_tests(builder, [program, f"--gtest_filter={chosen}", *arguments]):
+                return status
+        return 0
+    return _run_tests(builder, [program, *arguments])
+
+
+def _run_tests(builder: Builder, command: list[str]) -> int:
+    variant = builder.name
     # GCC 12's ThreadSanitizer cannot place its shadow memory under today's address randomization.
     if variant == "tsan" and shutil.which("setarch"):
         command = ["setarch", platform.machine(), "-R", *command]
