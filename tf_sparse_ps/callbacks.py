@@ -559,7 +559,7 @@ class _Clock:
 def _refuse_beside(model: Any, callbacks: Sequence[Any]) -> None:
     """Raises UnsupportedError for callbacks of `fit` that cannot be beside a `Checkpoint`."""
     ours = [one for one in callbacks if isinstance(one, Checkpoint)]
-    if not any(isinstance(one, EqualSteps) for one in callbacks):  # which compares ranks itself, and refuses Checkpoint
+    if not any(isinstance(one, EqualSteps) for one in callbacks):  # which compares ranks, and has no Checkpoint
         _agree_on_checkpoint(model, bool(ours))
     if not ours:
         if any(one in _DATASETS for one in _tensorflow.datasets_in(_keras_fit.input_of(model))):

@@ -9,6 +9,7 @@ TensorFlow 2.15.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tf_sparse_ps._compat import _keras
@@ -42,12 +43,7 @@ def end(model: Any) -> None:
 
 def input_of(model: Any) -> Any:
     """What the `fit` that is on the stack was given as `x`; None: none is."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return frame.f_locals.get("x")
-        frame = frame.f_back
-    return None
+    return next((names.get("x") for names in _names_in_fit(model)), None)
 
 
 def begin_epoch(model: Any, batch: int, batches: int | None) -> None:
@@ -68,16 +64,22 @@ def begin_epoch(model: Any, batch: int, batches: int | None) -> None:
         loop._initial_step, loop._inferred_steps = batch, batches
 
 
-def _loop(model: Any) -> Any:
-    """The iterator over batches of the `fit` that is on the stack."""
-    name, attribute = ("epoch_iterator", "_num_batches") if _keras.IS_KERAS_3 else ("data_handler", "_inferred_steps")
+def _names_in_fit(model: Any) -> Iterator[Mapping[str, Any]]:
+    """The local names of each of the model's `fit`s that are on the stack, the innermost first."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            found = frame.f_locals.get(name)
-            if hasattr(found, attribute):
-                return found
+            yield frame.f_locals
         frame = frame.f_back
+
+
+def _loop(model: Any) -> Any:
+    """The iterator over batches of the `fit` that is on the stack."""
+    name, attribute = ("epoch_iterator", "_num_batches") if _keras.IS_KERAS_3 else ("data_handler", "_inferred_steps")
+    for names in _names_in_fit(model):
+        found = names.get(name)
+        if hasattr(found, attribute):
+            return found
     raise RuntimeError(
         f"fit cannot be begun in the middle of an epoch: this Keras's has no {name} with {attribute}. Keras 3.15 and "
         f"2.15 have. Received: Keras {getattr(_keras.keras, '__version__', '2')}"

@@ -210,7 +210,7 @@ class CheckpointDirectory:
                 break
             try:
                 found.append(_with_chain(one.path, look_once))
-            except (DamagedFileError, NotFoundError, OSError) as error:
+            except Exception as error:
                 if not is_damage(error):
                     raise
                 warnings.warn(f"checkpoint {one.path} is passed over: {error}", stacklevel=3)

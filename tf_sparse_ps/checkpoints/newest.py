@@ -115,7 +115,7 @@ def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_o
         for one in directory.find():
             try:
                 own.setdefault(directory_lib.look(one.path).manifest.id, one.path)
-            except (DamagedFileError, NotFoundError, OSError) as caught:
+            except Exception as caught:
                 if not directory_lib.is_damage(caught):
                     raise
                 damage[one.path] = str(caught)
