@@ -184,14 +184,13 @@ def fit(options: Options, model: Any) -> None:
     data = checkpoint.dataset(batches_of(options))
     if options.placement == "sharded":
         data = tsps.lookahead(data, model, batches=2)
-    seen: list[Any] = []
-    noted = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: seen.append((epoch, {k: float(v) for k, v in sorted(logs.items())}))
-    )
+
+    def note(epoch: int, logs: Any) -> None:
+        print(f"epoch {epoch}: {json.dumps({k: float(v) for k, v in sorted(logs.items())})}", flush=True)
+
+    noted = keras.callbacks.LambdaCallback(on_epoch_end=note)
     callbacks = [checkpoint, Kill(options), noted]
     model.fit(data, epochs=options.epochs, verbose=0, callbacks=callbacks)
-    for epoch, logs in seen:
-        print(f"epoch {epoch}: {json.dumps(logs)}", flush=True)
 
 
 def loop(options: Options, model: Any) -> None:

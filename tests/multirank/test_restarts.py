@@ -33,7 +33,7 @@ def test_fit_on_one_rank(tmp_path: Path, whole: Whole) -> None:
 
 
 def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, shared_memory: str, whole: Whole) -> None:
-    results, _ = whole.run(2, named=True)
+    results, output = whole.run(2, named=True)
     broken = fit_options(tmp_path, "broken")
     named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
     # The tables of the job are beyond the checkpoint each time.
@@ -41,6 +41,10 @@ def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, sh
     assert f"restored {tmp_path}/broken/step-{12:012d}: step 12, batch 0 of epoch 2" in outputs[-1]
     if KERAS_3:  # Keras 2 makes metrics with the first batch, so it begins an epoch's again
         assert f"restored {tmp_path}/broken/step-{4:012d}: step 4, batch 4 of epoch 0" in outputs[1]
+        assert (begun := logs(outputs[1])), "it was killed before an epoch had ended"
+        assert set(begun) <= set(logs(output)), (
+            "metrics of the epoch that it has gone on with are not those of all of it"
+        )
     must_equal(results, broken.results, 2)
     (a, b) = content(results, 2)
     different = [name for name in a if name.startswith("variable") and not np.array_equal(a[name], b[name])]
