@@ -97,7 +97,7 @@ def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path
         assert content is not None
         patch.setattr(manifest, "VERSION", 4)
         file.write_bytes(content.manifest.encode())
-    with pytest.raises(UnsupportedError, match=r"manifest\.json is of version 4, and this build .* reads 3"):
+    with pytest.raises(UnsupportedError, match=r"manifest\.json has version 4\. This .* reads versions 1 to 3\."):
         one.newest()
 
 

@@ -167,7 +167,8 @@ class Manifest:
             raise DamagedFileError(f"{where} is damaged: its content does not have its checksum")
         if content.get("version") not in _READ:
             raise UnsupportedError(
-                f"{where} is of version {content.get('version')}, and this build of tf_sparse_ps reads {_READ[-1]}"
+                f"{where} has version {content.get('version')}. This version of tf_sparse_ps reads versions {_READ[0]} "
+                f"to {_READ[-1]}. Restore the checkpoint with the version that wrote it, or with a later one"
             )
         try:
             return _from(content)

@@ -195,9 +195,11 @@ def _ends(array: Any) -> str:
 
 
 def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    expected = {"version": _VERSION}
-    if (found := {name: meta[name] for name in expected}) != expected:
-        raise InvalidArgumentError(f"layer {binding.config.name!r} cannot load rows of {found}. Expected: {expected}")
+    if meta["version"] != _VERSION:
+        raise InvalidArgumentError(
+            f"layer {binding.config.name!r} cannot load saved rows of version {meta['version']}. This version of "
+            f"tf_sparse_ps reads version {_VERSION}. Load the file with the version that wrote it, or with a later one"
+        )
     slots = [state[f"slot_{index}"] for index in range(sum(name.startswith("slot_") for name in state))]
     replace(
         binding, meta, [slot.shape[1] for slot in slots], lambda carried: _blocks(state, slots, carried, binding.config)

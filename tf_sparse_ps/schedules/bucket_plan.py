@@ -145,8 +145,11 @@ class Plan:
         where = "the plan" if isinstance(source, Mapping) else f"the plan in {os.fspath(source)}"
         try:
             values = dict(source if isinstance(source, Mapping) else json.loads(Path(source).read_text()))
-            if values.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT!r}")
+            if (found := values.pop("format", None)) != _FORMAT:
+                raise ValueError(
+                    f"its format is {found!r}. This version of tf_sparse_ps reads {_FORMAT!r}. Leave the plan out: "
+                    "TimedBuckets then profiles the model and makes a new one"
+                )
             gradients = tuple(
                 Gradient(str(one["name"]), tuple(map(int, one["shape"])), tf.as_dtype(one["dtype"]).name)
                 for one in values.pop("gradients")

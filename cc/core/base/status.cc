@@ -49,6 +49,13 @@ Code CodeOfErrno(int error) {
 
 }  // namespace
 
+Status OtherFormat(const std::string& path, const std::string& found, const std::string& read) {
+  return Error(Code::kDataLoss, path, " has ", found, ". This version of tf_sparse_ps reads ", read,
+               " and converts no other. Start a new group, and restore a checkpoint or load "
+               "sparse-parameter files into it. If there are none, open the tables with the "
+               "version of tf_sparse_ps that wrote them, and save each with Table.save");
+}
+
 Status FirstError(const std::vector<Status>& statuses) {
   for (const Status& status : statuses) {
     if (!status.ok()) return status;

@@ -77,6 +77,10 @@ Status Damaged(const std::string& what, const Args&... args) {
   return Error(Code::kDataLoss, what, " is damaged: ", args...);
 }
 
+// DataLoss: a file of a group, or of a group's tables, has a format that this build does not read.
+// The message ends with the remedy. `found` and `read` name the two formats.
+Status OtherFormat(const std::string& path, const std::string& found, const std::string& read);
+
 // The first error of parallel work, or OK.
 Status FirstError(const std::vector<Status>& statuses);
 

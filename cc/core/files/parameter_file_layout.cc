@@ -167,8 +167,10 @@ Status CheckHeader(const ParameterFileHeader& header, const std::string& path) {
   }
   if (header.version > kParameterFileVersion) {
     return Error(Code::kFailedPrecondition, "newer parameter file ", path,
-                 ": it has format version ", header.version, ", this program reads up to ",
-                 kParameterFileVersion);
+                 ": it has format version ", header.version,
+                 ". This version of tf_sparse_ps reads format versions 1 to ",
+                 kParameterFileVersion,
+                 ". Read the file with the version that wrote it, or with a later one");
   }
   const auto zero = [](uint32_t word) { return word == 0; };
   bool possible = header.version >= 1 && header.rows_per_block == kRowsPerBlock &&

@@ -14,8 +14,10 @@ uint32_t TableLayoutHash() {
 Status CheckFormat(uint32_t version, uint32_t layout_hash, uint32_t own_layout_hash,
                    const std::string& path) {
   if (version == kFormatVersion && layout_hash == own_layout_hash) return Status();
-  return Error(Code::kDataLoss, path, " has format version ", version, " (layout ", layout_hash,
-               "), this build reads version ", kFormatVersion, " (layout ", own_layout_hash, ")");
+  const auto name = [](uint32_t number, uint32_t hash) {
+    return "format version " + std::to_string(number) + " (layout " + std::to_string(hash) + ")";
+  };
+  return OtherFormat(path, name(version, layout_hash), name(kFormatVersion, own_layout_hash));
 }
 
 }  // namespace tsps

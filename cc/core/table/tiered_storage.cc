@@ -255,8 +255,8 @@ Result<TieredStorage> LoadStorage(const std::string& table, const std::string& u
     return Error(Code::kDataLoss, path, " does not say where rows on disk are");
   }
   if (content.version != kVersion) {
-    return Error(Code::kDataLoss, path, " has version ", content.version,
-                 "; this build reads version ", kVersion);
+    return OtherFormat(path, "records.config version " + std::to_string(content.version),
+                       "version " + std::to_string(kVersion));
   }
   if (content.crc != HeaderCrc(content)) return Damaged(path, "its checksum");
   if (content.folder_bytes == 0 || content.folder_bytes > kMaxFolder || content.folder[0] != '/' ||

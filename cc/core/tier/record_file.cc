@@ -55,8 +55,8 @@ Status CheckHeader(const Header& found, uint32_t number, const RecordLayout& lay
     return Error(Code::kDataLoss, path, " is no file of a record log");
   }
   if (found.version != kVersion) {
-    return Error(Code::kDataLoss, path, " has version ", found.version,
-                 " of the record log's format; this build reads version ", kVersion);
+    return OtherFormat(path, "record log version " + std::to_string(found.version),
+                       "version " + std::to_string(kVersion));
   }
   if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
   const Header wanted = HeaderOf(number, layout);

@@ -73,8 +73,8 @@ Status RecordIndex::OpenFiles(const std::string& folder) {
     return Error(Code::kDataLoss, path, " is no index of records");
   }
   if (found.version != kVersion) {
-    return Error(Code::kDataLoss, path, " has version ", found.version,
-                 " of the record index's format; this build reads version ", kVersion);
+    return OtherFormat(path, "record index version " + std::to_string(found.version),
+                       "version " + std::to_string(kVersion));
   }
   if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
   if (found.seed != seed_) return Damaged(path, "it is another table's");

@@ -1,0 +1,592 @@
+"""Files of every format that was ever written are read as they were written, or refused with the remedy.
+
+`write.py` has written the files, and says what they hold. tests/formats/data has them; docs/format.md has the list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import format_support
+import numpy as np
+import pytest
+from format_support import Arrays
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import _table
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import array_file, commands, directory, manifest, tables
+from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.config import MetadataPlane, TableConfig
+from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
+from tf_sparse_ps.schedules.bucket_plan import Plan
+from tf_sparse_ps.table import Table
+
+PROGRAM = "tests/formats/write.py"
+KERAS = "keras3" if _keras.IS_KERAS_3 else "keras2"
+MOST_BYTES = 1_000_000  # of the corpus
+READ_BY_KERAS_ALONE = ("keras-file", "tf-checkpoint")
+LATER_VERSION = "with the version that wrote it, or with a later one"
+REMEDY_OF_GROUPS = (
+    "Start a new group, and restore a checkpoint or load sparse-parameter files into it",
+    "open the tables with the version of tf_sparse_ps that wrote them, and save each with Table.save",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One folder of tests/formats/data."""
+
+    folder: Path
+    about: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def kind(self) -> str:
+        return format_support.kind_of(self.name)
+
+    def entries(self) -> list[str]:
+        return sorted(one.name.removesuffix(".tar.xz") for one in self.folder.glob("*.tar.xz"))
+
+    def unpack(self, entry: str, scratch: Path) -> Path:
+        """Unpacks an entry to a private folder; tiered tables learn where their rows on disk are."""
+        folder = format_support.unpack(self.folder / f"{entry}.tar.xz", scratch / f"{self.name}-{entry}")
+        if self.kind == "group":
+            format_support.relocate(folder / "group", folder / "disk")
+        return folder
+
+    def expected(self, entry: str) -> Arrays:
+        """What a reader of the entry must find."""
+        with np.load(self.folder / format_support.EXPECTED) as arrays:
+            return {
+                name.removeprefix(f"{entry}/"): arrays[name] for name in arrays.files if name.startswith(f"{entry}/")
+            }
+
+
+def _formats() -> list[Format]:
+    folders = sorted(one for one in format_support.DATA.iterdir() if one.is_dir())
+    return [Format(one, json.loads((one / format_support.ABOUT).read_text())) for one in folders]
+
+
+FORMATS = _formats()
+
+
+def entries(*kinds: str, read: bool = True) -> Any:
+    """Parametrizes a test with the entries of some kinds of formats that are read, or refused."""
+    chosen = [
+        pytest.param(one, entry, id=f"{one.name}-{entry}")
+        for one in FORMATS
+        if one.kind in kinds and one.about["read"] is read
+        for entry in one.entries()
+    ]
+    assert chosen, kinds
+    return pytest.mark.parametrize(("one", "entry"), chosen)
+
+
+def must_equal(found: Arrays, expected: Arrays) -> None:
+    """Compares bit for bit: names, types, shapes and bytes."""
+    assert sorted(found) == sorted(expected)
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), f"{name} differs"
+
+
+def table_names(expected: Arrays) -> list[str]:
+    """The names of the tables, or files, that arrays are of."""
+    return sorted({name.rpartition("/")[0] for name in expected if "/" in name})
+
+
+def one_of(expected: Arrays, table: str) -> Arrays:
+    """The arrays of one table."""
+    return {name.rpartition("/")[2]: array for name, array in expected.items() if name.rpartition("/")[0] == table}
+
+
+def of_table(table: Table) -> Arrays:
+    """All of a table, by ascending keys."""
+    keys = np.sort(table.keys())
+    found, rows, slots = table.entries(keys)
+    assert found.all()
+    return as_arrays(keys, rows, slots, table.metadata(keys), table.step)
+
+
+def as_arrays(keys: Any, rows: Any, slots: Any, metadata: Any, step: int) -> Arrays:
+    order = np.argsort(keys, kind="stable")
+    arrays = {"keys": keys, "rows": rows, **{f"slot_{k}": slot for k, slot in enumerate(slots)}}
+    arrays |= {f"metadata_{name}": array for name, array in metadata.items()}
+    return {name: np.ascontiguousarray(array[order]) for name, array in arrays.items()} | {
+        "step": np.array(step, np.int64)
+    }
+
+
+def needs_keras(one: Format) -> None:
+    """Skips the test where the other major version of Keras has written the files.
+
+    The two have no file format in common: neither reads the other's `.keras` files, and dense variables of a
+    `tf.train.Checkpoint` have other names.
+    """
+    if one.kind in READ_BY_KERAS_ALONE and f"-{KERAS}" not in one.name:
+        pytest.skip(f"{one.name} was written under the other Keras, whose files this one cannot read")
+
+
+def must_name(message: str, *parts: str) -> None:
+    for part in parts:
+        assert part in message, (part, message)
+
+
+# --- What is read. ---
+
+
+@entries("group")
+def test_a_group_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
+    group, expected = one.unpack(entry, scratch) / "group", one.expected(entry)
+    assert sorted(table_names(expected)) == sorted(path.name for path in group.iterdir() if path.is_dir())
+    for name in table_names(expected):
+        with Table.open(group / name) as table:
+            must_equal(of_table(table), one_of(expected, name))
+            assert table.verify().ok, table.verify()
+    step = int(expected[f"{table_names(expected)[0]}/step"])
+    for name in table_names(expected):  # a writer goes on with them
+        with Table.open(group / name, "r+") as table:
+            keys = table.keys()[:2]
+            rows = np.full((2, table.config.dim), 0.5, np.float32)
+            table.assign(keys, rows)
+            np.testing.assert_array_equal(table.lookup(keys), rows)
+            assert table.step == step
+
+
+@entries("parameter-file")
+def test_a_parameter_file_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
+    folder, expected = one.unpack(entry, scratch), one.expected(entry)
+    assert table_names(expected) == sorted(path.stem for path in folder.iterdir())
+    for name in table_names(expected):
+        path, wanted = folder / f"{name}.tfsps", one_of(expected, name)
+        reader = _table.ParameterFileReader(os.fspath(path))
+        blocks = [reader.read_block(block, True) for block in range(reader.blocks())]
+        info = reader.info()
+        if blocks:
+            (keys, rows, slots, metadata) = blocks[0]
+            order = np.argsort(wanted["keys"], kind="stable")
+            wanted = {part: array if part == "step" else array[order] for part, array in wanted.items()}
+            must_equal(as_arrays(keys, rows, slots, metadata, info["step"]), wanted)
+        assert info["n_rows"] == len(wanted["keys"])
+        assert info["step"] == wanted["step"]
+        if info["nodes"]:
+            assert (info["node"], info["nodes"]) == (1, 2)
+            continue
+        config = TableConfig(
+            name,
+            info["dim"],
+            key_limit=info["key_limit"] or None,
+            dtype=info["dtype"],
+            metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
+        )
+        with Table.create(scratch / "loaded" / name, config) as table:
+            assert table.load_parameter_file(path, progress=False) == info["n_rows"]
+            must_equal(of_table(table), {**wanted, "step": np.array(0, np.int64)})
+
+
+@entries("checkpoint")
+def test_a_checkpoint_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
+    folder, expected = one.unpack(entry, scratch), one.expected(entry)
+    assert commands.main(["verify", os.fspath(folder)]) == 0
+    names = {name.split("/")[0] for name in expected}
+    assert names == {path.name for path in folder.iterdir()}
+    for name in names:
+        checked = directory.check(folder / name)
+        for number in range(len(checked.manifest.tables)):
+            stored = StoredRows(checked, number)
+            blocks = list(stored.blocks())
+            found = as_arrays(
+                np.concatenate([block.keys for block in blocks]),
+                np.concatenate([block.rows for block in blocks]),
+                [np.concatenate(slot) for slot in zip(*(block.slots for block in blocks), strict=True)],
+                {plane: np.concatenate([block.metadata[plane] for block in blocks]) for plane in blocks[0].metadata},
+                stored.info["step"],
+            )
+            must_equal(found, one_of(expected, f"{name}/table_{number}"))
+        _, arrays = array_file.read(folder / name / manifest.VARIABLES)
+        for number, array in arrays:
+            if f"{name}/variable_{number}" in expected:
+                np.testing.assert_array_equal(array, expected[f"{name}/variable_{number}"])
+
+
+@pytest.mark.skipif(not _keras.IS_KERAS_3, reason="the checkpoints' dense variables are those of Keras 3")
+@entries("checkpoint")
+def test_a_checkpoint_is_restored(one: Format, entry: str, scratch: Path) -> None:
+    if entry != "job":
+        pytest.skip("its dense variables are of no model")
+    from write import SEED, dense_weights, make_checkpointed_model
+
+    folder, expected = one.unpack(entry, scratch), one.expected(entry)
+    newest = max(name.split("/")[0] for name in expected)
+    _keras.keras.utils.set_random_seed(SEED)  # so that keys without a row have the same initial values
+    model = make_checkpointed_model()
+    checkpointer = tsps.Checkpointer(folder, model, model.optimizer, background=False)
+    assert checkpointer.restore() == os.fspath(folder / newest)
+    for number, binding in enumerate(tables.of(model)):
+        must_equal(of_table(binding.reader()), one_of(expected, f"{newest}/table_{number}"))
+    for number, array in enumerate(dense_weights(model)):
+        np.testing.assert_array_equal(array, expected[f"{newest}/dense_{number}"])
+    model.train_on_batch(np.array([[1, 2]]), np.ones((1, 1)))
+    checkpointer.save()
+
+
+# Keys that the first commits with a version did not write yet.
+ADDED_LATER = {2: "rows_checksum", 3: "node"}
+
+
+@entries("checkpoint")
+def test_a_manifest_without_a_key_that_its_version_got_later_is_read(one: Format, entry: str, scratch: Path) -> None:
+    folder = one.unpack(entry, scratch)
+    path = max(folder.iterdir()) / manifest.NAME
+    content = json.loads(path.read_text())["content"]
+    before = directory.look(path.parent).manifest
+    added = ADDED_LATER.get(content["version"], "")
+    path.write_bytes(manifest._encode(without(content, added)))
+    after = directory.look(path.parent).manifest
+    assert [part.files for part in after.all_parts] == [part.files for part in before.all_parts]
+    assert after.node is None
+    assert len(list(StoredRows(directory.check(path.parent), 0).blocks())) > 0
+
+
+def without(content: Any, name: str) -> Any:
+    """A JSON value without a key, wherever it is."""
+    if isinstance(content, dict):
+        return {key: without(value, name) for key, value in content.items() if key != name}
+    return [without(value, name) for value in content] if isinstance(content, list) else content
+
+
+@entries("keras-file")
+def test_a_keras_file_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
+    needs_keras(one)
+    model = _keras.keras.models.load_model(one.unpack(entry, scratch) / "model.keras")
+    must_be_the_model(model, one.expected(entry))
+
+
+@entries("tf-checkpoint")
+@pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
+def test_a_tensorflow_checkpoint_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
+    needs_keras(one)
+    import tensorflow as tf
+    from write import IDS, SEED, make_model
+
+    expected, path = one.expected(entry), one.unpack(entry, scratch) / "model"
+    _keras.keras.utils.set_random_seed(SEED)
+    model = make_model(one.about.get("rows_of_second_table", "bfloat16"))
+    model.train_on_batch(IDS, np.ones((len(IDS), 25), np.float32))
+    tf.train.Checkpoint(model=model).read(os.fspath(path)).expect_partial()
+    must_be_the_model(model, expected, untrained=False)
+
+
+def must_be_the_model(model: Any, expected: Arrays, *, untrained: bool = True) -> None:
+    """Compares tables and answers. `untrained`: Those for keys that have no row, too."""
+    bindings = tables.of(model)
+    assert len(bindings) == len(table_names(expected))
+    for number, binding in enumerate(bindings):
+        # The step is the job's, and a file of Keras does not set it.
+        wanted = one_of(expected, f"table_{number}") | {"step": np.array(binding.reader().step, np.int64)}
+        must_equal(of_table(binding.reader()), wanted)
+    n = len(expected["ids"]) if untrained else 2
+    np.testing.assert_array_equal(model.predict(expected["ids"][:n], verbose=0), expected["output"][:n])
+
+
+@entries("saved-model")
+def test_a_saved_model_answers_as_it_did(one: Format, entry: str, scratch: Path) -> None:
+    import tensorflow as tf
+
+    expected = one.expected(entry)
+    model = tf.saved_model.load(os.fspath(one.unpack(entry, scratch) / "model"))
+    (output,) = model.signatures["serving_default"](tf.constant(expected["ids"])).values()
+    np.testing.assert_array_equal(output, expected["output"])
+
+
+@entries("bucket-plan")
+def test_a_bucket_plan_is_read(one: Format, entry: str, scratch: Path) -> None:
+    plan, expected = Plan.load(one.unpack(entry, scratch) / "plan.json"), one.expected(entry)
+    assert [member for bucket in plan.buckets for member in bucket] == expected["buckets"].tolist()
+    assert [len(bucket) for bucket in plan.buckets] == expected["bucket_sizes"].tolist()
+    assert list(plan.owners) == expected["owners"].tolist()
+    assert list(plan.ready_s) == expected["ready_s"].tolist()
+    numbers = [plan.world_size, plan.latency_s, plan.seconds_per_byte, plan.processor_share]
+    assert [*numbers, plan.steps, plan.profiles, plan.erratic] == expected["numbers"].tolist()
+    assert [(one.name, one.shape, one.dtype) for one in plan.gradients] == [
+        ("a", (2, 3), "float32"),
+        ("b", (), "float32"),
+        ("c", (5,), "bfloat16"),
+    ]
+
+
+def test_a_bucket_plan_of_the_first_commits_is_read(scratch: Path) -> None:
+    path = current("bucket-plan").unpack("plan", scratch) / "plan.json"
+    values = json.loads(path.read_text())
+    assert values.pop("processor_share") == 0.5
+    path.write_text(json.dumps(values))
+    assert Plan.load(path).processor_share == 0.0
+
+
+# --- What is refused. ---
+
+
+def current(kind: str) -> Format:
+    """The format of a kind that this version writes, here."""
+    own = [one for one in FORMATS if one.kind == kind and (one.folder / format_support.LAYOUT).exists()]
+    return next(one for one in reversed(own) if "keras" not in one.name or one.name.endswith(KERAS))
+
+
+def format_of_groups() -> tuple[int, int]:
+    """Version and layout hash of the groups that this version reads."""
+    _, version, digits = current("group").name.split("-")
+    return int(version), int(digits, 16)
+
+
+@entries("group", read=False)
+def test_a_group_of_another_format_is_refused(one: Format, entry: str, scratch: Path) -> None:
+    group = one.unpack(entry, scratch) / "group"
+    version, layout = format_support.group_layout(group)
+    assert one.name == f"group-{version}-{layout:08x}"
+    own_version, own_layout = format_of_groups()
+    table = next(path.name for path in sorted(group.iterdir()) if path.is_dir())
+    for mode in ("r", "r+"):
+        with pytest.raises(DamagedFileError) as error:
+            Table.open(group / table, mode)  # type: ignore[arg-type]
+        must_name(
+            str(error.value),
+            f"{group}/group has format version {version} (layout {layout})",
+            f"reads format version {own_version} (layout {own_layout})",
+            *REMEDY_OF_GROUPS,
+        )
+
+
+# Files with a version of their own: where it is, where the checksum of the header is, what the message says of both.
+VERSIONED_FILES = {
+    "tables/group/group": (8, 124, "format version 77 (layout ", "reads format version 2 (layout "),
+    "tables/group/user/config": (8, 132, "format version 77 (layout ", "reads format version 2 (layout "),
+    "tables/group/user/planes.*": (8, 1060, "format version 77 (layout ", "reads format version 2 (layout "),
+    "tiered/group/large/records.config": (8, 4028, "records.config version 77", "reads version 1"),
+    "tiered/group/large/records.*/records.directory": (8, 28, "record index version 77", "reads version 1"),
+    "tiered/disk/group/large/*/records.0": (8, 68, "record log version 77", "reads version 1"),
+}
+
+
+@pytest.mark.parametrize("place", VERSIONED_FILES)
+def test_a_file_of_a_group_with_a_later_version_is_refused(place: str, scratch: Path) -> None:
+    entry, _, rest = place.partition("/")
+    folder = current("group").unpack(entry, scratch)
+    offset, crc_at, found, read = VERSIONED_FILES[place]
+    path = max(folder.glob(rest))
+    format_support.rewrite(path, {offset: struct.pack("<I", 77)}, crc_at)
+    table = "user" if entry == "tables" else "large"
+    with pytest.raises(DamagedFileError) as error, Table.open(folder / "group" / table) as opened:
+        of_table(opened)
+    must_name(str(error.value), os.fspath(path), found, read, *REMEDY_OF_GROUPS)
+
+
+def test_a_group_of_another_layout_is_refused(scratch: Path) -> None:
+    folder = current("group").unpack("tables", scratch)
+    format_support.rewrite(folder / "group/group", {12: struct.pack("<I", 123)}, 124)
+    with pytest.raises(DamagedFileError) as error:
+        Table.open(folder / "group/user")
+    must_name(str(error.value), "format version 2 (layout 123)", f"(layout {format_of_groups()[1]})", *REMEDY_OF_GROUPS)
+
+
+def test_a_parameter_file_of_a_later_version_is_refused(scratch: Path) -> None:
+    path = current("parameter-file").unpack("files", scratch) / "adam.tfsps"
+    format_support.rewrite(path, {8: struct.pack("<I", 77)}, 124)
+    with pytest.raises(StateError) as error:
+        _table.ParameterFileReader(os.fspath(path))
+    must_name(str(error.value), os.fspath(path), "format version 77", "reads format versions 1 to 2", LATER_VERSION)
+
+
+def test_a_checkpoint_of_a_later_version_is_refused(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = current("checkpoint").unpack("job", scratch)
+    newest = max(folder.iterdir())
+    path = newest / manifest.NAME
+    content = json.loads(path.read_text())["content"]
+    path.write_bytes(manifest._encode({**content, "version": 77}))
+    with pytest.raises(UnsupportedError) as error:
+        directory.check(newest)
+    must_name(str(error.value), os.fspath(path), "has version 77", "reads versions 1 to 3", LATER_VERSION)
+    assert commands.main(["list", os.fspath(folder)]) == 1
+    assert LATER_VERSION in capsys.readouterr().out
+
+
+def test_a_keras_file_with_rows_of_a_later_version_is_refused(scratch: Path) -> None:
+    import h5py
+
+    path = current("keras-file").unpack("model", scratch) / "model.keras"
+    members = scratch / "members"
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(members)
+    with h5py.File(members / "model.weights.h5", "r+") as file:
+        changed = [array for name, array in format_support.datasets(file) if name.endswith("meta")]
+        for array in changed:
+            text = bytes(np.asarray(array)).replace(b'"version": 1', b'"version": 7')
+            array[...] = np.frombuffer(text, np.uint8)
+    assert len(changed) == 4
+    with zipfile.ZipFile(path, "w") as archive:
+        for member in members.iterdir():
+            archive.write(member, member.name)
+    with pytest.raises(ValueError, match="cannot load saved rows") as error:  # Keras 3 has words of its own around ours
+        _keras.keras.models.load_model(path)
+    must_name(str(error.value), "saved rows of version 7", "reads version 1", LATER_VERSION)
+
+
+def test_a_bucket_plan_of_a_later_version_is_refused(scratch: Path) -> None:
+    path = current("bucket-plan").unpack("plan", scratch) / "plan.json"
+    path.write_text(path.read_text().replace("bucket plan 1", "bucket plan 7"))
+    with pytest.raises(ValueError, match="cannot be used") as error:
+        Plan.load(path)
+    must_name(str(error.value), os.fspath(path), "'tf_sparse_ps bucket plan 7'", "reads 'tf_sparse_ps bucket plan 1'")
+    must_name(str(error.value), "Leave the plan out")
+
+
+# --- Controls: damage is refused, and a difference is noticed. ---
+
+
+def flip(path: Path, offset: int) -> None:
+    """Changes one byte of a file. `offset`: Counted from the end if it is negative."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("file", ["group", "user/config", "user/planes.*"])
+def test_a_damaged_header_of_a_group_is_refused(file: str, scratch: Path) -> None:
+    folder = current("group").unpack("tables", scratch)
+    (path,) = [max((folder / "group").glob(file))]
+    flip(path, 20)
+    with pytest.raises(DamagedFileError, match="damaged"):
+        Table.open(folder / "group/user")
+
+
+def test_a_damaged_record_on_disk_is_refused(scratch: Path) -> None:
+    folder = current("group").unpack("tiered", scratch)
+    (path,) = (folder / "disk").rglob("records.0")
+    data = bytearray(path.read_bytes())
+    for at in range(4096, len(data), 64):
+        data[at : at + 8] = bytes(one ^ 0x10 for one in data[at : at + 8])
+    path.write_bytes(data)
+    with Table.open(folder / "group/large") as table, pytest.raises(DamagedFileError):
+        of_table(table)
+
+
+@entries("parameter-file")
+def test_a_damaged_parameter_file_is_refused(one: Format, entry: str, scratch: Path) -> None:
+    path = one.unpack(entry, scratch) / "adam.tfsps"
+    flip(path, -40)
+    reader = _table.ParameterFileReader(os.fspath(path))
+    with pytest.raises(DamagedFileError, match=r"adam\.tfsps"):
+        reader.read_block(0, True)
+
+
+@entries("checkpoint")
+def test_a_damaged_checkpoint_is_refused(one: Format, entry: str, scratch: Path) -> None:
+    folder = one.unpack(entry, scratch)
+    newest = max(folder.iterdir())
+    flip(min(newest.glob("*.tfsps")), -40)
+    with pytest.raises(DamagedFileError, match="is damaged: its checksum is"):
+        directory.check(newest)
+    assert commands.main(["verify", os.fspath(folder)]) == 1
+
+
+@entries("saved-model")
+def test_a_damaged_asset_of_a_saved_model_is_refused(one: Format, entry: str, scratch: Path) -> None:
+    import tensorflow as tf
+
+    folder, expected = one.unpack(entry, scratch) / "model", one.expected(entry)
+    flip(min((folder / "assets").iterdir()), -20)
+    model = tf.saved_model.load(os.fspath(folder))
+    with pytest.raises(tf.errors.DataLossError, match="damaged"):
+        model.signatures["serving_default"](tf.constant(expected["ids"]))
+
+
+def test_a_damaged_bucket_plan_is_refused(scratch: Path) -> None:
+    path = current("bucket-plan").unpack("plan", scratch) / "plan.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match="cannot be used"):
+        Plan.load(path)
+
+
+def test_the_comparison_notices_one_wrong_byte(scratch: Path) -> None:
+    one = current("group")
+    folder, expected = one.unpack("tables", scratch), one_of(one.expected("tables"), "user")
+    (path,) = (folder / "group/user").glob("plane.embedding.*")
+    flip(path, 9)
+    with Table.open(folder / "group/user") as table, pytest.raises(AssertionError, match="rows differs"):
+        must_equal(of_table(table), expected)
+
+
+# --- What is written now. ---
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all formats that this version writes, written now."""
+    import write
+
+    folder = tmp_path_factory.mktemp("written")
+    for name, written_entries in write.formats().items():
+        write.write_format(name, written_entries, folder / name)
+    return folder
+
+
+def test_what_is_written_now_is_what_the_newest_folder_has(written: Path) -> None:
+    problems = differences(written)
+    assert not problems, "\n".join(problems)
+
+
+def differences(written: Path) -> list[str]:
+    """What differs between formats that were just written and the corpus, in words."""
+    problems = []
+    for folder in sorted(written.iterdir()):
+        old, how = format_support.DATA / folder.name, f"raise the number of the format and run {PROGRAM}"
+        if not old.is_dir():
+            problems.append(
+                f"This version writes {folder.name}, of which tests/formats/data has no files. If the number of the "
+                f"format was raised, run {PROGRAM} and commit the folder. If it was not, the layout has changed under "
+                f"the old number: {how}."
+            )
+            continue
+        found, expected = (json.loads((one / format_support.LAYOUT).read_text()) for one in (folder, old))
+        for entry in sorted({*found, *expected}):
+            own, theirs = found.get(entry, {}), expected.get(entry, {})
+            files = sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
+            if files:
+                problems.append(
+                    f"This version writes entry {entry} of {folder.name} differently than the version that wrote "
+                    f"tests/formats/data/{folder.name}. These parts differ: {', '.join(files)}. If readers of the old "
+                    f"files cannot read the new ones, or the other way round, {how}. If both can, rename the old "
+                    f"folder to {folder.name}-by-<commit>, delete its {format_support.LAYOUT}, and run {PROGRAM}: the "
+                    "corpus then keeps both."
+                )
+    return problems
+
+
+def test_a_format_that_has_changed_silently_is_named(written: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "written"
+    shutil.copytree(written, copy)
+    changed = copy / current("parameter-file").name / format_support.LAYOUT
+    layout = json.loads(changed.read_text())
+    layout["files"]["adam.tfsps"] = "another checksum"
+    changed.write_text(json.dumps(layout))
+    (copy / current("group").name).rename(copy / "group-2-00000001")
+    of_group, of_file = differences(copy)
+    must_name(of_group, "group-2-00000001", "raise the number of the format and run tests/formats/write.py")
+    must_name(
+        of_file, "parameter-file-2", "adam.tfsps", "raise the number of the format and run tests/formats/write.py"
+    )
+
+
+def test_the_corpus_is_small() -> None:
+    sizes = {path: path.stat().st_size for path in format_support.DATA.rglob("*") if path.is_file()}
+    assert sum(sizes.values()) < MOST_BYTES, max(sizes, key=lambda path: sizes[path])
