@@ -1,0 +1,206 @@
+"""The Keras model of a draw. Its loss has gradients that NumPy knows exactly.
+
+Each sample's output is a sum over tables of half the squared distance between looked-up rows and targets, and a dot
+product of dense weights. The loss is the mean of the outputs. So a row's gradient is (row - target) / batch, and that
+of the dense weights does not depend on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tests.oracle import data
+from tests.oracle.options import Options, TableOptions
+from tests.oracle.row_rule_table import RULES
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.config.placement import Sharded
+
+keras = _keras.keras
+TIER_BYTES = 12_620_000  # 12 MiB are buffers; the rest has room for some rows
+CACHE_ROWS = 100  # a batch has at most 96 keys
+
+
+def mean_output(_: Any, outputs: Any) -> Any:
+    """The loss of samples is what the model gives for them; Keras takes its mean."""
+    return outputs
+
+
+class HalfSquaredDistance(keras.layers.Layer):
+    """Half the sum of squares of rows minus targets, of each sample."""
+
+    def call(self, rows: Any, targets: Any) -> Any:
+        """Two float[batch, ...] to float[batch, 1]."""
+        squares = tf.square(rows - targets)
+        return 0.5 * tf.reduce_sum(tf.reshape(squares, [tf.shape(squares)[0], -1]), axis=1, keepdims=True)
+
+
+class DotProduct(keras.layers.Layer):
+    """A dot product with trained weights."""
+
+    def __init__(self, options: Options, **kwargs: Any) -> None:
+        """The weights begin with `data.first_dense`."""
+        super().__init__(**kwargs)
+        self._first = data.first_dense(options)[0]
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights."""
+        first = keras.initializers.Constant(0.0)
+        self.kernel = self.add_weight(name="kernel", shape=(data.DENSE,), initializer=first)
+        self.kernel.assign(self._first)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """float[batch, n] to float[batch, 1]."""
+        return tf.reduce_sum(inputs * tf.convert_to_tensor(self.kernel), axis=1, keepdims=True)
+
+
+def table_config(options: Options, t: int, disk: str) -> Any:
+    """A `TableConfig`."""
+    table = options.tables[t]
+    return tsps.TableConfig(
+        f"table{t}",
+        table.dim,
+        key_limit=table.keys if table.bounded else None,
+        dtype=table.dtype,
+        rounding=table.rounding,
+        initializer="uniform",
+        constraint="non_neg" if table.constraint else None,
+        seed=data.table_seed(options, t),
+        placement=Sharded(wire=table.pull) if table.placement == "sharded" else "replicated",
+        storage=tsps.Tiered(disk, memory=TIER_BYTES) if table.storage == "tiered" else "memory",
+        cache=tsps.DeviceCache(rows=CACHE_ROWS, policy=table.cache) if table.cache else None,
+    )
+
+
+class Network:
+    """The compiled model, and its layers.
+
+    Attributes:
+      model: Of Keras; its inputs are those of `inputs_of`.
+      optimizer: The `DistributedOptimizer`.
+      layers: Of each table the layer, or the collection.
+      bindings: Of each table.
+      dense: The dense weights.
+    """
+
+    def __init__(self, options: Options, disk: str) -> None:
+        """Makes tables and model.
+
+        Args:
+          options: Of the job.
+          disk: Folder for rows of tiered tables.
+        """
+        self.options = options
+        configs = [table_config(options, t, disk) for t in range(len(options.tables))]
+        shared = {
+            f"t{t}f{f}": tsps.FeatureConfig(configs[t])
+            for t, table in enumerate(options.tables)
+            if table.layer == "collection"
+            for f in range(table.features)
+        }
+        collection = tsps.EmbeddingCollection(shared, name="collection") if shared else None
+        self.layers = [collection or None for _ in options.tables]
+        ids, targets = _inputs(options)
+        features = {name: ids[name] for name in shared}
+        looked_up = {} if collection is None else collection(features)
+        parts = []
+        for t, table in enumerate(options.tables):
+            if table.layer != "collection":
+                self.layers[t] = _layer(table, configs[t], options, t)
+                looked_up[f"t{t}f0"] = self.layers[t](ids[f"t{t}f0"])
+            for f in range(table.features):
+                name = f"t{t}f{f}"
+                parts.append(HalfSquaredDistance(name=f"distance_{name}")(looked_up[name], targets[f"y{name}"]))
+        dense = keras.Input((data.DENSE,), name="dense", dtype="float32")
+        dot = DotProduct(options, name="dot")
+        outputs = keras.layers.Add()([*parts, dot(dense)])
+        self.model = keras.Model({**ids, **targets, "dense": dense}, outputs)
+        self.dense = dot.kernel
+        self.bindings = [self._binding(t) for t in range(len(options.tables))]
+        self.optimizer = _optimizer(options)
+        self.model.compile(self.optimizer, mean_output, jit_compile=False)
+
+    def _binding(self, t: int) -> Any:
+        return next(one for one in self.layers[t].bindings if one.config.name == f"table{t}")
+
+    def look_up(self, t: int, keys: np.ndarray) -> np.ndarray:
+        """Rows as the layer gives them, float32[n, dim]; of a layer that reduces, of bags of one id."""
+        table = self.options.tables[t]
+        if table.layer == "collection":
+            return np.asarray(
+                self.layers[t](
+                    {
+                        f"t{o}f{f}": tf.constant(keys if o == t else data.pool(self.options, o)[:1])
+                        for o, other in enumerate(self.options.tables)
+                        if other.layer == "collection"
+                        for f in range(other.features)
+                    }
+                )[f"t{t}f0"]
+            )
+        shaped = keys[:, None] if table.layer in ("sum", "mean") else keys
+        return np.asarray(self.layers[t](tf.constant(shaped))).reshape(len(keys), table.dim)
+
+
+def _inputs(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+    ids, targets = {}, {}
+    for t, table in enumerate(options.tables):
+        width = data.width_of(options, table)
+        for f in range(table.features):
+            ids[f"t{t}f{f}"] = keras.Input((width,), name=f"t{t}f{f}", dtype="int64")
+            shape = (table.dim,) if table.layer in ("sum", "mean") else (width, table.dim)
+            targets[f"yt{t}f{f}"] = keras.Input(shape, name=f"yt{t}f{f}", dtype="float32")
+    return ids, targets
+
+
+def _layer(table: TableOptions, config: Any, options: Options, t: int) -> Any:
+    limit = table.keys if table.bounded else None
+    weights = {"weights": [data.matrix(options, t, 0)]} if table.weights else {}
+    if table.layer == "embedding":
+        return tsps.Embedding(limit, table.dim, table=config, name=f"layer{t}", **weights)
+    return tsps.EmbeddingReduce(limit, table.dim, table=config, combiner=table.layer, name=f"layer{t}", **weights)
+
+
+def _optimizer(options: Options) -> Any:
+    rule = RULES[options.rule]
+    clip = {"clipvalue": options.clip} if options.clip else {}
+    name, arguments = rule.keras if options.matched and rule.keras else ("SGD", {})
+    sparse = None if options.matched else getattr(tsps.optimizers, rule.table[0])(**rule.table[1])
+    delayed = {"staleness": options.staleness, "cycle": options.cycle, "reproducible": True}
+    schedule = {
+        "synchronous": tsps.schedules.Synchronous,
+        "buckets": lambda: tsps.schedules.TimedBuckets(profile_steps=2, max_profiles=1),
+        "server": lambda: tsps.schedules.TimedBuckets(profile_steps=2, max_profiles=1, server=True),
+        "delayed": lambda: tsps.schedules.DelayedGlobal(**delayed),
+    }[options.schedule]()
+    return tsps.DistributedOptimizer(
+        getattr(keras.optimizers, name)(rule.rate, **arguments, **clip),
+        sparse_optimizer=sparse,
+        sparse_reduction=options.reduction,
+        topology=options.topology,
+        wire=options.wire,
+        schedule=schedule,
+        collectives="local" if options.engine == "local" else "auto",
+    )
+
+
+def inputs_of(options: Options, batch: data.Batch) -> dict[str, np.ndarray]:
+    """A batch as the model takes it."""
+    found: dict[str, np.ndarray] = {"dense": batch.dense}
+    for t, table in enumerate(options.tables):
+        for f in range(table.features):
+            found[f"t{t}f{f}"] = batch.ids[t][:, f]
+            targets = batch.targets[t][:, f]
+            found[f"yt{t}f{f}"] = targets[:, 0] if table.layer in ("sum", "mean") else targets
+    return found
+
+
+def dataset_of(options: Options, first: int, n: int, rank: int) -> Any:
+    """The batches first .. first + n - 1 of a rank, as pairs of inputs and labels that are not used."""
+    batches = [inputs_of(options, data.batch(options, first + i, rank)) for i in range(n)]
+    stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+    labels = np.zeros((n, options.batch, 1), np.float32)
+    return tf.data.Dataset.from_tensor_slices((stacked, labels))

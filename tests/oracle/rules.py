@@ -1,0 +1,186 @@
+"""The one table of what is not drawn, and why.
+
+REFUSED: the library refuses it by design, with the reason in the docs. OPEN: a known fault, to be drawn again once it
+is mended. CONTENT: the oracle itself could not tell right from wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tests.oracle.options import Kill, Options
+
+REFUSED, OPEN, CONTENT = "refused", "open", "content"
+DELAYED_RULES = ("sgd", "momentum", "nesterov", "adagrad", "adam")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Something that is not drawn.
+
+    Attributes:
+      kind: `REFUSED`, `OPEN` or `CONTENT`.
+      reason: In words.
+      applies: Whether options are that.
+    """
+
+    kind: str
+    reason: str
+    applies: Callable[[Options], bool]
+
+
+def _sharded(options: Options) -> bool:
+    return options.any_table(placement="sharded")
+
+
+def _cached(options: Options) -> bool:
+    return any(table.cache for table in options.tables)
+
+
+def _several_nodes(options: Options) -> bool:
+    return len(options.nodes) > 1
+
+
+RULES = (
+    # --- engines and layouts ---
+    Rule(REFUSED, "collectives='local' is one rank", lambda o: o.engine == "local" and o.ranks > 1),
+    Rule(
+        CONTENT,
+        "TensorFlow's collectives connect at least two ranks",
+        lambda o: o.engine == "tensorflow" and o.ranks < 2,
+    ),
+    Rule(CONTENT, "a directory of each machine is about several", lambda o: o.per_node and not _several_nodes(o)),
+    Rule(CONTENT, "one rank sends nothing", lambda o: o.ranks == 1 and (o.wire != "float32" or o.topology == "flat")),
+    # --- sharded tables ---
+    Rule(
+        REFUSED,
+        "sharded tables with topology='flat', DelayedGlobal or TimedBuckets(server=True)",
+        lambda o: _sharded(o) and (o.topology == "flat" or o.schedule in ("delayed", "server")),
+    ),
+    # --- schedules ---
+    Rule(
+        REFUSED,
+        "DelayedGlobal takes SGD, Adagrad and Adam, without clipping",
+        lambda o: o.schedule == "delayed" and (o.rule not in DELAYED_RULES or not o.matched or o.clip > 0),
+    ),
+    Rule(
+        REFUSED,
+        "tables on disk with DelayedGlobal or TimedBuckets(server=True)",
+        lambda o: o.any_table(storage="tiered") and o.schedule in ("delayed", "server"),
+    ),
+    Rule(CONTENT, "on one rank a schedule does nothing", lambda o: o.ranks == 1 and o.schedule != "synchronous"),
+    Rule(
+        CONTENT,
+        "DelayedGlobal promises the same bits on two ranks only, and tables are compared by bits",
+        lambda o: o.schedule == "delayed" and o.ranks > 2,
+    ),
+    # --- rows on a device ---
+    Rule(
+        REFUSED,
+        "DeviceCache with several ranks, tables on disk, sharded tables, or DelayedGlobal",
+        lambda o: _cached(o) and (o.ranks > 1 or any(t.cache and t.storage == "tiered" for t in o.tables)),
+    ),
+    Rule(
+        REFUSED, "DeviceCache on a sharded table", lambda o: any(t.cache and t.placement == "sharded" for t in o.tables)
+    ),
+    Rule(
+        CONTENT,
+        "a device's float32 sums differ in the last bits, which rounding to 16 bits makes larger",
+        lambda o: any(t.cache and t.dtype != "float32" for t in o.tables) and o.rule != "sgd",
+    ),
+    Rule(
+        CONTENT,
+        "a killed device loses rows: tables alone are then a mixture",
+        lambda o: _cached(o) and o.policy == "live",
+    ),
+    Rule(
+        OPEN,
+        "a cache's flush is not atomic with the training beside it: saves are written between steps",
+        lambda o: _cached(o) and o.background,
+    ),
+    # --- update rules ---
+    Rule(CONTENT, "Keras has no such optimizer", lambda o: o.matched and o.rule == "rowwise_adagrad"),
+    # --- tables ---
+    Rule(REFUSED, "weights= of an unbounded table", lambda o: any(t.weights and not t.bounded for t in o.tables)),
+    Rule(
+        CONTENT,
+        "the order in which features of one table are added up is not documented",
+        lambda o: any(t.features > 1 and t.layer != "collection" for t in o.tables),
+    ),
+    Rule(
+        CONTENT,
+        "only sharded tables have rows that travel",
+        lambda o: any(t.pull != "float32" and t.placement != "sharded" for t in o.tables),
+    ),
+    Rule(
+        CONTENT,
+        "float32 has nothing to round",
+        lambda o: any(t.dtype == "float32" and t.rounding == "nearest" for t in o.tables),
+    ),
+    # --- what restarts resume from ---
+    Rule(
+        OPEN,
+        "a named job without a checkpoint: whether slots of the run before go on is about to change, so rules with "
+        "slots are left out",
+        lambda o: o.policy == "live" and o.rule != "sgd",
+    ),
+    Rule(
+        CONTENT,
+        "the policy 'live' resumes at a step of the tables",
+        lambda o: o.policy == "live" and o.schedule == "delayed",
+    ),
+    Rule(CONTENT, "tables of an unnamed job are gone with it", lambda o: o.policy == "live" and not o.named),
+)
+
+
+# Kills that are left out:
+# - OPEN: when the launcher and all ranks of several nodes die at once, one node may have published a step that another
+#   one has sealed; if the first then dies in its next mutation, the job cannot restart.
+# - OPEN: a named job that is killed after it has made a table and before it has written `weights=` to it goes on, in
+#   the next run, with initial values in place of them.
+def avoided(options: Options, kill: Kill) -> bool:
+    """Whether a kill is not drawn."""
+    if kill.who == "everything" and _several_nodes(options):
+        return True
+    if kill.op < 0 and not kill.point and options.named and options.any_table(weights=True):
+        return True
+    if kill.who == "launcher":  # `tf-sparse-ps run` starts ranks of one machine here
+        return _several_nodes(options) or options.ranks < 2
+    return False
+
+
+def objection(options: Options) -> Rule | None:
+    """The first rule against options."""
+    return next((rule for rule in RULES if rule.applies(options)), None)
+
+
+# Operations of a script that are left out:
+# - OPEN: a write, a learning rate or an evaluation of one rank alone makes ranks diverge; all ranks make all
+#   operations.
+# - OPEN: a new optimizer inherits slots of the one before; a draw has one optimizer.
+# - OPEN: refused steps and two batches per update move the position of `fit` behind a restart; they are left out of
+#   the policy "callback".
+# - OPEN: other processes wait for, and fail at, a sealed step; tables of several nodes are read between runs only by
+#   the next run, which decides that step first.
+# - CONTENT: `load_weights` sets the optimizer's iterations back, so that checkpoints are no longer in their order; it
+#   is drawn without checkpoints.
+# - REFUSED: looking ahead where all rows are in the memory of the machine.
+def may_look_ahead(options: Options) -> bool:
+    """Whether `tsps.lookahead` is drawn."""
+    return _cached(options) or _sharded(options) or options.any_table(storage="tiered")
+
+
+def may_load_weights(options: Options) -> bool:
+    """Whether `load_weights` is drawn."""
+    return options.policy == "none" and options.schedule == "synchronous" and not _cached(options)
+
+
+def may_refuse(options: Options) -> bool:
+    """Whether a step that is refused is drawn. DelayedGlobal ends the job at one, and plans need profiles."""
+    return options.policy != "callback" and options.schedule == "synchronous" and not _cached(options)
+
+
+def may_weigh(options: Options) -> bool:
+    """Whether `rank_weight` is drawn."""
+    return options.ranks > 1 and options.policy != "callback" and options.schedule != "delayed"
