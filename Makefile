@@ -21,9 +21,11 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-tf215 horovod-tf215 build train test nightly pytest pytest-tf215 pytest-nightly \
-        multirank-tensorflow multirank-tensorflow-tf215 matrix matrix-tf215 cc-test simd asan tsan crash crash-build crash-nodes mutate \
-        bench bench-peers cc-bench wheel wheel-smoke bazel lint format clean docs
+.PHONY: help venv venv-tf215 horovod-tf215 build train quick test nightly \
+        pytest pytest-quick pytest-tf215 pytest-nightly keras2-smoke multirank-nightly restarts-nightly \
+        multirank-tensorflow multirank-tensorflow-tf215 matrix matrix-tf215 oracle \
+        cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate \
+        bench bench-peers cc-bench wheel wheel-smoke bazel lint lint-python format clean docs
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
@@ -61,30 +63,47 @@ train: build  ## sets everything up and trains a click-through model on 4 ranks 
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python examples/train_ctr.py $(TRAIN_ARGS)
 
 # --- tests ---
+# tools/test_stages.py runs the stages of a tier in order and ends with a table.
 
-test: build  ## sets everything up and runs all tests, cheap ones first
-	@$(PY) tools/test_stages.py
+quick: build  ## the inner loop, at most two minutes: lint, and fast tests of every package
+	@$(PY) tools/test_stages.py --tier quick
 
-nightly: build horovod-tf215  ## all tests, also those that take hours, and under both TensorFlows
-	@$(PY) tools/test_stages.py --nightly
+test: build  ## what a change must pass, at most fifteen minutes; sets everything up
+	@$(PY) tools/test_stages.py --tier test
 
-# Two at a time, file by file: modules share what their fixtures have launched. Wants no more than two cores.
-PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25
+nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goes on at a stage
+	@$(PY) tools/test_stages.py --tier nightly $(if $(FROM),--from $(FROM))
 
-pytest: build
+# Two at a time, file by file: modules share what their fixtures have launched. Needs no more than two cores.
+PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+RESTARTS = $(wildcard tests/multirank/test_rest*.py)
+
+pytest: build  ## the Python tests of every day
 	@$(PY) $(PYTEST) tests $(PYTEST_ARGS)
 
-pytest-tf215: build venv-tf215  ## the Python tests under TensorFlow 2.15 (Keras 2)
+pytest-quick: build  ## fast Python tests of every package
+	@$(PY) $(PYTEST) tests -m quick $(PYTEST_ARGS)
+
+keras2-smoke: build venv-tf215  ## a few Python tests of every package under TensorFlow 2.15 (Keras 2)
+	@$(VENV_215)/bin/python $(PYTEST) tests -m keras2_smoke $(PYTEST_ARGS)
+
+pytest-tf215: build venv-tf215  ## the Python tests of every day under TensorFlow 2.15 (Keras 2)
 	@$(VENV_215)/bin/python $(PYTEST) tests $(PYTEST_ARGS)
 
-pytest-nightly: build  ## the Python tests that are marked nightly, but the matrix
-	@$(PY) $(PYTEST) tests -m nightly --ignore=tests/matrix $(PYTEST_ARGS) || [ $$? -eq 5 ]  # there may be none
+pytest-nightly: build  ## the Python tests of one process that are marked nightly
+	@$(PY) $(PYTEST) tests -m nightly $(addprefix --ignore=,tests/multirank tests/matrix) $(PYTEST_ARGS)
 
-multirank-tensorflow: build  ## the tests of several ranks, connected by TensorFlow's own collectives
-	@$(PY) $(PYTEST) tests/multirank --collectives=tensorflow $(PYTEST_ARGS)
+multirank-nightly: build  ## the tests of several ranks that are marked nightly, but those of restarts
+	@$(PY) $(PYTEST) tests/multirank -m nightly $(addprefix --ignore=,$(RESTARTS)) $(PYTEST_ARGS)
+
+restarts-nightly: build  ## the tests of several ranks that kill a job and start it again
+	@$(PY) $(PYTEST) $(RESTARTS) -m nightly $(PYTEST_ARGS)
+
+multirank-tensorflow: build  ## all tests of several ranks, connected by TensorFlow's own collectives
+	@$(PY) $(PYTEST) tests/multirank -m "nightly or not nightly" --collectives=tensorflow $(PYTEST_ARGS)
 
 multirank-tensorflow-tf215: build horovod-tf215  ## the same under TensorFlow 2.15 (Keras 2)
-	@$(VENV_215)/bin/python $(PYTEST) tests/multirank --collectives=tensorflow $(PYTEST_ARGS)
+	@$(VENV_215)/bin/python $(PYTEST) tests/multirank -m "nightly or not nightly" --collectives=tensorflow $(PYTEST_ARGS)
 
 # Cases of one run share a job of two ranks:  make matrix PYTEST_ARGS='-k clipping'
 matrix: build  ## the docs' tables of what works with what, row by row, on two ranks
@@ -93,8 +112,16 @@ matrix: build  ## the docs' tables of what works with what, row by row, on two r
 matrix-tf215: build horovod-tf215  ## the same under TensorFlow 2.15 (Keras 2)
 	@$(VENV_215)/bin/python -m pytest tests/matrix -m nightly $(PYTEST_ARGS)
 
+oracle: build  ## random jobs that are killed and restarted, compared with a NumPy model;  make oracle DRAWS=100
+	@$(PY) -m tests.oracle $(if $(DRAWS),--draws $(DRAWS),--minutes 30)
+
 cc-test: $(VENV)/.requirements  ## the C++ tests, with asserts and fault points
 	@$(NATIVE) --variant=debug test $(GTEST_ARGS)
+
+# Without the suites that write much or run beside other processes.
+CC_SLOW = *Stress*:*Point*:*Kill*:*Damage*:Direct*:Failing*:Record*:Scan*:StorageReserver*:TableRemoval*:OutgrownRange*:*Grows*
+cc-quick: $(VENV)/.requirements  ## the C++ tests that take milliseconds
+	@$(NATIVE) --variant=debug test --gtest_filter='-$(CC_SLOW)' $(GTEST_ARGS)
 
 asan: $(VENV)/.requirements  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(NATIVE) --variant=asan test $(GTEST_ARGS)
@@ -157,9 +184,12 @@ docs: .venv-docs/.requirements  ## the documentation's site, in build/site; warn
 
 # --- style ---
 
-lint: $(VENV)/.requirements  ## ruff, mypy, clang-format
-	@$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check . && $(PY) -m mypy
+lint: lint-python  ## ruff, mypy, clang-format
+	@$(PY) -m mypy
 	@$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+lint-python: $(VENV)/.requirements  ## ruff alone
+	@$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check .
 
 format: $(VENV)/.requirements  ## rewrites the sources in the project's style
 	@$(PY) -m ruff check -q --fix . ; $(PY) -m ruff format -q . && $(VENV)/bin/clang-format -i $(CXX_FILES)

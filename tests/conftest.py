@@ -39,6 +39,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not HOROVOD:
         folders = " and ".join(f"tests/{folder}" for folder in NEED_HOROVOD)
         terminalreporter.write_line(f"SKIPPED {folders}: Horovod is not installed here (make horovod-tf215)")
+    seconds: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                file = report.nodeid.partition("::")[0]
+                seconds[file] = seconds.get(file, 0.0) + report.duration
+    for file, time_s in sorted(seconds.items(), key=lambda item: -item[1]):
+        if time_s >= 1:
+            terminalreporter.write_line(f"file {time_s:7.1f} s  {file}")  # tools/test_stages.py reads these lines
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,5 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(TESTS).parts[0] if TESTS in item.path.parents else ""
         if folder == "multirank":
             item.add_marker(pytest.mark.multirank)
-        if folder == "matrix":
-            item.add_marker(pytest.mark.nightly)  # for `make matrix` and `make nightly`
+        # What starts several ranks is nightly, unless it is the one launch of its mode that runs every day.
+        if folder == "matrix" or (folder == "multirank" and not item.get_closest_marker("daily")):
+            item.add_marker(pytest.mark.nightly)

@@ -332,18 +332,31 @@ def run_tests(variant: str, arguments: Sequence[str]) -> int:
 
 
 def _run_tests(builder: Builder, command: list[str]) -> int:
+    """Runs the tests in as many processes as there are processors; returns 0 if all succeed."""
+    shards = 1 if builder.name == "tsan" else jobs()
+    with concurrent.futures.ThreadPoolExecutor(shards) as pool:
+        statuses = list(pool.map(lambda shard: _run_shard(builder, command, shard, shards), range(shards)))
+    return next((status for status in statuses if status), 0)
+
+
+def _run_shard(builder: Builder, command: list[str], shard: int, shards: int) -> int:
     variant = builder.name
     # GCC 12's ThreadSanitizer cannot place its shadow memory under today's address randomization.
     if variant == "tsan" and shutil.which("setarch"):
         command = ["setarch", platform.machine(), "-R", *command]
     env = {**os.environ, **dict(builder.variant.env)}
+    env |= {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
     last = ""
+    summary = []
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
-            if line.startswith(("[ RUN ", "[---")):  # what a test that dies would have been
+            if summary or (line.startswith("[=====") and " ran. " in line):
+                summary.append(line)
+            elif line.startswith(("[ RUN ", "[---")):  # what a test that dies would have been
                 last = line.strip()
             elif not line.startswith("[       OK ") and line.strip():
                 print(line, end="", flush=True)
+    print("".join(summary), end="", flush=True)  # at once: the lines of two processes would mix
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
         raise BuildError(f"the C++ tests [{variant}] were killed by {name} after: {last}")

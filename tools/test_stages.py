@@ -1,17 +1,21 @@
-"""Runs suites through make, cheap ones first, and ends with the time of each and one line of counts.
+"""Runs the stages of a tier of tests, each a make target, and ends with a table of their times.
 
-    make test                        the stages of every day
-    make nightly                     all stages, none as a slice
-    python tools/test_stages.py lint cc-test      these
-    python tools/test_stages.py --nightly matrix
+    make quick                        the inner loop: at most two minutes
+    make test                         before every push: at most fifteen minutes
+    make nightly                      everything
+    make nightly FROM=matrix          the stages from this one on; the results of earlier ones at this commit are kept
+    python tools/test_stages.py --tier nightly asan tsan     these stages
 
-Lint, build and cc-test stop the run when they fail: nothing after them would mean much. Later ones all run.
+Lint, build and cc-test stop the run when they fail, because later results would mean little. Other stages do not stop
+it. The output and the result of each stage are kept in build/checks/TIER/COMMIT/.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
+import json
 import os
 import re
 import subprocess
@@ -20,65 +24,83 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+FILE_TIME = re.compile(r"^file +([\d.]+) s  (\S+)$", re.MULTILINE)  # tests/conftest.py prints these lines
+SLOWEST = 10
+# A stage of the nightly tier that takes longer must be split: a failure near its end costs too much.
+LONGEST_STAGE_MIN = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    name: str
-    variables: tuple[str, ...] = ()  # for make: the slice of a suite that is run here
+    """A make target.
+
+    Attributes:
+      target: Its name.
+      minutes: What it takes on two quiet cores, once everything is built.
+      variables: Passed to make.
+      stops: Whether its failure ends the run.
+    """
+
+    target: str
+    minutes: float
+    variables: tuple[str, ...] = ()
     stops: bool = False
 
 
-# What hardly depends on TensorFlow's version, and what needs Horovod there, runs under TensorFlow 2.15 at night.
-_SAME_UNDER_BOTH = (
-    *("core", "benchmarks", "docs", "examples", "launch", "reference"),
-    *(f"checkpoints/test_{file}.py" for file in ("checkpoint_commands", "checkpoint_files", "damaged_increments")),
-    "checkpoints/test_killed_increments.py",
-)
-_WITH_KERAS_2 = "PYTEST_ARGS=" + " ".join(
-    [*(f"--ignore=tests/{one}" for one in _SAME_UNDER_BOTH), "-m 'not nightly and not multirank'"]
-)
-# Ranks that TensorFlow connects: that they agree, keep the same rows and say who is lost; all else at night.
-_SMOKE = "PYTEST_ARGS=-k 'must_agree or same_rows or two_nodes_train or (say_which_rank and kill)'"
-_ALL = "PYTEST_ARGS=-m 'nightly or not nightly'"
-STAGES = (
-    Stage("lint", stops=True),
-    Stage("docs"),
-    Stage("build", stops=True),
-    Stage("cc-test", stops=True),
-    Stage("pytest"),
-    Stage("multirank-tensorflow", (_SMOKE,)),
-    Stage("pytest-tf215", (_WITH_KERAS_2,)),
-    Stage("wheel-smoke"),
-)
+LINT, DOCS, BUILD = Stage("lint", 0.5, stops=True), Stage("docs", 0.5), Stage("build", 0.1, stops=True)
+CC_TEST = Stage("cc-test", 2, stops=True)
+PYTEST, WHEEL_SMOKE = Stage("pytest", 9), Stage("wheel-smoke", 1)
 
-
-NIGHTLY = (
-    *STAGES[:5],
-    Stage("pytest-tf215"),
-    Stage("pytest-nightly"),
-    Stage("multirank-tensorflow", (_ALL,)),
-    Stage("multirank-tensorflow-tf215", (_ALL,)),
-    Stage("matrix"),
-    Stage("matrix-tf215"),
-    Stage("wheel-smoke"),
-    Stage("bazel"),
-    Stage("crash"),
-    Stage("crash-nodes"),
-    Stage("mutate"),
-    Stage("simd"),
-    Stage("asan"),
-    Stage("tsan"),
-)
+TIERS = {
+    "quick": (
+        Stage("lint-python", 0.3, stops=True),
+        BUILD,
+        Stage("cc-quick", 0.5, stops=True),
+        Stage("pytest-quick", 1),
+    ),
+    "test": (LINT, DOCS, BUILD, CC_TEST, PYTEST, Stage("keras2-smoke", 1), WHEEL_SMOKE),
+    "nightly": (
+        LINT,
+        DOCS,
+        BUILD,
+        CC_TEST,
+        PYTEST,
+        Stage("pytest-nightly", 35),
+        Stage("multirank-nightly", 35),
+        Stage("restarts-nightly", 35),
+        Stage("pytest-tf215", 12),
+        Stage("multirank-tensorflow", 35),
+        Stage("multirank-tensorflow-tf215", 35),
+        Stage("matrix", 15),
+        Stage("matrix-tf215", 15),
+        WHEEL_SMOKE,
+        Stage("bazel", 9),
+        Stage("crash", 15),
+        Stage("crash-nodes", 10),
+        Stage("mutate", 15),
+        Stage("oracle", 30),
+        Stage("simd", 3),
+        Stage("asan", 10),
+        Stage("tsan", 10),
+    ),
+}
 
 
 @dataclasses.dataclass
 class Result:
-    stage: Stage
-    seconds: float
+    """What a stage gave."""
+
+    stage: str
     status: int
+    seconds: float
     counts: dict[str, int]
     skips: list[str]
+    files: dict[str, float]
+    when: str
+
+    @property
+    def verdict(self) -> str:
+        return "FAILED" if self.status else "ok"
 
 
 def _counts(output: str, status: int) -> dict[str, int]:
@@ -100,54 +122,121 @@ def _counts(output: str, status: int) -> dict[str, int]:
     return counts
 
 
-def run(stage: Stage) -> Result:
-    print(f"\n=== {stage.name}", flush=True)
+def commit() -> str:
+    """Returns the short name of the checkout's commit, with "-changed" if files differ from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    name = git("rev-parse", "--short=12", "HEAD") or "no-commit"
+    return name + "-changed" * bool(git("status", "--porcelain"))
+
+
+class Records:
+    """The results of one tier at one commit."""
+
+    def __init__(self, tier: str) -> None:
+        self.folder = ROOT / "build/checks" / tier / commit()
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, result: Result, output: str) -> None:
+        (self.folder / f"{result.stage}.log").write_text(output)
+        (self.folder / f"{result.stage}.json").write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+
+    def load(self, stage: Stage) -> Result | None:
+        """Returns the result of a stage that was run before at this commit."""
+        file = self.folder / f"{stage.target}.json"
+        return Result(**json.loads(file.read_text())) if file.exists() else None
+
+
+def run(stage: Stage) -> tuple[Result, str]:
+    """Runs a stage, shows its output, and returns its result and output."""
+    print(f"\n=== {stage.target}", flush=True)
     start = time.monotonic()
     lines = []
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    command = ["make", "--no-print-directory", stage.name, *stage.variables]
+    command = ["make", "--no-print-directory", stage.target, *stage.variables]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
+            if not FILE_TIME.match(line):
+                print(line, end="", flush=True)
             lines.append(line)
+    output = "".join(lines)
     seconds = time.monotonic() - start
-    counts = _counts("".join(lines), process.returncode)
-    skips = [line.strip() for line in lines if line.startswith("SKIPPED")]
-    print(f"--- {stage.name}: {'FAILED' if process.returncode else 'ok'} in {seconds:.0f} s", flush=True)
-    return Result(stage, seconds, process.returncode, counts, skips)
+    result = Result(
+        stage=stage.target,
+        status=process.returncode,
+        seconds=round(seconds, 1),
+        counts=_counts(output, process.returncode),
+        skips=[line.strip() for line in lines if line.startswith("SKIPPED")],
+        files={f"{name} ({stage.target})": float(time_s) for time_s, name in FILE_TIME.findall(output)},
+        when=datetime.datetime.now().isoformat(timespec="seconds"),
+    )
+    print(f"--- {stage.target}: {result.verdict} in {seconds:.0f} s", flush=True)
+    return result, output
+
+
+def report(stages: tuple[Stage, ...], results: dict[str, Result], folder: Path) -> None:
+    """Prints the table of stages, the slowest files, and the total."""
+    total = {kind: sum(result.counts[kind] for result in results.values()) for kind in ("passed", "failed", "skipped")}
+    print(f"\n=== stages, {sum(result.seconds for result in results.values()):.0f} s; logs: {folder.relative_to(ROOT)}")
+    for stage in stages:
+        result = results.get(stage.target)
+        if result is None:
+            print(f"{stage.target:27} not run at this commit")
+            continue
+        counts = ", ".join(f"{count} {kind}" for kind, count in result.counts.items() if count)
+        print(f"{stage.target:27} {result.verdict:6} {result.seconds:6.0f} s  {counts}")
+        for skip in result.skips:
+            print(f"{'':27} {skip}")
+        if result.seconds > 60 * LONGEST_STAGE_MIN:
+            print(f"{'':27} longer than {LONGEST_STAGE_MIN} minutes: split this stage")
+    files = sorted(((s, name) for result in results.values() for name, s in result.files.items()), reverse=True)
+    if files:
+        print(f"--- the {min(SLOWEST, len(files))} slowest files")
+        for seconds, name in files[:SLOWEST]:
+            print(f"{seconds:7.1f} s  {name}")
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
 
 
 def main() -> int:
+    """Runs a tier or some of its stages; returns 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nightly", action="store_true", help="all of them, and none as a slice")
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(stage.name for stage in NIGHTLY))
+    parser.add_argument("--tier", choices=TIERS, default="test", help="default: test")
+    parser.add_argument("--from", dest="first", default="", metavar="STAGE", help="start at this stage")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help="only these stages of the tier")
     arguments = parser.parse_args()
-    names, stages = arguments.stages, NIGHTLY if arguments.nightly else STAGES
-    if unknown := set(names) - {stage.name for stage in stages}:
-        parser.error(f"no such stage: {', '.join(sorted(unknown))}")
+    stages = TIERS[arguments.tier]
+    names = [stage.target for stage in stages]
+    chosen = arguments.stages or names
+    if unknown := {*chosen, *filter(None, [arguments.first])} - set(names):
+        parser.error(f"{arguments.tier} has no stage {', '.join(sorted(unknown))}. Its stages: {', '.join(names)}")
+    if arguments.first:
+        chosen = [name for name in names[names.index(arguments.first) :] if name in chosen]
 
-    results: list[Result] = []
+    records = Records(arguments.tier)
+    results: dict[str, Result] = {}
+    if len(chosen) < len(names):
+        results = {stage.target: found for stage in stages if (found := records.load(stage)) is not None}
     for stage in stages:
-        if not names or stage.name in names:
-            results.append(run(stage))
-            if stage.stops and results[-1].status:
+        if stage.target in chosen:
+            result, output = run(stage)
+            records.save(result, output)
+            results[stage.target] = result
+            if stage.stops and result.status:
                 break
-
-    total = {kind: sum(result.counts[kind] for result in results) for kind in ("passed", "failed", "skipped")}
-    print(f"\n=== stages, {sum(result.seconds for result in results):.0f} s")
-    for result in results:
-        counts = ", ".join(f"{count} {kind}" for kind, count in result.counts.items() if count)
-        print(f"{result.stage.name:12} {'FAILED' if result.status else 'ok':6} {result.seconds:6.0f} s  {counts}")
-        for skip in result.skips:
-            print(f"{'':12} {skip}")
-    not_run = [stage.name for stage in stages if not names and stage not in [result.stage for result in results]]
-    if not_run:
-        print(f"not run after the failure: {', '.join(not_run)}")
-    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
-    return 1 if any(result.status for result in results) else 0
+    report(stages, results, records.folder)
+    return 1 if any(result.status for result in results.values()) else 0
 
 
 if __name__ == "__main__":

@@ -147,6 +147,7 @@ def test_suites_without_turns_are_refused(suites: list[str], received: str) -> N
     assert done.stderr.endswith(f"Received: {received}\n")
 
 
+@pytest.mark.nightly
 def test_a_tree_whose_package_cannot_run_the_suite_is_named_with_the_reason(tmp_path: Path) -> None:
     done = benchmarks("step", "--quick", "--against", str(checkout(tmp_path)))
     assert done.returncode == 1

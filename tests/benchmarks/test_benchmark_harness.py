@@ -144,6 +144,7 @@ def test_growth_suite_inserts_its_keys_and_reports_what_readers_paid(tmp_path: P
     assert results["bytes per row, all files"] > 16 * 4 * 2  # row and accumulator
 
 
+@pytest.mark.nightly
 def test_cache_suite_counts_what_travels(tmp_path: Path) -> None:
     done = benchmarks("cache", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ def train(
         strategy.run(replica_step, args=values)
 
     if not eager:
-        step = tf.function(step, reduce_retracing=True)
+        step = tf.function(step, reduce_retracing=True, autograph=False)
     for i in range(steps):
         ranks = [batches.batch(i, rank) for rank in range(strategy.num_replicas_in_sync)]
         step(

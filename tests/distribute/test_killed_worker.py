@@ -14,6 +14,7 @@ LONGEST_S = 500.0
 EMBEDDING_BYTES = 50_000 * 32 * 4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_worker_ends_the_other_which_names_it(killed: int) -> None:
     with started("killed_program.py", nodes=[0, 0]) as job:

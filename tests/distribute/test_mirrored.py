@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import batches
 import numpy as np
 import pytest
 import tensorflow as tf
+from fork_server import ForkServer
 from simulation import TOLERANCE, Results, largest_error, results_in, simulate
 from workers import HERE, environment
 
@@ -24,6 +23,7 @@ from tf_sparse_ps import job
 from tf_sparse_ps.collectives import protocol, runtime, tf_distribute
 from tf_sparse_ps.node import node_discovery
 
+pytestmark = pytest.mark.nightly  # tests/distribute/test_workers.py runs every day
 KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
 
 
@@ -32,8 +32,7 @@ def folder() -> Iterator[Path]:
     tables = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
     made = Path(tempfile.mkdtemp(prefix="tsps-test-"))
     try:
-        command = [sys.executable, str(HERE / "mirrored_program.py"), str(made)]
-        done = subprocess.run(command, env=environment(tables), timeout=240, capture_output=True, text=True)
+        done = ForkServer.of_this_process().run(HERE / "mirrored_program.py", environment(tables), [str(made)])
         assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-15000:]
         assert list(tables.glob("*-n*")) == [], "the process left its group behind"
         yield made

@@ -1,11 +1,14 @@
-"""Workers of a MultiWorkerMirroredStrategy give the numbers of the reference, on one node and on two."""
+"""Workers of a MultiWorkerMirroredStrategy give the numbers of the reference, on one node and on two.
+
+A launch of one node runs every day, with the runs that the selected tests look at.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import batches
 import numpy as np
 import pytest
 import tensorflow as tf
+from selected_runs import selected_runs
 from simulation import NARROW_WIRE, TOLERANCE, Results, largest_error, results_in, simulate
 from workers import started
 
@@ -21,9 +25,9 @@ KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
 ONE, NODES = [0, 0], [0, 1, 0]
 
 
-def run(which: str, nodes: list[int]) -> Iterator[Path]:
+def run(which: str, nodes: list[int], names: Sequence[str] = ()) -> Iterator[Path]:
     kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
-    with started("workers_program.py", which, nodes=nodes) as job:
+    with started("workers_program.py", f"{which}:{','.join(names)}", nodes=nodes) as job:
         statuses = job.wait(500)
         # In the second, the last operation fails on purpose.
         assert which == "nodes" or statuses == [0] * len(nodes), job.output
@@ -37,8 +41,9 @@ def run(which: str, nodes: list[int]) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def one() -> Iterator[Path]:
-    yield from run("one", ONE)
+def one(request: pytest.FixtureRequest) -> Iterator[Path]:
+    names = selected_runs(request, "one", lambda parameters: [parameters["name"]] if "name" in parameters else [])
+    yield from run("one", ONE, names)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +70,15 @@ def bits_differ(results: Results, name: str) -> list[str]:
     ("name", "steps"),
     [
         ("sgd-frequency", batches.STEPS),
-        ("adagrad-frequency", batches.STEPS),
-        ("adam-frequency", batches.STEPS),
-        ("adagrad-average", 30),
-        ("sgd-sum", 10),
+        *(
+            pytest.param(name, steps, marks=pytest.mark.nightly)
+            for name, steps in (
+                ("adagrad-frequency", batches.STEPS),
+                ("adam-frequency", batches.STEPS),
+                ("adagrad-average", 30),
+                ("sgd-sum", 10),
+            )
+        ),
     ],
 )
 def test_two_workers_equal_the_reference(one: Path, name: str, steps: int) -> None:
@@ -81,6 +91,7 @@ def test_two_workers_equal_the_reference(one: Path, name: str, steps: int) -> No
     assert bits_differ(results, name) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "steps", "senders"), [("adagrad-frequency", 60, [[0, 2], [1]]), ("sgd-average", 20, [[0], [1], [2]])]
 )
@@ -94,6 +105,7 @@ def test_workers_of_two_nodes_equal_the_reference(nodes: Path, name: str, steps:
     assert bits_differ(results, name) == []
 
 
+@pytest.mark.nightly
 def test_a_narrow_wire_between_nodes(nodes: Path) -> None:
     results = results_in(nodes, 3)
     first = results["adagrad-sum"][0]
@@ -105,6 +117,7 @@ def test_a_narrow_wire_between_nodes(nodes: Path) -> None:
     assert bits_differ(results, "adagrad-sum") == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "steps"), [("adagrad-frequency", 40), ("sgd-average", 10)])
 def test_sharded_tables_of_workers_of_several_nodes_equal_replicated_ones(apart: Path, name: str, steps: int) -> None:
     kind, reduction = name.split("-")
@@ -128,6 +141,7 @@ def test_sharded_tables_of_workers_that_share_a_machine_are_refused(one: Path) -
         assert "[0, 0]" in found["sharded"]
 
 
+@pytest.mark.nightly
 def test_workers_that_see_one_folder_share_its_tables(one: Path, nodes: Path) -> None:
     found = found_in(one, 2)
     assert found[0]["group"] == found[1]["group"]
@@ -139,13 +153,15 @@ def test_workers_that_see_one_folder_share_its_tables(one: Path, nodes: Path) ->
     assert [one["leaders"] for one in found] == [[0, 1]] * 3
 
 
+@pytest.mark.nightly
+@pytest.mark.runs("sgd-frequency")
 def test_one_node_sends_no_sparse_byte_and_two_do(one: Path, nodes: Path) -> None:
     assert [rank["bytes_sent"] for rank in results_in(one, 2)["sgd-frequency"]] == [0, 0]
     sent = [rank["bytes_sent"] > 0 for rank in results_in(nodes, 3)["adagrad-frequency"]]
     assert sent == [True, True, False], "leaders alone"
 
 
-@pytest.mark.parametrize(("which", "size"), [("one", 2), ("nodes", 3)])
+@pytest.mark.parametrize(("which", "size"), [("one", 2), pytest.param("nodes", 3, marks=pytest.mark.nightly)])
 def test_operations_give_every_rank_what_they_promise(request: pytest.FixtureRequest, which: str, size: int) -> None:
     everyone = range(size)
     total = sum(everyone)
@@ -180,11 +196,13 @@ def test_workers_that_begin_apart_are_made_equal(one: Path) -> None:
         assert found["apart"]["eager"] == [1.0, pytest.approx([1.9, -0.1, 0.0]), pytest.approx([1.7, -0.2, -0.1])]
 
 
+@pytest.mark.nightly
 def test_an_operation_that_the_others_do_not_call_ends_with_an_error(nodes: Path) -> None:
     for rank in range(3):
         assert f"'t.alone.{rank}' failed on rank {rank}" in (nodes / f"alone-{rank}").read_text()
 
 
+@pytest.mark.runs("fit")
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 has no fit under this strategy")
 def test_fit_equals_keras_under_the_same_strategy(one: Path) -> None:
     results = results_in(one, 2)
@@ -195,6 +213,8 @@ def test_fit_equals_keras_under_the_same_strategy(one: Path) -> None:
     assert results["ours"][0]["rows"].tobytes() == results["ours"][1]["rows"].tobytes()
 
 
+@pytest.mark.nightly
+@pytest.mark.runs("fit")
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has fit under this strategy")
 def test_fit_ends_with_keras_3s_own_error(one: Path) -> None:
     for rank in results_in(one, 2)["fit"]:

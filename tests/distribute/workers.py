@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fork_server import AT_IMPORT, ForkedProcess, ForkServer
 from free_ports import free_ports
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +29,7 @@ class Workers:
       processes: In the order of their task ids.
     """
 
-    def __init__(self, folder: Path, tables: list[Path], processes: list[subprocess.Popen[str]]) -> None:
+    def __init__(self, folder: Path, tables: list[Path], processes: list[ForkedProcess]) -> None:
         """Starts to collect the output."""
         self.folder, self.tables, self.processes = folder, tables, processes
         self._lines: list[str] = []
@@ -70,7 +70,7 @@ class Workers:
             time.sleep(0.02)
         raise TimeoutError(f"{text!r} was not printed {count} times within {timeout_s} s:\n{self.output}")
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: ForkedProcess) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             self._lines.append(line)
@@ -82,9 +82,8 @@ def environment(tables: Path) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if name not in ("TFSPS_JOB", "TF_CONFIG")},
         "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONUNBUFFERED": "1",
+        **AT_IMPORT,
         "TFSPS_DIR": str(tables),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
         "CUDA_VISIBLE_DEVICES": "",
     }
 
@@ -106,16 +105,9 @@ def started(program: str, *args: str, nodes: Sequence[int], env: dict[str, str] 
     try:
         for number, node in enumerate(nodes):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(HERE / program), *args, str(folder)],
-                    env={**environment(tables[node]), "TF_CONFIG": json.dumps(config), **(env or {})},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                )
-            )
+            its_own = {**environment(tables[node]), "TF_CONFIG": json.dumps(config), **(env or {})}
+            server = ForkServer.of_this_process()
+            processes.append(server.start(HERE / program, [*args, str(folder)], its_own))
         yield Workers(folder, tables, processes)
     finally:
         for one in processes:

@@ -1,5 +1,7 @@
-"""One worker. Arguments: "one" (all workers on one node), "nodes" (on several) or "sharded" (each on its own); the
-folder for results.
+"""One worker.
+
+Arguments: "one" (all workers on one node), "nodes" (on several) or "sharded" (each on its own), a colon, and for "one"
+the names of runs, with commas between them; the folder for results.
 """
 
 from __future__ import annotations
@@ -89,15 +91,23 @@ def operations(world: Any) -> dict[str, Any]:
     }
 
 
+ONE_NODE: dict[str, dict[str, Any]] = {
+    "sgd-frequency": {"steps": batches.STEPS},
+    "adagrad-frequency": {"steps": batches.STEPS},
+    "adam-frequency": {"steps": batches.STEPS},
+    "adagrad-average": {"steps": 30, "tape": "distributed", "topology": "flat"},
+    "sgd-sum": {"steps": 10, "eager": True, "collectives": "tf.distribute"},
+}
+
+
 def one_node(strategy: Any) -> dict[str, dict[str, Any]]:
     """The workers share tables."""
+    names = sys.argv[1].partition(":")[2].split(",")
     runs = {
-        "sgd-frequency": loops.train(strategy, "sgd", "frequency", batches.STEPS),
-        "adagrad-frequency": loops.train(strategy, "adagrad", "frequency", batches.STEPS),
-        "adam-frequency": loops.train(strategy, "adam", "frequency", batches.STEPS),
-        "adagrad-average": loops.train(strategy, "adagrad", "average", 30, tape="distributed", topology="flat"),
-        "sgd-sum": loops.train(strategy, "sgd", "sum", 10, eager=True, collectives="tf.distribute"),
+        name: loops.train(strategy, *name.split("-"), **options) for name, options in ONE_NODE.items() if name in names
     }
+    if "fit" not in names:
+        return runs
     if _keras.IS_KERAS_3:
         try:
             loops.fit(strategy, True)
@@ -178,7 +188,7 @@ def meet(folder: Path, name: str, world: Any) -> None:
 
 def main() -> None:
     """Runs everything that the tests look at."""
-    which, folder = sys.argv[1], Path(sys.argv[2])
+    which, folder = sys.argv[1].partition(":")[0], Path(sys.argv[2])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         world = tsps.collectives.current()

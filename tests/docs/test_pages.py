@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fork_server import AT_IMPORT, ForkServer
 from launch import run
 from pages import DOCS, PAGES, ROOT, Block, anchors, blocks, links
 
@@ -47,8 +48,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
         if ranks > 1 and HOROVOD:
             run(PROGRAM, *arguments, hosts=f"localhost:{ranks}", ranks=ranks)
             continue
-        command = [sys.executable, PROGRAM, *arguments]
-        done = subprocess.run(command, env=environment, timeout=240, capture_output=True, text=True, check=False)
+        done = ForkServer.of_this_process().run(Path(PROGRAM), environment | AT_IMPORT, arguments)
         assert done.returncode == 0, f"{page.name}, {program}:\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
 
 

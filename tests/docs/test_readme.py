@@ -36,7 +36,7 @@ def test_the_example_learns_on_one_rank(tmp_path: Path) -> None:
 
 @pytest.mark.multirank
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed here")
-@pytest.mark.parametrize("collectives", ["horovod", "tensorflow"])
+@pytest.mark.parametrize("collectives", [pytest.param("horovod", marks=pytest.mark.nightly), "tensorflow"])
 def test_two_ranks_train_the_example_together_on_different_shards(collectives: str) -> None:
     program, by_horovodrun = str(HERE / "readme_program.py"), collectives == "horovod"
     with launched(program, hosts="localhost:2", ranks=2, by_horovodrun=by_horovodrun, collectives=collectives) as job:

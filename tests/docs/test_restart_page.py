@@ -102,6 +102,7 @@ def kill(job: subprocess.Popen[str], folder: Path, rank: int | None, at_least: i
     return False
 
 
+@pytest.mark.nightly
 def test_the_page_is_followed_through_kills(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     end(begin(whole), whole)

@@ -84,9 +84,8 @@ def test_dlrm_on_the_generator_reports_everything(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("model", "temporary"), [("dlrm", False), pytest.param("wide_deep", True, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("model", "temporary"), [("dlrm", False), ("wide_deep", True)])
+@pytest.mark.nightly
 def test_tables_on_disk_learn_the_same(tmp_path: Path, model: str, temporary: bool) -> None:
     options = (
         "--samples", 60_000, "--test-samples", 6_000, "--batch", 500, "--dim", 4, "--evaluations", 2,
@@ -108,9 +107,8 @@ def test_tables_on_disk_learn_the_same(tmp_path: Path, model: str, temporary: bo
     assert not os.listdir(disk)
 
 
-@pytest.mark.parametrize(
-    ("model", "policy"), [("dlrm", "admission"), pytest.param("wide_deep", "lru", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("model", "policy"), [("dlrm", "admission"), ("wide_deep", "lru")])
+@pytest.mark.nightly
 def test_rows_on_the_device_learn_the_same(tmp_path: Path, model: str, policy: str) -> None:
     options = (
         "--samples", 20_000, "--test-samples", 4_000, "--batch", 500, "--dim", 4, "--evaluations", 2,
@@ -149,9 +147,8 @@ def test_rows_on_the_device_learn_the_same(tmp_path: Path, model: str, policy: s
     assert line.endswith(f" up, {up / without:.2f} of what no cache moves")
 
 
-@pytest.mark.parametrize(
-    ("model", "cache"), [("dlrm", ["--cache", "5"]), pytest.param("wide_deep", [], marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("model", "cache"), [("dlrm", ["--cache", "5"]), ("wide_deep", [])])
+@pytest.mark.nightly
 def test_criteo_lines_with_empty_fields_are_learnt(tmp_path: Path, model: str, cache: list[str]) -> None:
     report = run(
         tmp_path, "train_ctr.py", "--data", "criteo", "--path", criteo_files(tmp_path), "--model", model,
@@ -196,6 +193,7 @@ def test_neumf_finds_the_groups(tmp_path: Path) -> None:
     assert best["hr"] > 0.9  # by chance 10 of 31
 
 
+@pytest.mark.nightly
 @pytest.mark.multirank
 def test_two_ranks_share_tables_and_one_writes(tmp_path: Path) -> None:
     pytest.importorskip("horovod")

@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
+from fork_server import AT_IMPORT, ForkServer
 
 from tf_sparse_ps import _ops
 
@@ -102,8 +103,8 @@ def child(code: str, **environment: str) -> Iterator[subprocess.Popen]:
 
 
 def run_child(code: str, timeout_s: float = 240, **environment: str) -> str:
-    """The standard output of another Python process; raises when it fails."""
-    with child(code, **environment) as process:
-        output, _ = process.communicate(timeout=timeout_s)
-    assert process.returncode == 0, output
-    return output
+    """The standard output of another Python process, which has TensorFlow imported; raises when it fails."""
+    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(PACKAGE_PARENT), **environment}
+    done = ForkServer.of_this_process().run(code, env, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout

@@ -35,7 +35,7 @@ def test_a_job_of_horovod_trains_and_says_nothing_else(launch: Launchers) -> Non
     assert left(launch) == []
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_rank_leaves_no_tables(rank: int, launch: Launchers) -> None:
     job = horovod_job(launch, "kill", rank)
     assert job.process.returncode == 137, job.said
@@ -43,6 +43,7 @@ def test_a_killed_rank_leaves_no_tables(rank: int, launch: Launchers) -> None:
     assert left(launch) == []
 
 
+@pytest.mark.nightly
 def test_an_error_of_a_rank_is_shown(launch: Launchers) -> None:
     job = horovod_job(launch, "raise", 1)
     assert job.process.returncode == 1
@@ -52,6 +53,7 @@ def test_an_error_of_a_rank_is_shown(launch: Launchers) -> None:
     assert left(launch) == []
 
 
+@pytest.mark.nightly
 def test_workers_of_a_strategy_find_each_other(launch: Launchers) -> None:
     job = launch.start(["-np", "2", "--collectives", "tensorflow", sys.executable, str(HERE / "strategy_program.py")])
     assert job.wait(LONGEST_S) == 0, job.said

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from fork_server import AT_IMPORT, ForkServer
 from layer_support import PACKAGE_PARENT, keras
 
 import tf_sparse_ps as tsps
@@ -348,16 +347,8 @@ def named(job: str, *, trains: bool, killed: bool = False, flush_every: int | No
     program = (
         NAMED.replace("FLUSH_EVERY", str(flush_every)).replace("TRAINS", str(trains)).replace("KILLED", str(killed))
     )
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(PACKAGE_PARENT),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TFSPS_JOB": job,
-        **environment,
-    }
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, cwd="/", timeout=240
-    )
+    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(PACKAGE_PARENT), "TFSPS_JOB": job, **environment}
+    return ForkServer.of_this_process().run(program, env)
 
 
 def test_a_named_job_leaves_all_rows_to_the_next_one() -> None:

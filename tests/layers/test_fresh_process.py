@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
 import pytest
-from layer_support import IDS, TARGETS, keras, run_child
+from layer_support import IDS, PACKAGE_PARENT, TARGETS, keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
@@ -66,6 +68,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths
 
 
+def run_fresh(code: str) -> None:
+    """Runs Python code in a process that has imported nothing; it must succeed."""
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd="/", timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 # What `tf.keras` is, by its own name.
 KERAS = "tf_keras" if _keras.keras.__name__.startswith("tf_keras") else "keras"
 
@@ -80,7 +89,7 @@ KERAS = "tf_keras" if _keras.keras.__name__.startswith("tf_keras") else "keras"
     ],
 )
 def test_a_compiled_model_loads_after_the_imports_alone(saved: dict[str, str], imports: str, name: str) -> None:
-    run_child(imports + LOAD.format(keras=name, **saved))
+    run_fresh(imports + LOAD.format(keras=name, **saved))
 
 
 def test_names_in_a_file_are_those_of_earlier_versions(saved: dict[str, str]) -> None:
@@ -110,4 +119,4 @@ else:
 
 
 def test_importing_the_package_imports_no_tensorflow_and_breaks_no_import_of_keras() -> None:
-    run_child(WITHOUT_OPS)
+    run_fresh(WITHOUT_OPS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fork_server import AT_IMPORT, ForkServer
 from layer_support import FOLDER, IDS, TARGETS, compiled, functional, keras, run_child, tf
 
 import tf_sparse_ps as tsps
@@ -63,9 +63,8 @@ def root() -> Iterator[str]:
 
 @pytest.mark.parametrize("models", [12, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
 def test_models_that_are_dropped_take_nothing(models: int, root: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), "TFSPS_DIR": root}
-    command = [sys.executable, os.fspath(PROGRAM), str(models), root]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=250 + 8 * models)
+    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), "TFSPS_DIR": root}
+    done = ForkServer.of_this_process().run(PROGRAM, env, [str(models), root], timeout_s=250 + 8 * models)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank is done" in done.stdout
 

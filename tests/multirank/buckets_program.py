@@ -3,7 +3,8 @@
 Profiles are of real steps, and their times are made up: plans, and how often a profile is made, must not depend on what
 else the machine does.
 
-Arguments: which runs ("pair", "four"), the folder for results.
+Arguments: "four", for the runs of four ranks, or names of runs of two, with commas between them; the folder for
+results.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def train(
             loss = tf.reduce_mean((hidden - targets) ** 2)
         ours.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
-    run = step if eager else tf.function(step)
+    run = step if eager else tf.function(step, autograph=False)
     for number in range(steps):
         inputs, targets = batch(number)
         if weights_differ:
@@ -203,45 +204,64 @@ def errors() -> dict[str, str]:
     return said
 
 
-def pair() -> None:
-    """Two ranks: every way to train, beside the synchronous one."""
-    bucket_cost.measure = lambda *_: bucket_cost.Cost(
-        1e-4, 1e-7
-    )  # a slow wire, so that more than one bucket is worth it
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "momentum-clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05),
+    "adagrad-clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.01),
+    "global": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05),
+    "weighted": lambda: keras.optimizers.Adam(0.01),
+}
+
+
+def pair(names: list[str]) -> None:
+    """Makes runs of two ranks.
+
+    Args:
+      names: Of `OPTIMIZERS`, alone, with " buckets" or with " server"; "eager", "planned", "two halves", "two halves
+        turned"; "fit", "fit buckets", "fit server".
+    """
+    # A slow wire, so that more than one bucket is worth it.
+    bucket_cost.measure = lambda *_: bucket_cost.Cost(1e-4, 1e-7)
     timed, synchronous = tsps.schedules.TimedBuckets, tsps.schedules.Synchronous
-    optimizers: dict[str, Callable[[], Any]] = {
-        "sgd": lambda: keras.optimizers.SGD(0.1),
-        "adam": lambda: keras.optimizers.Adam(0.01),
-        "momentum-clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05),
-        "adagrad-clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.01),
-    }
-    for name, make in optimizers.items():
-        train(name, make(), synchronous())
-        train(f"{name} buckets", make(), timed(profile_steps=PROFILE, gap_threshold=1.0))
-        train(f"{name} server", make(), timed(profile_steps=PROFILE, gap_threshold=1.0, server=True))
-    train("global", keras.optimizers.SGD(0.1, global_clipnorm=0.05), synchronous())
-    clipped = keras.optimizers.SGD(0.1, global_clipnorm=0.05)
-    train("global buckets", clipped, timed(profile_steps=PROFILE, gap_threshold=1.0))
-    train("weighted", keras.optimizers.Adam(0.01), synchronous(), weights_differ=True)
-    for server in (False, True):
-        schedule = timed(profile_steps=PROFILE, gap_threshold=1.0, server=server)
-        name = "weighted server" if server else "weighted buckets"
-        train(name, keras.optimizers.Adam(0.01), schedule, weights_differ=True)
-    train("eager", keras.optimizers.SGD(0.1), timed(profile_steps=PROFILE, gap_threshold=1.0), eager=True)
-    plan = tsps.schedules.Plan.of(found["sgd buckets"]["plan"])
-    train("planned", keras.optimizers.SGD(0.1), timed(plan=plan))
-    # The gradient of the second half comes once the first has been sent.
-    halves, gate = plan.to_dict() | {"buckets": HALVES, "points_s": []}, UntilSent(0)
-    train("two halves", keras.optimizers.SGD(0.1), timed(plan=halves), gate=gate)
-    found["two halves"]["sent at the gate"] = gate.opened
-    # The plan's second half is ready at the gate, the first behind it: the gate gives it time to overtake.
-    turned, gate = halves | {"buckets": HALVES[::-1]}, UntilSent(1, seconds=0.02)
-    train("two halves turned", keras.optimizers.SGD(0.1), timed(plan=turned), gate=gate)
-    found["two halves turned"]["sent at the gate"] = gate.opened
+    if {"planned", "two halves", "two halves turned"} & set(names):
+        names = list(dict.fromkeys([*names, "sgd buckets"]))
+    for name, make in OPTIMIZERS.items():
+        options = {"weights_differ": name == "weighted"}
+        if name in names:
+            train(name, make(), synchronous(), **options)
+        for server in (False, True):
+            if (run := f"{name} {'server' if server else 'buckets'}") in names:
+                train(run, make(), timed(profile_steps=PROFILE, gap_threshold=1.0, server=server), **options)
+    if "eager" in names:
+        train("eager", keras.optimizers.SGD(0.1), timed(profile_steps=PROFILE, gap_threshold=1.0), eager=True)
+    if "sgd buckets" in names:
+        with_plan(names, tsps.schedules.Plan.of(found["sgd buckets"]["plan"]))
     _ops.ready_times = recorded_times
-    fit("fit", synchronous())
-    fit("fit buckets", timed(profile_steps=4))
-    fit("fit server", timed(profile_steps=4, server=True))
+    for name, schedule in (
+        ("fit", synchronous()),
+        ("fit buckets", timed(profile_steps=4)),
+        ("fit server", timed(profile_steps=4, server=True)),
+    ):
+        if name in names:
+            fit(name, schedule)
+
+
+def with_plan(names: list[str], plan: Any) -> None:
+    """Runs that are given a plan, or one that is made from it."""
+    timed = tsps.schedules.TimedBuckets
+    if "planned" in names:
+        train("planned", keras.optimizers.SGD(0.1), timed(plan=plan))
+    halves = plan.to_dict() | {"buckets": HALVES, "points_s": []}
+    if "two halves" in names:  # the gradient of the second half comes once the first has been sent
+        gate = UntilSent(0)
+        train("two halves", keras.optimizers.SGD(0.1), timed(plan=halves), gate=gate)
+        found["two halves"]["sent at the gate"] = gate.opened
+    if "two halves turned" in names:
+        # The plan's second half is ready at the gate, the first behind it: the gate gives it time to overtake.
+        turned, gate = halves | {"buckets": HALVES[::-1]}, UntilSent(1, seconds=0.02)
+        train("two halves turned", keras.optimizers.SGD(0.1), timed(plan=turned), gate=gate)
+        found["two halves turned"]["sent at the gate"] = gate.opened
 
 
 def four() -> None:
@@ -266,7 +286,10 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)  # sums in the same order every time
     tf.config.threading.set_inter_op_parallelism_threads(4)  # a gate holds one
     this_rank.init()
-    {"pair": pair, "four": four}[sys.argv[1]]()
+    if sys.argv[1] == "four":
+        four()
+    else:
+        pair(sys.argv[1].split(","))
     for name, values in found.items():
         arrays = {
             f"{kind} {i}": array

@@ -1,6 +1,6 @@
 """One rank of the delayed schedule's equality test: weights after every step, to be compared with the reference.
 
-Argument: the folder for results.
+Arguments: the names of the cases, with commas between them; the folder for results.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def train(case: cases.Case) -> dict[str, Any]:
         for start in range(0, cases.STEPS, _STEPS_PER_CALL):
             several(iterator, tf.constant(min(_STEPS_PER_CALL, cases.STEPS - start)))
     else:
-        function = single if case.mode == "eager" else tf.function(single, input_signature=signature)
+        function = single if case.mode == "eager" else tf.function(single, input_signature=signature, autograph=False)
         for one in dataset:
             function(*one)
     statistic.assign(float(this_rank.rank() + 1))
@@ -115,8 +115,8 @@ def main() -> None:
     if this_rank.number() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
     this_rank.init()
-    folder = Path(sys.argv[1])
-    for case in cases.CASES:
+    names, folder = sys.argv[1].split(","), Path(sys.argv[2])
+    for case in [one for one in cases.CASES if one.name in names]:
         np.savez(folder / f"{case.name}-{this_rank.rank()}.npz", **train(case))
 
 

@@ -5,9 +5,10 @@
 
 With TensorFlow's collectives each of HOSTS is a folder in TFSPS_DIR: its ranks see no other tables.
 
-TensorFlow is imported once, here, and the ranks are forked from that: nothing runs yet, not even a thread. What a rank
-prints is prefixed with its number; when a rank fails the others are terminated, and five seconds later killed; the
-status is that of the first rank that failed.
+TensorFlow and tf_sparse_ps are imported once, here, and the ranks are forked from that: nothing runs yet, not even a
+thread. Packages that a program may import on some ranks only, such as `tsps.callbacks`, are not imported here. What a
+rank prints is prefixed with its number. When a rank fails, the others are terminated, and five seconds later killed.
+The status is that of the first rank that failed.
 """
 
 from __future__ import annotations
@@ -197,7 +198,10 @@ def main() -> int:
     environments = [for_horovod(slot, port) for slot in slots] if engine == "horovod" else for_tensorflow(slots, port)
     import tensorflow as tf  # after the server was forked, which does not need it
 
+    import tf_sparse_ps as tsps
+
     assert tf.keras.layers.Dense  # Keras is imported when it is first asked for
+    assert tsps.Embedding
     assert len(os.listdir("/proc/self/task")) == 1, "threads do not go along"
     ranks = [Rank(number, environment, program, arguments) for number, environment in enumerate(environments)]
     signal.signal(signal.SIGTERM, lambda *_: end(ranks))

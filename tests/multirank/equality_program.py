@@ -1,14 +1,15 @@
 """One rank of the equality test. Writes what it ended with; the test compares with the reference.
 
-Arguments: which runs ("even", "more": two nodes of two ranks; "uneven": of two ranks and of one; "single": one node of
-four; "several": several nodes of any ranks), "-" and bytes of the exchange's window if it is to be smaller than it is;
-the folder for results.
+Arguments: which runs (names of `EVEN`, with commas between them, or "more": two nodes of two ranks; "uneven": of two
+ranks and of one; "single": one node of four; "several": several nodes of any ranks), ":" and bytes of the exchange's
+window if it is to be smaller than it is; the folder for results.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,10 @@ def train(
         [tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS],
         [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
     )
-    functions = [tf.function(functools.partial(step, out), input_signature=signature) for out in (False, True)]
+    # Without AutoGraph: tracing is most of a run.
+    functions = [
+        tf.function(functools.partial(step, out), input_signature=signature, autograph=False) for out in (False, True)
+    ]
     reduce_over = topologies.reduce_over
     if control:
         # Nothing travels: every leader sees its own gradients only.
@@ -163,30 +167,30 @@ def main() -> None:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     this_rank.init()
     folder = Path(sys.argv[2])
-    which, _, window = sys.argv[1].partition("-")
+    which, _, window = sys.argv[1].partition(":")
     if window:
         node_exchange.exchange_window = lambda *_: int(window)
-    runs = {"even": even, "more": more, "uneven": uneven, "single": single, "several": several}[which]
-    for name, arrays in runs().items():
+    groups = {"more": more, "uneven": uneven, "single": single, "several": several}
+    runs = groups[which]() if which in groups else {name: EVEN[name]() for name in which.split(",")}
+    for name, arrays in runs.items():
         np.savez(folder / f"{name}-{this_rank.rank()}.npz", **arrays)
 
 
-def even() -> dict[str, dict[str, Any]]:
-    """Two nodes of two ranks, every day: each rule, reduction, topology and wire."""
-    return {
-        "sgd-frequency": train("sgd", "frequency", batches.STEPS),
-        "adam-frequency": train("adam", "frequency", 60),
-        "adagrad-sum": train("adagrad", "sum", 30, tape="distributed"),
-        "adagrad-frequency-flat": train("adagrad", "frequency", 60, topology="flat"),
-        "adagrad-frequency-bfloat16": train("adagrad", "frequency", 60, wire="bfloat16"),
-        "sgd-sum-flat-bfloat16": train("sgd", "sum", 30, topology="flat", wire="bfloat16"),
-        "sgd-average-float16": train("sgd", "average", 30, wire="float16"),
-        "adagrad-frequency-rows": train("adagrad", "frequency", 40, dtype="bfloat16"),
-        "adam-average-flat-rows": train("adam", "average", 40, topology="flat", dtype="float16"),
-        "control": train("sgd", "frequency", 30, topology="flat", control=True),
-        "example": {"rows": published_example()},
-        "fit": fit_example(),
-    }
+# Two nodes of two ranks: each rule, reduction, topology and wire.
+EVEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "sgd-frequency": lambda: train("sgd", "frequency", batches.STEPS),
+    "adam-frequency": lambda: train("adam", "frequency", 60),
+    "adagrad-sum": lambda: train("adagrad", "sum", 30, tape="distributed"),
+    "adagrad-frequency-flat": lambda: train("adagrad", "frequency", 60, topology="flat"),
+    "adagrad-frequency-bfloat16": lambda: train("adagrad", "frequency", 60, wire="bfloat16"),
+    "sgd-sum-flat-bfloat16": lambda: train("sgd", "sum", 30, topology="flat", wire="bfloat16"),
+    "sgd-average-float16": lambda: train("sgd", "average", 30, wire="float16"),
+    "adagrad-frequency-rows": lambda: train("adagrad", "frequency", 40, dtype="bfloat16"),
+    "adam-average-flat-rows": lambda: train("adam", "average", 40, topology="flat", dtype="float16"),
+    "control": lambda: train("sgd", "frequency", 30, topology="flat", control=True),
+    "example": lambda: {"rows": published_example()},
+    "fit": fit_example,
+}
 
 
 def more() -> dict[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Starts a rank program on several ranks, in a private folder of tables, and cleans up whatever happens.
 
-Ranks are started directly (`direct_launcher.py`), which takes seconds less than horovodrun; tests of what horovodrun
-itself does ask for it. pytest's option `--collectives` says what connects them.
+`direct_launcher.py` forks the ranks. It is itself forked from a process that has imported TensorFlow
+(`fork_server.py`), so a launch takes seconds less than with horovodrun. Tests of what horovodrun or `tf-sparse-ps run`
+does ask for them. pytest's option `--collectives` says what connects the ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fork_server import AT_IMPORT, ForkedProcess, ForkServer
 
 # Of pytest's option `--collectives`, for the programs.
 VARIABLE, HOROVOD, TENSORFLOW = "TSPS_TEST_COLLECTIVES", "horovod", "tensorflow"
@@ -43,7 +45,7 @@ class Launch:
 
     folder: Path
     tables: Path
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     _lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
 
     @property
@@ -134,11 +136,9 @@ def launched(
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
-        "PYTHONUNBUFFERED": "1",
+        **AT_IMPORT,
         "TFSPS_DIR": str(tables),
         VARIABLE: engine,
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "OMP_NUM_THREADS": "1",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",  # ranks that start late are none to give up
         **(env or {}),
     }
@@ -146,16 +146,23 @@ def launched(
     if env and "TFSPS_JOB" in env:
         environment["TFSPS_JOB"] = env["TFSPS_JOB"]
     job = [str(HERE / program), *args, str(folder)]
-    command = [sys.executable, str(HERE / "direct_launcher.py"), engine, hosts, str(ranks), *job]
-    if by_horovodrun:
-        horovodrun = str(Path(sys.executable).parent / "horovodrun")
-        command = [sys.executable, horovodrun, "--gloo", "-np", str(ranks), "-H", hosts, sys.executable, *job]
-    if by_run:
-        options = ["-np", str(ranks), "--all-ranks", "--collectives", engine]
-        command = [sys.executable, "-m", "tf_sparse_ps", "run", *options, sys.executable, *job]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+    process: subprocess.Popen[str] | ForkedProcess
+    if by_horovodrun or by_run:
+        if by_horovodrun:
+            launcher = [str(Path(sys.executable).parent / "horovodrun"), "--gloo", "-np", str(ranks), "-H", hosts]
+        else:
+            launcher = ["-m", "tf_sparse_ps", "run", "-np", str(ranks), "--all-ranks", "--collectives", engine]
+        process = subprocess.Popen(
+            [sys.executable, *launcher, sys.executable, *job],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    else:
+        arguments = [engine, hosts, str(ranks), *job]
+        process = ForkServer.of_this_process().start(HERE / "direct_launcher.py", arguments, environment)
     known: dict[int, psutil.Process] = {}
     done = threading.Event()
 

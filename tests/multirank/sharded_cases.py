@@ -28,7 +28,8 @@ SETTINGS: dict[str, list[Any]] = {
     "ahead": [0, 1, 4, 32],  # length of a pass of `tsps.lookahead`; 0: on demand
 }
 CASES = pairwise(SETTINGS)
-# Three cases of each of two layouts: two launches, and every value of the other settings.
+# Three cases of each of two layouts: two launches, and every value of the other settings. The first one runs
+# every day.
 DAILY = [case for layout in ("2x2", "3x1") for case in [one for one in CASES if one["layout"] == layout][:3]]
 NIGHTLY = [case for case in CASES if case not in DAILY]
 STEPS = 12

@@ -117,7 +117,8 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
             [tf.TensorSpec([None], tf.int64) for _ in batches.DIMS],
             [tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS],
             [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
-        )
+        ),
+        autograph=False,  # tracing is most of a run
     )
     def step(ids: list[tf.Tensor], targets: list[tf.Tensor], dense_targets: list[tf.Tensor]) -> None:
         with tf.GradientTape() as tape:

@@ -12,21 +12,29 @@ import mode_a
 import mode_c
 import numpy as np
 import pytest
+from selected_runs import selected_runs
 
+pytestmark = pytest.mark.daily  # the one launch of DelayedGlobal; marked ones are nightly
 RANKS = 4
+SGD = next(case for case in cases.CASES if case.kind == "sgd" and case.apply == "all" and not case.late)
+ADAGRAD = next(case for case in cases.CASES if case.kind == "adagrad" and case.apply == "all")
+AVERAGED = next(case for case in cases.CASES if not case.late and case.cycle > cases.STEPS)
+CASES = [pytest.param(case, id=case.name, marks=() if case == ADAGRAD else pytest.mark.nightly) for case in cases.CASES]
 # Of the largest weight. float32, and sums in another order than the reference's; Adam divides by small roots.
 TOLERANCE = {"sgd": 2e-6, "momentum": 4e-6, "nesterov": 4e-6, "adagrad": 4e-6, "adam": 2e-5}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """Of every case, each rank's."""
-    with launch.launched("delayed_program.py") as job:
+def results(request: pytest.FixtureRequest) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """Of every case that selected tests look at, each rank's."""
+    names = selected_runs(
+        request, "results", lambda parameters: [parameters["case"].name] if "case" in parameters else []
+    )
+    with launch.launched("delayed_program.py", ",".join(names)) as job:
         status = job.wait()
         assert status == 0, job.output[-20000:]
         yield {
-            case.name: [dict(np.load(Path(job.folder) / f"{case.name}-{rank}.npz")) for rank in range(RANKS)]
-            for case in cases.CASES
+            name: [dict(np.load(Path(job.folder) / f"{name}-{rank}.npz")) for rank in range(RANKS)] for name in names
         }
 
 
@@ -70,7 +78,7 @@ def largest_error(case: cases.Case, simulation: mode_c.Simulation, after: list[n
     return float(max(errors))
 
 
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES)
 def test_delayed_training_follows_the_stated_rules(case: cases.Case, results: dict[str, list[dict[str, Any]]]) -> None:
     ranks = results[case.name]
     simulation, after = simulate(case, ranks[0]["first_rows"])
@@ -87,7 +95,7 @@ def test_delayed_training_follows_the_stated_rules(case: cases.Case, results: di
     assert int(ranks[0]["iterations"]) == cases.STEPS
 
 
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES)
 def test_ranks_are_identical_after_each_cycle(case: cases.Case, results: dict[str, list[dict[str, Any]]]) -> None:
     ranks = results[case.name]
     for name in ("last", "slots", "rows"):
@@ -100,25 +108,28 @@ def test_ranks_are_identical_after_each_cycle(case: cases.Case, results: dict[st
     assert all((ranks[1]["after"][i] != ranks[0]["after"][i]).any() for i in between)
 
 
+@pytest.mark.nightly
+@pytest.mark.runs(AVERAGED.name)
 def test_registered_statistics_are_averaged(results: dict[str, list[dict[str, Any]]]) -> None:
-    case = next(case for case in cases.CASES if not case.late and case.cycle > cases.STEPS)
-    assert [float(one["statistic"]) for one in results[case.name]] == [2.5] * RANKS
+    assert [float(one["statistic"]) for one in results[AVERAGED.name]] == [2.5] * RANKS
 
 
+@pytest.mark.runs(ADAGRAD.name)
 @pytest.mark.parametrize("changed", [{"staleness": 4}, {"cycle": 5}, {"apply": "newest"}])
 def test_another_rule_does_not_fit(changed: dict[str, Any], results: dict[str, list[dict[str, Any]]]) -> None:
     """The comparison would notice if ranks did something else."""
-    case = next(case for case in cases.CASES if case.kind == "adagrad" and case.apply == "all")
-    simulation, after = simulate(case, results[case.name][0]["first_rows"], **changed)
-    assert largest_error(case, simulation, after, results[case.name]) > 100 * TOLERANCE[case.kind]
+    ranks = results[ADAGRAD.name]
+    simulation, after = simulate(ADAGRAD, ranks[0]["first_rows"], **changed)
+    assert largest_error(ADAGRAD, simulation, after, ranks) > 100 * TOLERANCE[ADAGRAD.kind]
 
 
+@pytest.mark.nightly
+@pytest.mark.runs(SGD.name)
 def test_plain_sgd_ends_where_synchronous_sgd_of_the_same_gradients_does(
     results: dict[str, list[dict[str, Any]]],
 ) -> None:
     """The sum of all local steps and corrections is that of the global gradients alone."""
-    case = next(case for case in cases.CASES if case.kind == "sgd" and case.apply == "all" and not case.late)
-    ranks = results[case.name]
+    case, ranks = SGD, results[SGD.name]
     weights = np.concatenate([np.ravel(one) for one in cases.first_weights()]).astype(np.float64)
     starts = [np.concatenate([[weights], one["after"][:-1]]).astype(np.float64) for one in ranks]
     for i in range(cases.STEPS):

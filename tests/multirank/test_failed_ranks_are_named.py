@@ -47,12 +47,8 @@ def expect_to_say(job: Launch, what: str, said: str, ranks: tuple[int, ...] = OT
 
 @pytest.mark.parametrize(
     ("what", "schedule"),
-    [("kill", ""), ("slow", ""), pytest.param("stop", "", marks=pytest.mark.nightly)]
-    + [
-        pytest.param(what, schedule, marks=pytest.mark.nightly)
-        for what in ("kill", "slow")
-        for schedule in ("-buckets", "-delayed")
-    ],
+    [pytest.param("kill", "", marks=pytest.mark.daily), ("slow", ""), ("stop", "")]
+    + [(what, schedule) for what in ("kill", "slow") for schedule in ("-buckets", "-delayed")],
 )
 def test_the_others_say_which_rank_and_in_which_step(what: str, schedule: str) -> None:
     # With gradients on their way the last step may not be made.

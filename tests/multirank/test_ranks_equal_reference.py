@@ -1,6 +1,6 @@
 """Four ranks on two nodes give the numbers of the reference, and both nodes the same bits.
 
-One launch does all the work of every day, another one that of the night; the tests look at what they left.
+A launch makes the runs that the selected tests look at.
 """
 
 from __future__ import annotations
@@ -8,15 +8,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import batches
 import numpy as np
 import pytest
 from launch import ONE_NODE, TWO_NODES, launched
 from mode_a import Simulation
+from selected_runs import selected_runs
 from simulation import NARROW_WIRE, RARE, TOLERANCE, Results, largest_error, results_in, simulate, table_errors
+
+pytestmark = pytest.mark.daily  # the one launch of replicated tables; marked ones are nightly
+NIGHTLY = pytest.mark.nightly
 
 
 @contextlib.contextmanager
@@ -32,8 +37,9 @@ def run(which: str, hosts: str, ranks: int) -> Iterator[Results]:
 
 
 @pytest.fixture(scope="module")
-def results() -> Iterator[Results]:
-    with run("even", TWO_NODES, batches.RANKS) as found:
+def results(request: pytest.FixtureRequest) -> Iterator[Results]:
+    names = selected_runs(request, "results", lambda parameters: [parameters[one] for one in parameters])
+    with run(",".join(names), TWO_NODES, batches.RANKS) as found:
         yield found
 
 
@@ -111,12 +117,17 @@ def must_be_identical(first: dict[str, np.ndarray], *others: dict[str, np.ndarra
             assert values.tobytes() == other[key].tobytes(), key
 
 
-@pytest.mark.parametrize("name", RUNS)
+def daily_first(names: Iterable[str]) -> list[Any]:
+    first, *others = names
+    return [first, *(pytest.param(name, marks=NIGHTLY) for name in others)]
+
+
+@pytest.mark.parametrize("name", daily_first(RUNS))
 def test_training_equals_the_reference(results: Results, name: str) -> None:
     must_equal_the_reference(name, RUNS[name], results[name])
 
 
-@pytest.mark.nightly
+@NIGHTLY
 @pytest.mark.parametrize("name", MORE_RUNS)
 def test_training_equals_the_reference_however_it_is_set(more: Results, name: str) -> None:
     must_equal_the_reference(name, MORE_RUNS[name], more[name])
@@ -127,6 +138,7 @@ def test_training_equals_the_reference_however_it_is_set(more: Results, name: st
 NARROW_ROWS = {"adagrad-frequency-rows": 0.03, "adam-average-flat-rows": 0.01}
 
 
+@NIGHTLY
 @pytest.mark.parametrize("name", NARROW_ROWS)
 def test_rows_of_16_bits_stay_near_the_reference(results: Results, name: str) -> None:
     kind, reduction, *rest = name.split("-")
@@ -136,12 +148,13 @@ def test_rows_of_16_bits_stay_near_the_reference(results: Results, name: str) ->
     assert TOLERANCE[kind] < np.max(errors) < NARROW_ROWS[name]
 
 
-@pytest.mark.parametrize("name", [*RUNS, *NARROW_ROWS])
+@pytest.mark.parametrize("name", daily_first([*RUNS, *NARROW_ROWS]))
 def test_nodes_and_ranks_are_bit_identical(results: Results, name: str) -> None:
     must_be_identical(*results[name])
 
 
-@pytest.mark.parametrize("which", ["single", pytest.param("single-2048", marks=pytest.mark.nightly)])
+@NIGHTLY
+@pytest.mark.parametrize("which", ["single", pytest.param("single:2048", id="single-2048")])
 def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
     with run(which, ONE_NODE, batches.RANKS) as results:
         for name in ("adagrad-frequency", "adam-average", "sgd-sum", "sgd-frequency-clipped"):
@@ -163,12 +176,13 @@ def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "senders"),
     [
-        pytest.param(TWO_NODES, NODES, id="2+2", marks=pytest.mark.nightly),
-        pytest.param("localhost:3,127.0.0.1:1", [[0, 1, 2], [3]], id="3+1", marks=pytest.mark.nightly),
+        pytest.param(TWO_NODES, NODES, id="2+2"),
+        pytest.param("localhost:3,127.0.0.1:1", [[0, 1, 2], [3]], id="3+1"),
     ],
 )
+@NIGHTLY
 def test_nodes_merge_in_rounds(hosts: str, senders: list[list[int]]) -> None:
-    with run("several-2048", hosts, batches.RANKS) as results:
+    with run("several:2048", hosts, batches.RANKS) as results:
         for name in ("adagrad-frequency", "sgd-sum-clipped", "sgd-average-bfloat16"):
             kind, reduction = name.split("-")[:2]
             wire = "bfloat16" if "bfloat16" in name else "float32"
@@ -183,6 +197,7 @@ def test_nodes_merge_in_rounds(hosts: str, senders: list[list[int]]) -> None:
             assert rank["bytes_received"] > rank["bytes_sent"] > 0
 
 
+@NIGHTLY
 def test_nodes_may_have_different_numbers_of_ranks(uneven: Results) -> None:
     for name, wire, steps in (("adagrad-frequency", "float32", 40), ("sgd-average-bfloat16", "bfloat16", 20)):
         kind, reduction = name.split("-")[:2]
@@ -193,12 +208,16 @@ def test_nodes_may_have_different_numbers_of_ranks(uneven: Results) -> None:
         check(job, first, kind, wire, name)
 
 
+@NIGHTLY
+@pytest.mark.runs("adagrad-frequency-bfloat16")
 def test_a_narrow_wire_rounds(results: Results) -> None:
     ranks = results["adagrad-frequency-bfloat16"]
     job = simulate("adagrad", "frequency", 60, ranks[0], NODES, "float32")
     assert np.mean(table_errors(job, ranks[0]) > TOLERANCE["adagrad"]) > 10 * RARE
 
 
+@NIGHTLY
+@pytest.mark.runs("control")
 def test_without_the_exchange_the_reference_is_missed(results: Results) -> None:
     ranks = results["control"]
     job = simulate("sgd", "frequency", 30, ranks[0], FLAT, "float32")
@@ -206,12 +225,14 @@ def test_without_the_exchange_the_reference_is_missed(results: Results) -> None:
     assert ranks[0]["last0"].tobytes() != ranks[2]["last0"].tobytes(), "nodes must drift apart without it"
 
 
+@pytest.mark.runs("example")
 def test_published_example(results: Results) -> None:
     expected = [(0 + 12) / 2, 1, (10 + 21) / 2, 20, np.float32(np.float32(2 + 11 + 22) / np.float32(3))]
     for rank in results["example"]:
         np.testing.assert_array_equal(-rank["rows"][:, 0], np.array(expected, np.float32))
 
 
+@pytest.mark.runs("fit")
 def test_fit_keeps_ranks_together(results: Results) -> None:
     first, *others = results["fit"]
     for other in others:

@@ -32,6 +32,7 @@ def test_fit_on_one_rank(tmp_path: Path, whole: Whole) -> None:
     must_equal(results, str(tmp_path / "again"), 1)
 
 
+@pytest.mark.daily
 def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, shared_memory: str, whole: Whole) -> None:
     results, output = whole.run(2, named=True)
     broken = fit_options(tmp_path, "broken")

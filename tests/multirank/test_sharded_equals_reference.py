@@ -1,14 +1,14 @@
 """Sharded tables beside a replicated one give the numbers of the reference, whatever their settings are together.
 
-One launch for each number of nodes and ranks does all the work; the tests look at what it left.
+One launch for each layout, which is a number of nodes and ranks, does all the work. The tests look at what it left.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,24 @@ import numpy as np
 import pytest
 from launch import launched
 from mode_a import Simulation, SparseBatch, rounded
-from sharded_cases import CASES, DAILY, LAYOUTS, NIGHTLY, ON_DISK, ROUNDS_PULLS, SETTINGS, SHARDED, STEPS, name_of
+from selected_runs import selected_runs
+from sharded_cases import (
+    CASES,
+    DAILY,
+    LAYOUTS,
+    NIGHTLY,
+    ON_DISK,
+    ROUNDS_PULLS,
+    SETTINGS,
+    SHARDED,
+    STEPS,
+    name_of,
+)
 from simulation import RARE, TOLERANCE, Results, results_in
 
 from tf_sparse_ps import _table
 
+pytestmark = pytest.mark.daily  # the launch of one case; others are nightly
 Case = dict[str, Any]
 TABLES = range(len(batches.DIMS))
 
@@ -42,18 +55,25 @@ def launch(cases: list[Case], control: str = "") -> Results:
     return found
 
 
+@dataclasses.dataclass
+class Launched:
+    """The results of cases by name, of the layouts that were launched, and the names of all selected cases."""
+
+    selected: list[str]
+    results: Results = dataclasses.field(default_factory=dict)
+
+
 @pytest.fixture(scope="module")
-def results() -> Iterator[dict[str, Results]]:
-    """By layout, what was launched for a case of it."""
-    return {}
+def results(request: pytest.FixtureRequest) -> Launched:
+    return Launched(selected_runs(request, "results", lambda parameters: map(name_of, parameters.values())))
 
 
-def ranks_of(case: Case, results: dict[str, Results]) -> list[dict[str, np.ndarray]]:
-    """What the ranks of a case left."""
-    if name_of(case) not in results:
-        alike = DAILY if case in DAILY else NIGHTLY
-        results |= launch([one for one in alike if one["layout"] == case["layout"]])
-    return results[name_of(case)]
+def ranks_of(case: Case, launched: Launched) -> list[dict[str, np.ndarray]]:
+    """What the ranks of a case left. The selected cases of a layout share a launch."""
+    if name_of(case) not in launched.results:
+        alike = [one for one in CASES if one["layout"] == case["layout"] and name_of(one) in launched.selected]
+        launched.results |= launch(alike)
+    return launched.results[name_of(case)]
 
 
 def whole(case: Case, ranks: list[dict[str, np.ndarray]], t: int) -> np.ndarray:
@@ -146,14 +166,17 @@ def expect(case: Case, ranks: list[dict[str, np.ndarray]]) -> None:
     assert all(rank["statistic_sharded_bytes"] > 0 for rank in ranks)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=name_of(case)) for case in DAILY])
-def test_rows_are_those_of_the_reference(case: Case, results: dict[str, Results]) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name_of(case), marks=() if case == DAILY[0] else pytest.mark.nightly) for case in DAILY],
+)
+def test_rows_are_those_of_the_reference(case: Case, results: Launched) -> None:
     expect(case, ranks_of(case, results))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", [pytest.param(case, id=name_of(case)) for case in NIGHTLY])
-def test_rows_of_every_pair_of_settings_are_those_of_the_reference(case: Case, results: dict[str, Results]) -> None:
+def test_rows_of_every_pair_of_settings_are_those_of_the_reference(case: Case, results: Launched) -> None:
     expect(case, ranks_of(case, results))
 
 
@@ -163,9 +186,8 @@ def exact(reduction: str) -> Case:
     return min(found, key=lambda case: sum(case[one] != "float32" for one in ("dtype", "push", "pull")))
 
 
-def test_keys_that_count_once_per_call_would_be_noticed(
-    results: dict[str, Results], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.runs(name_of(exact("frequency")))
+def test_keys_that_count_once_per_call_would_be_noticed(results: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if keys were not merged before the exchange."""
     case = exact("frequency")
     ranks = ranks_of(case, results)
@@ -198,8 +220,10 @@ def test_keys_that_count_once_per_call_would_be_noticed(
     assert np.mean(errors(case, ranks, reference(case, ranks[0])) > TOLERANCE[case["optimizer"]]) > 5 * RARE
 
 
+@pytest.mark.nightly  # its case has the other layout
+@pytest.mark.runs(name_of(exact("sum")))
 def test_a_key_that_has_the_last_nodes_gradient_alone_would_be_noticed(
-    results: dict[str, Results], monkeypatch: pytest.MonkeyPatch
+    results: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if keys were not merged after the exchange."""
     case = exact("sum")

@@ -18,6 +18,7 @@ TIMEOUT_S = 8
 PROGRAM = "import tf_sparse_ps as tsps; ranks = tsps.init({}); print(ranks.kind, ranks.rank, ranks.size, flush=True)"
 
 
+@pytest.mark.daily
 def test_row_counts_that_all_differ_leave_nothing_behind() -> None:
     with launched("ragged_program.py", hosts="localhost:2", ranks=2, collectives=TENSORFLOW) as job:
         assert job.wait() == 0, job.output[-20000:]

@@ -6,7 +6,8 @@ import pytest
 from launch import ONE_NODE, TWO_NODES, launched
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), [(ONE_NODE, 2), (TWO_NODES, 4)])
+@pytest.mark.daily
+@pytest.mark.parametrize(("hosts", "ranks"), [(ONE_NODE, 2), pytest.param(TWO_NODES, 4, marks=pytest.mark.nightly)])
 def test_rows_and_slots_are_equal_bit_for_bit(hosts: str, ranks: int) -> None:
     with launched("tiered_program.py", "200", hosts=hosts, ranks=ranks) as job:
         status = job.wait()

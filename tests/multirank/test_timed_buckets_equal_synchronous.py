@@ -19,9 +19,18 @@ import numpy as np
 import pytest
 from bucket_sizes import IN_BUCKETS, PROFILE, STEPS
 from launch import launched
+from selected_runs import selected_runs
 
+pytestmark = pytest.mark.daily  # a launch of two ranks; marked tests are nightly
+NIGHTLY = pytest.mark.nightly
 Results = dict[str, list[dict[str, Any]]]
 OPTIMIZERS = ("sgd", "adam", "momentum-clipnorm", "adagrad-clipvalue")
+EVERY_DAY = ("sgd buckets", "adam server", "fit buckets")
+
+
+def daily(names: list[str]) -> list[Any]:
+    """Marks the other names as nightly."""
+    return [pytest.param(name, marks=() if name in EVERY_DAY else NIGHTLY) for name in names]
 
 
 @contextlib.contextmanager
@@ -44,9 +53,18 @@ def load(folder: Path, ranks: int) -> Results:
     return found
 
 
+def runs_of(parameters: dict[str, Any]) -> list[str]:
+    """The runs of two ranks that a test compares, by its parameters."""
+    name = parameters.get("name", "")
+    if "how" in parameters:
+        return [name, f"{name} {parameters['how']}"]
+    return [name, name.partition(" ")[0]] if name.endswith((" buckets", " server")) else []
+
+
 @pytest.fixture(scope="module")
-def two() -> Iterator[Results]:
-    with run("pair", 2) as folder:
+def two(request: pytest.FixtureRequest) -> Iterator[Results]:
+    names = selected_runs(request, "two", runs_of)
+    with run(",".join(names), 2) as folder:
         yield load(folder, 2)
 
 
@@ -76,8 +94,14 @@ def operations(result: dict[str, Any], kind: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("how", ["buckets", "server"])
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "weighted"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        pytest.param(name, how, marks=() if f"{name} {how}" in EVERY_DAY else NIGHTLY)
+        for name in (*OPTIMIZERS, "weighted")
+        for how in ("buckets", "server")
+    ],
+)
 def test_two_ranks_have_the_bits_of_synchronous_training(two: Results, name: str, how: str) -> None:
     for rank in range(2):
         assert different(two[f"{name} {how}"][rank], two[name][rank]) == []
@@ -85,18 +109,20 @@ def test_two_ranks_have_the_bits_of_synchronous_training(two: Results, name: str
     assert np.isfinite(two[name][0]["weights 0"]).all()
 
 
-@pytest.mark.parametrize("name", ["global buckets", "fit buckets", "fit server"])
+@pytest.mark.parametrize("name", daily(["global buckets", "fit buckets", "fit server"]))
 def test_so_do_clipping_by_the_global_norm_and_fit(two: Results, name: str) -> None:
     for rank in range(2):
         assert different(two[name][rank], two[name.split(" ")[0]][rank]) == []
 
 
+@NIGHTLY
+@pytest.mark.runs("sgd", "global", "weighted", "adam")
 def test_other_numbers_would_be_seen(two: Results) -> None:
     assert different(two["sgd"][0], two["global"][0], ("weights ",)) != []
     assert different(two["weighted"][0], two["adam"][0]) != []
 
 
-@pytest.mark.parametrize("name", [f"{name} buckets" for name in (*OPTIMIZERS, "weighted", "global")])
+@pytest.mark.parametrize("name", daily([f"{name} buckets" for name in (*OPTIMIZERS, "weighted", "global")]))
 def test_a_step_enqueues_as_many_operations_as_there_are_buckets(two: Results, name: str) -> None:
     for result in two[name]:
         buckets = result["plan"]["buckets"]
@@ -106,11 +132,14 @@ def test_a_step_enqueues_as_many_operations_as_there_are_buckets(two: Results, n
         assert sorted(itertools.chain(*buckets)) == list(range(10))
 
 
+@pytest.mark.runs("two halves")
 def test_a_bucket_is_sent_while_gradients_of_the_next_are_computed(two: Results) -> None:
     """The next one's are held back until it has been sent: on all ranks, or it would not have come back."""
     assert [rank["sent at the gate"] for rank in two["two halves"]] == [STEPS, STEPS]
 
 
+@NIGHTLY
+@pytest.mark.runs("two halves", "two halves turned", "sgd")
 def test_buckets_are_sent_in_the_order_of_the_plan(two: Results) -> None:
     """The plan's second half is ready, the first one's gradients are held back: the second waits for them."""
     assert [rank["sent at the gate"] for rank in two["two halves turned"]] == [0, 0]
@@ -118,6 +147,8 @@ def test_buckets_are_sent_in_the_order_of_the_plan(two: Results) -> None:
         assert different(two[name][0], two["sgd"][0]) == []
 
 
+@NIGHTLY
+@pytest.mark.runs("planned", "sgd buckets", "sgd")
 def test_a_given_plan_needs_no_profile(two: Results) -> None:
     for result in two["planned"]:
         assert result["plan"] == two["sgd buckets"][0]["plan"]
@@ -126,6 +157,8 @@ def test_a_given_plan_needs_no_profile(two: Results) -> None:
         assert different(result, two["sgd"][0]) == []
 
 
+@NIGHTLY
+@pytest.mark.runs("eager", "sgd")
 def test_eager_steps_travel_in_buckets_too(two: Results) -> None:
     for result in two["eager"]:
         assert set(operations(result, "bucket.").values()) == {IN_BUCKETS}
@@ -134,6 +167,7 @@ def test_eager_steps_travel_in_buckets_too(two: Results) -> None:
             np.testing.assert_allclose(result[f"weights {i}"], two["sgd"][0][f"weights {i}"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.runs("adam server")
 def test_a_server_sends_each_bucket_there_and_back_and_keeps_slots_to_itself(two: Results) -> None:
     for result in two["adam server"]:
         buckets = len(result["plan"]["buckets"])
@@ -145,6 +179,7 @@ def test_a_server_sends_each_bucket_there_and_back_and_keeps_slots_to_itself(two
     assert len(apart) == 20, "both moments of ten weights are current on their owner only, until drain()"
 
 
+@NIGHTLY
 def test_ranks_with_other_timing_have_one_plan(two: Results, four: Path) -> None:
     for results in (two, load(four, 4)):
         for name, ranks in results.items():
@@ -155,6 +190,7 @@ def test_ranks_with_other_timing_have_one_plan(two: Results, four: Path) -> None
     assert ranks[0]["plan"]["buckets"] == [[2, 3, 4, 5, 6, 7, 8, 9], [0, 1]]
 
 
+@NIGHTLY
 def test_four_ranks_differ_in_the_order_of_summation_only(four: Path) -> None:
     results = load(four, 4)
     first, *others = results["adam buckets"]
@@ -169,6 +205,7 @@ def test_four_ranks_differ_in_the_order_of_summation_only(four: Path) -> None:
     assert first["plan"]["latency_s"] + first["plan"]["seconds_per_byte"] > 0
 
 
+@NIGHTLY
 def test_erratic_timing_is_profiled_again_up_to_the_bound(four: Path) -> None:
     results = load(four, 4)
     for rank in results["erratic"]:
@@ -178,6 +215,7 @@ def test_erratic_timing_is_profiled_again_up_to_the_bound(four: Path) -> None:
         assert (rank["plan"]["profiles"], rank["plan"]["erratic"]) == (1, False)
 
 
+@NIGHTLY
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from fork_server import AT_IMPORT, ForkServer
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives import launchers, protocol
@@ -39,10 +38,8 @@ def in_a_fresh_process(code: str, **environment: str) -> list[str]:
     """The lines that a program prints; it must succeed."""
     env = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
     with tempfile.TemporaryDirectory(prefix="tsps-test-", dir="/dev/shm") as folder:
-        env |= {"TFSPS_DIR": folder, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), **environment}
-        done = subprocess.run(
-            [sys.executable, "-c", TRAIN + code], capture_output=True, text=True, env=env, cwd="/", timeout=240
-        )
+        env |= {"TFSPS_DIR": folder, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), **AT_IMPORT, **environment}
+        done = ForkServer.of_this_process().run(TRAIN + code, env)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 

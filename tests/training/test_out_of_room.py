@@ -6,12 +6,12 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fork_server import AT_IMPORT, ForkServer
 
 import tf_sparse_ps as tsps
 
@@ -45,9 +45,8 @@ NEXT = "import tf_sparse_ps as tsps; tsps.job.current()"
 
 def run(root: Path, code: str, *args: object) -> subprocess.CompletedProcess[str]:
     package = os.fspath(Path(tsps.__file__).parent.parent)
-    env = {**os.environ, "PYTHONPATH": package, "TF_CPP_MIN_LOG_LEVEL": "3", "TFSPS_DIR": os.fspath(root)}
-    command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd="/", timeout=240)
+    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": package, "TFSPS_DIR": os.fspath(root)}
+    return ForkServer.of_this_process().run(code, env, [*map(str, args)])
 
 
 @contextlib.contextmanager

@@ -1,0 +1,274 @@
+"""Runs Python programs in processes that have already imported TensorFlow.
+
+Importing TensorFlow and Keras takes seconds of processor time. A fork server imports them once and then forks one
+process per program:
+
+    server = ForkServer.of_this_process()
+    process = server.start(Path("program.py"), ["argument"], environment)
+    print(process.stdout.read(), process.wait())
+    print(server.run("import tensorflow as tf; print(tf.__version__)", environment).stdout)
+
+Nothing of TensorFlow's runtime runs in the server, which has one thread: `main` checks that before each fork. A forked
+program ends as any interpreter does, with its `atexit` functions, because it returns from `main`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+HERE = Path(__file__).resolve().parent
+# These take effect when Python starts or TensorFlow is imported. A program gets the values that the server has.
+AT_IMPORT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+_LONGEST_REQUEST = 1 << 20
+_STARTING_S = 120.0
+
+
+class ForkedProcess:
+    """A program that the server runs. It has the part of `subprocess.Popen` that tests use.
+
+    Attributes:
+      pid: The process id. The process is a child of the server.
+      stdout: What the program writes to stdout and stderr, if that is a pipe.
+      returncode: The exit status, or minus the signal that ended the program; None while it runs.
+    """
+
+    def __init__(self, pid: int, control: socket.socket, stdout: IO[str] | None = None) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._control = control
+
+    def poll(self) -> int | None:
+        """Returns `returncode` without waiting."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of the program and returns its status.
+
+        Raises:
+          subprocess.TimeoutExpired: It still runs after `timeout` seconds.
+        """
+        if self.returncode is None:
+            ready, _, _ = select.select([self._control], [], [], timeout)
+            if not ready:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            status = self._control.recv(16)
+            self._control.close()
+            self.returncode = int(status) if status else -signal.SIGKILL  # no status: the server was killed
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the program unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Sends SIGKILL to the program unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """A process that has imported TensorFlow and forks a process for each program."""
+
+    _shared: ForkServer | None = None
+
+    @classmethod
+    def of_this_process(cls) -> ForkServer:
+        """Returns the server of this process, and starts it if it does not run."""
+        if cls._shared is None or cls._shared._process.poll() is not None:
+            cls._shared = cls()
+            atexit.register(cls._shared.close)
+        return cls._shared
+
+    def __init__(self) -> None:
+        self._requests, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        with requests:
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "fork_server.py"), str(requests.fileno())],
+                env=environment | AT_IMPORT,
+                pass_fds=[requests.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+
+    def start(self, program: Path | str, arguments: Sequence[str], environment: dict[str, str]) -> ForkedProcess:
+        """Runs a program in a forked process.
+
+        Args:
+          program: A Python file, whose folder comes first in the program's `sys.path`; or the Python code itself.
+            `PYTHONPATH` of `environment` follows.
+          arguments: Of the program.
+          environment: All of the program's environment.
+
+        Raises:
+          ValueError: `environment` has another value of a variable of `AT_IMPORT` than the server.
+          RuntimeError: The server does not answer; with what it wrote.
+        """
+        reading, writing = os.pipe()
+        try:
+            pid, control = self._fork(program, arguments, environment, (writing, writing))
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return ForkedProcess(pid, control, os.fdopen(reading, encoding="utf-8", errors="replace"))
+
+    def run(
+        self, program: Path | str, environment: dict[str, str], arguments: Sequence[str] = (), timeout_s: float = 240.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program in a forked process to its end. Arguments and errors are those of `start`.
+
+        Raises:
+          subprocess.TimeoutExpired: It still runs after `timeout_s` seconds; it is killed.
+        """
+        with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+            pid, control = self._fork(program, arguments, environment, (stdout.fileno(), stderr.fileno()))
+            process = ForkedProcess(pid, control)
+            try:
+                status = process.wait(timeout_s)
+            finally:
+                process.kill()
+            for file in (stdout, stderr):
+                file.seek(0)
+            return subprocess.CompletedProcess([str(program)], status, stdout.read(), stderr.read())
+
+    def _fork(
+        self, program: Path | str, arguments: Sequence[str], environment: dict[str, str], output: tuple[int, int]
+    ) -> tuple[int, socket.socket]:
+        """Returns the process id, and the socket that gets the status."""
+        if other := {name for name, value in AT_IMPORT.items() if environment.get(name, value) != value}:
+            raise ValueError(f"a forked program cannot have its own {', '.join(sorted(other))}")
+        request = {
+            "file" if isinstance(program, Path) else "code": str(program),
+            "arguments": list(arguments),
+            "environment": environment,
+            "folder": os.getcwd(),
+        }
+        control, its_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its_control:
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [its_control.fileno(), *output])
+        ready, _, _ = select.select([control], [], [], _STARTING_S)
+        pid = control.recv(16) if ready else b""
+        if not pid:
+            control.close()
+            self._log.seek(0)
+            raise RuntimeError(f"the fork server did not start a process:\n{self._log.read()[-10000:]}")
+        return int(pid), control
+
+    def close(self) -> None:
+        """Ends the server and, by SIGTERM, the programs that still run."""
+        self._requests.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Forks a process per request.
+
+    Returns:
+      In a forked process: the request. In the server: None, once the client has closed its socket.
+    """
+    children: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, and where its status is sent
+    poll = select.poll()
+    poll.register(requests, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor in children:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                pid, control = children.pop(descriptor)
+                _, status = os.waitpid(pid, 0)
+                with control, contextlib.suppress(OSError):
+                    control.send(str(os.waitstatus_to_exitcode(status)).encode())
+                continue
+            message, descriptors, _, _ = socket.recv_fds(requests, _LONGEST_REQUEST, 3)
+            if not message:
+                for pid, _ in children.values():
+                    os.kill(pid, signal.SIGTERM)
+                return None
+            threads = len(os.listdir("/proc/self/task"))
+            assert threads == 1, f"the fork server has {threads} threads: a forked process would lack them"
+            control, output = socket.socket(fileno=descriptors[0]), descriptors[1:]
+            pid = os.fork()
+            if pid == 0:
+                for other, (_, its_control) in children.items():
+                    os.close(other)
+                    its_control.close()
+                control.close()
+                requests.close()
+                for target, source in enumerate(output, 1):
+                    os.dup2(source, target)
+                    os.close(source)
+                return json.loads(message)
+            for source in output:
+                os.close(source)
+            control.send(str(pid).encode())
+            pidfd = os.pidfd_open(pid)
+            children[pidfd] = pid, control
+            poll.register(pidfd, select.POLLIN)
+
+
+def _run(request: dict[str, Any], paths: list[str]) -> None:
+    """Becomes the program."""
+    import numpy as np
+
+    np.random.seed()  # or all forked programs would draw the same numbers
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    time.tzset()
+    file = request.get("file")
+    sys.argv = [file or "-c", *request["arguments"]]
+    first = [str(Path(file).parent)] if file else []
+    first += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = first + [path for path in paths if path not in first]
+    if file:
+        runpy.run_path(file, run_name="__main__")
+    else:
+        sys.modules["__main__"] = module = types.ModuleType("__main__")
+        exec(compile(request["code"], "<string>", "exec"), module.__dict__)
+
+
+def main() -> None:
+    """Serves; in forked processes: runs a program."""
+    paths = sys.path[1:]
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    import tensorflow as tf
+
+    assert tf.keras.layers.Dense  # Keras is imported when it is first asked for
+    request = _serve(requests)
+    if request is not None:
+        _run(request, paths)
+
+
+if __name__ == "__main__":
+    main()
