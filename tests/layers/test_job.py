@@ -90,6 +90,37 @@ def test_leftovers_of_a_killed_job_are_removed_and_a_running_one_is_left_alone(r
     assert groups(root) == ["mine"]
 
 
+@pytest.mark.parametrize(
+    ("given", "placement"),
+    [
+        ("weights=[np.ones((5, 2))]", "'replicated'"),
+        pytest.param("weights=[np.ones((5, 2))]", "tsps.Sharded()", marks=pytest.mark.nightly),
+        pytest.param("embeddings_initializer=ones", "'replicated'", marks=pytest.mark.nightly),
+        pytest.param("embeddings_initializer=ones", "tsps.Sharded()", marks=pytest.mark.nightly),
+    ],
+)
+def test_first_rows_that_a_killed_run_did_not_write_are_written_by_the_next_one(root, given, placement):
+    environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
+    program = (
+        "import os, signal, numpy as np, tensorflow as tf, tf_sparse_ps as tsps\n"
+        "from tf_sparse_ps.job.table_binding import TableBinding\n"
+        "def ones(shape, dtype=None): return tf.ones(shape)\n"
+        "PATCH\n"
+        f"layer = tsps.Embedding(5, 2, placement={placement}, {given})\n"
+        "layer.build(None)\n"
+        "print(np.asarray(layer(tf.range(5))).ravel().tolist())\n"
+        "layer.bindings[0].assign(np.arange(5), np.full((5, 2), 3.0, np.float32))\n"
+    )
+    kill = "TableBinding.write_rows = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    killed = start(program.replace("PATCH", kill), **environment)
+    _, error = killed.communicate(timeout=120)
+    assert killed.returncode == -9, error
+    ones, threes = ([value] * 10 for value in (1.0, 3.0))
+    assert json.loads(run_child(program.replace("PATCH", ""), **environment)) == ones
+    # A run that finds all rows leaves them as they are.
+    assert json.loads(run_child(program.replace("PATCH", ""), **environment)) == threes
+
+
 def test_a_named_job_goes_on_with_its_tables(root):
     environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
     write = "import numpy as np\nbinding.assign(np.array([7]), np.ones((1, 4), np.float32))\n"

@@ -124,8 +124,21 @@ class JobTables:
                 "job's directory"
             )
         if os.path.lexists(binding.path):
-            self._attach(binding, initializer)
-            return
+            group = self._attach(binding, initializer)
+            first_rows = len(values) if values is not None else (binding.config.key_limit or 0)
+            if (values is None and initializer.values is None) or not _lacks_first_rows(binding, group, first_rows):
+                return
+        else:
+            self._make(binding, initializer)
+        if values is None and initializer.values is not None:
+            if binding.placement == "sharded":  # one rank makes the matrix: every process would draw another one
+                binding.unfilled = True
+                return
+            values = initializer.values()
+        if values is not None:
+            binding.write_rows(np.arange(len(values), dtype=np.int64), values)
+
+    def _make(self, binding: TableBinding, initializer: Any) -> None:
         config = binding.config
         storage_folder, storage_memory = disk_folders.prepare(config.storage, binding.path)
         with eager_ops(f"making table {binding.path}") as _ops:
@@ -145,16 +158,13 @@ class JobTables:
                 storage_memory=storage_memory,
                 **self._shard_of(binding),
             )
-        if values is None and initializer.values is not None:
-            if binding.placement == "sharded":  # one rank makes the matrix: every process would draw another one
-                binding.unfilled = True
-                return
-            values = initializer.values()
-        if values is not None:
-            binding.write_rows(np.arange(len(values), dtype=np.int64), values)
 
-    def _attach(self, binding: TableBinding, initializer: Any) -> None:
-        """The table of an earlier run of this named job must be the one that this run would make."""
+    def _attach(self, binding: TableBinding, initializer: Any) -> _table.Group:
+        """Checks that the table of an earlier run of this named job is the one that this run would make.
+
+        Returns:
+          The group, opened to read.
+        """
         name, config = self._identity.name, binding.config
         group = _table.Group.open(self._group.path)
         info = group.table_info(group.find_table(os.path.basename(binding.path)))
@@ -181,6 +191,24 @@ class JobTables:
             )
         binding.salt = info["initializer"]["salt"]
         _refuse_lost_rows(binding, str(name))
+        return group
+
+
+def _lacks_first_rows(binding: TableBinding, group: _table.Group, first_rows: int) -> bool:
+    """Returns whether an earlier run was killed between making a table and writing the rows that it begins with.
+
+    Args:
+      binding: Of the table.
+      group: Opened to read.
+      first_rows: The table begins with rows of the keys 0 to `first_rows` - 1.
+    """
+    if group.step() > 0:
+        return False
+    expected = first_rows
+    if binding.placement == "sharded":
+        owners = _table.owners(np.arange(first_rows, dtype=np.int64), binding.nodes)
+        expected = int(np.count_nonzero(owners == binding.node))
+    return int(group.stats(group.find_table(os.path.basename(binding.path)))["rows"]) < expected
 
 
 def _refuse_lost_rows(binding: TableBinding, name: str) -> None:

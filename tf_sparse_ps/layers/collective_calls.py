@@ -115,20 +115,24 @@ def fill(binding: TableBinding) -> None:
     ranks, dim, limit = this_job.collectives, binding.config.dim, binding.config.key_limit or 0
     error: Exception | None = None
     matrix: npt.NDArray[np.float32] = np.empty((0, dim), np.float32)
-    if ranks.rank == WRITER and binding.unfilled:
+    step = this_job.group.committed_step()
+    if ranks.rank == WRITER and (binding.unfilled or step == 0):
         try:
             matrix = values()
         except Exception as caught:
             error = caught
     call = f"making table {binding.ordinal} ('{binding.config.name}')"
-    everyone = ranks.allgather_object((binding.unfilled, text_of(error)), "tsps.fill.begin")
-    raise_failed([text for _, text in everyone], error, call)
+    mine = binding.unfilled, step, text_of(error)
+    everyone = ranks.allgather_object(mine, "tsps.fill.begin")
+    raise_failed([text for *_, text in everyone], error, call)
     unfilled = [everyone[leader][0] for leader in this_job.leaders]
-    if any(unfilled) != all(unfilled):
+    # At step 0 an earlier run was killed while nodes wrote these rows: all of them write them again.
+    trained = any(everyone[leader][1] > 0 for leader in this_job.leaders)
+    if trained and any(unfilled) != all(unfilled):
         raise StateError(f"{call}: nodes {np.flatnonzero(np.logical_not(unfilled)).tolist()} have it of an earlier run")
     at_once = max(1, CHUNK_BYTES // (4 * dim))
     with loading(binding, "making", {}), binding.writing() as writes:
-        for start in range(0, limit if unfilled[0] else 0, at_once):
+        for start in range(0, limit if any(unfilled) else 0, at_once):
             keys = np.arange(start, min(limit, start + at_once), dtype=np.int64)
             part = matrix[keys] if ranks.rank == WRITER else np.zeros((len(keys), dim), np.float32)
             rows = ranks.broadcast(tf.constant(part), WRITER, "tsps.fill.rows").numpy()
