@@ -22,13 +22,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-tf215 horovod-tf215 build train quick test nightly \
-        pytest pytest-quick pytest-tf215 pytest-nightly keras2-smoke multirank-nightly restarts-nightly \
-        multirank-tensorflow multirank-tensorflow-tf215 matrix matrix-tf215 oracle \
+        pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly restarts-nightly \
+        multirank-tensorflow restarts-tensorflow matrix oracle \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate \
         bench bench-peers cc-bench wheel wheel-smoke bazel lint lint-python format clean docs
 
 help:  ## this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 24
 
 # --- set-up ---
 
@@ -74,43 +74,42 @@ test: build  ## what a change must pass, at most fifteen minutes; sets everythin
 nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goes on at a stage
 	@$(PY) tools/test_stages.py --tier nightly $(if $(FROM),--from $(FROM))
 
-# Two at a time, file by file: modules share what their fixtures have launched. Needs no more than two cores.
-PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+# Two at a time, file by file: modules share what their fixtures have launched. Wants no more than two cores.
+TEST_PY = $(PY)
+PYTEST = $(TEST_PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 RESTARTS = $(wildcard tests/multirank/test_rest*.py)
 
 pytest: build  ## the Python tests of every day
-	@$(PY) $(PYTEST) tests $(PYTEST_ARGS)
+	@$(PYTEST) tests $(PYTEST_ARGS)
 
 pytest-quick: build  ## fast Python tests of every package
-	@$(PY) $(PYTEST) tests -m quick $(PYTEST_ARGS)
+	@$(PYTEST) tests -m quick $(PYTEST_ARGS)
 
-keras2-smoke: build venv-tf215  ## a few Python tests of every package under TensorFlow 2.15 (Keras 2)
-	@$(VENV_215)/bin/python $(PYTEST) tests -m keras2_smoke $(PYTEST_ARGS)
-
-pytest-tf215: build venv-tf215  ## the Python tests of every day under TensorFlow 2.15 (Keras 2)
-	@$(VENV_215)/bin/python $(PYTEST) tests $(PYTEST_ARGS)
+keras2-smoke: build venv-tf215  ## Python tests of layers, training and distribution under TensorFlow 2.15 (Keras 2)
+	@$(MAKE) pytest TEST_PY=$(VENV_215)/bin/python PYTEST_ARGS='-m "keras2_smoke and not nightly" $(PYTEST_ARGS)'
 
 pytest-nightly: build  ## the Python tests of one process that are marked nightly
-	@$(PY) $(PYTEST) tests -m nightly $(addprefix --ignore=,tests/multirank tests/matrix) $(PYTEST_ARGS)
+	@$(PYTEST) tests -m nightly $(addprefix --ignore=,tests/multirank tests/matrix) $(PYTEST_ARGS)
 
 multirank-nightly: build  ## the tests of several ranks that are marked nightly, but those of restarts
-	@$(PY) $(PYTEST) tests/multirank -m nightly $(addprefix --ignore=,$(RESTARTS)) $(PYTEST_ARGS)
+	@$(PYTEST) tests/multirank -m nightly $(addprefix --ignore=,$(RESTARTS)) $(PYTEST_ARGS)
 
 restarts-nightly: build  ## the tests of several ranks that kill a job and start it again
-	@$(PY) $(PYTEST) $(RESTARTS) -m nightly $(PYTEST_ARGS)
+	@$(PYTEST) $(RESTARTS) -m nightly $(PYTEST_ARGS)
 
-multirank-tensorflow: build  ## all tests of several ranks, connected by TensorFlow's own collectives
-	@$(PY) $(PYTEST) tests/multirank -m "nightly or not nightly" --collectives=tensorflow $(PYTEST_ARGS)
+multirank-tensorflow: build  ## all tests of several ranks, but those of restarts, connected by TensorFlow's own collectives
+	@$(PYTEST) tests/multirank -m "" $(addprefix --ignore=,$(RESTARTS)) --collectives=tensorflow $(PYTEST_ARGS)
 
-multirank-tensorflow-tf215: build horovod-tf215  ## the same under TensorFlow 2.15 (Keras 2)
-	@$(VENV_215)/bin/python $(PYTEST) tests/multirank -m "nightly or not nightly" --collectives=tensorflow $(PYTEST_ARGS)
+restarts-tensorflow: build  ## those of restarts, likewise
+	@$(PYTEST) $(RESTARTS) -m "" --collectives=tensorflow $(PYTEST_ARGS)
 
 # Cases of one run share a job of two ranks:  make matrix PYTEST_ARGS='-k clipping'
 matrix: build  ## the docs' tables of what works with what, row by row, on two ranks
-	@$(PY) -m pytest tests/matrix -m nightly $(PYTEST_ARGS)
+	@$(TEST_PY) -m pytest tests/matrix -m nightly $(PYTEST_ARGS)
 
-matrix-tf215: build horovod-tf215  ## the same under TensorFlow 2.15 (Keras 2)
-	@$(VENV_215)/bin/python -m pytest tests/matrix -m nightly $(PYTEST_ARGS)
+# make pytest-tf215, make matrix-tf215 and so on: the same under TensorFlow 2.15 (Keras 2), with Horovod if it is built.
+%-tf215:
+	@$(MAKE) venv-tf215 && $(MAKE) $* TEST_PY=$(VENV_215)/bin/python
 
 oracle: build  ## random jobs that are killed and restarted, compared with a NumPy model;  make oracle DRAWS=100
 	@$(PY) -m tests.oracle $(if $(DRAWS),--draws $(DRAWS),--minutes 30)

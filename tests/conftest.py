@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import os
 import sys
@@ -53,10 +54,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files that take minutes first: what is run beside the last of them should be short.
     items.sort(key=lambda item: not {"multirank", "distribute", "benchmarks", "examples"} & set(item.path.parts))
+    seen: collections.Counter[str] = collections.Counter()
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if TESTS in item.path.parents else ""
         if folder == "multirank":
             item.add_marker(pytest.mark.multirank)
+        if (cases := item.get_closest_marker("daily_cases")) and not item.get_closest_marker("nightly"):
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > cases.args[0]:
+                item.add_marker(pytest.mark.nightly)
         # What starts several ranks is nightly, unless it is the one launch of its mode that runs every day.
         if folder == "matrix" or (folder == "multirank" and not item.get_closest_marker("daily")):
             item.add_marker(pytest.mark.nightly)

@@ -131,6 +131,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_every_result_of_a_short_run_is_of_one_state(tmp_path: Path, started: subprocess.Popen[str]) -> None:
     pytest.importorskip("horovod")
     _, errors = started.communicate(timeout=280)

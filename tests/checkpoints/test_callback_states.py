@@ -155,6 +155,7 @@ _DAILY = ("early stopping with its best weights", "scheduled learning rate, and 
         for days in ["known" if case in _DAILY else "unknown" if case == "a user's" else "never"]
     ],
 )
+@pytest.mark.daily_cases(1)
 def test_a_restarted_fit_equals_an_uninterrupted_one(
     tmp_path: Path, case: str, data: Callable[[int], tf.data.Dataset]
 ) -> None:

@@ -108,6 +108,7 @@ def test_rows_on_disk_are_in_increments(tmp_path: Path) -> None:
     assert of_tables(second) == of_tables(model)
 
 
+@pytest.mark.nightly
 def test_a_chain_is_restored_and_the_next_checkpoint_has_all_rows(tmp_path: Path) -> None:
     first = make_model()
     expected = saved_in_turn(tmp_path, first, 6, seed=4)

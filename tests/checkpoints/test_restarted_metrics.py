@@ -82,6 +82,7 @@ def run(folder: Path, every: int, end_at: int | None = None, epochs: int = 4, wa
         pytest.param(1, 2 * BATCHES + 3, id="behind its last batch but one", marks=ONLY_KERAS_3),
     ],
 )
+@pytest.mark.daily_cases(1)
 def test_epochs_behind_a_restart_have_the_metrics_of_an_uninterrupted_run(
     tmp_path: Path, every: int, end_at: int
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_fit_with_another_optimizer_or_model_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("around", ["nothing", "prefetch", "lookahead"])
+@pytest.mark.daily_cases(1)
 def test_a_fit_that_has_the_dataset_and_not_the_callback_is_refused(tmp_path: Path, around: str) -> None:
     model = make_model(**({"cache": tsps.DeviceCache(rows=LIMIT)} if around == "lookahead" else {}))
     checkpoint = tsps.callbacks.Checkpoint(tmp_path, every_steps=3)

@@ -241,6 +241,7 @@ print(tsps.Checkpointer(sys.argv[2], model, model.optimizer).save())
 
 
 @pytest.mark.parametrize("how", ["work", "fail"])
+@pytest.mark.daily_cases(1)
 def test_a_process_ends_when_its_save_has(tmp_path: Path, how: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _PROGRAM, str(HERE), str(tmp_path), how]

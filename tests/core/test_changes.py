@@ -293,6 +293,7 @@ def settle(reader: Table, model: Model, kind: str, keys: list[int]) -> None:
         model.write(keys)
 
 
+@pytest.mark.nightly
 def test_kills_lose_no_change(create, tmp_path):
     dice = random.Random(5)
     table, model = create(), Model()

@@ -164,6 +164,7 @@ def test_a_cgroup_too_small_for_the_table_is_an_error_not_a_kill(memory_cgroup: 
     assert "the memory cgroup allows" in done.stdout
 
 
+@pytest.mark.daily_cases(1)
 def test_two_hundred_tables_with_adam_find_address_space_twice_in_a_process(large_file_system: Path) -> None:
     done = _run(textwrap.dedent(_MANY), large_file_system)
     assert done.returncode == 0, done.stderr

@@ -101,6 +101,7 @@ def test_a_script_without_mistakes_sees_the_package_s_types(tmp_path: Path) -> N
         assert re.fullmatch(pattern, text)
 
 
+@pytest.mark.nightly
 def test_mistakes_are_found_where_they_are(tmp_path: Path) -> None:
     said = mypy(tmp_path, "\n".join(["import tf_sparse_ps as tsps", *BAD]) + "\n")
     for number, (line, message) in enumerate(BAD.items(), 2):
@@ -109,6 +110,7 @@ def test_mistakes_are_found_where_they_are(tmp_path: Path) -> None:
     assert len(re.findall(r"error:", said)) == len(BAD), said
 
 
+@pytest.mark.nightly
 def test_the_stub_has_every_name_of_the_module(tmp_path: Path) -> None:
     allowed = tmp_path / "allowed.txt"
     # pybind11's classes have a metaclass of theirs, and without a constructor one that raises.

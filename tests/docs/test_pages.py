@@ -38,6 +38,7 @@ def ranks_of(page: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=id_of)
+@pytest.mark.nightly
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     """Each program of a page in a process of its own, on as many ranks as the page says."""
     tables = tmp_path / "tables"

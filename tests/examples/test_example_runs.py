@@ -182,6 +182,7 @@ def test_bad_data_ends_with_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_neumf_finds_the_groups(tmp_path: Path) -> None:
     report = run(
         tmp_path, "ncf.py", "--path", ncf_files(tmp_path), "--stem", "tiny", "--factors", 4, "--batch", 64,

@@ -94,6 +94,7 @@ def in_terminal(command: list[str]) -> tuple[int, str]:
         pytest.param(2, "tensorflow", marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.daily_cases(1)
 def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: int, collectives: str) -> None:
     if collectives == "horovod":
         pytest.importorskip("horovod")

@@ -163,6 +163,7 @@ time.sleep(300)
     assert "killed by SIGABRT" in job.said
 
 
+@pytest.mark.nightly
 def test_a_rank_that_does_not_heed_sigterm_is_killed(launch: Launchers) -> None:
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank: wait_for('pid-0'); sys.exit(3)\n" + NAP
     began = time.monotonic()

@@ -36,6 +36,7 @@ def test_a_job_of_horovod_trains_and_says_nothing_else(launch: Launchers) -> Non
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_a_killed_rank_leaves_no_tables(rank: int, launch: Launchers) -> None:
     job = horovod_job(launch, "kill", rank)
     assert job.process.returncode == 137, job.said

@@ -57,6 +57,7 @@ def sequential(layer):
 
 @pytest.mark.parametrize("make", [functional, of_slices, sequential])
 @pytest.mark.parametrize("cls", [tsps.Embedding, pytest.param(tsps.EmbeddingReduce, marks=pytest.mark.nightly)])
+@pytest.mark.daily_cases(1)
 def test_ids_that_were_no_integers_before_keras_cast_them(make, cls):
     layer = cls(None, 4, name="words")
     layer.build((None, 3))

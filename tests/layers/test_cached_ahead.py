@@ -82,6 +82,7 @@ def with_all_rows() -> tsps.DeviceCache:
 
 @pytest.mark.parametrize("kind", ["functional", "sequential", "subclassed"])
 @pytest.mark.parametrize("batches", [1, 2, 8, "auto"])
+@pytest.mark.daily_cases(3)
 def test_the_numbers_are_those_of_a_cache_that_holds_everything(batches: Any, kind: str) -> None:
     reference, expected = make(with_all_rows(), kind=kind)
     reference.fit(dataset(), epochs=2, verbose=0)
@@ -174,6 +175,7 @@ USAGES: dict[str, tuple[dict[str, Any], Callable[[Any, Callable[[Dataset], Datas
 
 
 @pytest.mark.parametrize("usage", USAGES)
+@pytest.mark.daily_cases(3)
 def test_usages(usage: str) -> None:
     options, train = USAGES[usage]
     reference, expected = make(with_all_rows(), **options)
@@ -303,6 +305,7 @@ def test_keys_that_do_not_exist_are_refused_where_they_are_looked_up() -> None:
 # --- the thread ---
 
 
+@pytest.mark.nightly
 def test_the_thread_ends_with_the_cache() -> None:
     def copiers() -> set[str]:
         return {one.name for one in threading.enumerate() if one.name.startswith("tsps-copier-")}
@@ -340,5 +343,6 @@ print("end")
 """
 
 
+@pytest.mark.nightly
 def test_a_process_ends_while_copies_wait() -> None:
     assert run_child(_ENDS) == "end\n"

@@ -102,6 +102,7 @@ def owners(devices: int) -> list[set[int]]:
         for number, case in enumerate(CASES)
     ],
 )
+@pytest.mark.nightly
 def test_rows_and_slots_are_those_without_a_cache(run: Callable[..., list[Found]], case: dict[str, Any]) -> None:
     cached, everything, plain = run(case)
     assert cached["cache_hits"] > 0

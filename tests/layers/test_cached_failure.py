@@ -74,6 +74,7 @@ def fail(layer: tsps.Embedding, step: Callable[[Any], None], failing: tf.Variabl
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+@pytest.mark.daily_cases(1)
 def test_after_a_step_that_failed_on_the_device_nothing_uses_its_rows(
     failing: tf.Variable, graph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

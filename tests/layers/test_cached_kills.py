@@ -13,6 +13,7 @@ import pytest
         pytest.param(100, 1, cached_kills.FLUSHES, id="100", marks=[pytest.mark.nightly, pytest.mark.timeout(7200)]),
     ],
 )
+@pytest.mark.nightly
 def test_a_killed_job_says_up_to_which_step_its_table_is_complete(
     kills: int, seed: int, flushes: tuple[int | None, ...]
 ) -> None:

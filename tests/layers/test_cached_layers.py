@@ -103,6 +103,7 @@ def pooled(form: str, combiner: str, cache: tsps.DeviceCache | None, weighted: b
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.daily_cases(5)
 def test_bags_are_combined_and_trained_as_without_a_cache(form: str, combiner: str, weighted: bool) -> None:
     layer, ours = pooled(form, combiner, cached(), weighted, "adagrad")
     expected, theirs = pooled(form, combiner, None, weighted, "adagrad")
@@ -115,6 +116,7 @@ def test_bags_are_combined_and_trained_as_without_a_cache(form: str, combiner: s
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.daily_cases(1)
 def test_bags_with_lru_do_not_depend_on_the_capacity(optimizer: str) -> None:
     for weighted in (False, True):
         small, ours = pooled("ragged", "sqrtn", cached(UNIQUE, "lru"), weighted, optimizer)
@@ -201,6 +203,7 @@ def collection(cache: tsps.DeviceCache | None, optimizer: str, **options: Any) -
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.daily_cases(1)
 def test_collections_are_trained_as_without_caches(optimizer: str) -> None:
     (layer, ours), (expected, theirs) = collection(cached(), optimizer), collection(None, optimizer)
     np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=2e-5)
@@ -215,6 +218,7 @@ def test_collections_are_trained_as_without_caches(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.daily_cases(1)
 def test_collections_with_lru_do_not_depend_on_the_capacity(optimizer: str) -> None:
     (small, ours), (large, theirs) = (collection(cached(rows, "lru"), optimizer) for rows in (UNIQUE, ROWS))
     assert ours == theirs
@@ -279,6 +283,7 @@ def called_twice(cache: tsps.DeviceCache | None, optimizer: str) -> tuple[Any, A
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.daily_cases(1)
 def test_calls_of_a_step_are_one_take(optimizer: str) -> None:
     (small, ours), (large, theirs) = (called_twice(cached(rows, "lru"), optimizer) for rows in (UNIQUE, ROWS))
     assert ours == theirs

@@ -203,6 +203,7 @@ def statistics(layer: Any) -> dict[str, float]:
         if case["keras"] == (3 if _keras.IS_KERAS_3 else 2)
     ],
 )
+@pytest.mark.daily_cases(1)
 def test_rows_and_slots_are_those_without_a_cache(case: dict[str, Any]) -> None:
     rows = ROWS_OF[case["rows"]]
     layer, predicted = train(case, tsps.DeviceCache(rows=rows, policy=case["policy"]))

@@ -124,6 +124,7 @@ def mark_updates_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
     "dtype", ["float32", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("bfloat16", "float32, marked"))]
 )
 @pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.daily_cases(4)
 def test_a_replay_of_what_admission_decides_gives_the_same_bits(
     decided: list[Decided], rule: tsps.optimizers.RowOptimizer, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

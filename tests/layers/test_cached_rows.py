@@ -91,6 +91,7 @@ def normal_values() -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("rounding", [pytest.param("nearest", marks=pytest.mark.nightly), "stochastic"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.daily_cases(3)
 def test_rows_of_16_bits_are_rounded_as_on_the_host(dtype: str, rounding: str, rule: str) -> None:
     config = {"dtype": dtype, "rounding": rounding}
     caches = [None, CACHES["small"], CACHES["large"], CACHES["admission"]]
@@ -148,6 +149,7 @@ def test_what_is_not_finite_stays_so(dtype: str) -> None:
 
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adagrad", marks=pytest.mark.nightly), "adam"])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.daily_cases(3)
 def test_constraints_are_those_of_the_host(constraint: str, rule: str) -> None:
     config = {"constraint": CONSTRAINTS[constraint]}
     caches = [None, CACHES["admission"]] if rule == "sgd" else [None, CACHES["small"], CACHES["large"]]

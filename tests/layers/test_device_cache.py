@@ -70,6 +70,7 @@ def check_close(layer: tsps.Embedding, other: tsps.Embedding, tolerance: float) 
 
 @pytest.mark.parametrize(("policy", "rows"), [("admission", 40), ("admission", 1), ("lru", UNIQUE), ("lru", ROWS)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.daily_cases(3)
 def test_fit_trains_as_without_a_cache(optimizer: str, policy: str, rows: int) -> None:
     plain, expected = make(None, OPTIMIZERS[optimizer])
     model, layer = make(cached(rows, policy), OPTIMIZERS[optimizer])
@@ -87,6 +88,7 @@ def test_fit_trains_as_without_a_cache(optimizer: str, policy: str, rows: int) -
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.daily_cases(1)
 def test_with_lru_the_capacity_changes_no_bit(optimizer: str) -> None:
     small, layer = make(cached(UNIQUE, "lru"), OPTIMIZERS[optimizer])
     large, other = make(cached(ROWS, "lru"), OPTIMIZERS[optimizer])
@@ -156,6 +158,7 @@ def test_every_rule_of_the_store_has_a_form_for_devices() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.daily_cases(4)
 def test_rules_on_the_device_are_those_of_the_host(rule: tsps.optimizers.RowOptimizer) -> None:
     def train(cache: tsps.DeviceCache | None) -> tsps.Embedding:
         layer = tsps.Embedding(ROWS, DIM, cache=cache)
@@ -179,6 +182,7 @@ def test_rules_on_the_device_are_those_of_the_host(rule: tsps.optimizers.RowOpti
 
 
 @pytest.mark.parametrize("clip", [{"clipvalue": 0.01}, {"clipnorm": 0.02}, {"global_clipnorm": 0.05}], ids=str)
+@pytest.mark.daily_cases(1)
 def test_gradients_are_clipped_before_rows_part(clip: dict[str, float]) -> None:
     def optimizer() -> Any:
         return keras.optimizers.SGD(0.5, **clip)
@@ -358,6 +362,7 @@ def test_a_named_job_leaves_all_rows_to_the_next_one() -> None:
     assert "[0.0" not in first.stdout
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_killed_with_newer_rows_on_a_device_is_refused() -> None:
     first = named("killed-job", trains=True, killed=True)
     assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]

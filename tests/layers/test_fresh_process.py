@@ -88,6 +88,7 @@ KERAS = "tf_keras" if _keras.keras.__name__.startswith("tf_keras") else "keras"
         ("import tensorflow as tf, tf_sparse_ps", "tf.keras"),
     ],
 )
+@pytest.mark.daily_cases(1)
 def test_a_compiled_model_loads_after_the_imports_alone(saved: dict[str, str], imports: str, name: str) -> None:
     run_fresh(imports + LOAD.format(keras=name, **saved))
 

@@ -148,6 +148,7 @@ def test_metadata_of_a_layers_table_is_refused(root):
     assert "UnsupportedError: table 'user': tables of layers have no metadata planes yet" in error
 
 
+@pytest.mark.nightly
 def test_a_named_job_runs_once_at_a_time(root):
     environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
     running = start(ONE + "print('ready', flush=True); input()", **environment)
@@ -167,6 +168,7 @@ def two_ranks(root: Path, tmp_path: Path, leader: str, follower: str, **environm
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
+@pytest.mark.nightly
 def test_ranks_wait_until_the_leader_has_written(root, tmp_path):
     values = (
         "import time; time.sleep(0.3)\nvalues = np.arange(400000, dtype=np.float32).reshape(-1, 4)\n"
@@ -186,6 +188,7 @@ def test_ranks_wait_until_the_leader_has_written(root, tmp_path):
     assert "[1.0, 1.0, 1.0, 1.0]" in leader[1]
 
 
+@pytest.mark.nightly
 def test_ranks_that_build_other_layers_are_told(root, tmp_path):
     table = "import pathlib, time\ntold = pathlib.Path(os.environ['TEST_BROADCAST'] + '-told')\n"
     leads = table + "me.create_table(TableConfig('user', 4))\nwhile not told.exists(): time.sleep(0.01)\n"
@@ -196,6 +199,7 @@ def test_ranks_that_build_other_layers_are_told(root, tmp_path):
     assert "same layers in the same order" in follower[2]
 
 
+@pytest.mark.nightly
 def test_a_dead_leader_is_named(root, tmp_path):
     die = "print(os.getpid(), flush=True); os.kill(os.getpid(), 9)"
     leader, follower = two_ranks(root, tmp_path, die, "me.create_table(TableConfig('user', 4))")
@@ -221,6 +225,7 @@ path = binding.path
 """
 
 
+@pytest.mark.nightly
 def test_a_table_goes_when_the_slowest_rank_has_released_it(root, tmp_path):
     leader = SAY + (
         "del binding; gc.collect(); me.tables.lifetimes.tidy(); say('dropped'); hear('looked')\n"
@@ -239,6 +244,7 @@ def test_a_table_goes_when_the_slowest_rank_has_released_it(root, tmp_path):
         assert (status, output) == (0, "1\n"), error
 
 
+@pytest.mark.nightly
 def test_a_rank_that_has_died_needs_no_table(root, tmp_path):
     leader = SAY + "hear('made'); del binding; gc.collect(); until(lambda: not os.path.exists(path)); print('gone')"
     follower = SAY + "say('made'); os.kill(os.getpid(), 9)"
@@ -314,6 +320,7 @@ def test_a_forked_child_does_not_remove_the_group(root):
     assert run_child(code, TFSPS_DIR=os.fspath(root)).splitlines()[-1] == "True"
 
 
+@pytest.mark.nightly
 def test_seeds_differ_between_jobs_and_tables_and_are_kept_by_name(root):
     code = ONE + TABLE + "b = me.create_table(TableConfig('user', 4))\n"
     code += "print([x.reader().lookup([1]).tolist() for x in (binding, b)])"

@@ -61,6 +61,7 @@ def filtered(_: Path) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("batches", [4, pytest.param("auto", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("source", [fixed_length, from_generator, filtered])
+@pytest.mark.daily_cases(1)
 def test_datasets_of_unknown_length(disk: tsps.Tiered, tmp_path: Path, source: Any, batches: Any) -> None:
     data = source(tmp_path)
     assert data.cardinality() == tf.data.UNKNOWN_CARDINALITY
@@ -79,6 +80,7 @@ def test_an_empty_dataset(disk: tsps.Tiered) -> None:
 
 
 @pytest.mark.parametrize("store", ["memory", "file"])
+@pytest.mark.daily_cases(1)
 def test_cached_after_it_the_numbers_are_the_same(disk: tsps.Tiered, tmp_path: Path, store: str) -> None:
     memory, tiered = built("memory"), built(disk)
     memory.fit(dataset(), epochs=3, verbose=0)

@@ -38,6 +38,7 @@ def optimizers():
 
 @pytest.mark.parametrize("number", range(len(optimizers())), ids=lambda n: f"{type(optimizers()[n]).__name__}-{n}")
 @pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "unbounded"])
+@pytest.mark.daily_cases(6)
 def test_refused_in_fit_and_in_apply_gradients(number, bounded):
     layer = tsps.Embedding(10 if bounded else None, 4)
     model = functional(layer)

@@ -62,6 +62,7 @@ def root() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("models", [12, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
+@pytest.mark.nightly
 def test_models_that_are_dropped_take_nothing(models: int, root: str) -> None:
     env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), "TFSPS_DIR": root}
     done = ForkServer.of_this_process().run(PROGRAM, env, [str(models), root], timeout_s=250 + 8 * models)

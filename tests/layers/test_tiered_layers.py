@@ -75,6 +75,7 @@ def assert_equal(a: Any, b: Any) -> None:
         pytest.param("Ftrl", {"key_limit": None}, marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.daily_cases(2)
 def test_training_is_that_in_memory_bit_for_bit(disk: tsps.Tiered, rule: str, options: dict[str, Any]) -> None:
     # The tables' salts are those of their ordinals, so initial values must not depend on them.
     options = {"initializer": "ones", **options}
@@ -166,6 +167,7 @@ print("made", flush=True)
 """
 
 
+@pytest.mark.nightly
 def test_what_a_killed_job_leaves_on_disk_goes_with_the_next_one(disk: tsps.Tiered) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "TFSPS_DIR": f"{FOLDER}/killed"}
 

@@ -104,6 +104,7 @@ def content(model: Any) -> list[np.ndarray]:
         for number, case in enumerate(CASES)
     ],
 )
+@pytest.mark.daily_cases(3)
 def test_rows_and_slots_are_those_in_memory(tmp_path: Path, case: dict[str, Any]) -> None:
     memory, tiered = (trained(case, one) for one in ("memory", tsps.Tiered(tmp_path / "disk", memory_of(case))))
     stats = tiered.get_layer("words").bindings[0].reader().stats()

@@ -91,6 +91,7 @@ def recorded(optimizer: Any) -> int:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.daily_cases(1)
 def test_functions_are_traced_anew_once_there_is_a_plan(way: str) -> None:
     model, optimizer = make_model(), wrapped(profile_steps=4)
     WAYS[way](model, optimizer)
@@ -105,6 +106,7 @@ def test_functions_are_traced_anew_once_there_is_a_plan(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.daily_cases(1)
 def test_as_long_as_there_is_no_plan_every_step_is_recorded(way: str) -> None:
     model, optimizer = make_model(), wrapped(profile_steps=40)
     WAYS[way](model, optimizer)
@@ -116,6 +118,7 @@ def test_as_long_as_there_is_no_plan_every_step_is_recorded(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.daily_cases(1)
 def test_one_rank_trains_as_without(way: str) -> None:
     ours, theirs = make_model(), make_model()
     theirs.set_weights(ours.get_weights())

@@ -35,6 +35,7 @@ def trained(placements: list[str], monkeypatch: pytest.MonkeyPatch, **options: A
 
 
 @pytest.mark.parametrize("options", [{}, {"clipvalue": 0.01}, {"global_clipnorm": 0.1}], ids=str)
+@pytest.mark.daily_cases(1)
 def test_a_step_of_two_placements_is_the_step_of_one(
     options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_xla() -> None:
         lambda: optimizer("Adamax", 0.1),
     ],
 )
+@pytest.mark.daily_cases(2)
 def test_optimizers_without_a_rule_for_tables(make: Any) -> None:
     ours = model(tsps.Embedding(ROWS, DIM))
     ours.compile(wrapped(make()), "mse")

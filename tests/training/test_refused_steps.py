@@ -12,6 +12,7 @@ import refused_batches
     ("case", "mode"),
     [*((case, "graph") for case in refused_batches.CASES), ("synchronous", "eager"), ("synchronous", "train_on_batch")],
 )
+@pytest.mark.daily_cases(3)
 def test_training_after_a_refused_batch_equals_training_without_it(case: str, mode: str) -> None:
     found, errors = refused_batches.train(case, bad=True, mode=mode)
     assert len(errors) == len(refused_batches.BAD)

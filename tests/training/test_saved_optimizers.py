@@ -16,6 +16,7 @@ LEGACY = [] if KERAS_3 else ["legacy.Adam"]
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", *LEGACY])
+@pytest.mark.daily_cases(1)
 def test_options_and_state_survive_a_keras_file(name: str, tmp_path: Path) -> None:
     rule = tsps.optimizers.Adagrad(learning_rate=0.1)
     ours, _ = twins(lambda: optimizer(name, 0.05), wrap={"sparse_reduction": "sum", "sparse_optimizer": rule})
