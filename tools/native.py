@@ -238,6 +238,8 @@ class Builder:
             names = [source.name for sources, *_ in plan for source in sources]
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
             print(f"c++ [{self.name}]: {shown}", flush=True)
+            # The largest first: none of them is left to a single processor at the end.
+            plan.sort(key=lambda item: sum(source.stat().st_size for source in item[0]), reverse=True)
             with concurrent.futures.ThreadPoolExecutor(jobs()) as pool:
                 futures = [pool.submit(compile_one, item) for item in plan]
                 try:
@@ -304,8 +306,7 @@ class Builder:
         flags = ["-shared", "-Wl,--no-undefined", f"-L{self.tensorflow}", "-l:libtensorflow_framework.so.2"]
         return self.link(output, objects, flags)
 
-    def table_module(self, output: Path) -> Path:
-        """The Python module, without a TensorFlow symbol."""
+    def python_layer(self) -> list[Unit]:
         header = Path(sysconfig.get_path("include")) / "Python.h"
         if not header.exists():
             raise BuildError(f"{header} is missing: install Python's development files (Debian: python3-dev)")
@@ -314,8 +315,16 @@ class Builder:
         tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
         flags = ["-isystem", str(header.parent), "-isystem", pybind11.get_include()]
         flags += [f"-DTFSPS_PYBIND11={pybind11.__version__}"]
-        objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("python", flags, tag))
+        return self.layer("python", flags, tag)
+
+    def table_module(self, output: Path) -> Path:
+        """The Python module, without a TensorFlow symbol."""
+        objects = self.objects(self.layer("core") + self.layer("executor") + self.python_layer())
         return self.link(output, objects, ["-shared"])
+
+    def compile_package(self) -> None:
+        """Compiles for both shared objects at once, so that no processor waits for the last object of the first."""
+        self.objects(self.layer("core") + self.layer("executor") + self.layer("kernels") + self.python_layer())
 
     def tests(self) -> Path:
         """All C++ tests in one binary: GoogleTest is linked once."""
@@ -350,6 +359,7 @@ def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
     builder = Builder(variant)
     build = {"_ops_lib": builder.ops_library, "_table": builder.table_module}[name]
     with builder.lock():
+        builder.compile_package()
         return build(extension_path(name, folder))
 
 

@@ -30,7 +30,8 @@ if [ "$if_built" ]; then
   elif ! ls "$wheels/$tag"/horovod-*.whl >/dev/null 2>&1; then
     if [ "$installed" ]; then
       echo "horovod: removing the one in $1, which was built for $installed; make horovod builds it for $tag"
-      "$python" -m pip uninstall -qq --yes horovod && rm "$stamp"
+      flock "$venv/.lock" "$python" -m pip uninstall -qq --yes horovod
+      rm "$stamp"
     fi
     exit 0
   fi
