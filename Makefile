@@ -1,6 +1,6 @@
 # tf_sparse_ps: what a developer runs. `make` lists the targets; tools/ holds what is longer than a line.
 SHELL := /bin/bash
-MAKEFLAGS += --no-print-directory
+MAKEFLAGS += --no-print-directory --silent
 
 PYTHON ?= python3
 VENV := .venv

@@ -426,13 +426,13 @@ def main() -> int:
         return subprocess.run([str(program), *rest], cwd=ROOT).returncode
     if rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
-    if options.what == "package":
-        build_package(options.variant)
-    else:
+    if options.what != "package":
         builder = Builder(options.variant)
         build = builder.core if options.what == "core" else builder.tests
         with builder.lock():
             build()
+        return 0
+    build_package(options.variant)
     print(f"c++ [{options.variant}]: up to date ({time.monotonic() - start:.1f} s)")
     return 0
 
