@@ -238,8 +238,6 @@ class Builder:
             names = [source.name for sources, *_ in plan for source in sources]
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
             print(f"c++ [{self.name}]: {shown}", flush=True)
-            # The largest first: none of them is left to a single processor at the end.
-            plan.sort(key=lambda item: sum(source.stat().st_size for source in item[0]), reverse=True)
             with concurrent.futures.ThreadPoolExecutor(jobs()) as pool:
                 futures = [pool.submit(compile_one, item) for item in plan]
                 try:
@@ -323,8 +321,8 @@ class Builder:
         return self.link(output, objects, ["-shared"])
 
     def compile_package(self) -> None:
-        """Compiles for both shared objects at once, so that no processor waits for the last object of the first."""
-        self.objects(self.layer("core") + self.layer("executor") + self.layer("kernels") + self.python_layer())
+        """Compiles for both shared objects at once, and what takes longest first, so that no processor waits."""
+        self.objects(self.python_layer() + self.layer("kernels") + self.layer("executor") + self.layer("core"))
 
     def tests(self) -> Path:
         """All C++ tests in one binary: GoogleTest is linked once."""
