@@ -1,6 +1,6 @@
 # tf_sparse_ps: what a developer runs. `make` lists the targets; tools/ holds what is longer than a line.
 SHELL := /bin/bash
-MAKEFLAGS += --no-print-directory
+MAKEFLAGS += --no-print-directory --silent
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,11 +17,19 @@ MUTATE_ARGS ?=
 BENCH_ARGS ?=
 TRAIN_ARGS ?= --ranks 4
 
+# What connects the ranks of `make train`: tensorflow, horovod (which is built first), or auto, Horovod if it is built.
+ENGINE := auto
+ifeq ($(filter auto horovod tensorflow,$(ENGINE)),)
+$(error ENGINE=$(ENGINE) is unknown. Ranks are connected by ENGINE=horovod or ENGINE=tensorflow. Leave ENGINE out, \
+or set ENGINE=auto, to use Horovod only if it is already built)
+endif
+
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-tf215 horovod-tf215 build train quick test nightly \
+.PHONY: help venv environment core package horovod horovod-if-built venv-tf215 horovod-tf215 \
+        build test-build cc-test-build train quick test nightly \
         pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly restarts-nightly \
         multirank-tensorflow restarts-tensorflow matrix oracle \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate \
@@ -31,36 +39,65 @@ help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 24
 
 # --- set-up ---
+# .venv grows in layers, and each leaves a stamp there: what training needs; the developers' tools; Horovod; the package.
+# `$(MAKE) -j` makes targets side by side. Core needs no TensorFlow, so it compiles while pip installs.
 
-venv: $(VENV)/.horovod  ## .venv: TensorFlow 2.21 (Keras 3), Horovod, tools
+environment:
+	@$(MAKE) -j $(VENV)/.training core
 
-$(VENV)/.requirements: requirements-tf221.txt requirements-dev.txt tools/venv.sh
-	@PYTHON=$(PYTHON) tools/venv.sh $(VENV) requirements-tf221.txt requirements-dev.txt
+$(VENV)/.training: requirements-tf221.txt requirements-train.txt tools/venv.sh
+	@STAMP=.training PYTHON=$(PYTHON) tools/venv.sh $(VENV) $(filter %.txt,$^)
 
-$(VENV)/.horovod: $(VENV)/.requirements $(shell find tools/horovod -type f)
-	@tools/horovod/build.sh $(VENV) && touch $@
+core:
+	@$(PYTHON) tools/native.py core
+
+package: environment  ## the package in place, importable in .venv; no Horovod, no tools
+	@$(MAKE) $(VENV)/.editable
+	@$(NATIVE)
+
+$(VENV)/.editable: $(VENV)/.training pyproject.toml setup.py
+	@echo "pip: tf_sparse_ps, editable, into $(VENV)"
+	@flock $(VENV)/.lock $(PY) -m pip install -qq --no-build-isolation --no-deps --editable . && touch $@
+
+build:  ## all that developers need: the package in place, Horovod and tools
+	@$(MAKE) -j venv core
+	@$(MAKE) -j horovod package
+
+test-build:  ## all that tests need: the same, and the C++ tests
+	@$(MAKE) -j venv core
+	@$(MAKE) -j horovod package cc-test-build
+
+cc-test-build: $(VENV)/.requirements
+	@$(NATIVE) --variant=debug compile-test
+
+venv: $(VENV)/.requirements  ## .venv: TensorFlow 2.21 (Keras 3), tools
+
+$(VENV)/.requirements: $(VENV)/.training requirements-dev.txt
+	@PYTHON=$(PYTHON) tools/venv.sh $(VENV) requirements-tf221.txt requirements-train.txt requirements-dev.txt
+
+horovod: $(VENV)/.horovod  ## Horovod in .venv
+
+$(VENV)/.horovod: $(VENV)/.training $(shell find tools/horovod -type f)
+	@tools/horovod/build.sh $(VENV)
+
+horovod-if-built: $(VENV)/.training
+	@tools/horovod/build.sh --if-built $(VENV)
 
 venv-tf215: $(VENV_215)/.requirements  ## .venv-tf215: TensorFlow 2.15.1 (Keras 2), tools
 
-$(VENV_215)/.requirements: requirements-tf215.txt requirements-dev.txt tools/venv.sh
-	@MAX_PYTHON=3.11 PYTHON=$(PYTHON) tools/venv.sh $(VENV_215) requirements-tf215.txt requirements-dev.txt
+$(VENV_215)/.requirements: requirements-tf215.txt requirements-train.txt requirements-dev.txt tools/venv.sh
+	@MAX_PYTHON=3.11 PYTHON=$(PYTHON) tools/venv.sh $(VENV_215) $(filter %.txt,$^)
 
-horovod-tf215: $(VENV_215)/.horovod  ## Horovod in .venv-tf215, too
+horovod-tf215: $(VENV_215)/.horovod  ## Horovod in .venv-tf215
 
 $(VENV_215)/.horovod: $(VENV_215)/.requirements tools/horovod/build.sh
-	@tools/horovod/build.sh $(VENV_215) && touch $@
-
-build: $(VENV)/.editable  ## the package in place, importable in .venv
-	@$(NATIVE)
-
-$(VENV)/.editable: $(VENV)/.horovod pyproject.toml setup.py
-	@echo "pip: tf_sparse_ps, editable, into $(VENV)"
-	@$(PY) -m pip install -qq --no-build-isolation --no-deps --editable . && touch $@
+	@tools/horovod/build.sh $(VENV_215)
 
 # --- the main job ---
 
-train: build  ## sets everything up and trains a click-through model on 4 ranks for a few minutes
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python examples/train_ctr.py $(TRAIN_ARGS)
+train: environment  ## sets up what it needs and trains a click-through model on 4 ranks;  make train ENGINE=horovod
+	@$(MAKE) -j package $(if $(filter auto,$(ENGINE)),horovod-if-built) $(filter horovod,$(ENGINE))
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python examples/train_ctr.py --collectives $(ENGINE) $(TRAIN_ARGS)
 
 # --- tests ---
 # tools/test_stages.py runs the stages of a tier in order and ends with a table.
@@ -68,7 +105,7 @@ train: build  ## sets everything up and trains a click-through model on 4 ranks 
 quick: build  ## the inner loop, at most two minutes: lint, and fast tests of every package
 	@$(PY) tools/test_stages.py --tier quick
 
-test: build  ## what a change must pass, at most fifteen minutes; sets everything up
+test: test-build  ## what a change must pass, at most fifteen minutes; sets everything up
 	@$(PY) tools/test_stages.py --tier test
 
 nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goes on at a stage
@@ -167,7 +204,7 @@ bazel: $(VENV)/.requirements  ## BUILD with Debian's Bazel
 
 # --- packages ---
 
-wheel: $(VENV)/.requirements  ## dist/*.whl
+wheel: environment  ## dist/*.whl
 	@rm -rf build/lib* build/bdist* dist && $(PY) -m pip wheel -qq --no-deps --wheel-dir dist . && ls dist/*.whl
 
 wheel-smoke: wheel venv-tf215  ## that one wheel, installed and trained under both TensorFlows

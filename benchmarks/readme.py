@@ -26,6 +26,7 @@ ROOT = Path(__file__).absolute().parents[1]
 README = ROOT / "README.md"
 FIGURES = ROOT / "docs" / "readme.json"
 KERAS_2 = ROOT / ".venv-tf215" / "bin" / "python"
+_ENGINES = {"horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
@@ -115,16 +116,16 @@ def table(figures: Mapping[str, Any]) -> str:
             "`python -m benchmarks step`",
         ),
         (
-            "DLRM, 6M generated samples, 4 ranks",
+            f"DLRM, 6M generated samples, 4 ranks connected by {_ENGINES[ctr['engine']]}",
             f"AUC {ctr['auc']:.4f}",
             f"{ctr['planted_auc']:.4f}, the planted model's own",
-            "`make train`",
+            f"`make train ENGINE={ctr['engine']}`",
         ),
         (
             f"its tables: {ctr['tables']}, {ctr['rows'] / 1e6:.1f}M rows with Adam's slots",
             f"{sum(ctr['table_pss']) / 2**20:.0f} MiB summed PSS",
             f"{ctr['ranks'] * ctr['disk_bytes'] / 2**30:.1f} GiB in {ctr['ranks']} copies",
-            "`make train`",
+            "the same",
         ),
         (
             "4 ranks, 1M x 64, 26 ids per sample, TensorFlow 2.15",

@@ -4,9 +4,14 @@
     python tools/native.py --variant=crash          the same with fault points, into build/native/crash/tf_sparse_ps/
     python tools/native.py --variant=debug test     the C++ tests, run
     python tools/native.py bench ARGUMENTS          cc/bench, run
+    python tools/native.py core                     the objects of cc/core, which need no TensorFlow
+    python tools/native.py --variant=debug compile-test     the C++ tests, not run
 
 Objects lie under build/native/VARIANT/ and are compiled again only when their source, a header they include or their
 command line has changed. Nothing here imports TensorFlow: its headers and its library are found by path.
+
+The compiler reads up to GROUP_SIZE sources of a folder as one, because most of a single source's time goes to the
+headers that it shares with its neighbours. Names in anonymous namespaces must therefore be unique in their folder.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -33,6 +39,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TENSORFLOW_RANGE = ((2, 15), (2, 21))
+GROUP_SIZE = 6
 
 # No -march: a wheel runs everywhere, hot loops choose their instructions at load time (target_clones). No fused
 # multiply-add: results must not depend on the processor, or the nodes of a job drift apart. -fno-math-errno changes no
@@ -158,11 +165,15 @@ def _dependencies(depfile: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A source with the flags that it needs beyond the variant's; `tag` keeps objects for several Pythons apart."""
+    """Sources that are compiled together, with the flags that they need beyond the variant's.
 
-    source: Path
+    Attributes:
+        name: the object's path below the folder of objects, without its suffix.
+    """
+
+    name: str
+    sources: tuple[Path, ...]
     flags: tuple[str, ...] = ()
-    tag: str = ""
 
 
 class Builder:
@@ -173,32 +184,48 @@ class Builder:
         self.variant = VARIANTS[name]
         self.folder = ROOT / "build/native" / name
         self.compiler = shlex.split(os.environ.get("CXX") or "g++")
-        self.tensorflow = require_tensorflow()
         self.flags = [*COMMON, *shlex.split(self.variant.compile), *shlex.split(os.environ.get("CXXFLAGS", ""))]
+
+    @functools.cached_property
+    def tensorflow(self) -> Path:
+        return require_tensorflow()
+
+    @functools.cached_property
+    def tensorflow_flags(self) -> list[str]:
+        flags = ["-isystem", str(self.tensorflow / "include")]
+        if self.name == "tsan":  # Eigen's queues use fences, which ThreadSanitizer does not follow
+            flags += ["-Wno-tsan"]
         # The version stands in the command line, so that another TensorFlow in the same place compiles anew.
-        self.tensorflow_flags = ["-isystem", str(self.tensorflow / "include")]
-        if name == "tsan":  # Eigen's queues use fences, which ThreadSanitizer does not follow
-            self.tensorflow_flags += ["-Wno-tsan"]
-        self.tensorflow_flags += [f"-DTFSPS_TENSORFLOW_HEADERS={tensorflow_version(self.tensorflow)}"]
+        return [*flags, f"-DTFSPS_TENSORFLOW_HEADERS={tensorflow_version(self.tensorflow)}"]
+
+    def _source(self, unit: Unit) -> Path:
+        """The file that the compiler reads for a unit: its only source, or one that includes all of them."""
+        if len(unit.sources) == 1:
+            return unit.sources[0]
+        source = self.folder / "obj" / f"{unit.name}.cc"
+        text = "".join(f'#include "{path.relative_to(ROOT / "cc")}"\n' for path in unit.sources)
+        if not source.exists() or source.read_text() != text:
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(text)
+        return source
 
     def objects(self, units: Sequence[Unit]) -> list[Path]:
         """Compiles what is out of date, several at a time; returns the objects in the order of the units."""
         plan = []
         outputs = []
         for unit in units:
-            source = unit.source
-            relative = source.relative_to(ROOT) if source.is_relative_to(ROOT) else Path(*source.parts[1:])
-            output = self.folder / "obj" / unit.tag / relative.with_suffix(".o")
+            source = self._source(unit)
+            output = self.folder / "obj" / f"{unit.name}.o"
             command = [*self.compiler, *self.flags, *unit.flags, "-MMD", "-MF", str(output.with_suffix(".d"))]
             command += ["-c", str(source), "-o", str(output)]
             signature = _signature(command)
-            depends = [source, *_dependencies(output.with_suffix(".d"))]
+            depends = [source, *unit.sources, *_dependencies(output.with_suffix(".d"))]
             stamp = output.with_suffix(".sig")
             outputs.append(output)
             if not _is_current(output, stamp, signature, depends):
-                plan.append((source.name, output, stamp, signature, command))
+                plan.append((unit.sources, output, stamp, signature, command))
 
-        def compile_one(item: tuple[str, Path, Path, str, list[str]]) -> None:
+        def compile_one(item: tuple[Sequence[Path], Path, Path, str, list[str]]) -> None:
             _, output, stamp, signature, command = item
             output.parent.mkdir(parents=True, exist_ok=True)
             stamp.unlink(missing_ok=True)
@@ -208,7 +235,8 @@ class Builder:
             stamp.write_text(signature)
 
         if plan:
-            shown = ", ".join(item[0] for item in plan[:6]) + (f" and {len(plan) - 6} more" if plan[6:] else "")
+            names = [source.name for sources, *_ in plan for source in sources]
+            shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
             print(f"c++ [{self.name}]: {shown}", flush=True)
             with concurrent.futures.ThreadPoolExecutor(jobs()) as pool:
                 futures = [pool.submit(compile_one, item) for item in plan]
@@ -242,11 +270,31 @@ class Builder:
     # --- what we build ---
 
     def layer(self, name: str, flags: Sequence[str] = (), tag: str = "") -> list[Unit]:
-        """The sources of a folder of cc/. Core's sees the C++ library and POSIX only."""
-        sources = sorted((ROOT / "cc" / name).rglob("*.cc"))
-        if not sources:
+        """The sources of a folder of cc/. Core's sees the C++ library and POSIX only.
+
+        Args:
+            name: the folder.
+            flags: for the compiler.
+            tag: keeps the objects for several Pythons apart.
+        """
+        folders: dict[Path, list[Path]] = {}
+        for source in sorted((ROOT / "cc" / name).rglob("*.cc")):
+            folders.setdefault(source.parent, []).append(source)
+        if not folders:
             raise BuildError(f"no sources in {ROOT / 'cc' / name}")
-        return [Unit(source, (*flags, *(self.tensorflow_flags if name != "core" else ())), tag) for source in sources]
+        if name != "core":
+            flags = [*flags, *self.tensorflow_flags]
+        size = 1 if name == "tests" else GROUP_SIZE  # helpers of tests often have the same name
+        units = []
+        for folder, sources in folders.items():
+            for i in range(0, len(sources), size):
+                name_of_object = Path(tag) / folder.relative_to(ROOT) / sources[i].stem
+                units.append(Unit(str(name_of_object), tuple(sources[i : i + size]), tuple(flags)))
+        return units
+
+    def core(self) -> list[Path]:
+        """The objects of core alone, which can be compiled before TensorFlow is installed."""
+        return self.objects(self.layer("core"))
 
     def ops_library(self, output: Path) -> Path:
         """The TensorFlow ops, without a Python symbol."""
@@ -256,8 +304,7 @@ class Builder:
         flags = ["-shared", "-Wl,--no-undefined", f"-L{self.tensorflow}", "-l:libtensorflow_framework.so.2"]
         return self.link(output, objects, flags)
 
-    def table_module(self, output: Path) -> Path:
-        """The Python module, without a TensorFlow symbol."""
+    def python_layer(self) -> list[Unit]:
         header = Path(sysconfig.get_path("include")) / "Python.h"
         if not header.exists():
             raise BuildError(f"{header} is missing: install Python's development files (Debian: python3-dev)")
@@ -266,8 +313,16 @@ class Builder:
         tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
         flags = ["-isystem", str(header.parent), "-isystem", pybind11.get_include()]
         flags += [f"-DTFSPS_PYBIND11={pybind11.__version__}"]
-        objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("python", flags, tag))
+        return self.layer("python", flags, tag)
+
+    def table_module(self, output: Path) -> Path:
+        """The Python module, without a TensorFlow symbol."""
+        objects = self.objects(self.layer("core") + self.layer("executor") + self.python_layer())
         return self.link(output, objects, ["-shared"])
+
+    def compile_package(self) -> None:
+        """Compiles for both shared objects at once, and what takes longest first, so that no processor waits."""
+        self.objects(self.python_layer() + self.layer("kernels") + self.layer("executor") + self.layer("core"))
 
     def tests(self) -> Path:
         """All C++ tests in one binary: GoogleTest is linked once."""
@@ -276,7 +331,8 @@ class Builder:
         gtest = googletest_source()
         include = ("-isystem", str(gtest / "include"))
         units = self.layer("core") + self.layer("executor") + self.layer("tests", include)
-        units += [Unit(gtest / "src" / name, (*include, f"-I{gtest}")) for name in ("gtest-all.cc", "gtest_main.cc")]
+        for name in ("gtest-all", "gtest_main"):
+            units.append(Unit(f"gtest/{name}", (gtest / "src" / f"{name}.cc",), (*include, f"-I{gtest}")))
         return self.link(self.folder / "cc_tests", self.objects(units), [])
 
     def bench(self) -> Path:
@@ -301,6 +357,7 @@ def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
     builder = Builder(variant)
     build = {"_ops_lib": builder.ops_library, "_table": builder.table_module}[name]
     with builder.lock():
+        builder.compile_package()
         return build(extension_path(name, folder))
 
 
@@ -365,7 +422,9 @@ def _run_shard(builder: Builder, command: list[str], shard: int, shards: int) ->
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("package", "test", "bench"), default="package")
+    parser.add_argument(
+        "what", nargs="?", choices=("package", "core", "test", "compile-test", "bench"), default="package"
+    )
     parser.add_argument("--variant", choices=VARIANTS, default="release")
     options, rest = parser.parse_known_args()
     start = time.monotonic()
@@ -378,6 +437,12 @@ def main() -> int:
         return subprocess.run([str(program), *rest], cwd=ROOT).returncode
     if rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
+    if options.what != "package":
+        builder = Builder(options.variant)
+        build = builder.core if options.what == "core" else builder.tests
+        with builder.lock():
+            build()
+        return 0
     build_package(options.variant)
     print(f"c++ [{options.variant}]: up to date ({time.monotonic() - start:.1f} s)")
     return 0

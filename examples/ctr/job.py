@@ -73,7 +73,7 @@ def train(
     usage = report.measure(ranks, model)
     if curve is not None and leader:
         planted = data.planted_auc() if isinstance(data, PlantedModel) else None
-        report.write(options, data.name, ranks.size, curve, planted, progress, usage)
+        report.write(options, data.name, ranks, curve, planted, progress, usage)
     return 0
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from support import memory
+from support import launch, memory
 from support.memory import readable
 from support.progress import Progress
 
 if TYPE_CHECKING:
     from ctr.job import Evaluation
+    from tf_sparse_ps.collectives import Collectives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ def cache_line(caches: dict[str, dict[str, float]]) -> str:
 def write(
     options: argparse.Namespace,
     data_name: str,
-    ranks: int,
+    ranks: Collectives,
     curve: Evaluation,
     planted_auc: float | None,
     progress: Progress,
@@ -139,15 +140,16 @@ def write(
     options.out.mkdir(parents=True, exist_ok=True)
     picture = options.out / "curves.png"
     drawn = draw(curve.points, progress.losses, planted_auc, picture)
-    of_ranks = f"{ranks} rank{'s' * (ranks > 1)}"
+    of_ranks = f"{ranks.size} rank{'s' * (ranks.size > 1)}"
     against = f"   (the planted model's own: {planted_auc:.4f}, {auc - planted_auc:+.4f})" if planted_auc else ""
     lines = {
         "held-out AUC": f"{auc:.4f}{against}",
         "held-out log loss": f"{log_loss:.4f}",
         "samples/s": f"{progress.samples_per_second:,.0f}   ({progress.train_seconds:.1f} s of training)",
+        "engine": launch.engine(ranks),
         "tables": f"{usage.tables}, {usage.rows:,} rows, {readable(usage.disk_bytes)} with slots and index",
         "tables in memory": f"{readable(sum(usage.table_pss))} summed PSS of {of_ranks}; "
-        f"{ranks} copies would take {readable(ranks * usage.disk_bytes)}",
+        f"{ranks.size} copies would take {readable(ranks.size * usage.disk_bytes)}",
         "processes in memory": f"{readable(sum(usage.process_pss))} summed PSS",
         "dense ring": f"{readable(usage.dense_ring_bytes)} of gradients per step, all ranks",
         "sparse ring": f"{readable(usage.sparse_ring_bytes)} of keys and gradient rows per step, all ranks; "
@@ -171,7 +173,8 @@ def write(
         "planted_auc": planted_auc,
         "samples_per_second": progress.samples_per_second,
         "train_seconds": progress.train_seconds,
-        "ranks": ranks,
+        "ranks": ranks.size,
+        "engine": ranks.kind if ranks.size > 1 else "none",
         "options": {name: str(value) for name, value in vars(options).items()},
         "curve": curve.points,
         **dataclasses.asdict(usage),

@@ -67,8 +67,17 @@ def start_ranks(ranks: int, collectives: str, logs: Path, command: list[str] | N
     return 128 - status if status < 0 else status  # as shells number it
 
 
+def engine(ranks: Collectives) -> str:
+    """The name of the library that connects the ranks, for people to read."""
+    if ranks.size == 1:
+        return "none, there is one rank"
+    return {"horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}.get(ranks.kind, ranks.kind)
+
+
 def begin_rank(seed: int) -> Collectives:
     """Divides the machine's cores among its ranks, joins the job and seeds Keras; call it before TensorFlow's first op.
+
+    Rank 0 prints the name of the engine that connects the ranks.
 
     Returns:
         this rank, and how many there are.
@@ -82,5 +91,7 @@ def begin_rank(seed: int) -> Collectives:
     tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
     tf.config.threading.set_inter_op_parallelism_threads(2)
     ranks = tsps.init()
+    if ranks.rank == 0:
+        print(f"Engine that connects the ranks: {engine(ranks)}", file=sys.stderr, flush=True)
     keras.utils.set_random_seed(seed)
     return ranks

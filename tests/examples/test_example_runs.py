@@ -70,6 +70,7 @@ def test_dlrm_on_the_generator_reports_everything(tmp_path: Path) -> None:
         tmp_path, "train_ctr.py", "--samples", 60_000, "--test-samples", 6_000, "--batch", 1_000, "--dim", 4,
         "--evaluations", 2, "--learning-rate", 0.02,
     )  # fmt: skip
+    assert report["engine"] == "none"
     assert report["planted_auc"] > 0.75
     assert 0.7 < report["auc"] < report["planted_auc"] + 0.01
     assert report["steps"] == 60
@@ -203,6 +204,7 @@ def test_two_ranks_share_tables_and_one_writes(tmp_path: Path) -> None:
         "--dim", 4, "--evaluations", 1, "--learning-rate", 0.02,
     )  # fmt: skip
     assert report["ranks"] == len(report["table_pss"]) == 2
+    assert report["engine"] == "horovod"
     assert sum(report["table_pss"]) <= report["disk_bytes"] * 1.02
     assert report["table_writes"] == report["steps"] == 40
     assert report["dense_ring_bytes"] > 0

@@ -108,8 +108,11 @@ def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: i
     status, shown = in_terminal(command)
     assert status == 0, shown
     lines = [line.rsplit("\r", 1)[-1].rstrip() for line in shown.split("\n")]  # what is left of each on the screen
-    first, held_out, bar, *report = [line for line in lines if line]
+    first, engine, held_out, bar, *report = [line for line in lines if line]
     assert first == f"Starting {ranks} rank{'s' * (ranks > 1)}; logs: {out / 'logs'}"
+    names = {"auto": "none, there is one rank", "horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}
+    assert engine == f"Engine that connects the ranks: {names[collectives]}"
+    assert any(re.fullmatch(rf" *engine +{re.escape(names[collectives])}", line) for line in report)
     assert re.fullmatch(r"step \d+: held-out AUC 0\.\d+", held_out)
     assert bar.startswith("100%")
     assert "40.0k/40.0k" in bar

@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
 # Builds Horovod with Gloo (no MPI, no CUDA) against a venv's TensorFlow and installs it there:
-#   tools/horovod/build.sh VENV [WHEEL_FOLDER]
+#   tools/horovod/build.sh [--if-built] VENV [WHEEL_FOLDER]
 # Horovod 0.28.1 is the last release; it predates TensorFlow 2.16 and looks for some headers where they no longer are.
 # No source is patched: the missing folders are put on the compiler's path (include/ holds the forwarding headers).
 # The wheel is kept in WHEEL_FOLDER, by TensorFlow and Python version, so that a new venv does not compile it again.
+# With --if-built nothing is compiled: a wheel that is there is installed, and a Horovod that this script installed for
+# another TensorFlow is removed, because it cannot be loaded any more.
 set -euo pipefail
+
+if_built=
+if [ "$1" = --if-built ]; then
+  if_built=yes
+  shift
+fi
 
 horovod=0.28.1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,9 +21,23 @@ python=$venv/bin/python
 wheels=${2:-build/horovod}
 
 tensorflow=$("$python" -c 'from importlib.metadata import version; print(version("tensorflow-cpu"))')
-tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-mkdir -p "$wheels/tf$tensorflow-$tag"
-wheels=$(cd "$wheels/tf$tensorflow-$tag" && pwd)
+tag=tf$tensorflow-$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+stamp=$venv/.horovod
+if [ "$if_built" ]; then
+  installed=$(cat "$stamp" 2>/dev/null || true)
+  if [ "$installed" = "$tag" ]; then
+    exit 0
+  elif ! ls "$wheels/$tag"/horovod-*.whl >/dev/null 2>&1; then
+    if [ "$installed" ]; then
+      echo "horovod: removing the one in $1, which was built for $installed; make horovod builds it for $tag"
+      flock "$venv/.lock" "$python" -m pip uninstall -qq --yes horovod
+      rm "$stamp"
+    fi
+    exit 0
+  fi
+fi
+mkdir -p "$wheels/$tag"
+wheels=$(cd "$wheels/$tag" && pwd)
 
 if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
   echo "horovod: building $horovod against TensorFlow $tensorflow (about two minutes; log in $wheels/build.log)"
@@ -40,6 +62,8 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
   rm -rf "$wheels/tools"
   echo "horovod: built in $((SECONDS - start)) s"
 fi
+exec 9>"$venv/.lock"
+flock 9  # one pip at a time changes VENV
 # What Horovod imports; what is there already stays.
 "$python" -m pip install -qq --disable-pip-version-check cloudpickle packaging psutil pyyaml
 "$python" -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall "$wheels"/horovod-*.whl
@@ -47,4 +71,5 @@ if ! check=$("$python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_bui
   printf '%s\n' "$check" >&2
   exit 1
 fi
+echo "$tag" > "$stamp"
 echo "horovod: $horovod with Gloo is in $1"

@@ -5,21 +5,21 @@
 namespace tsps {
 namespace {
 
-using Remainder = ReflectedCrc<0xEDB88320>;  // 0x04C11DB7 with its bits reversed
+using Ieee = ReflectedCrc<0xEDB88320>;  // 0x04C11DB7 with its bits reversed
 
 }  // namespace
 
 uint32_t Crc32(uint32_t crc, const void* data, size_t n) {
   const auto* const p = static_cast<const unsigned char*>(data);
 #ifdef TSPS_CRC_X86
-  if (Remainder::Folds(n)) return ~Remainder::ExtendFolded(~crc, p, n);
+  if (Ieee::Folds(n)) return ~Ieee::ExtendFolded(~crc, p, n);
 #endif
-  return ~Remainder::Extend(~crc, p, n);
+  return ~Ieee::Extend(~crc, p, n);
 }
 
 // What checksums invert is in both, and goes.
 uint32_t Crc32OfJoined(uint32_t first, uint32_t second, uint64_t n) {
-  return Remainder::Shift(first, n) ^ second;
+  return Ieee::Shift(first, n) ^ second;
 }
 
 }  // namespace tsps

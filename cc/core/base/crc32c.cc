@@ -5,7 +5,7 @@
 namespace tsps {
 namespace {
 
-using Remainder = ReflectedCrc<0x82F63B78>;  // 0x1EDC6F41 with its bits reversed
+using Castagnoli = ReflectedCrc<0x82F63B78>;  // 0x1EDC6F41 with its bits reversed
 
 #ifdef TSPS_CRC_X86
 __attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, const unsigned char* p,
@@ -37,7 +37,7 @@ void Four(const unsigned char* p, size_t part, uint32_t crcs[4]) {
 #ifdef TSPS_CRC_X86
   if (__builtin_cpu_supports("sse4.2")) return FourSse42(p, part, crcs);
 #endif
-  for (size_t k = 0; k < 4; ++k) crcs[k] = ~Remainder::Extend(~0u, p + k * part, part);
+  for (size_t k = 0; k < 4; ++k) crcs[k] = ~Castagnoli::Extend(~0u, p + k * part, part);
 }
 
 }  // namespace
@@ -54,15 +54,15 @@ uint32_t Crc32cOfParts(uint32_t crc, const void* data, size_t n) {
 uint32_t Crc32c(uint32_t crc, const void* data, size_t n) {
   const unsigned char* p = static_cast<const unsigned char*>(data);
 #ifdef TSPS_CRC_X86
-  if (Remainder::Folds(n)) return ~Remainder::ExtendFolded(~crc, p, n);
+  if (Castagnoli::Folds(n)) return ~Castagnoli::ExtendFolded(~crc, p, n);
   if (__builtin_cpu_supports("sse4.2")) return ~ExtendSse42(~crc, p, n);
 #endif
-  return ~Remainder::Extend(~crc, p, n);
+  return ~Castagnoli::Extend(~crc, p, n);
 }
 
 namespace internal {
 uint32_t Crc32cPortable(uint32_t crc, const void* data, size_t n) {
-  return ~Remainder::Extend(~crc, static_cast<const unsigned char*>(data), n);
+  return ~Castagnoli::Extend(~crc, static_cast<const unsigned char*>(data), n);
 }
 }  // namespace internal
 

@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kContributed = 1, kRead = 2, kAnswered = 3, kCollected = 4;
 constexpr auto kLook = std::chrono::milliseconds(5);
-constexpr size_t kCopyGrain = 1024;
+constexpr size_t kRowCopyGrain = 1024;
 
 // What was fetched of one table, in the area of a rank that sends.
 struct Answered {
@@ -299,7 +299,7 @@ Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
         }
         const RowTarget& target = targets[t];
         std::atomic<bool> missing{false};
-        executor.ParallelFor(part.n, kCopyGrain, [&](size_t begin, size_t end) {
+        executor.ParallelFor(part.n, kRowCopyGrain, [&](size_t begin, size_t end) {
           for (size_t i = begin; i < end; ++i) {
             const size_t place = asked_[t].places[part.positions[i]];
             const bool came = answered.present[positions[i]] != 0;

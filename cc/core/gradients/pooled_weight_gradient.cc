@@ -7,7 +7,7 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kGrain = 256;  // bags
+constexpr size_t kWeightGrain = 256;  // bags
 constexpr size_t kLanes = 16;
 
 // Partial sums per lane, added up in one fixed order: every clone gives the same bits.
@@ -49,7 +49,7 @@ void OneBag(const BagSpan& bags, size_t bag, const float* const* rows, size_t di
 
 void PooledWeightGradient(const BagSpan& bags, const float* const* rows, size_t dim,
                           const float* gradients, float* out, Executor& executor) {
-  executor.ParallelFor(bags.n_bags, kGrain, [&](size_t begin, size_t end) {
+  executor.ParallelFor(bags.n_bags, kWeightGrain, [&](size_t begin, size_t end) {
     for (size_t bag = begin; bag < end; ++bag) {
       OneBag(bags, bag, rows, dim, gradients + bag * dim, out);
     }

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kProbeIntervalNs = 100'000'000;
 constexpr uint64_t kKeptNs = 2'000'000'000;  // for another scan
 constexpr size_t kGrain = 256;
-constexpr size_t kAhead = 16;
+constexpr size_t kImagesAhead = 16;
 
 }  // namespace
 
@@ -234,7 +234,8 @@ void BeforeImages::Write(const Part& part, ScanRecord* record, Executor* executo
     for (size_t i = first; i < last; ++i) {
       for (const Plane* const wanted : planes) {
         const Plane& plane = *wanted;
-        if (i + kAhead < last) Prefetch(plane.row(part.rows[i + kAhead]), plane.row_bytes);
+        if (i + kImagesAhead < last)
+          Prefetch(plane.row(part.rows[i + kImagesAhead]), plane.row_bytes);
         std::memcpy(to, plane.row(part.rows[i]), plane.row_bytes);
         to += plane.row_bytes;
       }

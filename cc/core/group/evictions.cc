@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kDecay = 0.99932334f;  // 2^(-1/1024)
 // Candidates at once, of the rows that are wanted and of all: finding them looks at all rows.
-constexpr size_t kAhead = 16;
+constexpr size_t kCandidatesPerRow = 16;
 constexpr size_t kLeastCandidates = 4096;
 constexpr size_t kShare = 16;
 constexpr size_t kPrefetched = 16;  // candidates ahead of the one that is taken
@@ -56,7 +56,8 @@ std::vector<uint32_t> Evictions::Choose(size_t n, Rows rows, const std::vector<u
   for (const uint32_t row : kept) kept_[row] = true;
   std::vector<uint32_t> taken;
   Take(n, rows, &taken);
-  const size_t candidates = std::max({n * kAhead, kLeastCandidates, counts_.rows() / kShare});
+  const size_t candidates =
+      std::max({n * kCandidatesPerRow, kLeastCandidates, counts_.rows() / kShare});
   while (taken.size() < n) {
     // All anew: those that were taken from the old ones would come twice.
     taken.clear();

@@ -13,8 +13,8 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kProbeGrain = 2048;  // keys
-constexpr size_t kInitialGrain = 64;  // rows
+constexpr size_t kGatherGrain = 2048;  // keys
+constexpr size_t kInitialGrain = 64;   // rows
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
   found_.epoch = view.epoch();
   found_.rows.resize(keep_numbers_ ? n_ : 0);
   found_.places.clear();
-  executor.ParallelFor(n_, kProbeGrain, [&](size_t begin, size_t end) {
+  executor.ParallelFor(n_, kGatherGrain, [&](size_t begin, size_t end) {
     uint32_t* const numbers = keep_numbers_ ? &found_.rows[begin] : nullptr;
     view.Find(table_, keys_ + begin, end - begin, &rows_[begin], numbers);
   });

@@ -14,7 +14,7 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kProbeGrain = 4096;
+constexpr size_t kPlanGrain = 4096;
 
 Status Repeated(const TableFiles& files, int64_t key) {
   return Error(Code::kInvalidArgument, "table ", files.folder(), ": key ", key,
@@ -57,7 +57,7 @@ Status RowMutation::FindPlanned(const TableFiles& files, const TableState& state
   if (plan.rows.size() == plan.n) return Status();
   plan.rows.resize(plan.n);
   std::atomic<int64_t> astray{-1};
-  executor_.ParallelFor(plan.n, kProbeGrain, [&](size_t begin, size_t end) {
+  executor_.ParallelFor(plan.n, kPlanGrain, [&](size_t begin, size_t end) {
     const int64_t one =
         ProbeRows(files, state, plan.keys + begin, end - begin, plan.rows.data() + begin);
     if (one >= 0) astray.store(static_cast<int64_t>(begin) + one, std::memory_order_relaxed);

@@ -15,7 +15,7 @@ namespace tsps {
 namespace {
 
 constexpr size_t kCopyGrain = 1024;  // rows
-constexpr size_t kAhead = 16;
+constexpr size_t kScanAhead = 16;
 
 }  // namespace
 
@@ -42,8 +42,8 @@ Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes
       const Plane& plane = part.list->planes[p];
       char* to = planes[p] + begin * plane.row_bytes;
       for (size_t i = begin; i < end; ++i, to += plane.row_bytes) {
-        if (i + kAhead < end && rows[i + kAhead] != kAbsentRow) {
-          Prefetch(plane.row(rows[i + kAhead]), plane.row_bytes);
+        if (i + kScanAhead < end && rows[i + kScanAhead] != kAbsentRow) {
+          Prefetch(plane.row(rows[i + kScanAhead]), plane.row_bytes);
         }
         if (rows[i] != kAbsentRow) RacyRead(to, plane.row(rows[i]), plane.row_bytes);
       }

@@ -10,7 +10,7 @@ namespace {
 // was to come, in kMostSteps of so many.
 constexpr uint64_t kSteps = 65535;
 
-std::string PathOf(const std::string& folder) { return folder + "/records.announced"; }
+std::string AnnouncedPath(const std::string& folder) { return folder + "/records.announced"; }
 size_t BytesFor(size_t rows) { return std::max<size_t>(rows, 1) * sizeof(uint16_t); }
 
 }  // namespace
@@ -18,13 +18,13 @@ size_t BytesFor(size_t rows) { return std::max<size_t>(rows, 1) * sizeof(uint16_
 Result<std::unique_ptr<AnnouncedRows>> AnnouncedRows::Create(const std::string& folder,
                                                              size_t rows) {
   const size_t bytes = BytesFor(rows);
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(PathOf(folder), bytes, bytes));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(AnnouncedPath(folder), bytes, bytes));
   return std::unique_ptr<AnnouncedRows>(new AnnouncedRows(std::move(file), rows));
 }
 
 Result<std::unique_ptr<AnnouncedRows>> AnnouncedRows::Open(const std::string& folder, size_t rows) {
   const size_t bytes = BytesFor(rows);
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(PathOf(folder), bytes, bytes));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(AnnouncedPath(folder), bytes, bytes));
   std::unique_ptr<AnnouncedRows> announced(new AnnouncedRows(std::move(file), rows));
   // Where the file system cannot be written to nothing is announced.
   announced->writable_ = announced->file_->MakeWritable().ok();

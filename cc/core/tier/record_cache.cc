@@ -11,7 +11,7 @@
 namespace tsps {
 namespace {
 
-std::string PathOf(const std::string& folder) { return folder + "/records.cache"; }
+std::string CachePath(const std::string& folder) { return folder + "/records.cache"; }
 
 }  // namespace
 
@@ -29,7 +29,7 @@ Result<std::unique_ptr<RecordCache>> RecordCache::Create(const std::string& fold
   std::unique_ptr<MappedFile> file;
   if (sets > 0) {
     const size_t size = BytesOf(layout, sets);
-    TSPS_ASSIGN_OR_RETURN(file, MappedFile::Create(PathOf(folder), size, size));
+    TSPS_ASSIGN_OR_RETURN(file, MappedFile::Create(CachePath(folder), size, size));
   }
   return std::unique_ptr<RecordCache>(new RecordCache(std::move(file), layout, sets));
 }
@@ -40,7 +40,7 @@ Result<std::unique_ptr<RecordCache>> RecordCache::Open(const std::string& folder
   std::unique_ptr<MappedFile> file;
   if (sets > 0) {
     const size_t size = BytesOf(layout, sets);
-    TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(PathOf(folder), size, size));
+    TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(CachePath(folder), size, size));
   }
   std::unique_ptr<RecordCache> cache(new RecordCache(std::move(file), layout, sets));
   // Where the file system cannot be written to it is read, and nothing is put.

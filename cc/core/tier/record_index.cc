@@ -15,10 +15,10 @@ using namespace record_index;  // NOLINT: of this class alone
 
 namespace {
 
-constexpr char kMagic[8] = {'t', 's', 'p', 's', 'r', 'i', 'd', 'x'};
-constexpr uint32_t kVersion = 1;
+constexpr char kIndexMagic[8] = {'t', 's', 'p', 's', 'r', 'i', 'd', 'x'};
+constexpr uint32_t kIndexVersion = 1;
 constexpr uint32_t kLineEntries = 16;  // words of a cache line
-constexpr int kAttempts = 1000;        // of a find that meets moves of its segment
+constexpr int kFindAttempts = 1000;    // of a find that meets moves of its segment
 constexpr size_t kDirectoryBytes = kPageBytes + (size_t{8} << kMaxIndexDepth);
 constexpr size_t kSegmentsBytes = sizeof(IndexSegment) << kMaxIndexDepth;
 constexpr size_t kPagesBytes = (kPageBytes * kMaxPages) << kMaxIndexDepth;
@@ -52,9 +52,9 @@ Result<std::unique_ptr<RecordIndex>> RecordIndex::Create(const std::string& fold
   TSPS_RETURN_IF_ERROR(index->TakePages(kMinPages, state.pages));
   index->directory(0)[0] = number;
   IndexHeader& header = index->header();
-  header.version = kVersion;
+  header.version = kIndexVersion;
   header.seed = seed;
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  std::memcpy(header.magic, kIndexMagic, sizeof(kIndexMagic));
   header.crc = HeaderCrc(header);
   return index;
 }
@@ -69,12 +69,12 @@ Status RecordIndex::OpenFiles(const std::string& folder) {
   const std::string path = folder + "/records.directory";
   TSPS_ASSIGN_OR_RETURN(directory_, MappedFile::Open(path, 2 * kPageBytes, kDirectoryBytes));
   const IndexHeader& found = header();
-  if (std::memcmp(found.magic, kMagic, sizeof(kMagic)) != 0) {
+  if (std::memcmp(found.magic, kIndexMagic, sizeof(kIndexMagic)) != 0) {
     return Error(Code::kDataLoss, path, " is no index of records");
   }
-  if (found.version != kVersion) {
+  if (found.version != kIndexVersion) {
     return OtherFormat(path, "record index version " + std::to_string(found.version),
-                       "version " + std::to_string(kVersion));
+                       "version " + std::to_string(kIndexVersion));
   }
   if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
   if (found.seed != seed_) return Damaged(path, "it is another table's");
@@ -122,7 +122,7 @@ bool RecordIndex::Readable(const State& state) const {
 
 bool RecordIndex::Find(uint64_t tag, std::vector<uint32_t>* places) const {
   // A segment that moves to other pages meanwhile is looked at again.
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kFindAttempts; ++attempt) {
     uint32_t number;
     if (!SegmentOf(tag, &number)) continue;
     switch (FindIn(number, tag, places)) {

@@ -27,7 +27,7 @@ constexpr size_t kReadBytes = 16 * 1024;
 
 constexpr size_t kMaxReadBytes = 128 * 1024;  // at once, but for larger records
 
-constexpr size_t kAhead = 8;  // records of the cache that are asked for ahead
+constexpr size_t kRecordsAhead = 8;  // records of the cache that are asked for ahead
 
 constexpr size_t kOpenFiles = 128;  // a process may often have 1,024 in all
 
@@ -192,8 +192,8 @@ std::vector<uint32_t> RecordLog::VisitCached(const uint32_t* places, size_t n,
   }
   std::vector<char> record(layout_.record_bytes);
   for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) cache_->Prefetch(places[i + 2 * kAhead]);
-    if (i + kAhead < n) cache_->PrefetchRecord(places[i + kAhead]);
+    if (i + 2 * kRecordsAhead < n) cache_->Prefetch(places[i + 2 * kRecordsAhead]);
+    if (i + kRecordsAhead < n) cache_->PrefetchRecord(places[i + kRecordsAhead]);
     if (cache_->Find(places[i], record.data())) {
       visit(i, RecordLayout::KeyOf(record.data()),
             RecordLayout::PayloadOf(static_cast<const char*>(record.data())));

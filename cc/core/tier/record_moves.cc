@@ -31,8 +31,8 @@ struct RecordMoves::Header {
 };
 
 namespace {
-constexpr size_t kHeaderBytes = 64;
-std::string PathOf(const std::string& folder) { return folder + "/records.moves"; }
+constexpr size_t kMovesHeaderBytes = 64;
+std::string MovesPath(const std::string& folder) { return folder + "/records.moves"; }
 }  // namespace
 
 uint32_t RecordMoves::Crc() const {
@@ -42,29 +42,29 @@ uint32_t RecordMoves::Crc() const {
 }
 
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Create(const std::string& folder) {
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(PathOf(folder), kPageBytes, SIZE_MAX));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(MovesPath(folder), kPageBytes, SIZE_MAX));
   std::unique_ptr<RecordMoves> moves(new RecordMoves(std::move(file)));
   moves->Keep({0, kNoRecord, 0});
   return moves;
 }
 
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Open(const std::string& folder) {
-  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(PathOf(folder), kPageBytes, SIZE_MAX));
+  TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(MovesPath(folder), kPageBytes, SIZE_MAX));
   return std::unique_ptr<RecordMoves>(new RecordMoves(std::move(file)));
 }
 
 RecordMove* RecordMoves::moves() const {
-  return reinterpret_cast<RecordMove*>(file_->data() + kHeaderBytes);
+  return reinterpret_cast<RecordMove*>(file_->data() + kMovesHeaderBytes);
 }
 
 Status RecordMoves::Reserve(size_t n) {
-  return file_->Reserve(kHeaderBytes + n * sizeof(RecordMove));
+  return file_->Reserve(kMovesHeaderBytes + n * sizeof(RecordMove));
 }
 
 void RecordMoves::Declare(const RecordState& next, const std::vector<RecordMove>& entering,
                           const std::vector<RecordMove>& leaving) {
   Header& made = header();
-  static_assert(sizeof(Header) == kHeaderBytes);
+  static_assert(sizeof(Header) == kMovesHeaderBytes);
   Keep(next);
   std::copy(entering.begin(), entering.end(), moves());
   std::copy(leaving.begin(), leaving.end(), moves() + entering.size());
@@ -82,7 +82,7 @@ void RecordMoves::Clear() { __atomic_store_n(&header().declared, 0u, __ATOMIC_RE
 Status RecordMoves::Recover(uint32_t committed, RecordIndex& index) {
   const Header found = header();
   if (found.declared == 0) return {};
-  const size_t room = (file_->RefreshSize() - kHeaderBytes) / sizeof(RecordMove);
+  const size_t room = (file_->RefreshSize() - kMovesHeaderBytes) / sizeof(RecordMove);
   if (found.n_entering > room || found.n_leaving > room - found.n_entering) {
     return Damaged(file_->path(), found.n_entering, " and ", found.n_leaving,
                    " moves are more than it has");
@@ -149,7 +149,7 @@ bool RecordMoves::Unfinished(uint32_t committed, std::vector<uint32_t>* places) 
   look();
   // Moves are finished before others are declared.
   if (found.declared == 0 || found.number != committed) return true;
-  const size_t room = (file_->RefreshSize() - kHeaderBytes) / sizeof(RecordMove);
+  const size_t room = (file_->RefreshSize() - kMovesHeaderBytes) / sizeof(RecordMove);
   if (found.n_entering > room) return false;
   std::vector<RecordMove> entering(found.n_entering);
   RacyRead(entering.data(), moves(), entering.size() * sizeof(RecordMove));
