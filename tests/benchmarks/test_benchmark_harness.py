@@ -172,6 +172,7 @@ def test_variant_that_makes_no_sense_is_refused() -> None:
     assert "or NAME:OPTION=VALUE,... Received: 'mine'" in done.stderr
 
 
+@pytest.mark.nightly
 def test_cluster_suite_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     command = [sys.executable, "-m", "benchmarks", "cluster"]

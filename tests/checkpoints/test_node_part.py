@@ -21,6 +21,8 @@ from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import DamagedFileError, PartNotSavedError
 from tf_sparse_ps.table import Table, parameter_files
 
+pytestmark = pytest.mark.quick
+
 PART = NodePart((TablePart("a.tfsps", "changes", "a.erased.npz", "00c0ffee"),), (FileEntry("a.tfsps", 3, "0000abcd"),))
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tf_sparse_ps.collectives import cluster_config
 
+pytestmark = pytest.mark.quick
+
 WORKERS = ["a:1", "b:2"]
 
 

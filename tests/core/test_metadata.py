@@ -14,6 +14,8 @@ from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.table import Table
 
+pytestmark = pytest.mark.quick
+
 COUNT = MetadataPlane("count", initial=7)
 LAST_USED = MetadataPlane("last_used", "int64", initial=-1)
 SCALES = MetadataPlane("scales", "float16", elements=3, initial=0.1)

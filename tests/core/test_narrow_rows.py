@@ -13,6 +13,8 @@ from tf_sparse_ps import errors, optimizers
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
 
+pytestmark = pytest.mark.quick
+
 RULES = {
     "sgd": optimizers.SGD(learning_rate=0.1),
     "momentum": optimizers.SGD(learning_rate=0.1, momentum=0.9),

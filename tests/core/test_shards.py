@@ -10,6 +10,8 @@ import pytest
 from tf_sparse_ps import _table, errors, optimizers
 from tf_sparse_ps.table import Table
 
+pytestmark = pytest.mark.quick
+
 NODES, KEYS = 3, np.arange(100, dtype=np.int64)
 ROWS = np.repeat(KEYS[:, None], 4, 1).astype(np.float32)
 owners = _table.owners(KEYS, NODES)

@@ -13,6 +13,8 @@ from tf_sparse_ps import errors, optimizers, table
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
 
+pytestmark = pytest.mark.quick
+
 
 def test_the_store_needs_no_tensorflow():
     code = "import sys, tf_sparse_ps, tf_sparse_ps.table; tf_sparse_ps.Table; tf_sparse_ps.optimizers.Adam(); "

@@ -92,6 +92,7 @@ def mypy(tmp_path: Path, script: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_a_script_without_mistakes_sees_the_package_s_types(tmp_path: Path) -> None:
     said = mypy(tmp_path, GOOD)
     assert "Success: no issues found" in said, said

@@ -20,6 +20,8 @@ from selected_runs import selected_runs
 from simulation import NARROW_WIRE, TOLERANCE, Results, largest_error, results_in, simulate
 from workers import started
 
+pytestmark = pytest.mark.keras2_smoke
+
 KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
 # Workers 0 and 2 share tables; worker 1 has its own.
 ONE, NODES = [0, 0], [0, 1, 0]

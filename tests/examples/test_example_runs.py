@@ -65,6 +65,7 @@ def ncf_files(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_dlrm_on_the_generator_reports_everything(tmp_path: Path) -> None:
     report = run(
         tmp_path, "train_ctr.py", "--samples", 60_000, "--test-samples", 6_000, "--batch", 1_000, "--dim", 4,

@@ -13,6 +13,8 @@ import pytest
 
 from support import cache, memory, metrics
 
+pytestmark = pytest.mark.quick
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 

@@ -11,6 +11,8 @@ from kernel_support import run_child
 
 from tf_sparse_ps import _ops, _table
 
+pytestmark = [pytest.mark.keras2_smoke, pytest.mark.quick]
+
 i64 = tf.int64
 
 

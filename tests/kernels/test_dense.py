@@ -9,6 +9,8 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.rings import rank_weight
 
+pytestmark = pytest.mark.quick
+
 SHAPES = [(3, 4), (), (0, 5), (70_000,), (1,), (2, 3, 4)]
 
 

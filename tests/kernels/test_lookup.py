@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 
+pytestmark = [pytest.mark.keras2_smoke, pytest.mark.quick]
+
 i64 = tf.int64
 
 

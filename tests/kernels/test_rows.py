@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 
+pytestmark = pytest.mark.quick
+
 i64 = tf.int64
 ERROR = tf.errors.InvalidArgumentError
 

@@ -15,6 +15,8 @@ from launcher import ROOT, environment, free_port
 from tf_sparse_ps.launch import command_line
 from tf_sparse_ps.launch.command_line import parse
 
+pytestmark = pytest.mark.quick
+
 HOROVOD = importlib.util.find_spec("horovod") is not None
 
 

@@ -27,6 +27,7 @@ def left(launch: Launchers) -> list[str]:
     return [one.name for one in (launch.folder / "tables").iterdir() if one.name != ".lock"]
 
 
+@pytest.mark.nightly
 def test_a_job_of_horovod_trains_and_says_nothing_else(launch: Launchers) -> None:
     job = horovod_job(launch, "well")
     assert job.process.returncode == 0, job.said

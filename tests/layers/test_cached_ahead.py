@@ -82,7 +82,7 @@ def with_all_rows() -> tsps.DeviceCache:
 
 @pytest.mark.parametrize("kind", ["functional", "sequential", "subclassed"])
 @pytest.mark.parametrize("batches", [1, 2, 8, "auto"])
-@pytest.mark.daily_cases(3)
+@pytest.mark.daily_cases(1)
 def test_the_numbers_are_those_of_a_cache_that_holds_everything(batches: Any, kind: str) -> None:
     reference, expected = make(with_all_rows(), kind=kind)
     reference.fit(dataset(), epochs=2, verbose=0)
@@ -175,7 +175,7 @@ USAGES: dict[str, tuple[dict[str, Any], Callable[[Any, Callable[[Dataset], Datas
 
 
 @pytest.mark.parametrize("usage", USAGES)
-@pytest.mark.daily_cases(3)
+@pytest.mark.daily_cases(1)
 def test_usages(usage: str) -> None:
     options, train = USAGES[usage]
     reference, expected = make(with_all_rows(), **options)
@@ -264,6 +264,7 @@ def _says_once(said: list[str]) -> None:
     [(lambda data: data.shuffle(9, seed=1, reshuffle_each_iteration=False), 4), (lambda data: data.cache(), 4)],
     ids=["shuffle", "cache"],
 )
+@pytest.mark.daily_cases(1)
 def test_stages_behind_it_change_no_number_and_are_told(
     misuse: Callable[[Dataset], Dataset], epochs: int, said: list[str]
 ) -> None:

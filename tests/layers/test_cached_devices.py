@@ -132,6 +132,7 @@ def test_rows_and_slots_are_those_without_a_cache(run: Callable[..., list[Found]
 
 
 @pytest.mark.parametrize("case", [WHOLE, *(pytest.param(one, marks=pytest.mark.nightly) for one in CASES[DAILY:])])
+@pytest.mark.nightly
 def test_each_row_is_on_the_device_of_its_key_alone(run: Callable[..., list[Found]], case: dict[str, Any]) -> None:
     found = run(case)[0]
     held = [set(found[f"held{d}"].tolist()) for d in range(case["devices"])]

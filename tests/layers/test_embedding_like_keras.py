@@ -11,6 +11,8 @@ from layer_support import IDS, functional, keras, keras2_only, keras3_only
 
 import tf_sparse_ps as tsps
 
+pytestmark = [pytest.mark.keras2_smoke, pytest.mark.quick]
+
 
 def test_arguments_have_the_order_and_defaults_of_keras():
     theirs = inspect.signature(keras.layers.Embedding.__init__).parameters

@@ -73,6 +73,7 @@ assert not said, said
 
 @BOTH
 @pytest.mark.parametrize("input_dim", [pytest.param(10, marks=pytest.mark.nightly), None], ids=["bounded", "unbounded"])
+@pytest.mark.daily_cases(1)
 def test_a_saved_model_is_served_elsewhere(tmp_path, input_dim, how):
     model = trained(input_dim)
     ids = np.concatenate([IDS, UNSEEN])

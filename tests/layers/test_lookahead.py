@@ -47,7 +47,7 @@ def test_elements_are_those_of_the_dataset(disk: tsps.Tiered) -> None:
 @pytest.mark.parametrize(
     ("batches", "make"), [(1, functional), (4, sequential), (32, Subclassed), ("auto", functional)]
 )
-@pytest.mark.daily_cases(2)
+@pytest.mark.daily_cases(1)
 def test_training_is_that_in_memory_bit_for_bit(disk: tsps.Tiered, batches: Any, make: Any) -> None:
     memory, tiered = built("memory", make), built(disk, make)
     for data in (dataset(), dataset(seed=1)):

@@ -9,6 +9,8 @@ from layer_support import IDS, keras
 
 import tf_sparse_ps as tsps
 
+pytestmark = pytest.mark.quick
+
 COMBINERS = ["sum", "mean", "sqrtn"]
 RAGGED = tf.ragged.constant([[1, 2, 2], [], [3], [9, 0]], dtype=tf.int64)
 WEIGHTS = tf.ragged.constant([[0.5, 2.0, 1.0], [], [3.0], [0.0, 0.0]])

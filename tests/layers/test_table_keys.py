@@ -13,6 +13,8 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import _ops
 from tf_sparse_ps.layers.table_keys import table_keys
 
+pytestmark = pytest.mark.quick
+
 layers = keras.layers
 TARGETS = np.ones(4, np.float32)
 

@@ -302,6 +302,7 @@ print(os.path.exists(path))
     assert run_child(again, TFSPS_DIR=root, TFSPS_JOB="kept").strip() == "[[2.0, 2.0, 2.0, 2.0]]"
 
 
+@pytest.mark.nightly
 def test_the_limit_is_of_tables_in_use(root: str) -> None:
     code = """
 from tf_sparse_ps import errors, job

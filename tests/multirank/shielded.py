@@ -1,13 +1,15 @@
-"""Runs a program of this folder as a child, and ends when the test allows it: horovodrun ends all ranks once one ends.
+"""Runs a program of this folder as a child, and ends when the test allows it: launchers end all ranks once one ends.
 
-So what the other ranks have to say does not depend on who is faster.
+So what the other ranks have to say does not depend on who is faster. The child is forked, because this process has
+imported TensorFlow already, unless horovodrun started it.
 
 Arguments: the program and its arguments, of which the last is the folder for results; the file "end" there allows it.
 """
 
 from __future__ import annotations
 
-import subprocess
+import os
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -18,7 +20,13 @@ LONGEST_S = 200.0
 def main() -> None:
     """Ends with the program's status."""
     program = Path(__file__).with_name(sys.argv[1])
-    status = subprocess.call([sys.executable, str(program), *sys.argv[2:]])
+    pid = os.fork()
+    if pid == 0:
+        sys.argv = [str(program), *sys.argv[2:]]
+        runpy.run_path(str(program), run_name="__main__")
+        sys.exit(0)
+    _, waited = os.waitpid(pid, 0)
+    status = os.waitstatus_to_exitcode(waited)
     deadline = time.monotonic() + LONGEST_S
     while not (Path(sys.argv[-1]) / "end").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

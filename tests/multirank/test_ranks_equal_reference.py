@@ -233,6 +233,7 @@ def test_published_example(results: Results) -> None:
 
 
 @pytest.mark.runs("fit")
+@pytest.mark.nightly
 def test_fit_keeps_ranks_together(results: Results) -> None:
     first, *others = results["fit"]
     for other in others:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from launch import HOROVOD, VARIABLE, launched
 
-pytestmark = pytest.mark.daily
 Outcomes = list[dict[str, Any]]
 
 
@@ -46,7 +45,6 @@ def test_every_rank_says_what_differs(outcomes: Outcomes, way: str, words: list[
             assert word in found[way], f"rank {rank}: {found[way]}"
 
 
-@pytest.mark.nightly
 def test_a_horovod_that_was_initialised_too_early_is_an_error_with_the_remedy() -> None:
     with launched("early_horovod_program.py", by_horovodrun=True) as job:
         assert job.wait() == 0, job.output[-20000:]

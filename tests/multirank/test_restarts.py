@@ -33,6 +33,13 @@ def test_fit_on_one_rank(tmp_path: Path, whole: Whole) -> None:
 
 
 @pytest.mark.daily
+def test_a_leader_of_a_named_job_is_killed_once_in_fit(tmp_path: Path, shared_memory: str, whole: Whole) -> None:
+    results, _ = whole.run(2, named=True)
+    broken = fit_options(tmp_path, "broken")
+    killed(broken, 2, {"kill_rank": 0, "kill_at": 6}, env={"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory})
+    must_equal(results, broken.results, 2)
+
+
 def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, shared_memory: str, whole: Whole) -> None:
     results, output = whole.run(2, named=True)
     broken = fit_options(tmp_path, "broken")

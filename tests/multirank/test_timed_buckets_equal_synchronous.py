@@ -25,7 +25,7 @@ pytestmark = pytest.mark.daily  # a launch of two ranks; marked tests are nightl
 NIGHTLY = pytest.mark.nightly
 Results = dict[str, list[dict[str, Any]]]
 OPTIMIZERS = ("sgd", "adam", "momentum-clipnorm", "adagrad-clipvalue")
-EVERY_DAY = ("sgd buckets", "adam server", "fit buckets")
+EVERY_DAY = ("sgd buckets", "sgd server", "fit buckets")
 
 
 def daily(names: list[str]) -> list[Any]:
@@ -132,6 +132,7 @@ def test_a_step_enqueues_as_many_operations_as_there_are_buckets(two: Results, n
         assert sorted(itertools.chain(*buckets)) == list(range(10))
 
 
+@NIGHTLY
 @pytest.mark.runs("two halves")
 def test_a_bucket_is_sent_while_gradients_of_the_next_are_computed(two: Results) -> None:
     """The next one's are held back until it has been sent: on all ranks, or it would not have come back."""
@@ -167,6 +168,7 @@ def test_eager_steps_travel_in_buckets_too(two: Results) -> None:
             np.testing.assert_allclose(result[f"weights {i}"], two["sgd"][0][f"weights {i}"], rtol=1e-5, atol=1e-6)
 
 
+@NIGHTLY
 @pytest.mark.runs("adam server")
 def test_a_server_sends_each_bucket_there_and_back_and_keeps_slots_to_itself(two: Results) -> None:
     for result in two["adam server"]:

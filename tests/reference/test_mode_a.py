@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from mode_a import Rule, Simulation, SparseBatch, local_sums, reduce_dense, reduce_sparse, rounded
 
+pytestmark = pytest.mark.quick
+
 
 def flat(ranks: list[dict[int, np.ndarray]], reduction: str) -> dict[int, np.ndarray]:
     return reduce_sparse(ranks, reduction, [[rank] for rank in range(len(ranks))], "float32")

@@ -17,6 +17,8 @@ from tf_sparse_ps.schedules.bucket_plan import Gradient, sending
 from tf_sparse_ps.schedules.bucket_profile import Profile, make_plan, unconfirmed
 from tf_sparse_ps.schedules.gradient_set import GradientSet
 
+pytestmark = pytest.mark.quick
+
 MB = 1 << 20
 
 

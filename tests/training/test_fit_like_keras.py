@@ -12,6 +12,8 @@ from models import BATCH, DIM, IDS, KERAS_3, ROWS, TARGETS, difference, fit, ker
 
 import tf_sparse_ps as tsps
 
+pytestmark = pytest.mark.keras2_smoke
+
 LEGACY = [] if KERAS_3 else ["legacy.SGD", "legacy.Adagrad", "legacy.Adam"]
 TOLERANCE = 2e-5  # after 18 updates in float32, Adam's division by small roots included
 

@@ -12,6 +12,8 @@ from models import KERAS_3, keras, optimizer
 
 from tf_sparse_ps import _table, optimizers
 
+pytestmark = [pytest.mark.keras2_smoke, pytest.mark.quick]
+
 HOMES = [""] if KERAS_3 else ["", "legacy."]
 
 

@@ -12,6 +12,8 @@ from models import DIM, KERAS_3, ROWS, difference, fit, keras, model, optimizer,
 
 import tf_sparse_ps as tsps
 
+pytestmark = pytest.mark.keras2_smoke
+
 LEGACY = [] if KERAS_3 else ["legacy.Adam"]
 
 

@@ -14,6 +14,8 @@ from models import DIM, IDS, ROWS, TARGETS, model, optimizer
 import tf_sparse_ps as tsps
 from tf_sparse_ps.rings import sparse_step
 
+pytestmark = pytest.mark.quick
+
 
 def trained(layer: Any, name: str, **options: Any) -> Any:
     """A compiled model around a layer."""
