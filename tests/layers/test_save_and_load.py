@@ -11,8 +11,6 @@ from layer_support import IDS, TARGETS, assign, compiled, functional, keras, ker
 
 import tf_sparse_ps as tsps
 
-pytestmark = pytest.mark.keras2_smoke
-
 
 def trained(input_dim: int | None, **kwargs: object) -> keras.Model:
     model = compiled(tsps.Embedding(input_dim, 4, name="words", **kwargs))
