@@ -105,7 +105,7 @@ train: environment  ## sets up what it needs and trains a click-through model on
 quick: build  ## the inner loop, at most two minutes: lint, and fast tests of every package
 	@$(PY) tools/test_stages.py --tier quick
 
-test: test-build  ## what a change must pass, at most fifteen minutes; sets everything up
+test: test-build  ## what a change must pass, some twenty minutes; sets everything up
 	@$(PY) tools/test_stages.py --tier test
 
 nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goes on at a stage
@@ -144,7 +144,9 @@ restarts-tensorflow: build  ## those of restarts, likewise
 matrix: build  ## the docs' tables of what works with what, row by row, on two ranks
 	@$(TEST_PY) -m pytest tests/matrix -m nightly $(PYTEST_ARGS)
 
-# make pytest-tf215, make matrix-tf215 and so on: the same under TensorFlow 2.15 (Keras 2), with Horovod if it is built.
+# make pytest-tf215, make matrix-tf215 and so on: the same under TensorFlow 2.15 (Keras 2). Tests of several ranks need
+# Horovod's launcher there, too.
+multirank-nightly-tf215 restarts-nightly-tf215 multirank-tensorflow-tf215 restarts-tensorflow-tf215 matrix-tf215: horovod-tf215
 %-tf215:
 	@$(MAKE) venv-tf215 && $(MAKE) $* TEST_PY=$(VENV_215)/bin/python
 

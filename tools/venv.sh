@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a virtual environment and installs pinned requirements:  tools/venv.sh VENV REQUIREMENTS...
-# PYTHON names the interpreter, STAMP the file in VENV that keeps what was installed (.requirements). Does nothing when the environment already has exactly these requirements; skips, visibly,
-# when the interpreter is newer than MAX_PYTHON.
+# PYTHON names the interpreter, STAMP the file in VENV that keeps what was installed (.requirements). Does nothing when
+# the environment already has exactly these requirements; skips, visibly, when the interpreter is newer than MAX_PYTHON.
 set -euo pipefail
 
 venv=$1

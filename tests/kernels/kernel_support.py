@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from fork_server import AT_IMPORT, ForkServer
+from fork_server import run_forked
 
 from tf_sparse_ps import _ops
 
@@ -104,7 +104,6 @@ def child(code: str, **environment: str) -> Iterator[subprocess.Popen]:
 
 def run_child(code: str, timeout_s: float = 240, **environment: str) -> str:
     """The standard output of another Python process, which has TensorFlow imported; raises when it fails."""
-    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(PACKAGE_PARENT), **environment}
-    done = ForkServer.of_this_process().run(code, env, timeout_s=timeout_s)
+    done = run_forked(code, timeout_s=timeout_s, **environment)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout

@@ -14,7 +14,7 @@ os.environ["TFSPS_DIR"] = FOLDER
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from fork_server import AT_IMPORT, ForkServer  # noqa: E402
+from fork_server import run_forked  # noqa: E402
 
 import tf_sparse_ps as tsps  # noqa: E402
 from tf_sparse_ps._compat import _keras  # noqa: E402
@@ -50,8 +50,7 @@ TARGETS = np.array([[1.0], [-1.0]], np.float32)
 
 def run_child(code: str, **environment: str) -> str:
     """Standard output of Python code in another process, which must succeed. TensorFlow is imported there already."""
-    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(PACKAGE_PARENT), **environment}
-    done = ForkServer.of_this_process().run(code, env)
+    done = run_forked(code, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

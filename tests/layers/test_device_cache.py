@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from fork_server import AT_IMPORT, ForkServer
-from layer_support import PACKAGE_PARENT, keras
+from fork_server import run_forked
+from layer_support import keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _ops, _table
@@ -351,8 +350,7 @@ def named(job: str, *, trains: bool, killed: bool = False, flush_every: int | No
     program = (
         NAMED.replace("FLUSH_EVERY", str(flush_every)).replace("TRAINS", str(trains)).replace("KILLED", str(killed))
     )
-    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(PACKAGE_PARENT), "TFSPS_JOB": job, **environment}
-    return ForkServer.of_this_process().run(program, env)
+    return run_forked(program, TFSPS_JOB=job, **environment)
 
 
 def test_a_named_job_leaves_all_rows_to_the_next_one() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fork_server import AT_IMPORT, ForkServer
+from fork_server import run_forked
 from layer_support import PACKAGE_PARENT, run_child
 
 from tf_sparse_ps import errors
@@ -48,12 +48,6 @@ me = job.current()
 """
 ONE = "from tf_sparse_ps import job\nfrom tf_sparse_ps.config import TableConfig\nme = job.current()\n"
 TABLE = "binding = me.create_table(TableConfig('user', 4))\n"
-
-
-def forked(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in another process, which has TensorFlow imported, to its end."""
-    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(PACKAGE_PARENT), **environment}
-    return ForkServer.of_this_process().run(code, env)
 
 
 @pytest.fixture
@@ -119,7 +113,7 @@ def test_first_rows_that_a_killed_run_did_not_write_are_written_by_the_next_one(
         "layer.bindings[0].assign(np.arange(5), np.full((5, 2), 3.0, np.float32))\n"
     )
     kill = "TableBinding.write_rows = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
-    killed = forked(program.replace("PATCH", kill), **environment)
+    killed = run_forked(program.replace("PATCH", kill), **environment)
     assert killed.returncode == -9, killed.stderr
     ones, threes = ([value] * 10 for value in (1.0, 3.0))
     assert json.loads(run_child(program.replace("PATCH", ""), **environment)) == ones
@@ -141,7 +135,7 @@ def test_a_named_job_goes_on_with_its_tables(root):
         ("TableConfig('user', 4, initializer='normal')", "initializer"),
         ("TableConfig('item', 4)", "t0000-user"),
     ):
-        error = forked(ONE + f"me.create_table({table})", **environment).stderr
+        error = run_forked(ONE + f"me.create_table({table})", **environment).stderr
         assert "StateError" in error, error
         assert words in error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fork_server import AT_IMPORT, ForkServer
+from fork_server import run_forked
 from layer_support import FOLDER, IDS, TARGETS, compiled, functional, keras, run_child, tf
 
 import tf_sparse_ps as tsps
@@ -64,8 +64,7 @@ def root() -> Iterator[str]:
 @pytest.mark.parametrize("models", [12, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
 @pytest.mark.nightly
 def test_models_that_are_dropped_take_nothing(models: int, root: str) -> None:
-    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), "TFSPS_DIR": root}
-    done = ForkServer.of_this_process().run(PROGRAM, env, [str(models), root], timeout_s=250 + 8 * models)
+    done = run_forked(PROGRAM, [str(models), root], timeout_s=250 + 8 * models, TFSPS_DIR=root)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank is done" in done.stdout
 

@@ -6,7 +6,7 @@ process per program:
     server = ForkServer.of_this_process()
     process = server.start(Path("program.py"), ["argument"], environment)
     print(process.stdout.read(), process.wait())
-    print(server.run("import tensorflow as tf; print(tf.__version__)", environment).stdout)
+    print(run_forked("import tensorflow as tf; print(tf.__version__)").stdout)
 
 Nothing of TensorFlow's runtime runs in the server, which has one thread: `main` checks that before each fork. A forked
 program ends as any interpreter does, with its `atexit` functions, because it returns from `main`.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import json
 import os
 import runpy
@@ -186,6 +187,20 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+
+def run_forked(
+    program: Path | str, arguments: Sequence[str] = (), *, timeout_s: float = 240.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a forked process to its end, in this process's environment with these variables changed.
+
+    The program imports tf_sparse_ps from where this process would. For the rest see `ForkServer.run`.
+    """
+    package = importlib.util.find_spec("tf_sparse_ps")
+    assert package is not None
+    assert package.origin is not None
+    whole = {**os.environ, **AT_IMPORT, "PYTHONPATH": str(Path(package.origin).parents[1]), **environment}
+    return ForkServer.of_this_process().run(program, whole, arguments, timeout_s)
 
 
 # --- the server ------------------------------------------------------------------------------------------------------

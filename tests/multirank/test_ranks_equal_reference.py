@@ -38,7 +38,7 @@ def run(which: str, hosts: str, ranks: int) -> Iterator[Results]:
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> Iterator[Results]:
-    names = selected_runs(request, "results", lambda parameters: [parameters[one] for one in parameters])
+    names = selected_runs(request, "results", lambda parameters: parameters.values())
     with run(",".join(names), TWO_NODES, batches.RANKS) as found:
         yield found
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fork_server import AT_IMPORT, ForkServer
+from fork_server import run_forked
 
 import tf_sparse_ps as tsps
 
@@ -44,9 +44,7 @@ NEXT = "import tf_sparse_ps as tsps; tsps.job.current()"
 
 
 def run(root: Path, code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    package = os.fspath(Path(tsps.__file__).parent.parent)
-    env = {**os.environ, **AT_IMPORT, "PYTHONPATH": package, "TFSPS_DIR": os.fspath(root)}
-    return ForkServer.of_this_process().run(code, env, [*map(str, args)])
+    return run_forked(code, [*map(str, args)], TFSPS_DIR=os.fspath(root))
 
 
 @contextlib.contextmanager
