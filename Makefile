@@ -111,9 +111,9 @@ test: test-build  ## what a change must pass, some twenty minutes; sets everythi
 nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goes on at a stage
 	@$(PY) tools/test_stages.py --tier nightly $(if $(FROM),--from $(FROM))
 
-# Two at a time, file by file: modules share what their fixtures have launched. Wants no more than two cores.
+# Three at a time for two cores, because many tests wait. File by file: modules share what their fixtures have launched.
 TEST_PY = $(PY)
-PYTEST = $(TEST_PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+PYTEST = $(TEST_PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 RESTARTS = $(wildcard tests/multirank/test_rest*.py)
 
 pytest: build  ## the Python tests of every day

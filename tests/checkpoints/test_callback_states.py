@@ -181,6 +181,7 @@ def test_a_restarted_fit_equals_an_uninterrupted_one(
     assert len(broken.seen) == n
 
 
+@pytest.mark.nightly
 def test_without_its_state_an_epoch_more_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the test above sees what is missing."""
     whole, broken = (Job(tmp_path / name, CASES["early stopping"]) for name in ("whole", "broken"))
@@ -205,6 +206,7 @@ def test_the_best_of_model_checkpoint_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "best.weights.h5").stat().st_mtime_ns == written
 
 
+@pytest.mark.nightly
 def test_training_that_stopped_goes_on_with_more_patience(tmp_path: Path) -> None:
     patience = [3]
     job = Job(tmp_path, lambda: [keras.callbacks.EarlyStopping("score", patience=patience[0], mode="min")])

@@ -108,6 +108,7 @@ def test_a_restored_model_trains_as_the_saved_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [10, 100])
+@pytest.mark.daily_cases(1)
 def test_rows_that_are_newer_on_a_device_are_saved_and_restored(tmp_path: Path, rows: int) -> None:
     cache = tsps.DeviceCache(rows=rows)
     first = make_model(cache=cache)

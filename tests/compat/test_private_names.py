@@ -6,10 +6,7 @@ import ast
 import http.client
 import importlib
 import inspect
-import os
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from fork_server import run_forked
 
 from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _keras_stores, _tensorflow
 from tf_sparse_ps.layers import saving
@@ -50,7 +48,8 @@ def test_determinism_is_seen() -> None:
         "import tensorflow as tf; tf.config.experimental.enable_op_determinism(); "
         "from tf_sparse_ps._compat import _tensorflow; assert _tensorflow.is_deterministic()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+    done = run_forked(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_local_variable_is_not_mirrored() -> None:
@@ -101,8 +100,7 @@ def test_the_context_tells_whether_operations_have_run_and_processes_are_connect
         "ours.context.context()._collective_leader = '/job:worker/replica:0/task:0'\n"
         "print(ours.connects_processes())"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    found = run_forked(program)
     assert found.stdout.split() == ["False", "False", "True", "False", "True"], (
         "tsps.init() would let TensorFlow connect workers too late (context()._context_handle), or twice "
         "(context()._collective_leader)"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from fork_server import run_forked
 
 from tf_sparse_ps import errors
 
@@ -62,7 +63,7 @@ def test_no_exception_of_the_package_is_defined_elsewhere() -> None:
         "        if inspect.isclass(cls) and issubclass(cls, Exception) and cls.__module__ == name:\n"
         "            print(name, cls.__name__)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = run_forked(program)
     assert done.returncode == 0, done.stderr
     assert {line.split()[0] for line in done.stdout.splitlines()} == {"tf_sparse_ps.errors"}
 
@@ -82,5 +83,5 @@ def test_where_they_were_before_they_still_are() -> None:
         "for name in ('RankDied', 'LeaderDied', 'RankStopped', 'ExchangeFailed', 'RankLost'):\n"
         "    assert getattr(failures, name) is getattr(errors, name)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = run_forked(program)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -144,7 +145,21 @@ class Tables(RuleBasedStateMachine):
             assert one.verify().ok
 
 
-TestTables = Tables.TestCase
-TestTables.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+def _examples(n: int) -> settings:
+    every = list(HealthCheck)
+    return settings(
+        max_examples=n, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=every
+    )
+
+
+class TestTables(Tables.TestCase):
+    """Every day."""
+
+    settings = _examples(5)
+
+
+@pytest.mark.nightly
+class TestTablesLonger(Tables.TestCase):
+    """More examples."""
+
+    settings = _examples(15)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import run_forked
 from launch import launched
 from readme_program import README, SAMPLES, example
 
@@ -26,9 +24,8 @@ def check(report: dict[str, Any]) -> None:
 
 
 def test_the_example_learns_on_one_rank(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(README.parent), "TFSPS_DIR": str(tmp_path / "tables")}
-    command = [sys.executable, str(HERE / "readme_program.py"), str(tmp_path)]
-    subprocess.run(command, check=True, env=environment, timeout=240, stdout=subprocess.DEVNULL)
+    done = run_forked(HERE / "readme_program.py", [str(tmp_path)], TFSPS_DIR=str(tmp_path / "tables"))
+    assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "0.json").read_text())
     assert report["samples"] == list(range(SAMPLES))
     check(report)

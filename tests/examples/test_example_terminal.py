@@ -98,7 +98,7 @@ def in_terminal(command: list[str]) -> tuple[int, str]:
 def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: int, collectives: str) -> None:
     if collectives == "horovod":
         pytest.importorskip("horovod")
-    options = "--samples 40000 --test-samples 4000 --batch 500 --dim 4 --evaluations 1 --learning-rate 0.02".split()
+    options = "--samples 20000 --test-samples 2000 --batch 500 --dim 4 --evaluations 1 --learning-rate 0.02".split()
     out = tmp_path / "out"
     command = [sys.executable, str(EXAMPLES / "train_ctr.py"), *options, "--ranks", str(ranks), "--out", str(out)]
     command += ["--collectives", collectives]
@@ -115,7 +115,7 @@ def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: i
     assert any(re.fullmatch(rf" *engine +{re.escape(names[collectives])}", line) for line in report)
     assert re.fullmatch(r"step \d+: held-out AUC 0\.\d+", held_out)
     assert bar.startswith("100%")
-    assert "40.0k/40.0k" in bar
+    assert "20.0k/20.0k" in bar
     assert bool(re.search(r", waited \d+\.\d s for the disk, \S+ of \S+ rows late\]$", bar)) == on_disk
     assert ("s waited per rank" in shown) == on_disk
     assert report == (out / "report.txt").read_text().rstrip("\n").splitlines()

@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from fork_server import run_forked
+from fork_server import ForkedProcess, run_forked, start_forked
 
 from tf_sparse_ps import _ops
 
-PACKAGE_PARENT = Path(_ops.__file__).parents[2]
 GROUP_UUID = "c" * 32
 
 
@@ -91,15 +87,14 @@ class Group:
 
 
 @contextlib.contextmanager
-def child(code: str, **environment: str) -> Iterator[subprocess.Popen]:
-    """Another Python process that runs `code`, killed at the end; its standard output can be read."""
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env, cwd="/")
+def child(code: str, **environment: str) -> Iterator[ForkedProcess]:
+    """Another Python process that runs `code`, killed at the end; what it writes can be read."""
+    process = start_forked(code, **environment)
     try:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def run_child(code: str, timeout_s: float = 240, **environment: str) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cached_batches import BATCH, BATCHES, DIM, IDS, ROWS, VALUES
-from layer_support import FOLDER, PACKAGE_PARENT
+from fork_server import run_forked
+from layer_support import FOLDER
 from pairwise import covers, pairwise
 
 import tf_sparse_ps as tsps
@@ -39,7 +37,6 @@ SETTINGS: dict[str, list[Any]] = {
     "flush_every": [None, 3],
 }
 CASES = [{"name": f"case{number}", **case} for number, case in enumerate(pairwise(SETTINGS))]
-DAILY = 2
 A_PROCESS = 5  # cases: TensorFlow takes longer to load than a case
 WHOLE = {
     **{name: values[0] for name, values in SETTINGS.items()},
@@ -51,8 +48,7 @@ WHOLE = {
 
 def groups() -> list[list[dict[str, Any]]]:
     """Of cases, by the process that runs them."""
-    late = CASES[DAILY:]
-    return [[WHOLE, *CASES[:DAILY]], *(late[at : at + A_PROCESS] for at in range(0, len(late), A_PROCESS))]
+    return [[WHOLE], *(CASES[at : at + A_PROCESS] for at in range(0, len(CASES), A_PROCESS))]
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +60,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str
         if case["name"] not in done:
             group = next(one for one in groups() if case in one)
             folder = tmp_path_factory.mktemp("devices")
-            command = [sys.executable, str(HERE / "cached_devices_program.py"), str(folder), json.dumps(group)]
-            environment = {"TFSPS_DIR": FOLDER, "PYTHONPATH": str(PACKAGE_PARENT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            ended = subprocess.run(
-                command, capture_output=True, text=True, timeout=500, env={**_without_gpus(), **environment}
-            )
+            arguments = [str(folder), json.dumps(group)]
+            environment = {"TFSPS_DIR": FOLDER, "TFSPS_JOB": "", "CUDA_VISIBLE_DEVICES": ""}
+            ended = run_forked(HERE / "cached_devices_program.py", arguments, timeout_s=500, **environment)
             assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-8000:]
             done.update({one["name"]: folder for one in group})
         folder = done[case["name"]]
         return [dict(np.load(folder / f"{case['name']}-{kind}.npz")) for kind in ("cached", "all", "plain")]
 
     return run_group
-
-
-def _without_gpus() -> dict[str, str]:
-    return {**{name: text for name, text in os.environ.items() if name != "TFSPS_JOB"}, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def planes(found: Found) -> list[np.ndarray[Any, Any]]:
@@ -93,14 +83,7 @@ def owners(devices: int) -> list[set[int]]:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(
-            case,
-            id="-".join(f"{name} {value}" for name, value in case.items()),
-            marks=[] if number < DAILY else pytest.mark.nightly,
-        )
-        for number, case in enumerate(CASES)
-    ],
+    [pytest.param(case, id="-".join(f"{name} {value}" for name, value in case.items())) for case in CASES],
 )
 @pytest.mark.nightly
 def test_rows_and_slots_are_those_without_a_cache(run: Callable[..., list[Found]], case: dict[str, Any]) -> None:
@@ -131,7 +114,7 @@ def test_rows_and_slots_are_those_without_a_cache(run: Callable[..., list[Found]
         np.testing.assert_array_equal(cached["evaluated"], everything["evaluated"])
 
 
-@pytest.mark.parametrize("case", [WHOLE, *(pytest.param(one, marks=pytest.mark.nightly) for one in CASES[DAILY:])])
+@pytest.mark.parametrize("case", [WHOLE, *CASES[2:]])
 @pytest.mark.nightly
 def test_each_row_is_on_the_device_of_its_key_alone(run: Callable[..., list[Found]], case: dict[str, Any]) -> None:
     found = run(case)[0]

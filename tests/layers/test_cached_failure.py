@@ -130,6 +130,7 @@ def test_a_checkpoint_restores_rows_that_are_lost(failing: tf.Variable, tmp_path
     np.testing.assert_allclose(layer.get_weights()[0], expected, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_unless_it_is_told_that_rows_have_moved_when_they_have_not(failing: tf.Variable) -> None:
     """A control: what training on would give."""
     layer, _ = make(CACHE)

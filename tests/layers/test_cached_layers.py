@@ -116,7 +116,7 @@ def test_bags_are_combined_and_trained_as_without_a_cache(form: str, combiner: s
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.daily_cases(1)
+@pytest.mark.nightly
 def test_bags_with_lru_do_not_depend_on_the_capacity(optimizer: str) -> None:
     for weighted in (False, True):
         small, ours = pooled("ragged", "sqrtn", cached(UNIQUE, "lru"), weighted, optimizer)
@@ -227,6 +227,7 @@ def test_collections_with_lru_do_not_depend_on_the_capacity(optimizer: str) -> N
     assert small.cache_statistics()["words"]["evicted"] > 0
 
 
+@pytest.mark.nightly
 def test_sgd_of_a_collection_is_that_of_caches_of_all_rows() -> None:
     (small, ours), (large, theirs) = collection(cached(), "sgd"), collection(cached(ROWS, "lru"), "sgd")
     assert ours == theirs
@@ -283,7 +284,7 @@ def called_twice(cache: tsps.DeviceCache | None, optimizer: str) -> tuple[Any, A
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.daily_cases(1)
+@pytest.mark.nightly
 def test_calls_of_a_step_are_one_take(optimizer: str) -> None:
     (small, ours), (large, theirs) = (called_twice(cached(rows, "lru"), optimizer) for rows in (UNIQUE, ROWS))
     assert ours == theirs
@@ -299,6 +300,7 @@ def test_calls_of_a_step_are_one_take(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+@pytest.mark.daily_cases(1)
 def test_frozen_layers_look_up_and_change_nothing(graph: bool) -> None:
     layer = tsps.Embedding(ROWS, DIM, cache=cached())
     layer.build(None)

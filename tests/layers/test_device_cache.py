@@ -69,7 +69,7 @@ def check_close(layer: tsps.Embedding, other: tsps.Embedding, tolerance: float) 
 
 @pytest.mark.parametrize(("policy", "rows"), [("admission", 40), ("admission", 1), ("lru", UNIQUE), ("lru", ROWS)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.daily_cases(3)
+@pytest.mark.daily_cases(1)
 def test_fit_trains_as_without_a_cache(optimizer: str, policy: str, rows: int) -> None:
     plain, expected = make(None, OPTIMIZERS[optimizer])
     model, layer = make(cached(rows, policy), OPTIMIZERS[optimizer])
@@ -97,6 +97,7 @@ def test_with_lru_the_capacity_changes_no_bit(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 5}], ids=str)
+@pytest.mark.daily_cases(1)
 def test_fit_in_other_ways(options: dict[str, Any]) -> None:
     plain, expected = make(None, OPTIMIZERS["adagrad"], **options)
     model, layer = make(cached(), OPTIMIZERS["adagrad"], **options)
@@ -157,7 +158,7 @@ def test_every_rule_of_the_store_has_a_form_for_devices() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.daily_cases(4)
+@pytest.mark.daily_cases(1)
 def test_rules_on_the_device_are_those_of_the_host(rule: tsps.optimizers.RowOptimizer) -> None:
     def train(cache: tsps.DeviceCache | None) -> tsps.Embedding:
         layer = tsps.Embedding(ROWS, DIM, cache=cache)

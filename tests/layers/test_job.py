@@ -143,7 +143,7 @@ def test_a_named_job_goes_on_with_its_tables(root):
 def test_metadata_of_a_layers_table_is_refused(root):
     table = "TableConfig('user', 4, metadata=(MetadataPlane('count'),))"
     code = "from tf_sparse_ps.config import MetadataPlane\n" + ONE + f"me.create_table({table})"
-    _, error = start(code, TFSPS_DIR=os.fspath(root)).communicate(timeout=120)
+    error = run_forked(code, TFSPS_DIR=os.fspath(root)).stderr
     assert "UnsupportedError: table 'user': tables of layers have no metadata planes yet" in error
 
 
@@ -157,7 +157,7 @@ def test_a_named_job_runs_once_at_a_time(root):
     assert "WriterLockedError" in error
     assert str(running.pid) in error
     running.communicate("\n")
-    assert start(ONE, **{**environment, "TFSPS_JOB": "a/b"}).communicate(timeout=120)[1].count("TFSPS_JOB must be") == 1
+    assert run_forked(ONE, **{**environment, "TFSPS_JOB": "a/b"}).stderr.count("TFSPS_JOB must be") == 1
 
 
 def two_ranks(root: Path, tmp_path: Path, leader: str, follower: str, **environment: str):

@@ -22,7 +22,7 @@ TOLERANCE = 2e-5  # after 18 updates in float32, Adam's division by small roots 
 @pytest.mark.parametrize(
     "options", [{}, {"run_eagerly": True}, {"steps_per_execution": 4}], ids=["graph", "eager", "several-steps"]
 )
-@pytest.mark.daily_cases(4)
+@pytest.mark.daily_cases(2)
 def test_equal_in_fit(name: str, options: dict[str, Any]) -> None:
     ours, theirs = twins(lambda: optimizer(name, 0.05), **options)
     fit(ours), fit(theirs)
@@ -46,7 +46,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.daily_cases(4)
+@pytest.mark.daily_cases(1)
 def test_other_rules_are_keras_s_for_rows_that_every_step_touches(rule: str) -> None:
     name, options = RULES[rule]
     ours, theirs = twins(lambda: optimizer(name, 0.02, **options))
@@ -107,7 +107,7 @@ def test_callbacks_that_set_the_learning_rate_drive_tables(name: str) -> None:
 
 @pytest.mark.parametrize("clip", [{"clipnorm": 0.05}, {"clipvalue": 0.01}, {"global_clipnorm": 0.05}], ids=str)
 @pytest.mark.parametrize("name", ["SGD", "Adam", *LEGACY[:1]])
-@pytest.mark.daily_cases(2)
+@pytest.mark.daily_cases(1)
 def test_clipping_acts_on_tables_as_on_weights(name: str, clip: dict[str, float]) -> None:
     ours, theirs = twins(lambda: optimizer(name, 0.05, **clip))
     free, _ = twins(lambda: optimizer(name, 0.05))
