@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/os/directory.h"
 #include "kernels/group_registry.h"
 
 namespace tsps {
@@ -22,8 +23,8 @@ std::string NoteOf(const std::string& table) {
 }
 
 Status WriteNote(const std::string& path, int64_t step) {
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) return ErrnoError("cannot create", path);
+  TSPS_ASSIGN_OR_RETURN(const int file,
+                        OpenRegularFile(path, O_WRONLY | O_CREAT | O_TRUNC, "cannot create"));
   const std::string text = std::to_string(step) + "\n";
   const ssize_t written = write(file, text.data(), text.size());
   const Status status =

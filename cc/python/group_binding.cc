@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "core/os/directory.h"
 #include "core/os/file_lock.h"
 #include "core/os/mapped_file.h"
 #include "core/table/tiered_storage.h"

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/base/fault_point.h"
+#include "core/os/directory.h"
 #include "core/tier/record_scan.h"
 #include "tests/group_fixture.h"
 #include "tests/killed_at.h"

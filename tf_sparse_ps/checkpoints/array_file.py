@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
+import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy_format
 
 from tf_sparse_ps.errors import DamagedFileError
+from tf_sparse_ps.folders import read_regular
 
-_FACTS = "facts"
+_FACTS, _ENDING = "facts", ".npy"
+_MEMBER = re.compile(r"facts\.npy|a\d{6,9}\.npy")
+_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
 
 def write(path: Path, arrays: Sequence[tuple[int, npt.NDArray[Any]]], facts: Mapping[str, Any]) -> None:
@@ -38,17 +44,21 @@ def write(path: Path, arrays: Sequence[tuple[int, npt.NDArray[Any]]], facts: Map
 def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[int, npt.NDArray[Any]]]]:
     """What `write` wrote: the facts, and the arrays, one after another, in stored types (`typed`).
 
+    Nothing of the file is believed before it has been checked: a crafted file is refused as a damaged one is.
+
     Raises:
       DamagedFileError: The file is none of these.
     """
-    with _refusing(path), np.load(path, allow_pickle=False) as archive:
-        facts = json.loads(archive[_FACTS].tobytes())
+    with _opened(path) as archive:
+        facts = json.loads(_array(archive, _FACTS + _ENDING).tobytes())
+        if not isinstance(facts, dict):
+            raise DamagedFileError(f"{path} is damaged: its facts are {type(facts).__name__}, not a dictionary")
 
     def arrays() -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        with _refusing(path), np.load(path, allow_pickle=False) as archive:
-            for name in archive.files:
-                if name != _FACTS:
-                    yield int(name[1:]), archive[name]
+        with _opened(path) as archive:
+            for name in archive.namelist():
+                if name != _FACTS + _ENDING:
+                    yield int(name[1 : -len(_ENDING)]), _array(archive, name)
 
     return facts, arrays()
 
@@ -71,9 +81,43 @@ def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 @contextlib.contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Turns the errors of reading an archive into one that names the file."""
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Opens an archive. Whatever goes wrong in reading it, but for errors of the file system, becomes one error.
+
+    Raises:
+      DamagedFileError: The file is not what `write` wrote.
+    """
     try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError) as error:
+        with read_regular(path, error=DamagedFileError) as file, zipfile.ZipFile(file) as archive:
+            _check_members(archive, os.fstat(file.fileno()).st_size)
+            yield archive
+    except OSError:
+        raise
+    except Exception as error:  # parsers of crafted bytes raise about anything
         raise DamagedFileError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _check_members(archive: zipfile.ZipFile, size: int) -> None:
+    names = archive.namelist()
+    if len(set(names)) < len(names) or not all(map(_MEMBER.fullmatch, names)):
+        raise ValueError("its members are not those of a checkpoint")
+    if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
+        raise ValueError("a member is compressed")
+    if sum(one.file_size for one in archive.infolist()) > size:
+        raise ValueError("its members have more bytes than the file")
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """Reads a member: an array in NumPy's format, without objects."""
+    with archive.open(name) as stream:
+        version = npy_format.read_magic(stream)
+        if version not in _HEADERS:
+            raise ValueError(f"{name} has version {version} of NumPy's format")
+        shape, fortran, dtype = _HEADERS[version](stream)
+        if dtype.hasobject or any(length < 0 for length in shape):
+            raise ValueError(f"{name} has shape {shape} and type {dtype}")
+        data = stream.read()
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {len(data)} bytes for shape {shape} of {dtype}")
+    flat = np.frombuffer(bytearray(data), dtype)  # a copy that can be written
+    return flat.reshape(shape, order="F" if fortran else "C")

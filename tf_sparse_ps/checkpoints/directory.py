@@ -17,7 +17,6 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 import warnings
@@ -28,7 +27,8 @@ from typing import NamedTuple
 
 from tf_sparse_ps.checkpoints import fault_points, manifest
 from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest
-from tf_sparse_ps.errors import DamagedFileError, NotFoundError, TableError
+from tf_sparse_ps.errors import AccessError, DamagedFileError, NotFoundError, TableError
+from tf_sparse_ps.folders import Folder, Trust, open_regular, read_regular
 from tf_sparse_ps.table.path_claim import claimed
 
 _NAME = re.compile(r"step-(\d{12,19})(?:-([1-9]\d{0,8}))?")
@@ -120,7 +120,7 @@ class Save(SaveFolder):
 
     def discard(self) -> None:
         """There is nothing to be saved."""
-        shutil.rmtree(self.folder)
+        _remove(self.folder)
 
     def finish(self, content: Manifest) -> None:
         """Makes it a checkpoint.
@@ -244,7 +244,7 @@ class CheckpointDirectory:
             attempt = max((one.attempt for one in self.find() if one.step == step), default=0) + 1
             name = f"step-{step:012d}" + (f"-{attempt}" if attempt > 1 else "")
             folder = self.path / f"{_SAVING}{name}-{secrets.token_hex(4)}"
-            folder.mkdir()
+            folder.mkdir(0o755)
             try:
                 fault_points.reach("folder_made")
                 yield Save(folder, self.path / name)
@@ -292,30 +292,45 @@ class CheckpointDirectory:
                 self.remove(one.path)
 
     def _make(self) -> None:
-        if self.path.is_dir():
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        _sync(self.path.parent)
+        new = not self.path.is_dir()
+        Folder.open(self.path, Trust.GROUP, make=True).close()
+        if new:
+            _sync(self.path.parent)
 
     def remove(self, path: Path) -> None:
-        """Removes a checkpoint. Within `saving`."""
-        self._remove_aside(path, lambda: fault_points.reach("set_aside"))
+        """Removes a checkpoint. Within `saving`. A checkpoint of another user stays, and a warning names it."""
+        try:
+            self._remove_aside(path, lambda: fault_points.reach("set_aside"))
+        except AccessError as error:
+            warnings.warn(f"an old checkpoint stays: {error}", stacklevel=2)
+            return
         fault_points.reach("removed")
 
     def _remove_aside(self, path: Path, then: Callable[[], None] | None = None) -> None:
-        """Removes a folder that another machine may be writing to: it does not find the folder any more."""
-        aside = self.path / f"{_REMOVING}{path.name}-{secrets.token_hex(4)}"
-        os.rename(path, aside)
-        if then is not None:
-            then()
-        shutil.rmtree(aside)
+        """Removes a folder that another machine may be writing to: it does not find the folder any more.
+
+        Raises:
+          AccessError: The folder belongs to another user. It stays.
+        """
+        with Folder.open(self.path, Trust.GROUP) as folder:
+            owner, owner_of_it = folder.own_uid(), folder.status(path.name).st_uid
+            if owner != owner_of_it:
+                raise AccessError(f"{path} belongs to user {owner_of_it}: it is not removed")
+            aside = f"{_REMOVING}{path.name}-{secrets.token_hex(4)}"
+            folder.rename(path.name, aside)
+            if then is not None:
+                then()
+            folder.remove(aside, owner)
 
     def _remove_leftovers(self) -> None:
-        for one in list(self.path.iterdir()):
-            if one.name.startswith(_SAVING):
-                self._remove_aside(one)
-            elif one.name.startswith(_REMOVING):
-                shutil.rmtree(one)
+        with Folder.open(self.path, Trust.GROUP) as folder:
+            owner = folder.own_uid()
+            for name in folder.names():
+                with contextlib.suppress(AccessError):  # another user's, who removes it
+                    if name.startswith(_SAVING):
+                        self._remove_aside(self.path / name)
+                    elif name.startswith(_REMOVING):
+                        folder.remove(name, owner)
 
 
 def check(path: Path, progress: Callable[[str, int], None] | None = None, *, rows: bool = True) -> Checked:
@@ -436,7 +451,7 @@ def _look_alone(path: Path) -> Checked:
 def _read_manifest(path: Path) -> tuple[bytes, Manifest]:
     file = path / manifest.NAME
     try:
-        with open(file, "rb") as stream:
+        with read_regular(file, error=DamagedFileError) as stream:
             data = stream.read(_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         raise NotFoundError(f"{file} is missing: the checkpoint is incomplete") from None
@@ -462,7 +477,7 @@ def _check_size(file: Path, expected: FileEntry) -> None:
 def file_crc32(path: Path, progress: Callable[[str, int], None] | None = None) -> str:
     """The CRC-32 of a file's bytes, 8 hexadecimal digits."""
     crc, buffer = 0, memoryview(bytearray(_CHUNK_BYTES))
-    with open(path, "rb", buffering=0) as stream:
+    with os.fdopen(open_regular(path, error=DamagedFileError), "rb", buffering=0) as stream:
         while n := stream.readinto(buffer):
             crc = zlib.crc32(buffer[:n], crc)
             if progress is not None:
@@ -470,9 +485,15 @@ def file_crc32(path: Path, progress: Callable[[str, int], None] | None = None) -
     return f"{crc:08x}"
 
 
+def _remove(path: Path) -> None:
+    """Removes a folder of this user and what is in it."""
+    with Folder.open(path.parent, Trust.GROUP) as parent:
+        parent.remove(path.name, parent.own_uid())
+
+
 def _sync(path: Path) -> None:
     """Brings a file, or a folder's list of names, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -14,6 +14,7 @@ from tf_sparse_ps.checkpoints.compaction import write_rows
 from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.folders import Folder, Trust
 
 _FACTS = "checkpoint.json"
 
@@ -35,8 +36,9 @@ def export(checkpoint: Checked, folder: Path) -> list[str]:
       InvalidArgumentError: The folder has files.
       OSError: From the file system.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    with Folder.open(folder, Trust.GROUP, make=True) as opened:
+        names_there = opened.names()
+    if names_there:
         raise InvalidArgumentError(f"{folder} has files: export to a folder that is empty, or is not there")
     content = checkpoint.manifest
     names = [str(one["name"]) for one in content.tables]

@@ -16,7 +16,9 @@ from pathlib import Path
 from tf_sparse_ps.checkpoints import fault_points
 from tf_sparse_ps.checkpoints.manifest import FileEntry, TablePart
 from tf_sparse_ps.errors import DamagedFileError
+from tf_sparse_ps.folders import read_regular
 
+_MOST_BYTES = 64 << 20  # of a report
 _STALE_S = 5.0  # for so long another machine may see what was
 
 
@@ -63,7 +65,8 @@ def take(folder: Path, node: int) -> NodePart:
     """
     path = folder / _name_of(node)
     try:
-        said = json.loads(path.read_bytes())
+        with read_regular(path, error=DamagedFileError) as file:
+            said = json.loads(file.read(_MOST_BYTES))
         text = said["content"]
         if zlib.crc32(text.encode()) != said["checksum"]:
             raise ValueError("its checksum is another one")
@@ -75,11 +78,11 @@ def take(folder: Path, node: int) -> NodePart:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from error
-    for file in part.files:
+    for entry in part.files:
         until = time.monotonic() + _STALE_S
-        while (found := _size(folder / file.name)) != file.size:
+        while (found := _size(folder / entry.name)) != entry.size:
             if time.monotonic() > until:
-                raise DamagedFileError(f"{folder / file.name} has {found} bytes here, and {file.size} on node {node}")
+                raise DamagedFileError(f"{folder / entry.name} has {found} bytes here, and {entry.size} on node {node}")
             time.sleep(0.1)
     path.unlink()
     return part
@@ -88,7 +91,7 @@ def take(folder: Path, node: int) -> NodePart:
 def _size(path: Path) -> int | None:
     """Bytes; None: it is not there. Of an open file: otherwise a network file system may remember what it was."""
     try:
-        with open(path, "rb") as file:
+        with read_regular(path, error=DamagedFileError) as file:
             return os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return None

@@ -7,6 +7,8 @@ import os
 import re
 from typing import Any, Literal
 
+from tf_sparse_ps.config.plain_numbers import make_plain
+
 _UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]I?B|B?)", re.IGNORECASE)
 
@@ -16,8 +18,9 @@ class Tiered:
     """Rows that are used often, or now, are in memory; the others on a disk of the machine.
 
     Attributes:
-      path: A directory on a local disk, which is made if need be. Each table has a folder of its own in it, which is
-        gone when the table is.
+      path: A directory on a local disk, which is made if need be; `~` stands for the home folder. Each table has a
+        folder of its own in it, which is gone when the table is. All folders of the path must belong to root or to
+        this user, and others must not be able to write to them.
       memory: Bytes of memory that each table may take on a machine, its ranks together: an integer, or a text such as
         "4GiB" or "500 MB".
 
@@ -32,9 +35,10 @@ class Tiered:
     memory: int | str
 
     def __post_init__(self) -> None:
+        make_plain(self, "memory")
         if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
             raise ValueError(f"`path` must be a directory on a disk. Received: path={self.path!r}")
-        object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))
+        object.__setattr__(self, "path", os.path.abspath(os.path.expanduser(os.fspath(self.path))))
         object.__setattr__(self, "memory", _bytes(self.memory))
 
     def get_config(self) -> dict[str, Any]:

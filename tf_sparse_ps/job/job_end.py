@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.node import job_folder
@@ -29,7 +28,7 @@ def end_group(group_path: str, exchange_path: str, pid: int, *, keep: bool) -> N
             kept = _tables_with_rows(group_path)
         _ops.close_group(group_path)
     if keep or kept:
-        shutil.rmtree(exchange_path, ignore_errors=True)
+        job_folder.remove_folder(exchange_path)
     else:
         job_folder.remove_group(group_path)
     if kept:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 
 from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, WaitTimeoutError
+from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, WaitTimeoutError, WriterLockedError
 from tf_sparse_ps.job import job_end, undecided_step
 from tf_sparse_ps.job.identity import Identity
 from tf_sparse_ps.job.session import Session
@@ -130,6 +129,11 @@ class NodeGroup:
         with job_folder.locked(self._folder), eager_ops(f"making the group {self.path}") as _ops:
             job_folder.remove_leftovers(self._folder, keep=self.path)
             if os.path.lexists(self.path):
+                if (pid := self._running_writer()) is not None:
+                    raise WriterLockedError(
+                        f"job {self._identity.name!r} is running: process {pid} writes its tables in {self.path}. Wait "
+                        "for its end, or give this job another name with TFSPS_JOB"
+                    )
                 _ops.open_writer(self.path, outcome)
                 self._remove_earlier_runs()
             else:
@@ -139,12 +143,20 @@ class NodeGroup:
         collectives.at_exit(lambda: job_end.end_group(path, exchange, pid, keep=keep))
         self.session.begin()
 
+    def _running_writer(self) -> int | None:
+        """Returns the process that writes the group, if one runs. Whatever cannot be looked at is left to the core."""
+        with contextlib.suppress(TableError):
+            info = _table.Group.open(self.path).info()
+            if info["writer_alive"] and info["writer_pid"] != os.getpid():
+                return int(info["writer_pid"])
+        return None
+
     def _remove_earlier_runs(self) -> None:
         for entry in os.scandir(self.path):
             if entry.name.startswith(".session-"):
                 os.unlink(entry.path)
             elif entry.name.startswith(job_folder.EXCHANGE):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                job_folder.remove_folder(entry.path)
 
     def _check_leader(self, what: str) -> None:
         rank, node = self._identity.rank, self._identity.node

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 
 from tf_sparse_ps.errors import NoSpaceError
+from tf_sparse_ps.folders import open_regular
 
 _WORD = 8
 
@@ -59,7 +60,7 @@ class Session:
         Raises:
           NoSpaceError: There is no room.
         """
-        self._leaders = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._leaders = open_regular(self.path)
         self._own = _make(f"{self.path}.{self._local_rank}")
 
     # --- writes outside of steps ---
@@ -99,7 +100,7 @@ class Session:
             return True
         if rank not in self._others:
             try:
-                self._others[rank] = os.open(f"{self.path}.{rank}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self._others[rank] = open_regular(f"{self.path}.{rank}")
             except FileNotFoundError:  # it has not come yet
                 return False
         descriptor = self._others[rank]
@@ -121,7 +122,7 @@ def _make(path: str) -> int:
     """
     fresh = f"{path}.tmp"
     with _room(path):
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = open_regular(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         fcntl.lockf(descriptor, fcntl.LOCK_EX)
         os.rename(fresh, path)
     return descriptor

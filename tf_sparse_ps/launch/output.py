@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_sparse_ps.errors import LaunchError
+from tf_sparse_ps.folders import Folder, Trust, open_regular
 from tf_sparse_ps.launch.start_up_lines import StartUpFilter, is_start_up
 
 KEPT_LINES = 40
@@ -99,9 +100,9 @@ class Output:
         self._thread: threading.Thread | None = None
         if log_dir is not None:
             try:
-                log_dir.mkdir(parents=True, exist_ok=True)
+                Folder.open(log_dir, Trust.GROUP, make=True).close()
             except OSError as error:
-                raise LaunchError(f"--log-dir: cannot make {log_dir}: {error.strerror}", status=2) from None
+                raise LaunchError(f"--log-dir: cannot make {log_dir}: {error.strerror or error}", status=2) from None
 
     @property
     def buffered(self) -> bool:
@@ -152,9 +153,9 @@ class Output:
             return None
         path = self._log_dir / f"rank-{rank}.log"
         try:
-            self._logs.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644))
+            self._logs.append(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644))
         except OSError as error:
-            raise LaunchError(f"--log-dir: cannot write {path}: {error.strerror}", status=2) from None
+            raise LaunchError(f"--log-dir: cannot write {path}: {error.strerror or error}", status=2) from None
         return self._logs[-1]
 
     def _stream(self, rank: int, number: int, log: int | None) -> int:

@@ -10,12 +10,13 @@ It is tracked by the anchor, because of a layer Keras's ExportArchive keeps the 
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import tempfile
 from typing import TYPE_CHECKING
 
 from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.layers import saving
 from tf_sparse_ps.table import parameter_files
 
@@ -34,9 +35,14 @@ class TableAsset(_tensorflow.ExportedAsset):
         """Writes the table, without slots, to a file that is removed when the save is over."""
         saving.claim()
         folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
-        saving.at_end(shutil.rmtree, folder, ignore_errors=True)
+        saving.at_end(_remove, folder)
         path = os.path.join(folder, f"{os.path.basename(self._binding.path)}.tfsps")
         with saving.content(self._binding, "exporting", slots=False) as content:
             parameter_files.write(self._binding.reader(), content, path, shard=None, slots=False)
         saving.at_end(self.exported)
         return path
+
+
+def _remove(folder: str) -> None:
+    with contextlib.suppress(OSError), Folder.open(os.path.dirname(folder), Trust.GROUP) as parent:
+        parent.remove(os.path.basename(folder))

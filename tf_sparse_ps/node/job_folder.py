@@ -1,21 +1,23 @@
 """The folder that holds the groups of a user's jobs: `TFSPS_DIR`, by default in shared memory.
 
-It is the user's own, mode 0700, and no symbolic link, so that nobody else can put or read tables there.
+The folder belongs to the user, has mode 0700 unless the user made it, and is not a symbolic link. Nobody else can put
+tables there or replace the folder (`tf_sparse_ps.folders`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
-import shutil
 import stat
 import sys
 from collections.abc import Collection, Iterator
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
+from tf_sparse_ps.folders import Folder, Trust, open_regular
 
 EXCHANGE = ".exchange-"  # begins the name of the folder in a group that only the run has which it is of
 _UNNAMED = re.compile(r"[0-9a-f]{32}-n\d+")
@@ -36,36 +38,29 @@ def prepare() -> str:
     path = os.path.abspath(default())
     source = "TFSPS_DIR" if os.environ.get("TFSPS_DIR") else "the default folder"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        facts = os.lstat(path)
+        with (
+            Folder.open(os.path.dirname(path), Trust.OWN, make=True) as parent,
+            parent.own(os.path.basename(path), make=True) as folder,
+        ):
+            if os.environ.get("TFSPS_DIR") is None:
+                folder.make_private()
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.descriptor):
+                mode = stat.S_IMODE(os.fstat(folder.descriptor).st_mode)
+                raise AccessError(f"{path} cannot be written by this process (mode {mode:04o})")
+    except AccessError as error:
+        raise AccessError(f"cannot make {path} ({source}) for tables: {error}") from None
     except OSError as error:
-        raise (NoSpaceError if error.errno == 28 else AccessError)(
+        raise (NoSpaceError if error.errno == errno.ENOSPC else AccessError)(
             f"cannot make {path} ({source}) for tables: {error.strerror}. Set TFSPS_DIR to a folder of yours, on tmpfs "
             "for speed"
         ) from error
-    if stat.S_ISLNK(facts.st_mode):
-        raise AccessError(f"{path} ({source}) is a symbolic link to {os.readlink(path)}; tables follow none")
-    if not stat.S_ISDIR(facts.st_mode):
-        raise AccessError(f"{path} ({source}) is no directory")
-    if facts.st_uid != os.geteuid():
-        raise AccessError(f"{path} ({source}) belongs to user {facts.st_uid}, this process is user {os.geteuid()}")
-    if facts.st_mode & 0o077:
-        if os.environ.get("TFSPS_DIR") is None:
-            os.chmod(path, 0o700)
-        elif facts.st_mode & 0o022:
-            mode = f"{facts.st_mode & 0o777:o}"
-            raise AccessError(f"{path} ({source}) can be written by others (mode {mode}); chmod go-w")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise AccessError(f"{path} ({source}) cannot be written (mode {facts.st_mode & 0o777:o})")
     return path
 
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[None]:
     """Keeps other jobs from making or removing groups in the folder."""
-    descriptor = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = open_regular(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -79,18 +74,18 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
     Returns their paths. A leader that was killed while making its group is dead, too: who makes one holds the lock.
     """
     removed = []
-    for entry in os.scandir(folder):
-        if not is_unnamed(entry.name) or entry.path == keep or not entry.is_dir(follow_symlinks=False):
+    for path in _groups_of_unnamed_jobs(folder):
+        if path == keep:
             continue
         try:
-            alive = _table.has_writer(entry.path)
+            alive = _table.has_writer(path)
         except TableError:  # what cannot be looked at stays
             continue
         if not alive:
-            size = mebibytes(entry.path)
-            remove_group(entry.path)
-            say(f"removed {entry.path} ({size}), tables of a job that was killed, or ran out of room")
-            removed.append(entry.path)
+            size = mebibytes(path)
+            remove_group(path)
+            say(f"removed {path} ({size}), tables of a job that was killed, or ran out of room")
+            removed.append(path)
     return removed
 
 
@@ -106,14 +101,12 @@ def remove_groups_of(pids: Collection[int]) -> None:
     if not os.path.isdir(folder):
         return
     with locked(folder):
-        for entry in os.scandir(folder):
-            if not is_unnamed(entry.name) or not entry.is_dir(follow_symlinks=False):
-                continue
+        for path in _groups_of_unnamed_jobs(folder):
             with contextlib.suppress(TableError):  # what cannot be looked at stays
-                info = _table.Group.open(entry.path).info()
-                ended_itself = not any(name.startswith(EXCHANGE) for name in os.listdir(entry.path))
+                info = _table.Group.open(path).info()
+                ended_itself = not any(name.startswith(EXCHANGE) for name in os.listdir(path))
                 if info["writer_pid"] in pids and not info["writer_alive"] and not ended_itself:
-                    remove_group(entry.path)
+                    remove_group(path)
 
 
 def is_unnamed(name: str) -> bool:
@@ -125,7 +118,23 @@ def remove_group(path: str) -> None:
     """Removes a group's directory, and what its tables have on disks."""
     with contextlib.suppress(TableError):
         _table.remove_rows_on_disk(path)
-    shutil.rmtree(path, ignore_errors=True)
+    remove_folder(path)
+
+
+def remove_folder(path: str) -> None:
+    """Removes a folder of this user, in one that only this user can write. What cannot be removed stays."""
+    with (
+        contextlib.suppress(OSError, AccessError),
+        Folder.open(os.path.dirname(path), Trust.OWN) as parent,
+    ):
+        parent.remove(os.path.basename(path))
+
+
+def _groups_of_unnamed_jobs(folder: str) -> list[str]:
+    """Returns the paths of the groups of unnamed jobs, whether these run or not."""
+    with Folder.open(folder, Trust.OWN) as open_folder:
+        names = [name for name in open_folder.names() if is_unnamed(name) and open_folder.is_folder(name)]
+    return [os.path.join(folder, name) for name in names]
 
 
 def say(text: str) -> None:

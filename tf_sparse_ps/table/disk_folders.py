@@ -10,16 +10,16 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
-import stat
 import time
 from typing import Any
 
 from tf_sparse_ps.config.tiered import Storage, Tiered
 from tf_sparse_ps.errors import AccessError, NoSpaceError
+from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.node import job_folder
 
 _BEGINS_WITHIN_S = 60.0  # from a group's folder to its first table
+_OWNER_BYTES = 4096  # of the file `table`, at most
 
 
 def of(storage: Storage, table_path: str) -> tuple[str, int]:
@@ -51,67 +51,62 @@ def prepare(storage: Storage, table_path: str) -> tuple[str, int]:
     """
     folder, memory = of(storage, table_path)
     if isinstance(storage, Tiered):
+        of_group = os.path.dirname(folder)
         try:
-            os.makedirs(storage.path, exist_ok=True)
-            _remove_leftovers(str(storage.path))
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(folder), 0o700)
+            with Folder.open(storage.path, Trust.OWN, make=True) as disk:
+                _remove_leftovers(disk)
+                disk.own(os.path.basename(of_group), make=True).close()
+        except AccessError as error:
+            raise AccessError(f"cannot make {of_group} for rows on disk: {error}") from None
         except OSError as error:
             raise (NoSpaceError if error.errno == errno.ENOSPC else AccessError)(
-                f"cannot make {os.path.dirname(folder)} for rows on disk: {error.strerror}"
+                f"cannot make {of_group} for rows on disk: {error.strerror}"
             ) from error
-        _check_owner(os.path.dirname(folder))
     return folder, memory
 
 
-def _check_owner(folder: str) -> None:
-    """Whoever owns a folder can put another one in the place of those in it."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode):
-        raise AccessError(f"{folder}, for rows on disk, is not a directory")
-    if found.st_uid != os.geteuid():
-        raise AccessError(f"{folder}, for rows on disk, belongs to user {found.st_uid}: name another path")
-
-
-def _remove_leftovers(path: str) -> None:
+def _remove_leftovers(disk: Folder) -> None:
     """Removes what unnamed jobs have left whose memory is gone."""
-    for group in os.scandir(path):
-        if not job_folder.is_unnamed(group.name) or not group.is_dir(follow_symlinks=False):
+    for name in disk.names():
+        if not job_folder.is_unnamed(name) or not disk.is_folder(name):
             continue
-        with contextlib.suppress(OSError):  # another user's, or another job is removing it
+        with contextlib.suppress(OSError):  # it belongs to another user, or another job is removing it
             # An empty one may be a job's, or another node's, that is about to make its first table in it.
-            is_over = time.time() - group.stat(follow_symlinks=False).st_mtime > _BEGINS_WITHIN_S
-            for table in os.scandir(group.path):
-                if not os.path.exists(_table_of(table.path)) and not _is_used(table.path):
-                    shutil.rmtree(table.path, ignore_errors=True)
-                    job_folder.say(f"removed {table.path}, rows of a table that is gone")
-                    is_over = True
+            is_over = time.time() - disk.status(name).st_mtime > _BEGINS_WITHIN_S
+            with disk.own(name) as group:
+                for table in filter(group.is_folder, group.names()):
+                    if _is_leftover(group, table):
+                        group.remove(table)
+                        job_folder.say(f"removed {group.path}/{table}, rows of a table that is gone")
+                        is_over = True
             if is_over:
-                os.rmdir(group.path)  # if nobody uses it
+                disk.remove_empty(name)  # if nobody uses it
 
 
-def _is_used(folder: str) -> bool:
+def _is_leftover(group: Folder, table: str) -> bool:
+    with group.own(table) as folder:
+        return not os.path.exists(_table_of(folder)) and not _is_used(folder)
+
+
+def _is_used(folder: Folder) -> bool:
     """Whether a process has the rows open: also one of a container, whose table this one cannot see."""
-    for generation in os.scandir(folder):
-        if not generation.is_dir(follow_symlinks=False):
-            continue
+    for name in filter(folder.is_folder, folder.names()):
         try:
-            opened = os.open(generation.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            generation = folder.own(name)
         except OSError:
-            continue  # gone, or another user's
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(opened)
+            continue  # another job has removed it
+        with generation:
+            try:
+                fcntl.flock(generation.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return True
     return False
 
 
-def _table_of(folder: str) -> str:
-    """The folder of the table in memory; "/" if that is not known, which exists."""
+def _table_of(folder: Folder) -> str:
+    """Returns the folder of the table in memory; "/", which exists, if that is not known."""
     try:
-        with open(os.path.join(folder, "table")) as file:
-            return file.read()[33:].rstrip("\n") or "/"
-    except OSError:
+        with os.fdopen(folder.open_file("table", os.O_RDONLY)) as file:
+            return file.read(_OWNER_BYTES)[33:].rstrip("\n") or "/"
+    except (OSError, UnicodeDecodeError):
         return "/"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
 import weakref
 from typing import Any
 
-import numpy as np
-
 from tf_sparse_ps import _table
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.folders import Folder, Trust
 
 # The groups this process has open by path; a group stays as long as one of its tables does.
 _groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -33,6 +33,8 @@ def open_group(path: str, *, create: bool = False) -> _table.Group:
         if group is not None and not group.in_place():
             group = None  # removed behind our back; another one may be there by now
         if group is None:
+            with contextlib.suppress(FileNotFoundError):  # the core says what is missing
+                Folder.open(os.path.dirname(real), Trust.OWN).close()  # nobody else can replace the group
             if create and not os.path.lexists(real):
                 group = _table.Group.create(real, secrets.token_hex(16))
             else:
@@ -64,7 +66,7 @@ def check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: 
     rule = config.optimizer
     if rule is not None and stored["kind"] != "none":
         bound = (stored["kind"], tuple(stored["slot_init"]))
-        wanted = (rule.kind, tuple(float(np.float32(value)) for value in rule.slot_init))
+        wanted = rule.slot_identity
         if bound != wanted:
             raise StateError(
                 f"table {path} is trained by {bound[0]} with slots starting at {bound[1]}, "

@@ -11,6 +11,8 @@ import os
 import weakref
 from typing import Protocol
 
+from tf_sparse_ps.folders import read_regular
+
 
 class Holder(Protocol):
     """Who has such rows."""
@@ -37,8 +39,8 @@ def flush(path: str) -> None:
 def dirty_since(path: str) -> int | None:
     """The step since which rows of the table at a path are newer on a device, or were when that was lost; or None."""
     try:
-        with open(_note(path)) as file:
-            text = file.read()
+        with read_regular(_note(path)) as file:
+            text = file.read(32).decode(errors="replace")
     except FileNotFoundError:
         return None
     return int(text) if text.strip().isdigit() else 0  # a writer that was killed just then

@@ -14,6 +14,7 @@ import numpy as np
 from tf_sparse_ps import _table
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import InvalidArgumentError, StateError
+from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.table import shards
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.shards import Shard
@@ -194,7 +195,7 @@ def _planes_without_values(
 
 def save(table: Table, folder: str | os.PathLike[str]) -> Path:
     """See `Table.save`."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    Folder.open(folder, Trust.GROUP, make=True).close()
     path = Path(folder) / f"{table.config.name}.tfsps"
     export(table, path, slots=True, progress=True)
     return path

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator
 
 from tf_sparse_ps.errors import WriterLockedError
+from tf_sparse_ps.folders import Folder, Trust, open_regular
 
 # Where the path is a file, whoever writes it does not make its folder.
 _FILES = (".keras", ".h5", ".hdf5", ".json")
@@ -58,7 +59,7 @@ class _Lock:
         me = f"{writer} (process {os.getpid()} on {socket.gethostname()})"
         try:
             if not path.endswith(_FILES):
-                os.makedirs(folder, exist_ok=True)
+                Folder.open(folder, Trust.GROUP, make=True).close()
             descriptor = _open_locked(file)
         except BlockingIOError as error:
             raise WriterLockedError(
@@ -67,9 +68,12 @@ class _Lock:
             ) from None
         except OSError:
             return None
-        with contextlib.suppress(OSError):  # no room, perhaps
-            os.truncate(descriptor, 0)
-            os.write(descriptor, me.encode())
+        # Another user of a shared folder may have given the lock's name to a file of this user.
+        facts = os.fstat(descriptor)
+        if facts.st_uid == os.geteuid() and facts.st_nlink == 1:
+            with contextlib.suppress(OSError):  # no room, perhaps
+                os.truncate(descriptor, 0)
+                os.write(descriptor, me.encode())
         return cls(file, descriptor)
 
     def give_up(self) -> None:
@@ -89,7 +93,7 @@ def _open_locked(file: str) -> int:
       OSError: That is not possible.
     """
     while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = open_regular(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(file, follow_symlinks=False)):

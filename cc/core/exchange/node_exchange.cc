@@ -54,7 +54,7 @@ Status NodeExchange::Part(const std::function<Status()>& part) {
   TSPS_RETURN_IF_ERROR(broken_);
   if (!own().OwnedByThisProcess()) {
     return Error(Code::kFailedPrecondition, "a forked child is no rank of the exchange in ",
-                 peers_.folder());
+                 peers_.folder(), ". Start processes with the method `spawn` of multiprocessing");
   }
   Status status;
   try {

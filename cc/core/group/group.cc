@@ -11,6 +11,7 @@
 #include "core/group/group_impl.h"
 #include "core/group/record_checks.h"
 #include "core/group/table_number.h"
+#include "core/os/directory.h"
 
 namespace tsps {
 namespace {

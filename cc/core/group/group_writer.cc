@@ -11,6 +11,7 @@
 #include "core/group/record_checks.h"
 #include "core/group/row_changes.h"
 #include "core/group/table_number.h"
+#include "core/os/directory.h"
 #include "core/os/process_info.h"
 #include "core/table/table_checks.h"
 
@@ -68,7 +69,9 @@ void RemoveLeftovers(const std::string& group, const ControlFile& control, const
 Status GroupWriter::Impl::CheckWriter(const Group& group) const {
   if (!lock->HeldByThisProcess()) {
     return Error(Code::kFailedPrecondition, "this process was forked from the writer of ",
-                 group.path(), " and may not write to it");
+                 group.path(),
+                 " and may not write to it. Start processes with the method `spawn` of ",
+                 "multiprocessing, not with `fork`");
   }
   if (prepared != nullptr) {
     return Error(Code::kFailedPrecondition, prepared->is_step() ? "step " : "a change after step ",

@@ -7,6 +7,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
+#include "core/os/directory.h"
 
 namespace tsps {
 namespace {

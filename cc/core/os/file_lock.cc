@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "core/base/fault_point.h"
+#include "core/os/directory.h"
 
 namespace tsps {
 namespace {
@@ -57,9 +58,7 @@ struct flock WholeFile() {
 }
 
 Result<int> OpenLockFile(const std::string& path, int flags) {
-  const int fd = open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoError("cannot open lock", path);
-  return fd;
+  return OpenRegularFile(path, flags, "cannot open lock");
 }
 
 }  // namespace

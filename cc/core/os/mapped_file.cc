@@ -1,6 +1,5 @@
 #include "core/os/mapped_file.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,6 +13,7 @@
 
 #include "core/base/fault_point.h"
 #include "core/os/address_range.h"
+#include "core/os/directory.h"
 #include "core/os/storage_budget.h"
 
 namespace tsps {
@@ -36,12 +36,6 @@ class FileDescriptor {
  private:
   int fd_;
 };
-
-Status CheckOwner(const struct stat& info, const std::string& path) {
-  if (info.st_uid == geteuid()) return Status();
-  return Error(Code::kPermissionDenied, path, " belongs to user ", info.st_uid, ", not to user ",
-               geteuid(), ": refusing to use another user's table");
-}
 
 Status Replaced(const std::string& path) {
   return Error(Code::kDataLoss, path, " was replaced by another file while it was in use");
@@ -67,47 +61,13 @@ Result<void*> TakeRange(size_t range, const std::string& path) {
   return static_cast<void*>(begin + before);
 }
 
-Result<struct stat> RegularFile(int fd, const std::string& path) {
-  struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path);
-  if (!S_ISREG(info.st_mode)) return Error(Code::kDataLoss, path, " is not a regular file");
-  TSPS_RETURN_IF_ERROR(CheckOwner(info, path));
-  return info;
-}
-
 }  // namespace
-
-Status MakePrivateDirectory(const std::string& path) {
-  if (mkdir(path.c_str(), 0700) != 0) return ErrnoError("cannot create directory", path);
-  return Status();
-}
-
-std::vector<std::string> EntriesOf(const std::string& directory) {
-  std::vector<std::string> names;
-  DIR* const dir = opendir(directory.c_str());
-  if (dir == nullptr) return names;
-  while (const dirent* entry = readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-  }
-  closedir(dir);
-  return names;
-}
-
-Status CheckPrivateDirectory(const std::string& path) {
-  struct stat info;
-  if (lstat(path.c_str(), &info) != 0) return ErrnoError("cannot open directory", path);
-  if (S_ISLNK(info.st_mode)) {
-    return Error(Code::kPermissionDenied, path, " is a symbolic link: refusing to follow it");
-  }
-  if (!S_ISDIR(info.st_mode)) return Error(Code::kDataLoss, path, " is not a directory");
-  return CheckOwner(info, path);
-}
 
 Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, size_t bytes,
                                                        size_t bound) {
-  FileDescriptor fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (fd.get() < 0) return ErrnoError("cannot create", path);
+  TSPS_ASSIGN_OR_RETURN(const int created,
+                        OpenRegularFile(path, O_RDWR | O_CREAT | O_EXCL, "cannot create"));
+  const FileDescriptor fd(created);
   std::unique_ptr<MappedFile> file(
       new MappedFile(path, static_cast<size_t>(AddressRangeFor(fd.get(), bound, bytes))));
   TSPS_RETURN_IF_ERROR(file->Map(fd.get(), PROT_READ | PROT_WRITE, false));
@@ -117,14 +77,9 @@ Result<std::unique_ptr<MappedFile>> MappedFile::Create(const std::string& path, 
 
 Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, size_t min_bytes,
                                                      size_t bound) {
-  FileDescriptor fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (fd.get() < 0) {
-    if (errno == ELOOP) {
-      return Error(Code::kPermissionDenied, path, " is a symbolic link: refusing to follow it");
-    }
-    return ErrnoError("cannot open", path);
-  }
-  TSPS_ASSIGN_OR_RETURN(const struct stat info, RegularFile(fd.get(), path));
+  TSPS_ASSIGN_OR_RETURN(const int opened, OpenRegularFile(path, O_RDONLY, "cannot open"));
+  const FileDescriptor fd(opened);
+  TSPS_ASSIGN_OR_RETURN(const struct stat info, CheckRegularFile(fd.get(), path));
   const size_t size = static_cast<size_t>(info.st_size);
   if (size < min_bytes) {
     return Error(Code::kDataLoss, path, " is truncated: ", size, " bytes, at least ", min_bytes,
@@ -169,7 +124,7 @@ Status MappedFile::CheckInPlace() const {
 }
 
 Result<int> MappedFile::Reopen(const char* what) const {
-  const int fd = open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  const int fd = open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return OutOfReach(what, path_);
   struct stat info;
   if (fstat(fd, &info) == 0 && IsThisFile(info)) return fd;

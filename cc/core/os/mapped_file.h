@@ -90,13 +90,6 @@ class MappedFile {
   std::mutex grow_mutex_;
 };
 
-// Status of creating a directory with mode 0700.
-Status MakePrivateDirectory(const std::string& path);
-// Names of what is in a directory, without "." and ".."; none if it cannot be read.
-std::vector<std::string> EntriesOf(const std::string& directory);
-// PermissionDenied unless `path` is a directory of this user, itself not a symlink.
-Status CheckPrivateDirectory(const std::string& path);
-
 }  // namespace tsps
 
 #endif  // TFSPS_CORE_OS_MAPPED_FILE_H_

@@ -35,7 +35,7 @@ bool IsNamed(const struct stat& file, const std::string& name) {
 // A descriptor of the file, locked. -1: this file system has no locks.
 Result<int> OpenLocked(const std::string& path, const std::string& name) {
   for (;;) {
-    const int fd = open(name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int fd = open(name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (fd < 0) return ErrnoError("cannot create a file beside", path);
     if (!SetLock(fd, F_WRLCK)) {
       const bool held = errno == EAGAIN || errno == EACCES;

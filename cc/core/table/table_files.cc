@@ -12,6 +12,7 @@
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
 #include "core/base/key_owner.h"
+#include "core/os/directory.h"
 #include "core/table/index.h"
 #include "core/table/table_checks.h"
 
@@ -97,25 +98,27 @@ bool IsTableFile(const std::string& name) {
 }  // namespace
 
 void TableFiles::Remove(const std::string& folder) {
-  for (const std::string& name : EntriesOf(folder)) {
+  const Result<Directory> table = Directory::Open(folder);
+  if (!table.ok()) return;
+  for (const std::string& name : table->Entries()) {
     if (!IsTableFile(name)) continue;
-    unlink((folder + "/" + name).c_str());
+    table->Unlink(name);
     TSPS_FAULT_POINT("remove.file");
   }
   RemoveStorage(folder);
   // Last: by it a folder is known to be a table's (IsLeftover).
-  unlink((folder + "/config").c_str());
+  table->Unlink("config");
   TSPS_FAULT_POINT("remove.config");
   rmdir(folder.c_str());
 }
 
 bool TableFiles::IsLeftover(const std::string& folder) {
   if (!CheckPrivateDirectory(folder).ok()) return false;
-  const int fd = open((folder + "/config").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return errno == ENOENT && EntriesOf(folder).empty();
+  const Result<int> fd = OpenRegularFile(folder + "/config", O_RDONLY, "cannot open");
+  if (!fd.ok()) return fd.status().code() == Code::kNotFound && EntriesOf(folder).empty();
   uint64_t magic = 0;  // of a file that its killed maker has not filled
-  const ssize_t n = read(fd, &magic, sizeof(magic));
-  close(fd);
+  const ssize_t n = read(*fd, &magic, sizeof(magic));
+  close(*fd);
   return n >= 0 && (magic == 0 || magic == kTableMagic);
 }
 

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "core/os/directory.h"
 #include "core/table/row_records.h"
 #include "core/table/table_files.h"
 #include "core/tier/record_scan.h"

@@ -12,6 +12,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
+#include "core/os/directory.h"
 #include "core/os/mapped_file.h"
 #include "core/table/row_records.h"
 
@@ -66,23 +67,24 @@ bool IsGeneration(const std::string& name) {
 
 // Gives the memory of a file back at once: who has it mapped keeps that for as long as it runs.
 void ReleaseMemory(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return;
-  const off_t bytes = lseek(fd, 0, SEEK_END);
-  if (bytes > 0) fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes);
-  close(fd);
+  const Result<int> fd = OpenRegularFile(path, O_RDWR, "cannot open");
+  if (!fd.ok()) return;
+  const off_t bytes = lseek(*fd, 0, SEEK_END);
+  if (bytes > 0) fallocate(*fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes);
+  close(*fd);
 }
 
-// The files of a folder that has no others, and the folder.
-void RemoveFolder(const std::string& folder) {
-  for (const std::string& name : EntriesOf(folder)) {
-    const std::string path = folder + "/" + name;
+// Removes the files of records in a folder, and the folder unless it has other files.
+void RemoveFolder(const std::string& path) {
+  const Result<Directory> folder = Directory::Open(path);
+  if (!folder.ok()) return;
+  for (const std::string& name : folder->Entries()) {
     // Hints, as are those of the rows in memory: who reads zeros there finds none.
-    if (name == "records.cache" || name == "records.announced") ReleaseMemory(path);
-    if (name.rfind("records.", 0) == 0 || name == ".records") unlink(path.c_str());
+    if (name == "records.cache" || name == "records.announced") ReleaseMemory(path + "/" + name);
+    if (name.rfind("records.", 0) == 0 || name == ".records") folder->Unlink(name);
     TSPS_FAULT_POINT("remove.records");
   }
-  rmdir(folder.c_str());
+  rmdir(path.c_str());
 }
 
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
@@ -95,11 +97,11 @@ void RemoveParent(const std::string& folder, const std::string& table) {
 
 // The uuid of the table whose folder it is; "": nobody's.
 std::string OwnerOf(const std::string& folder, std::string* where) {
-  const int fd = open(OwnerPath(folder).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return "";
+  const Result<int> fd = OpenRegularFile(OwnerPath(folder), O_RDONLY, "cannot open");
+  if (!fd.ok()) return fd.status().code() == Code::kNotFound ? "" : "?";
   char text[kPageBytes] = {};
-  const ssize_t n = read(fd, text, sizeof(text) - 1);
-  close(fd);
+  const ssize_t n = read(*fd, text, sizeof(text) - 1);
+  close(*fd);
   if (n < 33) return "?";
   *where = std::string(text + 33);
   while (!where->empty() && where->back() == '\n') where->pop_back();
@@ -123,8 +125,8 @@ uint64_t BytesOnDisk(const std::string& folder) {
 Status WriteOwner(const std::string& folder, const std::string& uuid, const std::string& table) {
   const std::string path = OwnerPath(folder);
   const std::string text = uuid + " " + table + "\n";
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoError("cannot make", path);
+  TSPS_ASSIGN_OR_RETURN(const int fd,
+                        OpenRegularFile(path, O_WRONLY | O_CREAT | O_EXCL, "cannot make"));
   const ssize_t n = write(fd, text.data(), text.size());
   const int error = errno;
   close(fd);

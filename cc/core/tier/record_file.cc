@@ -74,9 +74,10 @@ Status CheckHeader(const Header& found, uint32_t number, const RecordLayout& lay
 
 // Not all file systems can do without the page cache.
 int OpenPastCache(const std::string& path, int flags) {
-  const int fd = open(path.c_str(), flags | O_DIRECT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  flags |= O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  const int fd = open(path.c_str(), flags | O_DIRECT, 0600);
   if (fd >= 0 || errno != EINVAL) return fd;
-  return open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+  return open(path.c_str(), flags, 0600);
 }
 
 }  // namespace

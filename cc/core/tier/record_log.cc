@@ -14,6 +14,7 @@
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/base/limits.h"
+#include "core/os/directory.h"
 #include "core/os/mapped_file.h"
 #include "core/tier/record_reads.h"
 
