@@ -80,6 +80,10 @@ class CollectivesError(Error):
     """A collective failed: a rank is gone or has shut down. Training cannot go on."""
 
 
+class WrongSecretError(CollectivesError, ConnectionError):
+    """The key-value store belongs to a job with another secret."""
+
+
 class RankError(Error):
     """Base of what a training step can fail with because of another process."""
 

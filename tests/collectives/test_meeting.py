@@ -57,7 +57,7 @@ def keeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "rank 0":
         yield request.param
         return
-    server = KeyValueServer("127.0.0.1", 0, Values())
+    server = KeyValueServer("127.0.0.1", 0, Values(), {"tsps": b""})
     monkeypatch.setenv("TFSPS_KEY_VALUES", f"127.0.0.1:{server.port}")
     yield request.param
     server.close()
@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_is_named_with_its_rank(taken: int, keeper: str) ->
 
 
 def test_a_store_refuses_texts_without_measure() -> None:
-    server = KeyValueServer("127.0.0.1", 0, Values())
+    server = KeyValueServer("127.0.0.1", 0, Values(), {"tsps": b""})
     store = KeyValueStore(("127.0.0.1", server.port))
     store.write("long", "x" * (20 << 20))
     assert store.read("long") == ""

@@ -35,6 +35,7 @@ BASES = {
     "ExchangeFailed": (errors.RankError,),
     "RankLost": (errors.RankError,),
     "LaunchError": (errors.Error,),
+    "WrongSecretError": (errors.CollectivesError, ConnectionError),
     "NotSavedError": (errors.Error, OSError),
     "PartNotSavedError": (errors.NotSavedError,),
 }

@@ -34,10 +34,14 @@ def wait_for(name):
 """
 
 
+SECRET = "TFSPS_SECRET"
+_SECRET = "of the launchers of a test"
+
+
 def environment(folder: Path, **values: str) -> dict[str, str]:
     """Of a launcher."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFSPS_", "HOROVOD_", "TF_C"))}
-    kept |= {"PYTHONPATH": str(ROOT), "FOLDER": str(folder), "TFSPS_DIR": str(folder / "tables")}
+    kept |= {"PYTHONPATH": str(ROOT), "FOLDER": str(folder), "TFSPS_DIR": str(folder / "tables"), SECRET: _SECRET}
     return kept | values
 
 

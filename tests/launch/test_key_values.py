@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from launcher import free_port
+from launcher import free_port, until
 
+from tf_sparse_ps.collectives import key_value_server, signed_requests
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.collectives.key_values import KeyValueStore
+from tf_sparse_ps.errors import WrongSecretError
 from tf_sparse_ps.launch.key_values import Client, Store
+
+LAUNCHERS, RANKS = b"of launchers", b"of ranks"
+SECRETS = {"launch": LAUNCHERS, "tsps": RANKS, "scope": b""}  # requests of the last one are not signed
 
 
 @pytest.fixture
 def server() -> Iterator[KeyValueServer]:
-    one = KeyValueServer("127.0.0.1", 0, Store())
+    one = KeyValueServer("127.0.0.1", 0, Store(), SECRETS)
     yield one
     one.close()
+
+
+class KeyValueServerContext:
+    """A server, closed at the end of the block."""
+
+    def __init__(self, secrets: dict[str, bytes]) -> None:
+        self._server = KeyValueServer("127.0.0.1", 0, Store(), secrets)
+
+    def __enter__(self) -> KeyValueServer:
+        return self._server
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+
+def can(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except OSError:
+        return False
+    return True
 
 
 def request(
@@ -43,16 +72,16 @@ def test_what_is_put_is_got(server: KeyValueServer) -> None:
 
 
 def test_ranks_use_it_as_they_use_horovods(server: KeyValueServer) -> None:
-    store = KeyValueStore(("127.0.0.1", server.server_port))
+    store = KeyValueStore(("127.0.0.1", server.server_port), secret=RANKS)
     assert store.read("key") == ""
     store.write("key", "einsÄ")
     store.write_first("key", "two")
     assert store.read("key") == "einsÄ"
-    assert request(server, "GET", "/tsps/key") == (200, "einsÄ".encode())
+    assert server.values.value("/tsps/key") == "einsÄ".encode()
 
 
 def test_of_several_that_create_one_is_the_first(server: KeyValueServer) -> None:
-    client = Client("127.0.0.1", server.server_port, timeout_s=10)
+    client = Client("127.0.0.1", server.server_port, LAUNCHERS, timeout_s=10)
     with ThreadPoolExecutor(16) as pool:
         created = list(pool.map(lambda i: client.create("key", str(i)), range(64)))
     assert sum(created) == 1
@@ -77,7 +106,7 @@ def test_what_makes_no_sense_is_refused(server: KeyValueServer) -> None:
 def test_a_store_that_is_not_there_is_an_error_to_launchers_and_empty_to_ranks() -> None:
     port = free_port()
     with pytest.raises(ConnectionRefusedError):
-        Client("127.0.0.1", port).get("key")
+        Client("127.0.0.1", port, LAUNCHERS).get("key")
     assert KeyValueStore(("127.0.0.1", port)).read("key") == ""
 
 
@@ -95,15 +124,103 @@ def test_what_answers_and_is_no_store_is_an_error() -> None:
 
             done = pool.submit(answer)
             with pytest.raises(ConnectionError):
-                Client("127.0.0.1", other.getsockname()[1]).get("key")
+                Client("127.0.0.1", other.getsockname()[1], LAUNCHERS).get("key")
             done.result(10)
 
 
 def test_it_ends_with_its_job() -> None:
-    server = KeyValueServer("127.0.0.1", 0, Store())
+    server = KeyValueServer("127.0.0.1", 0, Store(), SECRETS)
     port = server.server_port
     server.close()
     with pytest.raises(ConnectionRefusedError):
-        Client("127.0.0.1", port).get("key")
-    again = KeyValueServer("127.0.0.1", port, Store())
+        Client("127.0.0.1", port, LAUNCHERS).get("key")
+    again = KeyValueServer("127.0.0.1", port, Store(), SECRETS)
     again.close()
+
+
+def test_a_request_that_is_not_signed_with_the_secret_of_its_scope_gets_nothing(server: KeyValueServer) -> None:
+    ranks = KeyValueStore(("127.0.0.1", server.port), secret=RANKS)
+    ranks.write("exit_report", "mine")
+    for path in ("/tsps/exit_report", "/launch/job"):
+        assert request(server, "GET", path) == (401, b"")
+        assert request(server, "PUT", path, b"forged") == (401, b"")
+    assert KeyValueStore(("127.0.0.1", server.port), secret=LAUNCHERS).read("exit_report") == ""
+    with pytest.raises(WrongSecretError, match="belongs to a job with another TFSPS_SECRET"):
+        Client("127.0.0.1", server.port, RANKS).get("job")
+    assert ranks.read("exit_report") == "mine"
+
+
+def test_a_signature_is_good_for_its_request_alone(server: KeyValueServer) -> None:
+    seen: list[dict[str, str]] = []
+    handler = server.RequestHandlerClass
+    signed = signed_requests.is_signed
+    Client("127.0.0.1", server.port, LAUNCHERS).put("key", "value")
+    try:
+        signed_requests.is_signed = lambda *args: seen.append(dict(args[3])) or signed(*args)  # type: ignore
+        Client("127.0.0.1", server.port, LAUNCHERS).put("key", "value")
+    finally:
+        signed_requests.is_signed = signed
+    headers = {name: value for name, value in seen[0].items() if name.startswith("Tsps-")}
+    assert handler is server.RequestHandlerClass
+    for method, path, body in (
+        ("PUT", "/launch/other", b"value"),
+        ("PUT", "/launch/key", b"other"),
+        ("GET", "/launch/key", b"value"),
+    ):
+        assert request(server, method, path, body, **headers)[0] == 401, (method, path, body)
+    assert request(server, "PUT", "/launch/key", b"value", **headers)[0] == 200
+
+
+def test_an_answer_of_a_server_without_the_secret_is_refused() -> None:
+    with KeyValueServerContext({"launch": b""}) as foreign:
+        assert request(foreign, "PUT", "/launch/job", b"{}") == (200, b"")
+        with pytest.raises(ConnectionError, match="is not a key-value store of this job"):
+            Client("127.0.0.1", foreign.port, LAUNCHERS).get("job")
+
+
+def test_values_have_limits(server: KeyValueServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_value_server, "_MOST_VALUES", 3)
+    monkeypatch.setattr(key_value_server, "_MOST_BYTES", 10)
+    client = Client("127.0.0.1", server.port, LAUNCHERS)
+    for number in range(3):
+        client.put(str(number), "xxx")
+    client.put("0", "xxxx")
+    for key, text in (("3", ""), ("0", "xxxxx")):
+        with pytest.raises(ConnectionError, match="507"):
+            client.put(key, text)
+    assert client.get("0") == "xxxx"
+
+
+def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_value_server, "_MOST_CONNECTIONS", 2)
+    with KeyValueServerContext(SECRETS) as server:
+        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        with pytest.raises(OSError, match=r"no answer|reset"):
+            Client("127.0.0.1", server.port, LAUNCHERS).get("key")
+        for one in held:
+            one.close()
+        client = Client("127.0.0.1", server.port, LAUNCHERS)
+        until(lambda: can(lambda: client.put("key", "value")), 10)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")
+def test_connections_of_other_users_of_this_machine_are_closed() -> None:
+    program = """
+import os, socket, sys
+user = int(sys.argv[2])
+os.setgid(user), os.setuid(user)
+connection = socket.socket()
+connection.settimeout(10)
+connection.connect(("127.0.0.1", int(sys.argv[1])))
+try:
+    connection.sendall(b"GET /scope/key HTTP/1.0\\r\\n\\r\\n")
+    print(connection.recv(1000).split()[1:2])
+except ConnectionError:
+    print([])
+"""
+    with KeyValueServerContext(SECRETS) as server:
+        commands = [[sys.executable, "-I", "-c", program, str(server.port), user] for user in ("0", "65534")]
+        answers = [
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for command in commands
+        ]
+    assert answers == ["[b'404']", "[]"]

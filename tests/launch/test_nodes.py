@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import queue
@@ -10,7 +11,7 @@ import threading
 import time
 
 import pytest
-from launcher import Launcher, Launchers, free_port, gone, until
+from launcher import SECRET, Launcher, Launchers, environment, free_port, gone, until
 
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.errors import LaunchError
@@ -20,6 +21,7 @@ from tf_sparse_ps.launch.meeting import Meeting, Node, Terms
 from tf_sparse_ps.launch.node_link import NodeLink
 from tf_sparse_ps.launch.outcome import Cause, NodeEnd, Outcome, decide
 
+KEY = b"of launchers"
 NAP = "note(f'pid-{rank}', str(os.getpid()))\ntime.sleep(300)\n"
 PRINT = 'note(f"env-{rank}", json.dumps(dict(os.environ)))\n'
 
@@ -31,11 +33,14 @@ class Nodes:
         self.launch, self.nnodes, self.collectives = launch, nnodes, collectives
         self.address = f"127.0.0.1:{free_port()}"
 
-    def start(self, node_rank: int, program: str, *more: str, ranks: int = 1, nnodes: int = 0) -> Launcher:
+    def start(
+        self, node_rank: int, program: str, *more: str, ranks: int = 1, nnodes: int = 0, **values: str
+    ) -> Launcher:
         return self.launch(
             *("--nnodes", str(nnodes or self.nnodes), "--node-rank", str(node_rank), "-np", str(ranks)),
             *("--coordinator", self.address, "--collectives", self.collectives, *more),
             program=program,
+            **values,
         )
 
 
@@ -177,7 +182,7 @@ def test_a_launcher_that_is_interrupted_while_it_waits_ends_the_others(launch: L
     nodes = Nodes(launch, nnodes=3)
     first, second = nodes.start(0, NAP), nodes.start(1, NAP)
     address = nodes.address.partition(":")
-    client = Client(address[0], int(address[2]))
+    client = Client(address[0], int(address[2]), environment(launch.folder)[SECRET].encode())
 
     def met() -> bool:
         try:
@@ -193,12 +198,12 @@ def test_a_launcher_that_is_interrupted_while_it_waits_ends_the_others(launch: L
 
 def meeting(node_rank: int, port: int, store: Store | None = None, **other: object) -> Meeting:
     terms = Terms(**{"nnodes": 2, "collectives": "horovod", **other})
-    return Meeting(node_rank, terms, ("127.0.0.1", port), 10.0, lambda _: None, store)
+    return Meeting(node_rank, terms, ("127.0.0.1", port), 10.0, lambda _: None, store, KEY, "job")
 
 
 def test_launchers_that_chose_different_collectives() -> None:
     store = Store()
-    server = KeyValueServer("127.0.0.1", 0, store)
+    server = KeyValueServer("127.0.0.1", 0, store, {"launch": KEY})
     try:
         meeting(0, server.server_port, store)
         with pytest.raises(LaunchError, match="horovod with --node-rank 0, tensorflow with --node-rank 1"):
@@ -209,7 +214,7 @@ def test_launchers_that_chose_different_collectives() -> None:
 
 def test_a_node_that_knows_itself_by_an_address_of_its_own_only() -> None:
     store = Store()
-    server = KeyValueServer("127.0.0.1", 0, store)
+    server = KeyValueServer("127.0.0.1", 0, store, {"launch": KEY})
     store.put("node-1", Node("10.0.0.2", 1).text)
     try:
         with pytest.raises(LaunchError, match=r"node rank 0 knows itself as 127.0.1.1.*etc/hosts"):
@@ -220,7 +225,7 @@ def test_a_node_that_knows_itself_by_an_address_of_its_own_only() -> None:
 
 def test_a_machine_whose_name_leads_back_to_itself_with_horovod() -> None:
     store = Store()
-    server = KeyValueServer("127.0.0.1", 0, store)
+    server = KeyValueServer("127.0.0.1", 0, store, {"launch": KEY})
     store.put("node-1", Node("10.0.0.2", 1, named="127.0.1.1").text)
     try:
         with pytest.raises(LaunchError, match=r"node rank 1's machine \(10.0.0.2\) leads to 127.0.1.1 there.*Horovod"):
@@ -232,12 +237,74 @@ def test_a_machine_whose_name_leads_back_to_itself_with_horovod() -> None:
 
 def test_node_0_on_another_machine_than_the_coordinator() -> None:
     store, other = Store(), Store()
-    server = KeyValueServer("127.0.0.1", 0, other)
+    server = KeyValueServer("127.0.0.1", 0, other, {"launch": KEY})
     try:
         with pytest.raises(LaunchError, match="does not lead to this machine"):
             meeting(0, server.server_port, store).hold(Node("127.0.0.1", 1), lambda _: None)
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("answer", ["[1, 2]", "{}", "not JSON", ""])
+def test_a_foreign_server_at_the_coordinators_address(answer: str, launch: Launchers) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        nodes = Nodes(launch)
+        nodes.address = f"127.0.0.1:{server.server_port}"
+        job = nodes.start(1, NAP, "--timeout", "1")
+        status = job.wait()
+        server.shutdown()
+    assert status == 1
+    assert "Traceback" not in job.said
+    assert f"what answers at {nodes.address} is not a key-value store of this job" in job.said
+
+
+def test_launchers_with_different_secrets(launch: Launchers) -> None:
+    nodes = Nodes(launch)
+    first = nodes.start(0, NAP, "--timeout", "5")
+    second = nodes.start(1, NAP, **{SECRET: "another one of a test"})
+    assert second.wait() == 2
+    assert (
+        "belongs to a job with another TFSPS_SECRET. Another job may have the coordinator's port. If not, set"
+        in second.said
+    )
+    assert first.wait() == 1
+
+
+def test_launchers_find_their_secret_in_the_home_folder(launch: Launchers) -> None:
+    home = launch.folder / "home"
+    home.mkdir(mode=0o755)
+    nodes = Nodes(launch)
+    jobs = [nodes.start(rank, PRINT, HOME=str(home), **{SECRET: ""}) for rank in (0, 1)]
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].said + jobs[1].said
+    file = home / ".tf_sparse_ps" / "secret"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    secret = file.read_text()
+    assert len(secret) == 64
+    # The ranks have another one, the same on both nodes.
+    (of_ranks,) = {json.loads(text)[SECRET] for text in launch.wait_for("env-0", "env-1")}
+    assert len(of_ranks) == 64
+    assert of_ranks != secret
+    file.chmod(0o644)
+    job = nodes.start(0, NAP, HOME=str(home), **{SECRET: ""})
+    assert job.wait() == 2
+    assert f"{file} can be read by others. Run `chmod 600 {file}`. Set TFSPS_SECRET to one random value" in job.said
+
+
+def test_a_short_secret_is_refused(launch: Launchers) -> None:
+    job = launch("-np", "1", program=NAP, **{SECRET: "short"})
+    assert job.wait() == 2
+    assert "TFSPS_SECRET has 5 characters, and needs at least 16" in job.said
 
 
 # --- what they tell each other ---

@@ -246,7 +246,7 @@ def test_ranks_that_have_begun_end_when_another_cannot_be_started(launch: Launch
     job = launch("-np", "3", "--log-dir", str(launch.folder / "logs"), program=NAP)
     assert job.wait() == 2
     assert "node 0 cannot start its ranks: --log-dir: cannot write" in job.said
-    assert "rank-2.log: Is a directory" in job.said
+    assert "rank-2.log is a folder, not a regular file" in job.said
 
 
 def test_a_program_that_cannot_be_run_is_named(launch: Launchers) -> None:

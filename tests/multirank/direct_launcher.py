@@ -30,6 +30,7 @@ from horovod.runner.http.http_server import RendezvousServer
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
 
 _GRACE_S = 5.0
+_SECRET = "of the job of a test"
 _print = threading.Lock()
 
 
@@ -47,7 +48,7 @@ def serve(slots: list[Any]) -> int:
             os.write(port_out, str(server.start()).encode())
             server.init(slots)
         else:
-            os.write(port_out, str(KeyValueServer("127.0.0.1", 0, Values()).port).encode())
+            os.write(port_out, str(KeyValueServer("127.0.0.1", 0, Values(), {"tsps": _SECRET.encode()}).port).encode())
         os.close(port_out)
         os.close(1)  # whoever reads the launcher's output does not wait for this process
         os.close(2)
@@ -165,6 +166,7 @@ def for_tensorflow(slots: list[Any], port: int) -> list[dict[str, str]]:
             {
                 "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
                 "TFSPS_KEY_VALUES": f"127.0.0.1:{port}",
+                "TFSPS_SECRET": _SECRET,
                 "TFSPS_DIR": str(folder),
             }
         )

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 __all__ = ["Rendezvous"]
+
+
+_LONGEST = 4 << 20  # bytes of a value
+
+
+class _Handler(RendezvousHandler):
+    def do_PUT(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if length.isdigit() and int(length) <= _LONGEST:
+            super().do_PUT()
+        else:
+            self.send_status_code(413)
+
+    def do_HEAD(self) -> None:
+        # Its base class would answer with the status of files of the working directory.
+        self.send_status_code(501)
 
 
 class _Server(RendezvousHTTPServer):
@@ -25,17 +42,22 @@ class _Server(RendezvousHTTPServer):
 class Rendezvous:
     """Horovod's rendezvous server, which lives as long as this process.
 
+    Horovod's ranks cannot sign their requests. Connections of other users of this machine are closed at once, by a
+    function of the caller.
+
     Attributes:
       port: Where it listens.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, may_connect: Callable[[socket.socket], bool]) -> None:
         """Listens.
 
         Args:
           host: On this address; "": on all of the machine's.
+          may_connect: Whether to serve a connection.
         """
-        self._server = _Server((host, 0), RendezvousHandler, 0)
+        self._server = _Server((host, 0), _Handler, 0)
+        self._server.verify_request = lambda connection, _: may_connect(connection)
         self.port = int(self._server.server_address[1])
 
     def begin(self, slots: Sequence[Any]) -> None:

@@ -2,6 +2,9 @@
 
 GET and PUT of /scope/key; 404 if nothing was put. A PUT with `If-None-Match: *` is refused with 412 where there is
 something, so that of several writers one is the first. Nothing is kept longer than the process.
+
+Each scope has a secret. A request that is not signed with it (`signed_requests.py`) is answered with 401, before its
+body is read. Connections of other users of this machine are closed at once.
 """
 
 from __future__ import annotations
@@ -9,9 +12,16 @@ from __future__ import annotations
 import http.server
 import socketserver
 import threading
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
-_LONGEST = 16 << 20  # bytes of a value
+from tf_sparse_ps.collectives import signed_requests
+from tf_sparse_ps.node import local_peers
+
+_MOST_VALUES = 1 << 16
+_MOST_BYTES = 64 << 20  # of all values
+_MOST_CONNECTIONS = 2048  # at a time: all ranks may come at once
 _REQUEST_S = 10.0  # that a connection may take to say what it wants
 
 
@@ -22,6 +32,7 @@ class Values:
         """Nothing is there."""
         self._lock = threading.Lock()
         self._values: dict[str, bytes] = {}
+        self._n_bytes = 0
 
     def value(self, path: str) -> bytes | None:
         """The value of a path, /scope/key."""
@@ -29,11 +40,19 @@ class Values:
             return self._values.get(path)
 
     def set(self, path: str, value: bytes, *, only_new: bool) -> bool:
-        """Sets the value of a path; returns False if there is one and only a new one was wanted."""
+        """Sets the value of a path; returns False if there is one and only a new one was wanted.
+
+        Raises:
+          MemoryError: There are too many values, or too many bytes of them.
+        """
         with self._lock:
-            if only_new and path in self._values:
+            before = self._values.get(path)
+            if only_new and before is not None:
                 return False
-            self._values[path] = value
+            n_bytes = self._n_bytes + len(value) - len(before or b"")
+            if n_bytes > _MOST_BYTES or (before is None and len(self._values) >= _MOST_VALUES):
+                raise MemoryError(f"the key-value store has {len(self._values)} values of {self._n_bytes} bytes")
+            self._values[path], self._n_bytes = value, n_bytes
             return True
 
 
@@ -43,18 +62,20 @@ class KeyValueServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024  # all ranks may come at once
 
-    def __init__(self, host: str, port: int, values: Values) -> None:
+    def __init__(self, host: str, port: int, values: Values, secrets: Mapping[str, bytes]) -> None:
         """Binds the address.
 
         Args:
           host: Address to listen on; "": all of the machine's.
           port: 0: any that is free.
           values: What to serve.
+          secrets: The secret of each scope. An empty one: requests of the scope are not signed.
 
         Raises:
           OSError: The address cannot be bound.
         """
-        self.values = values
+        self.values, self.secrets = values, dict(secrets)
+        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         super().__init__((host, port), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="tsps-key-values", daemon=True)
         self._thread.start()
@@ -68,6 +89,25 @@ class KeyValueServer(http.server.ThreadingHTTPServer):
         """Binds, without looking for the machine's name in DNS, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def verify_request(self, request: Any, client_address: object) -> bool:
+        """Refuses connections of other users of this machine, and too many at a time."""
+        return local_peers.may_connect(request) and self._connections.acquire(blocking=False)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serves a connection in a thread."""
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no more threads
+            self._connections.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away in the middle is none of the user's concern."""
@@ -84,26 +124,58 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: KeyValueServer
 
     def do_GET(self) -> None:
-        value = self.server.values.value(self.path)
-        self._answer(HTTPStatus.NOT_FOUND if value is None else HTTPStatus.OK, value or b"")
+        if self._is_signed():
+            value = self.server.values.value(self.path)
+            self._answer(HTTPStatus.NOT_FOUND if value is None else HTTPStatus.OK, value or b"")
 
     def do_PUT(self) -> None:
+        if not self._is_signed():
+            return
         length = self.headers.get("Content-Length", "")
         if not length.isdigit():
             self._answer(HTTPStatus.LENGTH_REQUIRED)
-        elif int(length) > _LONGEST:
+        elif int(length) > signed_requests.LONGEST:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         else:
-            value = self.rfile.read(int(length))
-            if len(value) < int(length):  # the writer died
-                return
-            only_new = self.headers.get("If-None-Match") == "*"
+            self._put(int(length))
+
+    def _put(self, length: int) -> None:
+        value = self.rfile.read(length)
+        if len(value) < length:  # the writer died
+            return
+        if self._secret and not signed_requests.has_digest(value, dict(self.headers)):
+            self._answer(HTTPStatus.UNAUTHORIZED)
+            return
+        only_new = self.headers.get("If-None-Match") == "*"
+        try:
             done = self.server.values.set(self.path, value, only_new=only_new)
-            self._answer(HTTPStatus.OK if done else HTTPStatus.PRECONDITION_FAILED)
+        except MemoryError:
+            self._answer(HTTPStatus.INSUFFICIENT_STORAGE)
+            return
+        self._answer(HTTPStatus.OK if done else HTTPStatus.PRECONDITION_FAILED)
+
+    @property
+    def _secret(self) -> bytes | None:
+        """The secret of the request's scope; None: there is no such scope."""
+        return self.server.secrets.get(self.path.split("/")[1] if self.path.startswith("/") else "")
+
+    def _is_signed(self) -> bool:
+        secret = self._secret
+        if secret is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+            return False
+        if secret and not signed_requests.is_signed(secret, self.command, self.path, dict(self.headers)):
+            self._answer(HTTPStatus.UNAUTHORIZED)
+            return False
+        return True
 
     def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        secret, signature = self._secret, "none"
+        if secret and status != HTTPStatus.UNAUTHORIZED:
+            signature = signed_requests.answer_signature(secret, dict(self.headers), status, body)
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header(signed_requests.SIGNATURE, signature)
         self.end_headers()
         self.wfile.write(body)
 

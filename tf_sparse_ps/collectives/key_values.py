@@ -12,6 +12,8 @@ import contextlib
 import http.client
 import os
 
+from tf_sparse_ps.collectives import signed_requests
+
 _TIMEOUT_S = 1.0
 _SCOPE = "/tsps/"
 
@@ -22,21 +24,22 @@ FOUND = "found"  # which rank has ended, or does not come, from others
 class KeyValueStore:
     """Texts by key."""
 
-    def __init__(self, address: tuple[str, int] | None = None, keeper: str = "") -> None:
+    def __init__(self, address: tuple[str, int] | None = None, keeper: str = "", secret: bytes = b"") -> None:
         """Finds the store.
 
         Args:
           address: Host and port; None: there is none.
           keeper: The rank that keeps it, in words; "": no rank does.
+          secret: Signs requests; empty: they are not signed, as Horovod's store wants it.
         """
-        self._address, self._keeper = address, keeper
+        self._address, self._keeper, self._secret = address, keeper, secret
 
     @classmethod
     def of_launcher(cls) -> KeyValueStore:
         """The one that the environment names: that of `tf-sparse-ps run`, or else Horovod's."""
         host, _, port = os.environ.get("TFSPS_KEY_VALUES", "").rpartition(":")
         if host and port.isdigit():
-            return cls((host, int(port)))
+            return cls((host, int(port)), secret=signed_requests.of_environment())
         host = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
         port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
         return cls((host, int(port)) if host and port.isdigit() else None)
@@ -69,13 +72,9 @@ class KeyValueStore:
         """The answer, "" where nothing is kept; None: there was none."""
         if self._address is None:
             return None
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT_S)
-            try:
-                connection.request(method, _SCOPE + key, body)
-                answer = connection.getresponse()
-                content = answer.read()
-            finally:
-                connection.close()
-            return content.decode(errors="replace") if answer.status == http.client.OK else ""
+        with contextlib.suppress(OSError):
+            status, content = signed_requests.request(
+                self._address, self._secret, method, _SCOPE + key, body or b"", timeout_s=_TIMEOUT_S
+            )
+            return content.decode(errors="replace") if status == http.client.OK else ""
         return None

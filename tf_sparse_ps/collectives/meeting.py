@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from tf_sparse_ps.collectives import signed_requests
 from tf_sparse_ps.collectives.cluster_config import VARIABLE, ClusterConfig
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
 from tf_sparse_ps.collectives.key_values import KeyValueStore
@@ -48,10 +49,12 @@ def meet(cluster: ClusterConfig, timeout_s: float) -> tuple[KeyValueStore, KeyVa
         _agree(store, cluster, deadline, timeout_s)
         return store, None
     host, port = _parts(cluster.addresses[0])
+    # Without it other machines are trusted, as by TensorFlow's own server at this address; other local users never are.
+    secret = signed_requests.of_environment()
     if cluster.rank == 0:
-        server = KeyValueServer("", 0, Values())
+        server = KeyValueServer("", 0, Values(), {"tsps": secret})
         with contextlib.closing(_listen(cluster)) as door:
-            store = KeyValueStore(("127.0.0.1", door.port))
+            store = KeyValueStore(("127.0.0.1", door.port), secret=secret)
             store.write(_STORE, str(server.port))
             _say(store, cluster, deadline, timeout_s, "its own server does not answer", "")
             try:
@@ -59,13 +62,13 @@ def meet(cluster: ClusterConfig, timeout_s: float) -> tuple[KeyValueStore, KeyVa
             finally:
                 others = [r for r in range(1, cluster.size) if store.read(f"{_MEMBER}.{r}")]
                 _until(lambda: all(store.read(f"{_READ}.{r}") for r in others), time.monotonic() + _LEAVE_S)
-        return KeyValueStore(("127.0.0.1", server.port)), server
-    store = KeyValueStore((host, port))
+        return KeyValueStore(("127.0.0.1", server.port), secret=secret), server
+    store = KeyValueStore((host, port), secret=secret)
     _say(store, cluster, deadline, timeout_s, f"rank 0 does not come to {cluster.addresses[0]}", _own_port(cluster))
     _agree(store, cluster, deadline, timeout_s)
     kept_at = store.read(_STORE)
     store.write(f"{_READ}.{cluster.rank}", "yes")
-    return KeyValueStore((host, int(kept_at)), keeper="rank 0"), None
+    return KeyValueStore((host, int(kept_at)), keeper="rank 0", secret=secret), None
 
 
 def _parts(address: str) -> tuple[str, int]:
@@ -75,7 +78,7 @@ def _parts(address: str) -> tuple[str, int]:
 
 def _listen(cluster: ClusterConfig) -> KeyValueServer:
     try:
-        return KeyValueServer("", _parts(cluster.addresses[0])[1], Values())
+        return KeyValueServer("", _parts(cluster.addresses[0])[1], Values(), {"tsps": signed_requests.of_environment()})
     except OSError as error:
         raise _taken(cluster, error) from error
 

@@ -84,12 +84,13 @@ def common(inherited: Mapping[str, str], local_size: int) -> dict[str, str]:
     return found
 
 
-def of_rank(placement: Placement, key_values: str) -> dict[str, str]:
+def of_rank(placement: Placement, key_values: str, secret: str) -> dict[str, str]:
     """What tells a rank who it is, whatever it communicates by.
 
     Args:
       placement: The rank's.
       key_values: Host and port of the key-value store.
+      secret: Signs the requests of ranks to it.
     """
     return {
         "TFSPS_RANK": str(placement.rank),
@@ -98,6 +99,7 @@ def of_rank(placement: Placement, key_values: str) -> dict[str, str]:
         "TFSPS_LOCAL_SIZE": str(placement.local_size),
         "TFSPS_NODE_RANK": str(placement.node_rank),
         "TFSPS_KEY_VALUES": key_values,
+        "TFSPS_SECRET": secret,
     }
 
 

@@ -8,11 +8,10 @@ The store lives as long as the launcher, and every job has a new one.
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 from http import HTTPStatus
 from typing import Protocol
 
+from tf_sparse_ps.collectives import signed_requests
 from tf_sparse_ps.collectives.key_value_server import Values
 
 _LAUNCH = "/launch/"
@@ -51,13 +50,19 @@ class Store(Values):
 class Client:
     """The way of other launchers to the store. Every method raises OSError if the store cannot be reached."""
 
-    def __init__(self, host: str, port: int, timeout_s: float = 2.0) -> None:
-        """Of the store at this address."""
-        self._host, self._port, self._timeout_s = host, port, timeout_s
+    def __init__(self, host: str, port: int, secret: bytes, timeout_s: float = 2.0) -> None:
+        """Finds the store.
+
+        Args:
+          host, port: Where it is.
+          secret: Of the launchers.
+          timeout_s: Of each operation on the connection.
+        """
+        self._host, self._port, self._secret, self._timeout_s = host, port, secret, timeout_s
 
     def get(self, key: str) -> str | None:
         """See `Texts`."""
-        status, body = self._request("GET", key, None, {})
+        status, body = self._request("GET", key)
         if status == HTTPStatus.NOT_FOUND:
             return None
         self._check(status)
@@ -65,25 +70,26 @@ class Client:
 
     def put(self, key: str, text: str) -> None:
         """See `Texts`."""
-        self._check(self._request("PUT", key, text, {})[0])
+        self._check(self._request("PUT", key, text)[0])
 
     def create(self, key: str, text: str) -> bool:
         """See `Texts`."""
-        status, _ = self._request("PUT", key, text, {"If-None-Match": "*"})
+        status, _ = self._request("PUT", key, text, only_new=True)
         if status == HTTPStatus.PRECONDITION_FAILED:
             return False
         self._check(status)
         return True
 
-    def _request(self, method: str, key: str, text: str | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        with contextlib.closing(connection):
-            try:
-                connection.request(method, _LAUNCH + key, None if text is None else text.encode(), headers)
-                answer = connection.getresponse()
-                return answer.status, answer.read()
-            except http.client.HTTPException as error:
-                raise ConnectionError(f"no answer that makes sense ({type(error).__name__})") from error
+    def _request(self, method: str, key: str, text: str = "", *, only_new: bool = False) -> tuple[int, bytes]:
+        return signed_requests.request(
+            (self._host, self._port),
+            self._secret,
+            method,
+            _LAUNCH + key,
+            text.encode(),
+            only_new=only_new,
+            timeout_s=self._timeout_s,
+        )
 
     def _check(self, status: int) -> None:
         if status != HTTPStatus.OK:

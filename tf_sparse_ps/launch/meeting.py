@@ -15,7 +15,6 @@ import ipaddress
 import itertools
 import json
 import random
-import secrets
 import socket
 import struct
 import time
@@ -23,7 +22,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
-from tf_sparse_ps.errors import LaunchError
+from tf_sparse_ps.collectives.signed_requests import VARIABLE
+from tf_sparse_ps.errors import LaunchError, WrongSecretError
+from tf_sparse_ps.launch import launch_secret
 from tf_sparse_ps.launch.key_values import Client, Store, Texts
 
 _POLL_S = 0.25
@@ -134,12 +135,14 @@ class Ports:
             one.close()
 
 
-def serve(coordinator: tuple[str, int] | None, store: Store) -> KeyValueServer:
+def serve(coordinator: tuple[str, int] | None, store: Store, secret: bytes, job: str) -> KeyValueServer:
     """Serves node 0's store.
 
     Args:
       coordinator: Where the other nodes look for it; None: there are none, and nobody else can reach it.
       store: What to serve.
+      secret: Of the launchers.
+      job: The id of the job.
 
     Raises:
       LaunchError: The port is taken, or cannot be used.
@@ -148,7 +151,7 @@ def serve(coordinator: tuple[str, int] | None, store: Store) -> KeyValueServer:
     # On all addresses otherwise: a machine's own name may lead to another one than others see it by.
     bound = host if host == "localhost" or host.startswith("127.") else ""
     try:
-        return KeyValueServer(bound, port, store)
+        return KeyValueServer(bound, port, store, {"launch": secret, "tsps": launch_secret.of_ranks(secret, job)})
     except OSError as error:
         raise LaunchError(
             f"cannot serve the key-value store at {host}:{port}: {error.strerror}. Give --coordinator another port, "
@@ -207,6 +210,8 @@ class Meeting:
         timeout_s: float,
         say: Callable[[str], None],
         store: Store | None,
+        secret: bytes,
+        job: str,
     ) -> None:
         """Before it begins.
 
@@ -217,12 +222,14 @@ class Meeting:
           timeout_s: How long launchers wait for each other.
           say: Prints a line for the user.
           store: Node 0's; None on other nodes.
+          secret: Of the launchers.
+          job: The id of the job, as node 0 has drawn it; other nodes learn it.
         """
         self._me, self._terms, self._coordinator, self._timeout_s = node_rank, terms, coordinator, timeout_s
         self._say, self._store, self._waits_for = say, store, ""
-        self._client = Client(*coordinator)
+        self._client = Client(*coordinator, secret)
         self.texts: Texts = self._client if store is None else store
-        self.job = secrets.token_hex(8)
+        self.job = job
         if store is not None:
             store.put("job", json.dumps({"id": self.job, **dataclasses.asdict(terms)}))
 
@@ -280,6 +287,12 @@ class Meeting:
             self._waits_for = f"node rank 0 at {_name(self._coordinator)} ({why})"
             try:
                 text = self.texts.get("job")
+            except WrongSecretError as error:
+                raise LaunchError(
+                    f"{error}. Another job may have the coordinator's port. If not, set {VARIABLE} to one value on all "
+                    "machines of this job, or copy ~/.tf_sparse_ps/secret from one machine to the others",
+                    status=2,
+                ) from None
             except OSError as error:
                 why = _reason(error)
                 continue

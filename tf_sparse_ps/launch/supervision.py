@@ -7,12 +7,13 @@ import os
 import queue
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.errors import LaunchError
-from tf_sparse_ps.launch import environment, meeting
+from tf_sparse_ps.launch import environment, launch_secret, meeting
 from tf_sparse_ps.launch.key_values import Store
 from tf_sparse_ps.launch.meeting import Meeting, Node, Ports, Terms
 from tf_sparse_ps.launch.node_link import NodeLink
@@ -20,7 +21,7 @@ from tf_sparse_ps.launch.options import Options
 from tf_sparse_ps.launch.outcome import Cause, NodeEnd, Outcome, decide
 from tf_sparse_ps.launch.output import Output, say
 from tf_sparse_ps.launch.ranks import Rank
-from tf_sparse_ps.node import job_folder
+from tf_sparse_ps.node import job_folder, local_peers
 
 # After a rank has failed the others may say by themselves whom they miss: `failures/ending.py` takes four seconds.
 GRACE_S = 5.0
@@ -41,20 +42,30 @@ def run(options: Options) -> int:
       KeyboardInterrupt: Ctrl-C before they were started.
     """
     output = Output(log_dir=options.log_dir, all_ranks=options.all_ranks)
-    store = Store() if options.node_rank == 0 else None
-    server = None if store is None else meeting.serve(options.coordinator, store)
+    store, job = (Store() if options.node_rank == 0 else None), uuid.uuid4().hex[:16]
+    secret = launch_secret.of_launchers(several=options.coordinator is not None)
+    server = None if store is None else meeting.serve(options.coordinator, store, secret, job)
     address = options.coordinator or ("127.0.0.1", server.server_port if server is not None else 0)
     with contextlib.ExitStack() as stack:
         if server is not None:
             stack.callback(server.close)
-        return _Job(options, address, store, output).run()
+        return _Job(options, address, store, output, secret, job).run()
 
 
 class _Job:
     """The part of a job that this launcher has to do with."""
 
-    def __init__(self, options: Options, address: tuple[str, int], store: Store | None, output: Output) -> None:
+    def __init__(
+        self,
+        options: Options,
+        address: tuple[str, int],
+        store: Store | None,
+        output: Output,
+        secret: bytes,
+        job: str,
+    ) -> None:
         self._options, self._address, self._store, self._output = options, address, store, output
+        self._secret, self._job = secret, job
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link: NodeLink | None = None
         self._ranks: list[Rank] = []
@@ -91,8 +102,11 @@ class _Job:
             prepare([node])
             return [node]
         terms = Terms(options.nnodes, options.collectives)
-        one = Meeting(options.node_rank, terms, options.coordinator, options.timeout_s, say, self._store)
+        one = Meeting(
+            options.node_rank, terms, options.coordinator, options.timeout_s, say, self._store, self._secret, self._job
+        )
         nodes = one.hold(node, prepare)
+        self._job = one.job
         self._link = NodeLink(options.node_rank, nodes, one.texts, one.job)
         return nodes
 
@@ -102,7 +116,7 @@ class _Job:
             return self._meet(Node(host, options.ranks, named=meeting.named_address()))
         from tf_sparse_ps._compat._horovod_runner import Rendezvous  # Horovod is optional
 
-        server = Rendezvous("" if not host.startswith("127.") else host)
+        server = Rendezvous("" if not host.startswith("127.") else host, local_peers.may_connect)
         own = Node(host, options.ranks, (), server.port, meeting.named_address())
         return self._meet(own, lambda nodes: server.begin(environment.slots(nodes)))
 
@@ -114,7 +128,8 @@ class _Job:
             common.setdefault("PYTHONUNBUFFERED", "1")
         for placement in environment.placements(nodes):
             if placement.node_rank == options.node_rank:
-                own = environment.of_rank(placement, f"{self._address[0]}:{self._address[1]}")
+                key_values, secret = f"{self._address[0]}:{self._address[1]}", self._rank_secret.decode()
+                own = environment.of_rank(placement, key_values, secret)
                 if options.collectives == "horovod":
                     own |= environment.of_horovod(placement, nodes, (self._address[0], nodes[0].rendezvous))
                 else:
@@ -231,7 +246,11 @@ class _Job:
             job_folder.remove_groups_of({rank.pid for rank in self._ranks})
 
     def _exit_report(self) -> str:
-        return KeyValueStore(self._address).read(EXIT_REPORT)
+        return KeyValueStore(self._address, secret=self._rank_secret).read(EXIT_REPORT)
+
+    @property
+    def _rank_secret(self) -> bytes:
+        return launch_secret.of_ranks(self._secret, self._job)
 
     def _shown(self, rank: int | None) -> bool:
         return rank in [one.number for one in self._ranks] and self._output.shown(rank or 0)
