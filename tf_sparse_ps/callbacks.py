@@ -19,6 +19,7 @@ from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_orde
 from tf_sparse_ps.checkpoints.checkpointer import Checkpointer, check_arguments
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
+from tf_sparse_ps.config.plain_numbers import plain
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 from tf_sparse_ps.training import distributed_optimizer
 from tf_sparse_ps.training.equal_weights import broadcast_variables
@@ -309,6 +310,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             integer; the directory is no local path.
         """
         super().__init__()
+        every_steps, every_seconds, keep = plain(every_steps), plain(every_seconds), plain(keep)
         if (every_steps is None) == (every_seconds is None):
             raise ValueError(
                 "Checkpoint needs one of `every_steps` and `every_seconds`. Received: "

@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -69,6 +71,11 @@ class RowOptimizer:
     def slot_init(self) -> tuple[float, ...]:
         """Initial value of the elements of each slot, in the order of `slots`."""
         return (0.0,) * len(self.slots)
+
+    @property
+    def slot_identity(self) -> tuple[str, tuple[float, ...]]:
+        """The kind and `slot_init` as tables store it, in float32. A table keeps its slots if it stays the same."""
+        return self.kind, tuple(float(np.float32(value)) for value in self.slot_init)
 
     def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
         """Hyperparameters of one step, in the order that the store expects (docs/ops.md).
@@ -432,10 +439,19 @@ def get(identifier: RowOptimizer | str | dict[str, Any] | None) -> RowOptimizer 
 
 
 def serialize(optimizer: RowOptimizer | None) -> dict[str, Any] | None:
-    """The form that `get` reads, for configurations."""
+    """The form that `get` reads, for configurations.
+
+    Raises:
+      ValueError: It is a subclass, which has no such form.
+    """
     if optimizer is None:
         return None
-    name = next(name for name, rule in _BY_NAME.items() if type(optimizer) is rule)
+    name = next((name for name, rule in _BY_NAME.items() if type(optimizer) is rule), None)
+    if name is None:
+        raise ValueError(
+            f"a model with the row optimizer {type(optimizer).__name__} cannot be saved: a file names one of "
+            f"{sorted(_BY_NAME)}, and subclasses have no name there. Use one of tsps.optimizers as it is"
+        )
     return {"name": name, "config": optimizer.get_config()}
 
 

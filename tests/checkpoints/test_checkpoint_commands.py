@@ -57,7 +57,7 @@ def test_list_and_verify_tell_what_is_built_on(saved: Any, capsys: pytest.Captur
         assert run(command, path) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].endswith(f"increment 3 of {step(1)}")
-        assert lines[3].endswith("machines")
+        assert lines[3].endswith("on 1 machine")
         assert run(command, path, "--json") == 0
         found = json.loads(capsys.readouterr().out)
         assert [one["builds_on"] for one in found] == [[step(n) for n in range(1, 1 + m)] for m in (3, 2, 1, 0)]

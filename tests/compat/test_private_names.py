@@ -484,7 +484,7 @@ def test_horovods_rendezvous_server_keeps_what_ranks_tell_it_until_all_have_read
     pytest.importorskip("horovod.runner")
     from tf_sparse_ps._compat import _horovod_runner  # imports Horovod
 
-    server = _horovod_runner.Rendezvous("127.0.0.1")
+    server = _horovod_runner.Rendezvous("127.0.0.1", lambda _: True)
     slot = types.SimpleNamespace(hostname="host", size=2, local_rank=0, local_size=2, cross_size=1)
     server.begin([slot, slot])
 

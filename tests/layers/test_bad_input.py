@@ -8,7 +8,7 @@ import tensorflow as tf
 from layer_support import IDS, TARGETS, assign, compiled, functional, keras
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import errors
+from tf_sparse_ps import _ops, errors
 from tf_sparse_ps._compat import _keras
 
 OUT_OF_RANGE = (errors.KeyRangeError, tf.errors.InvalidArgumentError)
@@ -24,6 +24,17 @@ def test_ids_out_of_range_of_a_bounded_layer(bad):
         tf.function(layer)(ids)
     with pytest.raises(OUT_OF_RANGE, match=rf"{bad}.*10"):
         tsps.EmbeddingReduce(10, 4)(ids)
+
+
+def test_messages_of_ops_begin_with_what_is_wrong():
+    layer = tsps.Embedding(10, 4, name="words")
+    with pytest.raises(OUT_OF_RANGE) as caught:
+        layer(tf.constant([99]))
+    assert "function_node" not in str(caught.value)
+    assert "[Op:" not in str(caught.value)
+    path = layer.bindings[0].path
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"^table {path}: ids\[0\] = 99 is not in \[0, 10\)"):
+        _ops.lookup([tf.constant([99], tf.int64)], [path], [""], [tf.zeros([0, 4])], [0])
 
 
 @pytest.mark.parametrize("ids", [[[1.0]], [[1.5]], [["a"]], [[True]], [[1 + 1j]]], ids=str)

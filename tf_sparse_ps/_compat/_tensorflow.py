@@ -5,6 +5,7 @@ docs/private-names.md lists them; tests/compat has a test of each.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -144,3 +145,42 @@ def abort_collectives(code: int, message: str) -> None:
       message: The error's.
     """
     context.context().abort_collective_ops(code, message)
+
+
+def watch_loops(dataset: Any, begin: Callable[[], Callable[[], None]]) -> None:
+    """Calls a function for each element that a Python loop takes from a dataset, which stays one of TensorFlow's.
+
+    Python looks for special methods in an object's class, so the dataset gets another class.
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+      begin: Called where a loop begins; returns what is called for each of its elements. Not in a function that is
+        traced, which takes more elements than it is traced for.
+    """
+    kind: Any = type(dataset)
+    dataset.tsps_begin = begin
+    dataset.__class__ = _watched_dataset(kind)
+
+
+@functools.cache
+def _watched_dataset(base: Any) -> Any:
+    def begin(self: Any) -> Any:
+        iterator = base.__iter__(self)
+        if tf.executing_eagerly():
+            kind: Any = type(iterator)
+            iterator.tsps_taken = self.tsps_begin()
+            iterator.__class__ = _watched_iterator(kind)
+        return iterator
+
+    return type(base.__name__, (base,), {"__iter__": begin})
+
+
+@functools.cache
+def _watched_iterator(base: Any) -> Any:
+    def take(self: Any) -> Any:
+        element = base.__next__(self)
+        if tf.executing_eagerly():
+            self.tsps_taken()
+        return element
+
+    return type(base.__name__, (base,), {"__next__": take})

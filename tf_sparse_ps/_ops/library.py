@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 TENSORFLOW_RANGE = ((2, 15), (2, 21))
+_WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__\S*\}\} | \[Op:\w+\]$")
 
 
 def check_tensorflow_version(found: str) -> None:
@@ -36,12 +41,32 @@ def load() -> Any:
     if not library.exists():
         raise ImportError(f"{library} is missing: build it with `make build`, or install the wheel")
     try:
-        return tf.load_op_library(str(library))
+        return _with_plain_messages(tf.load_op_library(str(library)))
     except tf.errors.NotFoundError as error:
         raise ImportError(
             f"{library} does not load into TensorFlow {tf.__version__}; one wheel serves every TensorFlow from "
             f"{'.'.join(map(str, TENSORFLOW_RANGE[0]))} to {'.'.join(map(str, TENSORFLOW_RANGE[1]))}: {error}"
         ) from error
+
+
+def _with_plain_messages(library: Any) -> types.SimpleNamespace:
+    """Returns the functions of an op library. Eagerly called, their errors begin with the message of the op."""
+    functions = {name: function for name, function in vars(library).items() if name.startswith("tsps_")}
+    return types.SimpleNamespace(**{name: _plain(function) for name, function in functions.items()})
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    @tf.autograph.experimental.do_not_convert
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except tf.errors.OpError as error:
+            # TensorFlow names the function that it has made of the op, with the device: nothing that a user knows.
+            message = _WRAPPED_OP.sub("", error.message)
+            raise type(error)(error.node_def, error.op, message) from None
+
+    return call
 
 
 lib = load()

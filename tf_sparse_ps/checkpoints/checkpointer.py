@@ -400,8 +400,10 @@ class Checkpointer:
     def dataset(self, make: Make) -> tf.data.Dataset:
         """The batches of the epoch that training is in; of the one that was restored, those that were not trained.
 
-        Every time that somebody begins to go through it, it asks which epoch that is (`epochs`). The optimizer's number
-        of updates has said how many of its batches were trained. They are skipped, which reads them.
+        Every time that somebody begins to go through it, it asks which epoch that is (`epochs`). A Python loop over the
+        dataset counts the batches that it takes, whatever it does with them: several may make one update, and a batch
+        that is refused counts too. In a `tf.function`, or behind other stages of tf.data, each update of the optimizer
+        stands for one batch. A restart skips the batches that were counted, which reads them.
 
         Args:
           make: Called with an epoch, from 0 on, returns a `tf.data.Dataset` of its batches, for this rank. The same

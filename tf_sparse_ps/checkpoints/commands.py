@@ -160,9 +160,13 @@ def _line(facts: dict[str, Any]) -> str:
     alone = "" if facts["node"] is None else f", what machine {facts['node']} has"
     added = f", increment {len(chain)} of {chain[0]}" if chain else ""
     return (
-        f"{facts['name']}  {where}, {len(facts['tables'])} tables, {facts['bytes'] / 1e6:.1f} MB, "
-        f"of {facts['ranks']} ranks on {facts['nodes']} machines{alone}{added}"
+        f"{facts['name']}  {where}, {_count(len(facts['tables']), 'table')}, {facts['bytes'] / 1e6:.1f} MB, "
+        f"of {_count(facts['ranks'], 'rank')} on {_count(facts['nodes'], 'machine')}{alone}{added}"
     )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 # --- diff, compact, export ---

@@ -1,4 +1,8 @@
-"""Where training is: which epoch, and which batch of it. Iterators do not know; the optimizer's updates count."""
+"""Where training is: which epoch, and which batch of it.
+
+A Python loop counts the batches that it takes from the dataset (`count`). `fit` and loops in graphs take batches where
+nobody can count them: there each of the optimizer's updates stands for one batch.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,24 @@ class Position:
             behind the first read of a dataset.
         """
         self._iterations = iterations
+        self._taken: int | None = None
         self.go_to(0, 0)
 
     @property
     def batch(self) -> int:
-        """Batches of the epoch that have been trained. Between steps."""
+        """Batches of the epoch that have been trained, or were refused. Between steps."""
+        if self._taken is not None:
+            return self.first_batch + self._taken
         return self._iterations() - self._begun_at
+
+    def count(self, taken: int | None) -> None:
+        """A Python loop has taken so many batches, of those from `first_batch` on. None: nobody counts them."""
+        self._taken = taken
 
     def go_to(self, epoch: int, batch: int) -> None:
         """The optimizer is at this batch of this epoch. Between steps."""
         self.epoch, self.first_batch, self._begun_at = epoch, batch, self._iterations() - batch
+        self._taken = None
 
     def end_epoch(self) -> None:
         """The next batch is the first one of the next epoch."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
+from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.checkpoints.position import Position
 
 Make = Callable[[int], tf.data.Dataset]
+
+_KEPT = 2  # epochs
+_numbers = itertools.count()
+_by_number: weakref.WeakValueDictionary[int, ResumableDataset] = weakref.WeakValueDictionary()
 
 
 class ResumableDataset:
@@ -32,14 +41,19 @@ class ResumableDataset:
         """
         self._make, self._position = make, position
         self._spec = _dataset(make, 0).element_spec
-        # What holds the resources of datasets that are gone through.
-        self._kept: collections.deque[tf.data.Dataset] = collections.deque(maxlen=8)
+        # An iterator needs its dataset's Python objects. The iterator of an epoch may still be there when the next
+        # epoch begins.
+        self._kept: collections.deque[tf.data.Dataset] = collections.deque(maxlen=_KEPT)
         self.begun = 0
+        number = next(_numbers)
+        _by_number[number] = self
+        spec = self._spec
 
-        def open_epoch(_: tf.Tensor) -> tf.data.Dataset:
-            return tf.data.experimental.from_variant(tf.py_function(self._open, [], tf.variant), self._spec)
+        def open_epoch(number: tf.Tensor) -> tf.data.Dataset:
+            return tf.data.experimental.from_variant(_open_function()(number), spec)
 
-        self.dataset = tf.data.Dataset.from_tensors(0).flat_map(open_epoch)
+        self.dataset = tf.data.Dataset.from_tensors(tf.constant(number, tf.int64)).flat_map(open_epoch)
+        _count_what_loops_take(self.dataset, position)
 
     def batches(self, epoch: int) -> int | None:
         """How many there are in an epoch. None: the dataset does not tell.
@@ -65,6 +79,7 @@ class ResumableDataset:
     def _open(self) -> tf.Tensor:
         """Where somebody begins to go through the dataset: what is left of the epoch, as a tensor."""
         self.begun += 1
+        self._position.count(None)  # nobody counts this pass, unless a Python loop does
         epoch, batch = self._position.epoch, self._position.first_batch
         dataset = _dataset(self._make, epoch)
         if dataset.element_spec != self._spec:
@@ -76,6 +91,35 @@ class ResumableDataset:
             dataset = dataset.skip(batch)
         self._kept.append(dataset)
         return tf.data.experimental.to_variant(dataset)
+
+
+def _count_what_loops_take(dataset: tf.data.Dataset, position: Position) -> None:
+    """Lets Python loops over a dataset count the batches that they take."""
+
+    def begin() -> Callable[[], None]:
+        taken = itertools.count(1)
+        return lambda: position.count(next(taken))
+
+    _tensorflow.watch_loops(dataset, begin)
+
+
+@functools.cache
+def _open_function() -> Any:
+    """Returns a function from the number of a `ResumableDataset` to what is left of its epoch.
+
+    TensorFlow keeps each Python function of a graph as long as the process lives. So all datasets share one, and it
+    holds none of them.
+    """
+
+    def open_numbered(number: tf.Tensor) -> tf.Tensor:
+        return _by_number[int(number)]._open()
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
+    def open_epoch(number: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.py_function(open_numbered, [number], tf.variant), [])
+
+    with tf.init_scope():
+        return open_epoch.get_concrete_function()
 
 
 def _dataset(make: Make, epoch: int) -> tf.data.Dataset:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tf_sparse_ps.config.plain_numbers import make_plain
+
 POLICIES = ("admission", "lru")
 _MOST_ROWS = 2**31 - 1
 
@@ -37,6 +39,7 @@ class DeviceCache:
     flush_every: int | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self, "rows", "flush_every")
         if not _is_count(self.rows) or self.rows > _MOST_ROWS:
             raise ValueError(f"`rows` must be an integer, 1 .. {_MOST_ROWS}. Received: rows={self.rows!r}")
         if self.device is not None and (not isinstance(self.device, str) or not self.device):

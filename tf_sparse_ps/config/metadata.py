@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.errors import InvalidArgumentError
 
 # NumPy has no bfloat16: such values are uint16, the first half of a float32.
@@ -47,6 +48,7 @@ class MetadataPlane:
     initial: float = 0
 
     def __post_init__(self) -> None:
+        make_plain(self, "elements", "initial")
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(f"`name` must be 1 to 31 characters of [a-z0-9_]. Received: name={self.name!r}")
         if self.type not in _DTYPES:

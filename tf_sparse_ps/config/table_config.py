@@ -13,6 +13,7 @@ from tf_sparse_ps.config import constraints, device_cache, initializers, tiered
 from tf_sparse_ps.config import placement as placement_lib
 from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.metadata import MetadataPlane
+from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.errors import UnsupportedError
 
 MAX_DIM = 65536
@@ -80,6 +81,7 @@ class TableConfig:
     cache: DeviceCache | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self, "dim", "max_rows", "key_limit", "seed")
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(
                 "`name` must be 1 to 128 letters, digits, '.', '_' or '-', not starting with '.'. "

@@ -91,8 +91,8 @@ def refuse(binding: TableBinding) -> NoReturn:
     A plain ValueError: AutoGraph, inside a tf.function, keeps the type of built-in exceptions only.
     """
     raise ValueError(
-        f"the table of layer {binding.config.name!r} can only be trained by tsps.DistributedOptimizer. Wrap the "
-        "optimizer: model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), ...), or "
+        f"the table of layer {binding.config.name!r} can only be trained by tsps.DistributedOptimizer. Wrap "
+        "your optimizer: model.compile(tsps.DistributedOptimizer(optimizer), ...), or "
         "tsps.DistributedOptimizer(optimizer).apply_gradients(...) in a custom training loop; it takes the place of "
         "Horovod's wrapper too, and must itself be wrapped by nothing"
     )

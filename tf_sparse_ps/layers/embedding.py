@@ -192,7 +192,7 @@ class Embedding(TableLayer):
         if self._bound.bindings:
             return
         values = self._first_values()
-        self._make_table(self._config, "embeddings", values)
+        self._make_table(self._config, "embeddings", values, given=self.table)
         self._first_weights = None
         self.built = True
 

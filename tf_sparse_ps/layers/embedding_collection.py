@@ -62,7 +62,7 @@ class EmbeddingCollection(TableLayer):
         if self._bound.bindings:
             return
         for name, config in self._tables.items():
-            self._make_table(config, f"{name}_embeddings")
+            self._make_table(config, f"{name}_embeddings", given=config)
         self.built = True
 
     def cache_statistics(self) -> dict[str, dict[str, float]]:

@@ -233,10 +233,10 @@ def replace(
     anew: tuple[tuple[int, float], ...] = ()  # width and initial value of slots that begin again
     carried = bool(widths)
     if carried:
-        stored = (meta["optimizer"], tuple(map(np.float32, meta["slot_init"])))
+        stored = (meta["optimizer"], tuple(float(np.float32(value)) for value in meta["slot_init"]))
         if binding.optimizer is None:
             binding.bind_optimizer(optimizers.of_kind(meta["optimizer"], meta["slot_init"]))
-        elif (binding.optimizer.kind, tuple(map(np.float32, binding.optimizer.slot_init))) != stored:
+        elif binding.optimizer.slot_identity != stored:
             warnings.warn(
                 f"layer {config.name!r}: the saved slots are of {stored}, the table is trained by "
                 f"{binding.optimizer}; rows are loaded, slots start anew",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -28,6 +30,22 @@ class _Bound:
         self.anchors: list[Any] = []
 
 
+# The TableConfig that each table was made from, of layers that are there, as users have given it.
+_given: weakref.WeakKeyDictionary[TableBinding, TableConfig] = weakref.WeakKeyDictionary()
+
+
+def _warn_of_shared_config(binding: TableBinding, given: TableConfig) -> None:
+    """Warns if another layer was given the same TableConfig: it has a table of its own."""
+    if any(other is given for other in _given.values()):
+        warnings.warn(
+            f"two layers were given one TableConfig, {given.name!r}, and each has its own rows: layers do not share a "
+            "table. Call one layer twice, or put the features into one EmbeddingCollection, where FeatureConfigs with "
+            "one TableConfig share its table. If two tables are meant, give each layer its own TableConfig",
+            stacklevel=4,
+        )
+    _given[binding] = given
+
+
 class TableLayer(_keras.IntegerInput, _keras.Layer):
     """Base of the layers. Inputs are ids, the tables live in the job's group.
 
@@ -41,9 +59,14 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         self._bound = _Bound()
         self._identities: list[dict[str, int]] = []
         variable_dtype, _ = _keras.policy_dtypes(self)
+        if variable_dtype == "float64":
+            raise UnsupportedError(
+                "rows of tables are float32, or of 16 bits (TableConfig(dtype=...)); there are none of float64. Leave "
+                "dtype out, and cast the layer's output with keras.ops.cast or tf.cast. Received: dtype=float64"
+            )
         if variable_dtype != "float32":
             raise UnsupportedError(
-                f"rows of 16 bits are asked for by TableConfig(dtype=...), 16-bit activations by the policy "
+                "rows of 16 bits are asked for by TableConfig(dtype=...), 16-bit activations by the policy "
                 f"mixed_float16 or mixed_bfloat16. Received: dtype={variable_dtype}"
             )
 
@@ -61,8 +84,17 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         config: TableConfig,
         weight_name: str,
         values: npt.NDArray[np.float32] | None = None,
+        *,
+        given: TableConfig | None,
     ) -> None:
-        """Makes the next table of the layer and its anchor; called by build()."""
+        """Makes the next table of the layer and its anchor; called by build().
+
+        Args:
+          config: Of the table.
+          weight_name: Of the anchor.
+          values: Its first rows.
+          given: The TableConfig that the user has given; None: there is none.
+        """
         index = len(self._bound.bindings)
         salt = None
         if index < len(self._identities):  # a saved layer's initial values
@@ -80,10 +112,14 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             collective_calls.fill(binding)
             if config.cache is not None:
                 cached.attach(binding, config.cache, this_job)
-        weight = anchor.make(binding, trainable=self.trainable, name=weight_name)
+        if given is not None:
+            _warn_of_shared_config(binding, given)
+        weight = anchor.make(binding, trainable=True, name=weight_name)
         self._bound.bindings.append(binding)
         self._bound.anchors.append(weight)
-        setattr(self, f"_anchor_{index}", weight)  # Keras tracks it
+        setattr(self, f"_anchor_{index}", weight)  # Keras tracks it, among the weights that `trainable` acts on
+        if _keras.IS_KERAS_3 and not self.trainable:
+            weight.trainable = False
 
     # --- what the ops are called with ---
 

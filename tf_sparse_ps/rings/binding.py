@@ -109,7 +109,7 @@ def on_all(collectives: Collectives, action: Callable[[], None], name: str) -> N
 
 def _bind_one(table: Any, rule: optimizers.RowOptimizer) -> None:
     before = table.optimizer
-    replace = before is not None and (before.kind, before.slot_init) != (rule.kind, rule.slot_init)
+    replace = before is not None and before.slot_identity != rule.slot_identity
     if replace:
         warnings.warn(
             f"table '{table.config.name}' was trained with {before.kind} in this process and is now bound to "

@@ -97,7 +97,16 @@ class DenseGradient:
 
     @property
     def bytes(self) -> int:
-        """Of a dense one."""
+        """Of a dense one.
+
+        Raises:
+          ValueError: The variable has no fixed shape.
+        """
+        if not tf.TensorShape(self.variable.shape).is_fully_defined():
+            raise ValueError(
+                f"variable {self.variable.name!r} has shape {self.variable.shape}, which is not fixed: its gradient "
+                "cannot be averaged over ranks. Give it a shape without None"
+            )
         return int(tf.TensorShape(self.variable.shape).num_elements()) * int(self.value.dtype.size)
 
     @property
@@ -131,9 +140,11 @@ def split(pairs: list[tuple[Any, Any]]) -> tuple[list[TableGradient], list[Dense
 
 
 def _dense_or_big(gradient: Any, variable: Any) -> Any:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
     shape = tf.TensorShape(variable.shape)
+    if not isinstance(gradient, tf.IndexedSlices):
+        # A function of Python or NumPy in the backward pass gives a tensor that does not know its shape.
+        unknown = tf.is_tensor(gradient) and not gradient.shape.is_fully_defined() and mean_of(gradient) is None
+        return tf.ensure_shape(gradient, shape) if unknown else gradient
     wide = shape[1:].num_elements() > _WIDEST_ROW
     if shape.num_elements() > _DENSIFY_UP_TO and not wide and gradient.values.dtype == tf.float32 and shape.rank >= 1:
         return gradient

@@ -38,8 +38,12 @@ class SparseStep:
     loss_scale: float = 1.0
 
     def number(self) -> tf.Tensor:
-        """The number of the step that is made next, int64."""
-        return tf.identity(self.job.step) + 1
+        """The number of the step that is made next, int64.
+
+        The group counts, too: an exception may have ended the step before when its tables had it, and this process had
+        not noted that yet.
+        """
+        return tf.maximum(tf.identity(self.job.step), _ops.group_info(self.job.group_path).step) + 1
 
     def reduce(self, number: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
@@ -138,7 +142,12 @@ class SparseStep:
           after: What comes out of the step's other collectives.
         """
         with tf.control_dependencies(after):
-            return rows_ahead.step_made(_ops.check_step(number, verdict), self.update.tables)
+            certain = _ops.check_step(number, verdict)
+        # Noted here, and not after the update of dense weights, which may fail or be interrupted.
+        with tf.control_dependencies([certain]):
+            noted = self.job.step.assign(certain, read_value=False)
+        with tf.control_dependencies([] if noted is None else [noted]):
+            return rows_ahead.step_made(certain, self.update.tables)
 
     def wait(self, done: tf.Tensor) -> list[tf.Operation]:
         """Waits until the node's tables have the step that `check` returned.
@@ -148,6 +157,7 @@ class SparseStep:
         """
         with tf.control_dependencies([done]):
             published = _ops.wait_step(self.job.group_path, done, self.job.timeout_s)
+        # Once more: what reads the variable after this comes after the wait (row_source.py).
         noted = self.job.step.assign(published, read_value=False)
         return [] if noted is None else [noted]
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
 
@@ -53,6 +54,7 @@ class DelayedGlobal(Schedule):
         Raises:
           ValueError: One is out of range.
         """
+        make_plain(self, "staleness", "cycle", "late_after_s")
         for name in ("staleness", "cycle"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.rings import clipping
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
@@ -54,6 +55,7 @@ class TimedBuckets(Schedule):
           ValueError: An option that cannot work, with the reason.
           OSError: The plan's file cannot be read.
         """
+        make_plain(self, "profile_steps", "max_profiles", "gap_threshold")
         for name in ("profile_steps", "max_profiles"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

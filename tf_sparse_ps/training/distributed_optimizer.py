@@ -125,19 +125,28 @@ class DistributedOptimizer(_keras.Optimizer):
         self.built = True
 
     @tf.autograph.experimental.do_not_convert
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any) -> Any:
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
         """Reduces gradients over the ranks and updates weights and tables.
 
         Args:
           grads_and_vars: Pairs of gradient (tensor, `tf.IndexedSlices` or None) and variable.
-          args: Keras 2's `name`, ignored.
-          options: Keras 2's `skip_gradients_aggregation`, which must be False.
+          name: Of Keras 2, where it names operations; it has no effect here.
+          skip_gradients_aggregation: Of Keras 2; must be False.
+          experimental_aggregate_gradients: Of Keras 2; must be True.
 
         Returns:
           The number of updates, an int64 variable.
+
+        Raises:
+          ValueError: Gradients are not to be aggregated, or cannot be trained, with the reason.
         """
-        aggregate = options.get("experimental_aggregate_gradients", True)
-        if options.get("skip_gradients_aggregation") or not aggregate:
+        if skip_gradients_aggregation or not experimental_aggregate_gradients:
             raise ValueError("DistributedOptimizer always aggregates; ranks would drift apart otherwise")
         self._step.make(list(grads_and_vars))
         return self.iterations

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops, _table
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.placement import Sharded
+from tf_sparse_ps.config.plain_numbers import plain
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers.table_keys import KeysOf, table_keys
 from tf_sparse_ps.layers.table_layer import TableLayer
@@ -58,6 +59,7 @@ def lookahead(
       dataset = tf.data.Dataset.from_tensor_slices((ids, labels)).shuffle(10_000).batch(4096)
       model.fit(tsps.lookahead(dataset, model, batches=32))
     """
+    batches = plain(batches)
     if batches != "auto" and (not isinstance(batches, int) or isinstance(batches, bool) or batches < 1):
         raise ValueError(f'`batches` must be a positive integer or "auto". Received: batches={batches!r}')
     if not isinstance(dataset, tf.data.Dataset):

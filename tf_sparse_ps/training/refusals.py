@@ -154,7 +154,7 @@ def refuse_other_rules(tables: Sequence[tuple[Any, Any]]) -> None:
     """Raises ValueError if a table is no more bound to the rule that an optimizer has bound it to: pairs of these."""
     for table, rule in tables:
         now = table.optimizer
-        if now is None or (now.kind, now.slot_init) != (rule.kind, rule.slot_init):
+        if now is None or now.slot_identity != rule.slot_identity:
             raise ValueError(
                 f"table '{table.config.name}' was bound to {now!r} since this optimizer, whose rule for it is "
                 f"{rule!r}, has trained it. Optimizers that train one table, as where models share a layer, must have "
