@@ -28,7 +28,7 @@ from typing import NamedTuple
 from tf_sparse_ps.checkpoints import fault_points, manifest
 from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest
 from tf_sparse_ps.errors import AccessError, DamagedFileError, NotFoundError, TableError
-from tf_sparse_ps.folders import Folder, Trust, open_regular, read_regular
+from tf_sparse_ps.folders import Folder, Trust, open_regular, read_regular, remove_folder
 from tf_sparse_ps.table.path_claim import claimed
 
 _NAME = re.compile(r"step-(\d{12,19})(?:-([1-9]\d{0,8}))?")
@@ -120,7 +120,7 @@ class Save(SaveFolder):
 
     def discard(self) -> None:
         """There is nothing to be saved."""
-        _remove(self.folder)
+        remove_folder(self.folder, Trust.GROUP)
 
     def finish(self, content: Manifest) -> None:
         """Makes it a checkpoint.
@@ -483,12 +483,6 @@ def file_crc32(path: Path, progress: Callable[[str, int], None] | None = None) -
             if progress is not None:
                 progress(path.name, n)
     return f"{crc:08x}"
-
-
-def _remove(path: Path) -> None:
-    """Removes a folder of this user and what is in it."""
-    with Folder.open(path.parent, Trust.GROUP) as parent:
-        parent.remove(path.name, parent.own_uid())
 
 
 def _sync(path: Path) -> None:

@@ -224,6 +224,15 @@ class Folder:
             raise AccessError(f"{path} is {_kind_of(path)}, not a folder. Name another path") from None
 
 
+def remove_folder(path: str | os.PathLike[str], trust: Trust) -> None:
+    """Removes a folder of this user by its path. Errors are those of `Folder.open` and `Folder.remove`."""
+    absolute = os.path.abspath(path)
+    with Folder.open(os.path.dirname(absolute), trust) as parent:
+        # Tables lie on no file server, and must be removable where there is no room for a probe.
+        owner = parent.own_uid() if trust is Trust.GROUP else None
+        parent.remove(os.path.basename(absolute), owner)
+
+
 def open_regular(
     path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600, *, error: type[TableError] = AccessError
 ) -> int:

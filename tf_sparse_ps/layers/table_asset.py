@@ -16,7 +16,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from tf_sparse_ps._compat import _tensorflow
-from tf_sparse_ps.folders import Folder, Trust
+from tf_sparse_ps.folders import Trust, remove_folder
 from tf_sparse_ps.layers import saving
 from tf_sparse_ps.table import parameter_files
 
@@ -44,5 +44,5 @@ class TableAsset(_tensorflow.ExportedAsset):
 
 
 def _remove(folder: str) -> None:
-    with contextlib.suppress(OSError), Folder.open(os.path.dirname(folder), Trust.GROUP) as parent:
-        parent.remove(os.path.basename(folder))
+    with contextlib.suppress(OSError):
+        remove_folder(folder, Trust.GROUP)

@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Collection, Iterator
 
-from tf_sparse_ps import _table
+from tf_sparse_ps import _table, folders
 from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
 from tf_sparse_ps.folders import Folder, Trust, open_regular
 
@@ -123,11 +123,8 @@ def remove_group(path: str) -> None:
 
 def remove_folder(path: str) -> None:
     """Removes a folder of this user, in one that only this user can write. What cannot be removed stays."""
-    with (
-        contextlib.suppress(OSError, AccessError),
-        Folder.open(os.path.dirname(path), Trust.OWN) as parent,
-    ):
-        parent.remove(os.path.basename(path))
+    with contextlib.suppress(OSError):
+        folders.remove_folder(path, Trust.OWN)
 
 
 def _groups_of_unnamed_jobs(folder: str) -> list[str]:
