@@ -29,7 +29,10 @@ Result<TableHandle> TableInput(const KernelContext& context) {
 Status CreateGroup(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   TSPS_ASSIGN_OR_RETURN(const std::string uuid, context.String(1, "uuid"));
-  return GroupRegistry::Get().Create(path, uuid).status();
+  TSPS_ASSIGN_OR_RETURN(const int64_t life, context.Scalar<int64_t>(2, "life"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t index_seed, context.Scalar<int64_t>(3, "index_seed"));
+  const GroupDraw draw = {static_cast<uint64_t>(life), static_cast<uint64_t>(index_seed)};
+  return GroupRegistry::Get().Create(path, uuid, draw).status();
 }
 
 Status OpenWriter(const KernelContext& context) {
@@ -108,6 +111,35 @@ Status BindOptimizer(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const bool replace, context.Scalar<bool>(4, "replace"));
   return table.owner->Write(
       [&](GroupWriter& writer) { return writer.BindOptimizer(table.table, config, replace); });
+}
+
+// Inputs: path, uuid.
+Status RenewSlots(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  return table.owner->Write([&](GroupWriter& writer) { return writer.RenewSlots(table.table); });
+}
+
+// Inputs: path, uuid, optimizer: its id, and the steps that it has made.
+Status SetOptimizer(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  TSPS_ASSIGN_OR_RETURN(const Tensor given, context.Input(2, 1, "optimizer"));
+  if (given.size() != 2) {
+    return Error(Code::kInvalidArgument,
+                 "optimizer must have shape [2]. Received: ", ShapeString(given.shape()));
+  }
+  const OptimizerUse optimizer = {static_cast<uint64_t>(given.data<int64_t>()[0]),
+                                  static_cast<uint64_t>(given.data<int64_t>()[1])};
+  return table.owner->Write(
+      [&](GroupWriter& writer) { return writer.SetOptimizer(table.table, optimizer); });
+}
+
+// Inputs: path, uuid, index_seed.
+Status TakeIndexSeed(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  TSPS_ASSIGN_OR_RETURN(const int64_t seed, context.Scalar<int64_t>(2, "index_seed"));
+  return table.owner->Write([&](GroupWriter& writer) {
+    return writer.TakeIndexSeed(table.table, static_cast<uint64_t>(seed)).status();
+  });
 }
 
 // Inputs: path, uuid, keys, rows, slots S.
@@ -305,6 +337,9 @@ void RegisterAdminKernels() {
   RegisterKernel<FunctionKernel<SetRun>>("TspsSetRun");
   RegisterKernel<FunctionKernel<CreateTable>>("TspsCreateTable");
   RegisterKernel<FunctionKernel<BindOptimizer>>("TspsBindOptimizer");
+  RegisterKernel<FunctionKernel<RenewSlots>>("TspsRenewSlots");
+  RegisterKernel<FunctionKernel<SetOptimizer>>("TspsSetOptimizer");
+  RegisterKernel<FunctionKernel<TakeIndexSeed>>("TspsTakeIndexSeed");
   RegisterKernel<AssignKernel>("TspsAssign");
   RegisterKernel<FunctionKernel<Erase>>("TspsErase");
   RegisterKernel<FunctionKernel<SetStep>>("TspsSetStep");

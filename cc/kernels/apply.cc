@@ -23,7 +23,7 @@ class ApplyKernel {
     return Status();
   }
 
-  // Inputs: step, paths T, uuids T, keys T, grads T, hyper T. Outputs: step.
+  // Inputs: step, paths T, uuids T, keys T, grads T, hyper T, optimizer. Outputs: step.
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(0, "step"));
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
@@ -52,7 +52,8 @@ class MakeStepKernel {
     return Status();
   }
 
-  // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T. Outputs: verdict.
+  // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T, optimizer. Outputs:
+  // verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     std::shared_ptr<OpenGroup> owner;
     const Status opened = NoThrow([&]() -> Status {
@@ -105,7 +106,7 @@ class PrepareStepKernel {
     return Status();
   }
 
-  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T. Outputs: verdict.
+  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, optimizer. Outputs: verdict.
   Status Compute(const KernelContext& context) {
     const WorkSpan span("prepare");
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));

@@ -33,9 +33,9 @@ class StepKernel {
     return Status();
   }
 
-  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, caches T (of each device;
-  // none), plans T (of each), not_finite T (keys of gradients that are not), victim_keys T (of
-  // all), victims P (of each table as many as `planes` says). Outputs: verdict.
+  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, optimizer, caches T (of each
+  // device; none), plans T (of each), not_finite T (keys of gradients that are not), victim_keys T
+  // (of all), victims P (of each table as many as `planes` says). Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunHere(done, [this, context](const ReportDone& report) { return Make(context, report); });
   }
@@ -73,7 +73,7 @@ class StepKernel {
 
   Status ReadParts(const KernelContext& context, int64_t step, OpenGroup& owner,
                    StepUpdates* updates, std::vector<Part>* parts) {
-    const int caches = 2 + 5 * tables_;
+    const int caches = 3 + 5 * tables_;
     int plane = caches + 4 * tables_;
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
                           cache_.Resolve(context, 2, 2 + tables_, tables_));

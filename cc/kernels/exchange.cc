@@ -128,7 +128,7 @@ class NodeApplyKernel {
  public:
   Status Init(const Attributes& attributes) { return attributes_.Init(attributes); }
 
-  // Inputs: as MergeInputs, then paths T, uuids T, hyper T. Outputs: verdict.
+  // Inputs: as MergeInputs, then paths T, uuids T, hyper T, optimizer. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context](const ReportDone& report) { return Apply(context, report); });
   }

@@ -202,10 +202,11 @@ Result<std::shared_ptr<OpenGroup>> GroupRegistry::Open(const std::string& path) 
 }
 
 Result<std::shared_ptr<OpenGroup>> GroupRegistry::Create(const std::string& path,
-                                                         const std::string& uuid) {
+                                                         const std::string& uuid,
+                                                         const GroupDraw& draw) {
   const std::string absolute = AbsolutePath(path);
   std::lock_guard<std::mutex> lock(mutex_);
-  TSPS_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Create(absolute, uuid));
+  TSPS_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Create(absolute, uuid, draw));
   CloseLocked(absolute);
   auto created = std::make_shared<OpenGroup>(std::move(group));
   groups_[absolute] = created;

@@ -99,7 +99,8 @@ class GroupRegistry {
 
   Result<std::shared_ptr<OpenGroup>> Open(const std::string& path);
   // Also takes the writer lock. Replaces a handle of a group that was there before.
-  Result<std::shared_ptr<OpenGroup>> Create(const std::string& path, const std::string& uuid);
+  Result<std::shared_ptr<OpenGroup>> Create(const std::string& path, const std::string& uuid,
+                                            const GroupDraw& draw);
   // `path` is <group>/<table>; `uuid` "" accepts any. A handle whose directory was replaced since
   // is opened anew.
   Result<TableHandle> OpenTable(const std::string& path, const std::string& uuid);

@@ -155,7 +155,7 @@ class RingPrepareKernel {
     return Status();
   }
 
-  // Inputs: path, step, paths T, uuids T, hyper T. Outputs: verdict.
+  // Inputs: path, step, paths T, uuids T, hyper T, optimizer. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context] { return Prepare(context); });
   }

@@ -47,6 +47,13 @@ Status StepUpdates::Read(const KernelContext& context, int paths, int hyper, int
     updates_.push_back(std::move(update));
     held_.push_back(std::move(values));
   }
+  TSPS_ASSIGN_OR_RETURN(const Tensor optimizer, context.Input(hyper + n_tables, 1, "optimizer"));
+  if (optimizer.size() != 2) {
+    return Error(Code::kInvalidArgument,
+                 "optimizer must have shape [2]. Received: ", ShapeString(optimizer.shape()));
+  }
+  optimizer_ = {static_cast<uint64_t>(optimizer.data<int64_t>()[0]),
+                static_cast<uint64_t>(optimizer.data<int64_t>()[1])};
   return Status();
 }
 
@@ -105,6 +112,7 @@ Status StepUpdates::Prepare(GroupWriter& writer, int64_t step) {
   RowChanges changes;
   changes.step = static_cast<uint64_t>(step);
   changes.updates = updates_;
+  changes.optimizer = optimizer_;
   changes.writes = writes_;
   return writer.Prepare(changes, *executor_);
 }

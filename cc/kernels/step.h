@@ -32,13 +32,13 @@ Status DecodeVerdicts(const uint8_t* bytes, size_t n);
 // What a step is made of. Holds all that a prepared step points to.
 class StepUpdates {
  public:
-  // Inputs: paths T and uuids T from `paths` on, hyper T from `hyper` on. The tables are of
-  // `owner`.
+  // Inputs: paths T and uuids T from `paths` on, hyper T from `hyper` on, then `optimizer`, its id
+  // and how many steps it has made with this one. The tables are of `owner`.
   Status Read(const KernelContext& context, int paths, int hyper, int n_tables,
               const OpenGroup& owner, TableCache* cache);
   // InvalidArgument unless `dim` is the table's.
   Status CheckDim(size_t table, size_t dim) const;
-  // Inputs from `first` on: paths T, uuids T, keys T, grads T, hyper T.
+  // Inputs from `first` on: paths T, uuids T, keys T, grads T, hyper T, optimizer.
   Status ReadAll(const KernelContext& context, int first, int n_tables, const OpenGroup& owner,
                  TableCache* cache);
   // What an exchange has reduced. `reduced` is taken over; the last round's rows stay where they
@@ -59,6 +59,7 @@ class StepUpdates {
   std::vector<std::vector<int64_t>> keys_;
   std::vector<ReducedGradients> reduced_;
   std::vector<TableUpdate> updates_;
+  OptimizerUse optimizer_;
   std::vector<TableWrites> writes_;
   std::shared_ptr<Executor> executor_;
 };

@@ -91,6 +91,10 @@ py::dict ToPython(const OptimizerConfig& config) {
   return result;
 }
 
+py::tuple ToPython(const OptimizerUse& optimizer) {
+  return py::make_tuple(optimizer.id, optimizer.steps);
+}
+
 std::vector<size_t> SlotWidths(const std::string& kind, int64_t dim) {
   const OptimizerKind rule = ValueOrThrow(OptimizerKindFromName(kind));
   if (dim < 1) Throw(Error(Code::kInvalidArgument, "dim must be positive. Received: ", dim));

@@ -51,6 +51,8 @@ FloatArray NewRows(size_t n, int64_t dim);
 
 // {"kind": "adagrad", "slot_init": (0.1,)}; kind "none" for no optimizer.
 py::dict ToPython(const OptimizerConfig& config);
+// (id, steps).
+py::tuple ToPython(const OptimizerUse& optimizer);
 // Floats per row of each slot of a rule, in a table with rows of `dim` floats.
 std::vector<size_t> SlotWidths(const std::string& kind, int64_t dim);
 OptimizerConfig OptimizerFromPython(const std::string& kind, const std::vector<float>& slot_init);

@@ -34,6 +34,7 @@ void BindGroup(py::module_& module) {
       .def("step", &PyScan::Step)
       .def("rows", &PyScan::Rows)
       .def("optimizer", &PyScan::Optimizer)
+      .def("trained_by", &PyScan::TrainedBy)
       .def("next", &PyScan::Next, py::arg("n"))
       .def("erased", &PyScan::Erased)
       .def("take_shard", &PyScan::TakeShard, py::arg("node"), py::arg("nodes"))
@@ -41,11 +42,15 @@ void BindGroup(py::module_& module) {
   py::class_<PyGroup>(module, "Group")
       .def_static(
           "create",
-          [](const std::string& path, const std::string& uuid, int threads) {
+          [](const std::string& path, const std::string& uuid, int threads,
+             std::optional<std::pair<uint64_t, uint64_t>> draw) {
+            const GroupDraw drawn =
+                draw.has_value() ? GroupDraw{draw->first, draw->second} : GroupDraw::Random();
             return std::make_unique<PyGroup>(
-                ValueOrThrow(WithoutGil([&] { return Group::Create(path, uuid); })), threads);
+                ValueOrThrow(WithoutGil([&] { return Group::Create(path, uuid, drawn); })),
+                threads);
           },
-          py::arg("path"), py::arg("uuid"), py::arg("threads") = 0)
+          py::arg("path"), py::arg("uuid"), py::arg("threads") = 0, py::arg("draw") = py::none())
       .def_static(
           "open",
           [](const std::string& path, int threads) {
@@ -59,6 +64,7 @@ void BindGroup(py::module_& module) {
       .def("in_place", &PyGroup::InPlace)
       .def("info", &PyGroup::Info)
       .def("counters", &PyGroup::Counters)
+      .def("life", &PyGroup::Life)
       .def("step", &PyGroup::Step)
       .def("wait_for_step", &PyGroup::WaitForStep, py::arg("step"), py::arg("timeout_s"))
       .def("find_table", &PyGroup::FindTable, py::arg("name"))
@@ -73,6 +79,10 @@ void BindGroup(py::module_& module) {
            py::arg("storage_memory") = 0, py::arg("node") = 0, py::arg("nodes") = 0)
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
+      .def("renew_slots", &PyGroup::RenewSlots, py::arg("table"))
+      .def("set_optimizer", &PyGroup::SetOptimizer, py::arg("table"), py::arg("id"),
+           py::arg("steps"))
+      .def("take_index_seed", &PyGroup::TakeIndexSeed, py::arg("table"), py::arg("seed"))
       .def("lookup", &PyGroup::Lookup, py::arg("table"), py::arg("keys").noconvert())
       .def("lookup_tables", &PyGroup::LookupTables, py::arg("parts"))
       .def("entries", &PyGroup::Entries, py::arg("table"), py::arg("keys").noconvert(),

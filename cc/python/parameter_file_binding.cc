@@ -21,6 +21,7 @@ py::dict ToPython(const ParameterFileInfo& info) {
   result["key_limit"] = info.key_limit;
   result["step"] = info.step;
   result["optimizer"] = tsps::ToPython(info.optimizer);
+  result["trained_by"] = tsps::ToPython(info.trained_by);
   result["initializer"] = tsps::ToPython(info.initializer);
   result["metadata"] = tsps::ToPython(info.metadata);
   result["dtype"] = PlaneTypeName(info.row_type);
@@ -83,7 +84,7 @@ class PyParameterFileWriter {
                         int64_t key_limit, uint64_t step, const std::string& optimizer,
                         const std::vector<float>& slot_init, const py::dict& initializer,
                         const py::list& metadata, const std::string& dtype, uint32_t node,
-                        uint32_t nodes) {
+                        uint32_t nodes, std::pair<uint64_t, uint64_t> trained_by) {
     if (dim < 1 || dim > kMaxDim) {
       Throw(Error(Code::kInvalidArgument, "dim must be in [1, ", kMaxDim, "]. Received: ", dim));
     }
@@ -96,6 +97,7 @@ class PyParameterFileWriter {
     info_.metadata = MetadataFromPython(metadata);
     info_.row_type = ValueOrThrow(PlaneTypeFromName(dtype));
     info_.shard = {node, nodes};
+    info_.trained_by = {trained_by.first, trained_by.second};
     writer_ =
         ValueOrThrow(WithoutGil([&] { return ParameterFileWriter::Create(path, info_, !n_rows); }));
   }
@@ -199,11 +201,11 @@ void BindParameterFile(py::module_& module) {
   py::class_<PyParameterFileWriter>(module, "ParameterFileWriter")
       .def(py::init<const std::string&, int64_t, std::optional<uint64_t>, int64_t, uint64_t,
                     const std::string&, const std::vector<float>&, const py::dict&, const py::list&,
-                    const std::string&, uint32_t, uint32_t>(),
+                    const std::string&, uint32_t, uint32_t, std::pair<uint64_t, uint64_t>>(),
            py::kw_only(), py::arg("path"), py::arg("dim"), py::arg("n_rows"), py::arg("key_limit"),
            py::arg("step"), py::arg("optimizer"), py::arg("slot_init"), py::arg("initializer"),
            py::arg("metadata") = py::list(), py::arg("dtype") = "float32", py::arg("node") = 0,
-           py::arg("nodes") = 0)
+           py::arg("nodes") = 0, py::arg("trained_by") = std::pair<uint64_t, uint64_t>(0, 0))
       .def("append", &PyParameterFileWriter::Append, py::arg("keys").noconvert(),
            py::arg("rows").noconvert(), py::arg("slots"), py::arg("metadata") = MetadataArrays())
       .def("append_scan", &PyParameterFileWriter::AppendScan, py::arg("scan"), py::arg("at_most"))

@@ -35,6 +35,7 @@ class PyScan {
   uint64_t Step() const { return Open().step(); }
   uint64_t Rows() const { return Open().RowsOf(table_); }
   py::dict Optimizer() const { return ToPython(Open().Planes(table_).optimizer); }
+  py::tuple TrainedBy() const { return ToPython(Open().TrainedBy(table_)); }
   // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]], {name:
   // metadata [m, elements]}). m is 0 at the end.
   py::tuple Next(size_t n);
@@ -99,6 +100,7 @@ class PyGroup {
   bool InPlace() const { return group_->CheckInPlace().ok(); }
   py::dict Info() const;
   py::dict Counters() const;
+  uint64_t Life() const { return group_->draw().life; }
   uint64_t Step() const { return group_->step(); }
   void WaitForStep(uint64_t step, double timeout_s) const {
     ThrowIfError(WithoutGil([&] { return group_->WaitForStep(step, timeout_s, nullptr); }));
@@ -117,6 +119,21 @@ class PyGroup {
                   uint32_t nodes);
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
+  void RenewSlots(int table) {
+    ThrowIfError(Write([&](GroupWriter& writer) { return writer.RenewSlots(table); }));
+  }
+  void SetOptimizer(int table, uint64_t id, uint64_t steps) {
+    ThrowIfError(
+        Write([&](GroupWriter& writer) { return writer.SetOptimizer(table, {id, steps}); }));
+  }
+  bool TakeIndexSeed(int table, uint64_t seed) {
+    bool taken = false;
+    ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+      TSPS_ASSIGN_OR_RETURN(taken, writer.TakeIndexSeed(table, seed));
+      return Status();
+    }));
+    return taken;
+  }
 
   FloatArray Lookup(int table, const KeyArray& keys);
 

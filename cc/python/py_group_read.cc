@@ -39,6 +39,9 @@ py::dict PyGroup::Info() const {
   py::dict result;
   result["path"] = info.path;
   result["uuid"] = info.uuid;
+  const GroupDraw draw = group_->draw();
+  result["life"] = draw.life;
+  result["index_seed"] = draw.index_seed;
   result["step"] = info.step;
   result["version"] = info.version;
   result["writer_pid"] = info.writer_pid;
@@ -104,6 +107,9 @@ py::dict PyGroup::Stats(int table) {
   result["live_bytes_on_disk"] = stats.live_bytes_on_disk;
   result["rows_to_stage"] = stats.rows_to_stage;
   result["optimizer"] = ToPython(stats.optimizer);
+  result["trained_by"] = ToPython(stats.trained_by);
+  result["index_seed"] = stats.index_seed;
+  result["version"] = stats.version;
   return result;
 }
 

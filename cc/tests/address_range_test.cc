@@ -236,7 +236,7 @@ TEST(TableFilesRange, OfABoundedTableIsWhatItCanHold) {
   TableConfig config = MakeConfig("t", 4);
   config.max_rows = 100000;
   config.key_limit = 1000;
-  auto files = TableFiles::Create(dir / "t", config);
+  auto files = TableFiles::Create(dir / "t", config, 7);
   ASSERT_TRUE(files.ok()) << files.status().message();
   TableState state = {};
   state.planes = TableFiles::kFirstGeneration;

@@ -81,7 +81,9 @@ TEST_F(ParameterFileDamage, HostileHeadersWithGoodChecksumsAreRefused) {
   for (uint32_t kind : {0u, 3u, 4u, 99u, 0xFFFFFFFFu})
     EXPECT_TRUE(refused(Forged(bytes, 40, kind)));
   for (uint32_t planes : {0u, 1u, 3u, 0xFFFFFFFFu}) EXPECT_TRUE(refused(Forged(bytes, 44, planes)));
-  for (size_t offset : {48, 60}) EXPECT_TRUE(refused(Forged(bytes, offset, 0.1f)));
+  for (size_t offset : {48, 60}) {  // version 2 has nothing there
+    EXPECT_TRUE(refused(Forged(Forged(bytes, 8, uint32_t{2}), offset, 0.1f)));
+  }
   for (uint32_t kind : {5u, 0xFFFFFFFFu}) EXPECT_TRUE(refused(Forged(bytes, 64, kind)));
   EXPECT_TRUE(refused(Forged(bytes, 68, std::numeric_limits<float>::quiet_NaN())));
   EXPECT_TRUE(refused(Forged(bytes, 76, uint32_t{1})));
@@ -140,7 +142,7 @@ TEST_F(ParameterFileDamage, SaysWhatIsWrongWithAFile) {
   SetBytes(std::string(500, 'x'));
   EXPECT_NE(message().message().find("foreign"), std::string::npos);
   ASSERT_TRUE(Write(Info(OptimizerKind::kNone, 2, 5)).ok());
-  SetBytes(Forged(Bytes(), 8, uint32_t{3}));
+  SetBytes(Forged(Bytes(), 8, uint32_t{4}));
   EXPECT_EQ(message().code(), Code::kFailedPrecondition);
   EXPECT_NE(message().message().find("newer"), std::string::npos);
   unlink(path_.c_str());

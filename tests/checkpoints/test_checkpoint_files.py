@@ -95,9 +95,9 @@ def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path
     with pytest.MonkeyPatch.context() as patch:
         content, _ = one.newest()
         assert content is not None
-        patch.setattr(manifest, "VERSION", 4)
+        patch.setattr(manifest, "VERSION", 5)
         file.write_bytes(content.manifest.encode())
-    with pytest.raises(UnsupportedError, match=r"manifest\.json has version 4\. This .* reads versions 1 to 3\."):
+    with pytest.raises(UnsupportedError, match=r"manifest\.json has version 5\. This .* reads versions 1 to 4\."):
         one.newest()
 
 

@@ -80,7 +80,8 @@ def test_the_test_fails_if_changes_are_left_out(tmp_path: Path, monkeypatch: pyt
         made = mark(bindings)
         mark(bindings)  # what is written between the two has the generation of the first
         first.append(made)
-        return {uuid: f"{uuid}:{int(one.rpartition(':')[2]) + 2}" for uuid, one in made.items()}
+        parts = {uuid: one.rpartition(":") for uuid, one in made.items()}
+        return {uuid: f"{life}:{int(generation) + 2}" for uuid, (life, _, generation) in parts.items()}
 
     monkeypatch.setattr(tables, "mark_changes", late)
     with pytest.raises(AssertionError, match="step-"):

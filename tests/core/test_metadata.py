@@ -298,7 +298,7 @@ def test_a_file_of_version_1_is_loaded(create, folder):
     np.testing.assert_array_equal(stored_slot, slot)
     assert user.metadata(keys)["count"].tolist() == [[7]] * 3
     user.export_parameter_file(path)
-    assert struct.unpack_from("<I", path.read_bytes(), 8) == (2,)
+    assert struct.unpack_from("<I", path.read_bytes(), 8) == (3,)
     old = bytearray(file_of_version_1(keys, rows, slot))
     old[150] ^= 1
     path.write_bytes(old)

@@ -369,9 +369,9 @@ def test_a_group_of_another_format_is_refused(one: Format, entry: str, scratch: 
 
 # Files with a version of their own: where it is, where the checksum of the header is, what the message says of both.
 VERSIONED_FILES = {
-    "tables/group/group": (8, 124, "format version 77 (layout ", "reads format version 2 (layout "),
-    "tables/group/user/config": (8, 132, "format version 77 (layout ", "reads format version 2 (layout "),
-    "tables/group/user/planes.*": (8, 1060, "format version 77 (layout ", "reads format version 2 (layout "),
+    "tables/group/group": (8, 124, "format version 77 (layout ", "reads format version 3 (layout "),
+    "tables/group/user/config": (8, 252, "format version 77 (layout ", "reads format version 3 (layout "),
+    "tables/group/user/planes.*": (8, 1060, "format version 77 (layout ", "reads format version 3 (layout "),
     "tiered/group/large/records.config": (8, 4028, "records.config version 77", "reads version 1"),
     "tiered/group/large/records.*/records.directory": (8, 28, "record index version 77", "reads version 1"),
     "tiered/disk/group/large/*/records.0": (8, 68, "record log version 77", "reads version 1"),
@@ -396,7 +396,7 @@ def test_a_group_of_another_layout_is_refused(scratch: Path) -> None:
     format_support.rewrite(folder / "group/group", {12: struct.pack("<I", 123)}, 124)
     with pytest.raises(DamagedFileError) as error:
         Table.open(folder / "group/user")
-    must_name(str(error.value), "format version 2 (layout 123)", f"(layout {format_of_groups()[1]})", *REMEDY_OF_GROUPS)
+    must_name(str(error.value), "format version 3 (layout 123)", f"(layout {format_of_groups()[1]})", *REMEDY_OF_GROUPS)
 
 
 def test_a_parameter_file_of_a_later_version_is_refused(scratch: Path) -> None:
@@ -404,7 +404,7 @@ def test_a_parameter_file_of_a_later_version_is_refused(scratch: Path) -> None:
     format_support.rewrite(path, {8: struct.pack("<I", 77)}, 124)
     with pytest.raises(StateError) as error:
         _table.ParameterFileReader(os.fspath(path))
-    must_name(str(error.value), os.fspath(path), "format version 77", "reads format versions 1 to 2", LATER_VERSION)
+    must_name(str(error.value), os.fspath(path), "format version 77", "reads format versions 1 to 3", LATER_VERSION)
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,7 +415,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(scratch: Path, capsys: pytes
     path.write_bytes(manifest._encode({**content, "version": 77}))
     with pytest.raises(UnsupportedError) as error:
         directory.check(newest)
-    must_name(str(error.value), os.fspath(path), "has version 77", "reads versions 1 to 3", LATER_VERSION)
+    must_name(str(error.value), os.fspath(path), "has version 77", "reads versions 1 to 4", LATER_VERSION)
     assert commands.main(["list", os.fspath(folder)]) == 1
     assert LATER_VERSION in capsys.readouterr().out
 
@@ -430,7 +430,7 @@ def test_a_keras_file_with_rows_of_a_later_version_is_refused(scratch: Path) -> 
     with h5py.File(members / "model.weights.h5", "r+") as file:
         changed = [array for name, array in format_support.datasets(file) if name.endswith("meta")]
         for array in changed:
-            text = bytes(np.asarray(array)).replace(b'"version": 1', b'"version": 7')
+            text = bytes(np.asarray(array)).replace(b'"version": 2', b'"version": 7')
             array[...] = np.frombuffer(text, np.uint8)
     assert len(changed) == 4
     with zipfile.ZipFile(path, "w") as archive:
@@ -438,7 +438,7 @@ def test_a_keras_file_with_rows_of_a_later_version_is_refused(scratch: Path) -> 
             archive.write(member, member.name)
     with pytest.raises(ValueError, match="cannot load saved rows") as error:  # Keras 3 has words of its own around ours
         _keras.keras.models.load_model(path)
-    must_name(str(error.value), "saved rows of version 7", "reads version 1", LATER_VERSION)
+    must_name(str(error.value), "saved rows of version 7", "reads versions 1 to 2", LATER_VERSION)
 
 
 def test_a_bucket_plan_of_a_later_version_is_refused(scratch: Path) -> None:
@@ -583,7 +583,7 @@ def test_a_format_that_has_changed_silently_is_named(written: Path, tmp_path: Pa
     of_group, of_file = differences(copy)
     must_name(of_group, "group-2-00000001", "raise the number of the format and run tests/formats/write.py")
     must_name(
-        of_file, "parameter-file-2", "adam.tfsps", "raise the number of the format and run tests/formats/write.py"
+        of_file, "parameter-file-3", "adam.tfsps", "raise the number of the format and run tests/formats/write.py"
     )
 
 

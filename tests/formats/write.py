@@ -106,7 +106,7 @@ def rows_of(table: Table, prefix: str) -> Arrays:
 
 def make_group(folder: Path, configs: Sequence[TableConfig]) -> list[Table]:
     """Makes a group with fixed identifiers, and opens its tables to write."""
-    group = _table.Group.create(os.fspath(folder), f"{1:032x}")
+    group = _table.Group.create(os.fspath(folder), f"{1:032x}", draw=(2, 3))
     group.open_writer()
     for number, config in enumerate(configs):
         initializer = config.resolved_initializer()

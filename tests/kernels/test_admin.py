@@ -104,8 +104,9 @@ def test_changes_are_marked(group):
     group.apply(1, [1])
     assert int(_ops.mark_changes(group.path)) == first + 1
     with Table.open(table.path.numpy().decode()) as reader:
-        assert reader.changes_since(f"{reader.uuid}:{first}").written.tolist() == [1]
-        assert reader.changes_since(f"{reader.uuid}:{first + 1}").written.tolist() == []
+        assert reader.changes_since(reader.mark(first)).written.tolist() == [1]
+        assert reader.changes_since(reader.mark(first + 1)).written.tolist() == []
+        assert reader.changes_since(f"{reader.uuid}:{first}").everything, "as marks were before groups had lives"
 
 
 def test_paths_are_compared_without_their_spelling(group, monkeypatch, folder):

@@ -79,7 +79,8 @@ def test_after_a_step_that_failed_on_the_device_nothing_uses_its_rows(
     failing: tf.Variable, graph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, model = make(CACHE)
-    step = steps_of(layer, graph)
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
+    step = steps_of(layer, graph, optimizer)
     for ids in IDS[:3]:
         step(tf.constant(ids))
     model.save_weights(tmp_path / "three.weights.h5")
@@ -101,7 +102,7 @@ def test_after_a_step_that_failed_on_the_device_nothing_uses_its_rows(
     np.testing.assert_array_equal(layer.get_weights()[0], expected)
 
     reference, _ = make(None)
-    step, its_step = steps_of(layer, graph), steps_of(reference, graph)
+    step, its_step = steps_of(layer, graph, optimizer), steps_of(reference, graph)
     for ids in IDS[:3]:
         its_step(tf.constant(ids))
     for ids in IDS[3:]:
@@ -135,12 +136,13 @@ def test_unless_it_is_told_that_rows_have_moved_when_they_have_not(failing: tf.V
     """A control: what training on would give."""
     layer, _ = make(CACHE)
     reference, _ = make(None)
-    fail(layer, steps_of(layer), failing)
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
+    fail(layer, steps_of(layer, optimizer=optimizer), failing)
     with pytest.raises(Exception, match=LOST):  # another optimizer, as after compile()
         steps_of(layer)(tf.constant(IDS[FAILS + 1]))
     for plan in range(100):  # one of them is the step's
         _ops.cache_moved(layer.bindings[0].cache.stores[0].number, tf.constant(plan, tf.int64))
-    step, its_step = steps_of(layer), steps_of(reference)
+    step, its_step = steps_of(layer, optimizer=optimizer), steps_of(reference)
     for ids in IDS[FAILS + 1 :]:
         step(tf.constant(ids))
     for ids in IDS:

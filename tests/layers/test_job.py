@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,52 @@ def test_a_named_job_goes_on_with_its_tables(root):
         error = run_forked(ONE + f"me.create_table({table})", **environment).stderr
         assert "StateError" in error, error
         assert words in error
+
+
+TRAINING = """
+import json, numpy as np, tensorflow as tf, tf_sparse_ps as tsps
+keras = tf.keras
+layer = tsps.Embedding(None, 2, embeddings_initializer="zeros")
+ids = keras.Input((1,), dtype="int64")
+model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(keras.layers.Flatten()(layer(ids))))
+model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+for _ in range(3):
+    model.train_on_batch(np.array([[5]]), np.array([[1.0]]))
+table = layer.bindings[0].reader()
+found = table.scan().read()
+print(json.dumps([table.step, found.rows.tolist(), [slot.tolist() for slot in found.slots]]))
+"""
+
+
+def test_a_named_job_without_a_checkpoint_keeps_rows_and_starts_slots_anew(root):
+    environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
+    first = run_forked(TRAINING, **environment)
+    step, rows, slots = json.loads(first.stdout)
+    assert step == 3
+    assert "tf_sparse_ps: job" not in first.stderr
+    second = run_forked(TRAINING.replace("for _ in range(3)", "for _ in range(1)"), **environment)
+    step, trained, renewed = json.loads(second.stdout)
+    assert step == 4
+    # Adam's first step moves each element by the learning rate, whatever the gradient is; old moments would add to it.
+    assert max(abs(new - old) for new, old in zip(trained[0], rows[0], strict=True)) == pytest.approx(0.01, rel=1e-3)
+    assert abs(renewed[1][0][0]) < abs(slots[1][0][0])
+    (notice,) = [line for line in second.stderr.splitlines() if line.startswith("tf_sparse_ps: job 'ctr'")]
+    assert "goes on with tables of an earlier run, of step 3, and no checkpoint was restored" in notice
+    assert f"To begin anew, remove {root}/ctr-n0" in notice
+
+
+def test_a_mark_of_a_job_whose_folder_was_removed_is_of_another_life(root):
+    environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
+    write = "import numpy as np\nbinding.assign(np.arange(5), np.ones((5, 4), np.float32))\n"
+    mark = "from tf_sparse_ps._ops.eager import eager_ops\n"
+    mark += "with eager_ops('') as ops: g = int(ops.mark_changes(me.group_path))\n"
+    mark += "print(binding.reader().mark(g), binding.reader().changes_since(binding.reader().mark(g)).everything)\n"
+    text, everything = run_child(ONE + TABLE + write + mark, **environment).split()
+    assert everything == "False"
+    ask = f"print(binding.reader().changes_since({text!r}))\n"
+    assert "everything=False" in run_child(ONE + TABLE + ask, **environment)
+    shutil.rmtree(root / "ctr-n0")
+    assert "everything=True" in run_child(ONE + TABLE + write + mark + ask, **environment)
 
 
 def test_metadata_of_a_layers_table_is_refused(root):

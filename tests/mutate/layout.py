@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.mutate import record_layout
 
 LIVE = 4096
-RECORDS = (8192, 77_824)
-RECORD_HEAD, TABLE_STATE = 32, 64
-NAMES, NAME = 147_456, 136
+RECORDS = (12_288, 147_456)
+RECORD_HEAD, TABLE_STATE = 64, 128
+NAMES, NAME = 282_624, 136
 PLANES_AT, PLANE, PLANES_BYTES = 32, 64, 1064
 SEGMENT, ENTRIES_AT, ENTRY = 65_536, 64, 16
 UNDO_RECORDS, UNDO_RECORD_HEAD, UNDO_BLOCK = 4096, 64, 256
@@ -21,7 +21,8 @@ _HEADER = (
     (0, 8, "magic"),
     (8, 16, "version"),
     (16, 48, "uuid"),
-    (48, 124, "reserved"),
+    (48, 64, "draw"),
+    (64, 124, "reserved"),
     (124, 128, "crc"),
 )
 _LIVE = (
@@ -49,7 +50,10 @@ _TABLE = (
     (44, 48, "flags"),
     (48, 56, "erased"),
     (56, 60, "complete_since"),
-    (60, 64, "reserved"),
+    (60, 64, "moves"),
+    (64, 80, "index_seed"),
+    (80, 96, "optimizer"),
+    (96, 104, "version"),
 )
 _UNDO_HEADER = ((0, 8, "magic"), (8, 16, "epoch"), (16, 24, "bytes"), (24, 28, "records"), (28, 32, "crc"))
 _UNDO_RECORD = (
@@ -137,7 +141,7 @@ def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
         return UNUSED
     table = state.tables[folder]
     if name == "config":
-        return "config" if offset < 136 else UNUSED
+        return "config" if offset < 256 else UNUSED
     if name == "directory":
         first = 4 << table.depth
         return "entry" if first <= offset < 2 * first else "entry of a smaller depth" if offset < first else UNUSED
@@ -174,7 +178,7 @@ def used_bytes(state: GroupState, file: str, data: bytes) -> int:
     else:
         table = state.tables[folder]
         sizes = {
-            "config": 136,
+            "config": 256,
             "directory": 8 << table.depth,
             "segments": table.segments * SEGMENT,
             "free": 4 * len(table.free),

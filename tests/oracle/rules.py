@@ -120,9 +120,9 @@ RULES = (
     ),
     # --- what restarts resume from ---
     Rule(
-        OPEN,
-        "a named job without a checkpoint: whether slots of the run before go on is about to change, so rules with "
-        "slots are left out",
+        CONTENT,
+        "without a checkpoint the next run of a named job starts slots anew at its first step, not at its beginning: a "
+        "position would have two states",
         lambda o: o.policy == "live" and o.rule != "sgd",
     ),
     Rule(
@@ -137,13 +137,9 @@ RULES = (
 # Kills that are left out:
 # - OPEN: when the launcher and all ranks of several nodes die at once, one node may have published a step that another
 #   one has sealed; if the first then dies in its next mutation, the job cannot restart.
-# - OPEN: a named job that is killed after it has made a table and before it has written `weights=` to it goes on, in
-#   the next run, with initial values in place of them.
 def avoided(options: Options, kill: Kill) -> bool:
     """Whether a kill is not drawn."""
     if kill.who == "everything" and _several_nodes(options):
-        return True
-    if kill.op < 0 and not kill.point and options.named and options.any_table(weights=True):
         return True
     if kill.who == "launcher":  # `tf-sparse-ps run` starts ranks of one machine here
         return _several_nodes(options) or options.ranks < 2
@@ -158,7 +154,7 @@ def objection(options: Options) -> Rule | None:
 # Operations of a script that are left out:
 # - OPEN: a write, a learning rate or an evaluation of one rank alone makes ranks diverge; all ranks make all
 #   operations.
-# - OPEN: a new optimizer inherits slots of the one before; a draw has one optimizer.
+# - REFUSED: a second optimizer for tables that another one has trained; a draw has one.
 # - OPEN: refused steps and two batches per update move the position of `fit` behind a restart; they are left out of
 #   the policy "callback".
 # - OPEN: other processes wait for, and fail at, a sealed step; tables of several nodes are read between runs only by

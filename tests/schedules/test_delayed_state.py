@@ -113,7 +113,11 @@ def test_a_key_counts_once_in_a_rank_whatever_the_first_trace_was() -> None:
     table: Any = types.SimpleNamespace(placement="replicated")
     once = SparseGradient(tf.constant([5], tf.int64), tf.ones([1, 2]), unique=True)
     first = SparseStep(
-        job, {"replicated": FlatRing(job, "frequency", "float32")}, "test", [once], Update([table], [tf.zeros([1])])
+        job,
+        {"replicated": FlatRing(job, "frequency", "float32")},
+        "test",
+        [once],
+        Update([table], [tf.zeros([1])], tf.zeros([2], tf.int64)),
     )
     twice = [tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([7], tf.int64)) for value in (2.0, 4.0)]
     second = first.with_gradients([SparseGradient.of(twice, 2)])

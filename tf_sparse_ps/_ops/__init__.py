@@ -33,6 +33,7 @@ from tf_sparse_ps._ops.caches import (
 from tf_sparse_ps._ops.dense import mean_split, weighted_concat
 from tf_sparse_ps._ops.groups import (
     COUNTERS,
+    NOBODY,
     NOTHING_AGAINST,
     DiskCounters,
     GroupInfo,
@@ -56,9 +57,12 @@ from tf_sparse_ps._ops.groups import (
     out_of_room,
     prepare_step,
     remove_table,
+    renew_slots,
+    set_optimizer,
     set_run,
     set_step,
     set_threads,
+    take_index_seed,
     wait_step,
 )
 from tf_sparse_ps._ops.library import TENSORFLOW_RANGE, check_tensorflow_version, lib
@@ -112,6 +116,7 @@ from tf_sparse_ps._ops.rings import (
 __all__ = [
     "CACHE_COUNTERS",
     "COUNTERS",
+    "NOBODY",
     "NOTHING_AGAINST",
     "RING_COUNTERS",
     "TENSORFLOW_RANGE",
@@ -188,6 +193,7 @@ __all__ = [
     "ready_times",
     "refuse_constructs",
     "remove_table",
+    "renew_slots",
     "ring_collect",
     "ring_info",
     "ring_prepare",
@@ -195,12 +201,14 @@ __all__ = [
     "ring_rounds",
     "ring_take",
     "segment_sum",
+    "set_optimizer",
     "set_run",
     "set_step",
     "set_threads",
     "slow_copy",
     "start_timeline",
     "stop_timeline",
+    "take_index_seed",
     "unique",
     "unpack_merge",
     "wait_step",

@@ -154,6 +154,7 @@ def cache_step(
     keys: Sequence[tf.Tensor],
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    optimizer: tf.Tensor,
     caches: Sequence[tf.Tensor],
     plans: Sequence[tf.Tensor],
     not_finite: Sequence[tf.Tensor],
@@ -166,7 +167,7 @@ def cache_step(
     they move on the device is for the caller, when the step is made.
 
     Args:
-        path, step, paths, uuids, hyper: as in `make_step`.
+        path, step, paths, uuids, hyper, optimizer: as in `make_step`.
         keys, grads: of rows on the host.
         caches: T of int64[c]: numbers, one for each device; none where a table has no cache.
         plans: T of int64[c], from `cache_plan`.
@@ -183,6 +184,7 @@ def cache_step(
         keys,
         grads,
         hyper,
+        optimizer,
         caches,
         plans,
         not_finite,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tf_sparse_ps._ops.library import lib
 
 NOTHING_AGAINST = bytes(1)  # a verdict, as uint8
+NOBODY = (0, 0)  # of the `optimizer` of a step: any table may be trained
 
 
 def apply(
@@ -19,6 +21,7 @@ def apply(
     keys: Sequence[tf.Tensor],
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    optimizer: tf.Tensor | tuple[int, int] = NOBODY,
 ) -> tf.Tensor:
     """Applies one optimizer step to T tables of one group and publishes it. Returns the step. Writer only.
 
@@ -30,13 +33,15 @@ def apply(
         grads: T of float32[u_t, dim].
         hyper: T of float32: the hyperparameters of each table's optimizer, in the order of
             cc/core/table/row_optimizer.h.
+        optimizer: int64[2]: who makes the step, and how many it has made with this one (`OptimizerIdentity`).
 
     Raises:
-        FailedPreconditionError: this process is not the writer; no optimizer is bound; step is not the next one.
+        FailedPreconditionError: this process is not the writer; no optimizer is bound; a table's slots are another
+            optimizer's; step is not the next one.
         InvalidArgumentError: a gradient that is not finite or a key that repeats, naming table and key; a wrong shape.
         ResourceExhaustedError: no room for new rows; the step is not applied.
     """
-    return lib.tsps_apply(step, paths, uuids, keys, grads, hyper)
+    return lib.tsps_apply(step, paths, uuids, keys, grads, hyper, optimizer)
 
 
 def make_step(
@@ -48,6 +53,7 @@ def make_step(
     keys: Sequence[tf.Tensor],
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    optimizer: tf.Tensor | tuple[int, int] = NOBODY,
     *,
     operation: str,
 ) -> tf.Tensor:
@@ -58,7 +64,7 @@ def make_step(
 
     Args:
         path: of the group.
-        step, paths, uuids, keys, grads, hyper: as in `apply`.
+        step, paths, uuids, keys, grads, hyper, optimizer: as in `apply`.
         timeout_s: how long ranks wait for the leader.
         operation: a name for messages, of at most 127 characters.
 
@@ -68,7 +74,7 @@ def make_step(
     Raises:
         UnavailableError, DeadlineExceededError, AbortedError: as `node_merge`, about the leader.
     """
-    return lib.tsps_make_step(path, step, timeout_s, paths, uuids, keys, grads, hyper, operation=operation)
+    return lib.tsps_make_step(path, step, timeout_s, paths, uuids, keys, grads, hyper, optimizer, operation=operation)
 
 
 def prepare_step(
@@ -79,20 +85,21 @@ def prepare_step(
     keys: Sequence[tf.Tensor],
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    optimizer: tf.Tensor | tuple[int, int] = NOBODY,
     voters: int = 1,
 ) -> tf.Tensor:
     """Does everything in a step of a node's tables that can fail. `decide_step` makes it, or drops it. Writer only.
 
     Args:
         path: of the group.
-        step, paths, uuids, keys, grads, hyper: as in `apply`.
+        step, paths, uuids, keys, grads, hyper, optimizer: as in `apply`.
         voters: groups that make the step together or not at all. Of several the step is written, too, and the group
             sealed: if the job ends before `decide_step`, the next one must ask the others what became of it.
 
     Returns:
         uint8[n], what this node has against the step; `NOTHING_AGAINST` if it has nothing.
     """
-    return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper, voters=voters)
+    return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper, optimizer, voters=voters)
 
 
 def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
@@ -129,9 +136,19 @@ def wait_step(path: tf.Tensor | str, step: tf.Tensor | int, timeout_s: tf.Tensor
     return lib.tsps_wait_step(path, step, timeout_s)
 
 
-def create_group(path: str, uuid: str) -> None:
-    """Creates a group, whose directory must not exist, and makes this process its writer."""
-    lib.tsps_create_group(path, uuid)
+def create_group(path: str, uuid: str, *, life: int | None = None, index_seed: int | None = None) -> None:
+    """Creates a group, whose directory must not exist, and makes this process its writer.
+
+    Args:
+        path: of the group.
+        uuid: 32 hex digits.
+        life: tells it from earlier groups with this uuid, below 2**63, not 0. None: drawn.
+        index_seed: from which those of its tables' indexes follow, below 2**63. Whoever knows it can choose keys that
+            collide. None: drawn.
+    """
+    life = secrets.randbits(62) + 1 if life is None else life
+    index_seed = secrets.randbits(63) if index_seed is None else index_seed
+    lib.tsps_create_group(path, uuid, tf.constant(life, tf.int64), tf.constant(index_seed, tf.int64))
 
 
 def open_writer(path: str, outcome: str = "refuse") -> tf.Tensor:
@@ -208,6 +225,22 @@ def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] =
         replace: drop the slots of another rule, instead of refusing.
     """
     lib.tsps_bind_optimizer(path, uuid, kind, tf.constant(slot_init, tf.float32, [len(slot_init)]), replace)
+
+
+def renew_slots(path: str, uuid: str) -> None:
+    """Gives all rows of a table the initial values of its slots: any optimizer may train it next. Writer only."""
+    lib.tsps_renew_slots(path, uuid)
+
+
+def set_optimizer(path: str, uuid: str, identity: int, steps: int) -> None:
+    """Says which optimizer made a table's slots, and how many steps it had made; 0: any may go on. Writer only."""
+    lib.tsps_set_optimizer(path, uuid, tf.constant([identity, steps], tf.int64))
+
+
+def take_index_seed(path: str, uuid: str, index_seed: int) -> None:
+    """Gives a table's index this seed, if the table has never had a row. Writer only."""
+    signed = index_seed - (1 << 64) if index_seed >= 1 << 63 else index_seed
+    lib.tsps_take_index_seed(path, uuid, tf.constant(signed, tf.int64))
 
 
 def assign(

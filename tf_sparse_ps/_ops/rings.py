@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_sparse_ps._ops.groups import NOBODY
 from tf_sparse_ps._ops.library import lib
 
 
@@ -231,6 +232,7 @@ def node_apply(
     paths: Sequence[tf.Tensor],
     uuids: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    optimizer: tf.Tensor | tuple[int, int] = NOBODY,
     *,
     reduction: str,
     operation: str,
@@ -242,7 +244,7 @@ def node_apply(
         step: int64, the committed step + 1.
         paths: T scalar strings.
         uuids: T scalar strings.
-        hyper: as in `apply`.
+        hyper, optimizer: as in `apply`.
 
     Returns:
         The verdict on the step, on every rank: see `make_step`.
@@ -260,6 +262,7 @@ def node_apply(
         paths,
         uuids,
         hyper,
+        optimizer,
         reduction=reduction,
         operation=operation,
     )
@@ -355,13 +358,14 @@ def ring_prepare(
     paths: Sequence[tf.Tensor],
     uuids: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    optimizer: tf.Tensor | tuple[int, int] = NOBODY,
     voters: int = 1,
 ) -> tf.Tensor:
     """Ends the rounds of a step on every rank; the leader prepares the step of what has come of them.
 
     Args:
         path: of the group.
-        step, paths, uuids, hyper: as in `node_apply`.
+        step, paths, uuids, hyper, optimizer: as in `node_apply`.
         voters: as in `prepare_step`.
 
     Returns:
@@ -370,7 +374,7 @@ def ring_prepare(
     Raises:
         OpError: as `node_merge`.
     """
-    return lib.tsps_ring_prepare(path, step, paths, uuids, hyper, voters=voters)
+    return lib.tsps_ring_prepare(path, step, paths, uuids, hyper, optimizer, voters=voters)
 
 
 def ring_collect(path: str, dims: Sequence[int]) -> Merged:

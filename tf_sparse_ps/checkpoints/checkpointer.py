@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from tf_sparse_ps.errors import (
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
 from tf_sparse_ps.rings.binding import must_agree
+from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 
@@ -150,6 +151,7 @@ class Checkpointer:
         bindings = tables.of(self._model)
         self._build()
         entries = self._entries()
+        self._refuse_other_optimizers(bindings)
         table_step = tables.committed_step() if bindings else 0
         iterations, epoch, batch = self._iterations(), self.position.epoch, self.position.batch
         where = "a directory of each node" if self._saver.per_node else self.directory
@@ -182,6 +184,7 @@ class Checkpointer:
             tables=tuple(tables.facts(one) for one in bindings),
             variables=tuple(entry.facts() for entry in entries),
             files=(),
+            optimizer=OptimizerIdentity.of(self._optimizer.inner_optimizer).number,
             node=job.current().node if self._saver.per_node else None,
         )
 
@@ -261,6 +264,15 @@ class Checkpointer:
             )
         self._restore_tables(checked, bindings, entries, is_read=True)
         return self._restore_rest(checked, bindings, entries)
+
+    def _refuse_other_optimizers(self, bindings: Sequence[TableBinding]) -> None:
+        identity = OptimizerIdentity.of(self._optimizer.inner_optimizer)
+        others = [one.config.name for one in bindings if identity.trains_beside(one.trained_by()[0])]
+        if others:
+            raise StateError(
+                f"tables {others} are trained by another optimizer than the Checkpointer's, whose variables would be "
+                "missing in the checkpoint. Train all tables of a model with one optimizer"
+            )
 
     def _refuse_steps_before(self) -> None:
         if self._optimizer.begun:
@@ -343,6 +355,8 @@ class Checkpointer:
         self._together(assign, f"restoring {path}")
         fault_points.reach("variables_restored")
         self._optimizer.begin_restored()
+        if content.optimizer:
+            OptimizerIdentity.of(self._optimizer.inner_optimizer).take(content.optimizer)
         self.position.go_to(content.epoch, content.batch)
         self._saved_at = self._iterations()
         self._check_step(bindings, content)

@@ -103,7 +103,7 @@ def write_rows(rows: StoredRows, path: Path, name: str) -> parameter_files.Writt
     """
     info = rows.info
     header: dict[str, Any] = {
-        key: info[key] for key in ("dim", "key_limit", "step", "initializer", "metadata", "dtype")
+        key: info[key] for key in ("dim", "key_limit", "step", "initializer", "metadata", "dtype", "trained_by")
     }
     header |= {"node": rows.shard.node, "nodes": rows.shard.nodes} if rows.shard is not None else {}
     header |= {"optimizer": info["optimizer"]["kind"], "slot_init": list(info["optimizer"]["slot_init"])}

@@ -18,8 +18,8 @@ from tf_sparse_ps.errors import DamagedFileError, UnsupportedError
 NAME = "manifest.json"
 VARIABLES = "variables.npz"  # of rank 0
 CALLBACKS = "callbacks.npz"  # of all ranks
-VERSION = 3
-_READ = (1, 2, 3)  # versions; 1 has no increments, 2 has one part of each table
+VERSION = 4
+_READ = (1, 2, 3, 4)  # versions; 1 has no increments, 2 one part of each table, 3 no identity of the optimizer
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -97,6 +97,7 @@ class Manifest:
         it.
       variables: Of each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
       files: All files but this one.
+      optimizer: The identity of the optimizer (`OptimizerIdentity`); 0: it is not known.
       node: Whose directory it is in, where each node has its own; None: it has the parts of all nodes.
     """
 
@@ -115,6 +116,7 @@ class Manifest:
     tables: tuple[dict[str, Any], ...]
     variables: tuple[dict[str, Any], ...]
     files: tuple[FileEntry, ...]
+    optimizer: int = 0
     node: int | None = None
 
     def parts(self, number: int) -> tuple[TablePart, ...]:
@@ -232,6 +234,7 @@ def _from(content: dict[str, Any]) -> Manifest:
         tables=tuple(tables),
         variables=tuple(dict(one) for one in content["variables"]),
         files=files,
+        optimizer=int(content.get("optimizer", 0)),
         node=content.get("node"),
         **numbers,
     )

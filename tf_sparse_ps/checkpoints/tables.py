@@ -48,7 +48,7 @@ def committed_step() -> int:
 
 def facts(binding: TableBinding) -> dict[str, Any]:
     """What a manifest says of a table, but for `parts`, which are known when they have been written."""
-    config = binding.config
+    config, index_seed = binding.config, int(binding.reader().stats()["index_seed"])
     return {
         "name": config.name,
         "id": binding.uuid,
@@ -56,6 +56,7 @@ def facts(binding: TableBinding) -> dict[str, Any]:
         "key_limit": config.key_limit,
         "dtype": config.dtype,
         "placement": binding.placement,
+        "index_seed": index_seed,
     }
 
 
@@ -72,7 +73,7 @@ def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
         newer_rows.flush(binding.path)
     with eager_ops(f"marking changes of {this_job.group_path}") as _ops:
         generation = int(_ops.mark_changes(this_job.group_path))
-    return {binding.uuid: f"{binding.uuid}:{generation}" for binding in bindings}
+    return {binding.uuid: binding.reader().mark(generation) for binding in bindings}
 
 
 def capture(bindings: Sequence[TableBinding], since: Mapping[str, str], step: int, *, split: bool) -> list[Captured]:
@@ -162,7 +163,7 @@ class Stored:
         A leader that finds damage stops reading: others wait for it to end, not to fail.
         """
         for number, binding in enumerate(bindings):
-            self._restore(binding, self._rows(binding, number))
+            self._restore(binding, self._rows(binding, number), self._facts[number].get("index_seed"))
             fault_points.reach("table_restored")
 
     def check_read(self) -> None:
@@ -191,7 +192,7 @@ class Stored:
             )
         return found
 
-    def _restore(self, binding: TableBinding, stored: StoredRows) -> None:
+    def _restore(self, binding: TableBinding, stored: StoredRows, index_seed: int | None) -> None:
         info = stored.info
         rule = info["optimizer"]
         meta = {
@@ -200,7 +201,10 @@ class Stored:
             "optimizer": rule["kind"],
             "slot_init": [float(value) for value in rule["slot_init"]],
             "initializer": info["initializer"],
+            "trained_by": info["trained_by"],
         }
+        if index_seed is not None:
+            binding.take_index_seed(index_seed)
 
         def blocks(carried: bool) -> Iterator[Block]:
             if self._damage is not None:
@@ -216,6 +220,7 @@ class Stored:
 
         widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
         rows.replace(binding, meta, widths, blocks)
+        binding.set_trained_by(*info["trained_by"])  # the job's optimizer becomes that of the checkpoint, too
         # All nodes have read the file: none needs to be given what another one has written.
         binding.explicit = False
 

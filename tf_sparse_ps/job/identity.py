@@ -22,6 +22,8 @@ class Identity:
       uuid: Of the job: 32 hexadecimal digits, the same on all ranks, and in every run of a named job.
       run: 16 hexadecimal digits that tell this run of a named job from others.
       keras_seed: Rank 0's, if one was set and counts.
+      life: Of a group that this run makes: tells it from those of earlier runs. 1 to 2**62.
+      index_seed: Likewise: from it follow the seeds of its tables' indexes, which nobody can guess.
       rank, size: This process among all of the job's.
       nodes: The node of each rank. Nodes are counted in the order of their first ranks.
     """
@@ -30,6 +32,8 @@ class Identity:
     uuid: str
     run: str
     keras_seed: str | None
+    life: int
+    index_seed: int
     rank: int
     size: int
     nodes: tuple[int, ...]
@@ -69,16 +73,15 @@ class Identity:
             )
         own_uuid = digest("job", own_name) if own_name else secrets.token_hex(16)
         own_seed = None if own_name else _keras.random_seed()[0]
-        name, uuid, run, seed = collectives.broadcast_object(
-            (own_name, own_uuid, secrets.token_hex(8), own_seed), 0, "tfsps_job"
-        )
+        own = (own_name, own_uuid, secrets.token_hex(8), own_seed, secrets.randbits(62) + 1, secrets.randbits(63))
+        name, uuid, run, seed, life, index_seed = collectives.broadcast_object(own, 0, "tfsps_job")
         if name != own_name:
             raise ValueError(
                 f"TFSPS_JOB differs between ranks: {name!r} on rank 0, {own_name!r} on rank {collectives.rank}"
             )
         own_location = node_discovery.mine(collectives.local_rank, collectives.host)
         nodes = node_discovery.nodes(collectives.allgather_object(own_location, "tfsps_locations"))
-        return cls(name, uuid, run, seed, collectives.rank, collectives.size, tuple(nodes))
+        return cls(name, uuid, run, seed, life, index_seed, collectives.rank, collectives.size, tuple(nodes))
 
 
 def digest(*parts: str) -> str:

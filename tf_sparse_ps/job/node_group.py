@@ -137,7 +137,8 @@ class NodeGroup:
                 _ops.open_writer(self.path, outcome)
                 self._remove_earlier_runs()
             else:
-                _ops.create_group(self.path, self._identity.uuid)
+                own = self._identity
+                _ops.create_group(self.path, own.uuid, life=own.life, index_seed=own.index_seed)
             os.mkdir(self.exchange_path, 0o700)
         path, exchange, pid, keep = self.path, self.exchange_path, os.getpid(), self._identity.name is not None
         collectives.at_exit(lambda: job_end.end_group(path, exchange, pid, keep=keep))

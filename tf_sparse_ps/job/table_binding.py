@@ -65,6 +65,7 @@ class TableBinding:
     unfilled: bool = False
     cache: Any = None
     _reader: Any = None
+    _loaded: tuple[int, int] | None = None  # whose slots were loaded, while the table itself does not say it
 
     @property
     def placement(self) -> str:
@@ -82,8 +83,42 @@ class TableBinding:
             self._reader = Table.open(self.path, "r")
         return self._reader
 
-    def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
+    def trained_by(self) -> tuple[int, int]:
+        """Which optimizer made the slots that this node has, 0 if any may go on, and after how many of its steps."""
+        identity, steps = self.reader().stats()["trained_by"]
+        return self._loaded if identity == 0 and self._loaded is not None else (identity, steps)
+
+    def load_trained_by(self, identity: int, steps: int) -> None:
+        """Slots were loaded that this optimizer made, after that many of its steps. Every rank calls it; leaders act.
+
+        An optimizer that trains the table now goes on with them. To one that has not begun they are the other one's.
+        """
+        if not self.group.is_leader or self.trained_by()[0] in (0, identity):
+            self.set_trained_by(identity, steps)
+        else:
+            self.set_trained_by(0, 0)
+            self._loaded = (identity, steps)
+
+    def set_trained_by(self, identity: int, steps: int) -> None:
+        """Says what `trained_by` is to return. Every rank calls it; the leader acts."""
+        self._loaded = None
+        if self.group.is_leader:
+            with eager_ops(f"setting the optimizer of table {self.path}") as _ops:
+                _ops.set_optimizer(self.path, self.uuid, identity, steps)
+
+    def take_index_seed(self, index_seed: int) -> None:
+        """Gives the index this seed, if the table has never had a row. Every rank calls it; the leader acts."""
+        if self.group.is_leader:
+            with eager_ops(f"setting the index seed of table {self.path}") as _ops:
+                _ops.take_index_seed(self.path, self.uuid, index_seed)
+
+    def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False, renew: bool = False) -> None:
         """Gives the table its update rule and slots. Every rank calls it; the leader acts.
+
+        Args:
+          optimizer: The rule.
+          replace: Slots of another rule are dropped.
+          renew: Slots of the same rule get their initial values.
 
         Raises:
           StateError: Another rule is bound and `replace` is False.
@@ -93,6 +128,8 @@ class TableBinding:
         if self.group.is_leader:
             with eager_ops(f"binding {optimizer.kind} to table {self.path}") as _ops:
                 _ops.bind_optimizer(self.path, self.uuid, optimizer.kind, optimizer.slot_init, replace=replace)
+                if renew:
+                    _ops.renew_slots(self.path, self.uuid)
         self.optimizer = optimizer
         if self.cache is not None:
             self.cache.bind(optimizer)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
     from tf_sparse_ps.table.parameter_files import Content
 
-_VERSION = 1
+_VERSION = 2
+_READ = (1, 2)  # versions; 1 does not say which optimizer made the slots
 _CHUNK_ROWS = 1 << 18
 _BLOCK_BYTES = 8 << 20
 _COMPARED = 256  # keys and rows at each end of a file, by which ranks see that they load the same one
@@ -164,6 +165,7 @@ def _meta(binding: TableBinding, content: Content) -> npt.NDArray[np.uint8]:
         "optimizer": content.optimizer["kind"],
         "slot_init": [_shortest(value) for value in content.optimizer["slot_init"]],
         "initializer": _initializer(binding),
+        "trained_by": list(content.trained_by),
     }
     return np.frombuffer(json.dumps(meta).encode(), np.uint8)
 
@@ -195,10 +197,11 @@ def _ends(array: Any) -> str:
 
 
 def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    if meta["version"] != _VERSION:
+    if meta["version"] not in _READ:
         raise InvalidArgumentError(
             f"layer {binding.config.name!r} cannot load saved rows of version {meta['version']}. This version of "
-            f"tf_sparse_ps reads version {_VERSION}. Load the file with the version that wrote it, or with a later one"
+            f"tf_sparse_ps reads versions {_READ[0]} to {_READ[-1]}. Load the file with the version that wrote it, or "
+            "with a later one"
         )
     slots = [state[f"slot_{index}"] for index in range(sum(name.startswith("slot_") for name in state))]
     replace(
@@ -218,7 +221,7 @@ def replace(
 
     Args:
       binding: Of the table.
-      meta: Of what is stored: its dim, key_limit, optimizer, slot_init, and initializer.
+      meta: Of what is stored: its dim, key_limit, optimizer, slot_init, initializer and, if it is known, trained_by.
       widths: Of the slots that are stored, if there are some.
       blocks: Returns what is stored, with slots or without.
 
@@ -257,6 +260,10 @@ def replace(
             found_blocks = _completed(found_blocks, meta, config.key_limit, fresh)
     rule = binding.optimizer
     binding.replace(found_blocks, whole=carried or bool(anew) or rule is None or not rule.slots)
+    if carried:
+        binding.load_trained_by(*meta.get("trained_by", (0, 0)))
+    elif anew:
+        binding.set_trained_by(0, 0)
 
 
 def _blocks(state: Mapping[str, Any], slots: Sequence[Any], carried: bool, config: TableConfig) -> Iterator[Block]:

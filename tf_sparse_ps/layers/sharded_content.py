@@ -38,6 +38,7 @@ class ShardedContent:
     Attributes:
       step: Of the rows.
       optimizer: Whose slots the rows have, as the core says it.
+      trained_by: Which optimizer made the slots, 0 if that is not known, and after how many of its steps.
     """
 
     def __init__(self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None) -> None:
@@ -64,6 +65,7 @@ class ShardedContent:
             try:
                 self._scan = binding.reader().scan(slots=slots)
                 own = {"rows": len(self._scan), "step": self._scan.step, "optimizer": self._scan.optimizer}
+                own["trained_by"] = self._scan.trained_by
             except Exception as caught:
                 error = caught
         call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
@@ -73,9 +75,7 @@ class ShardedContent:
             agreement.must_agree([facts for facts, *_ in everyone])
             raise_failed([text for *_, text in everyone], error, call)
             shards = [everyone[leader][1] for leader in self._job.leaders]
-            if any(
-                shard["step"] != shards[0]["step"] or shard["optimizer"] != shards[0]["optimizer"] for shard in shards
-            ):
+            if any(shard[name] != shards[0][name] for shard in shards for name in ("step", "optimizer", "trained_by")):
                 raise StateError(f"{call}: the nodes have it of different steps or optimizers, {shards}")
         except Exception:
             self._close()
@@ -83,6 +83,7 @@ class ShardedContent:
         self._rows = [int(shard["rows"]) for shard in shards]
         self._call = call
         self.step, self.optimizer = int(shards[0]["step"]), dict(shards[0]["optimizer"])
+        self.trained_by: tuple[int, int] = shards[0]["trained_by"]
         dim = binding.config.dim
         self._widths = [dim, *(_table.slot_widths(self.optimizer["kind"], dim) if slots else [])]
         self._record = 8 + 4 * sum(self._widths)

@@ -7,6 +7,7 @@ traced. An error on one rank becomes an error on all, so that none waits for the
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops, _table, optimizers
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.rings.optimizer_identity import Claim, OptimizerIdentity, SlotsOf
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 _ordinals = itertools.count()
@@ -27,6 +29,8 @@ def bind(
     tables: Sequence[Any],
     rules: Sequence[optimizers.RowOptimizer],
     settings: dict[str, Any],
+    identity: OptimizerIdentity,
+    iterations: int,
 ) -> int:
     """Binds update rules to tables.
 
@@ -36,12 +40,15 @@ def bind(
       tables: `TableBinding`s in the order of their ordinals.
       rules: One per table.
       settings: What else must be equal on all ranks, by name; values are compared as text.
+      identity: Of the optimizer.
+      iterations: Steps that it has made.
 
     Returns:
       A number that names this optimizer's operations, the same on all ranks.
 
     Raises:
-      ValueError: Ranks differ, naming the rank and what differs; a table has slots of another rule.
+      ValueError: Ranks differ, naming the rank and what differs; a table has slots of another rule; this optimizer
+        has trained a table before, and another one has trained it since.
     """
     ordinal = next(_ordinals)
     facts = {name: str(value) for name, value in settings.items()}
@@ -57,16 +64,33 @@ def bind(
             facts[f"`weights` of {label}"] = table.given
     if tables:
         facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
-    must_agree(collectives.allgather_object(facts, "tsps.bind"))
+    found = [SlotsOf(table.ordinal, *table.trained_by()) for table in tables if job.is_leader]
+    own = identity.claim(found, iterations)
+    everyone = collectives.allgather_object((facts, own), "tsps.bind")
+    must_agree([theirs for theirs, _ in everyone])
     if not tables:
         return ordinal
+    claim: Claim = everyone[0][1]  # whether a table's slots are another optimizer's may be known to rank 0 alone
+    if claim.refused is not None:
+        names = {table.ordinal: table.config.name for table in tables}
+        raise ValueError(
+            f"table '{names[claim.refused]}' was trained by this optimizer, and by another one since, with slots of "
+            "its own. A table goes on with the optimizer that trained it last. Train with that one, or make a new "
+            "DistributedOptimizer, whose slots start anew"
+        )
+    identity.take(claim.identity)
 
     def make_slots() -> None:
         job.tables.lifetimes.tidy()
         for table, rule in zip(tables, rules, strict=True):
-            _bind_one(table, rule)
+            _bind_one(table, rule, renew=table.ordinal in claim.renewed)
+            if job.is_leader and table.trained_by()[0] not in (0, identity.number):  # rank 0 has loaded rows alone
+                table.set_trained_by(0, 0)
 
     on_all(collectives, make_slots, "tsps.slots")
+    identity.trains([table.ordinal for table in tables])
+    if collectives.rank == 0:
+        _say_renewed([table for table in tables if table.ordinal in claim.renewed], claim, job)
     job.step.assign(_ops.group_info(job.group_path).step)
     if len(job.leaders) > 1:
         # Rank 0 says which: it may have loaded weights alone.
@@ -107,7 +131,25 @@ def on_all(collectives: Collectives, action: Callable[[], None], name: str) -> N
         raise ValueError("tables cannot be trained: " + "; ".join(failed))
 
 
-def _bind_one(table: Any, rule: optimizers.RowOptimizer) -> None:
+def _say_renewed(tables: Sequence[Any], claim: Claim, job: Any) -> None:
+    """Says what the user may not expect of tables whose slots start anew."""
+    group = job.group
+    names = ", ".join(f"'{table.config.name}'" for table in tables)
+    text = ""
+    if tables and claim.earlier_run and group.found_at_step:
+        text = (
+            f"job '{job.identity.name}' goes on with tables of an earlier run, of step {group.found_at_step}, and no "
+            f"checkpoint was restored. The rows of {names} are kept. Their optimizer's slots and the dense weights "
+            "start anew. To go on where training ended, give fit tsps.callbacks.Checkpoint. To begin anew, remove "
+            f"{group.path}"
+        )
+    elif any(table.optimizer.slots for table in tables):
+        text = f"another optimizer has trained {names} before: rows are kept, the slots of this one start anew"
+    if text:
+        print(f"tf_sparse_ps: {text}", file=sys.stderr, flush=True)
+
+
+def _bind_one(table: Any, rule: optimizers.RowOptimizer, *, renew: bool) -> None:
     before = table.optimizer
     replace = before is not None and before.slot_identity != rule.slot_identity
     if replace:
@@ -117,7 +159,7 @@ def _bind_one(table: Any, rule: optimizers.RowOptimizer) -> None:
             stacklevel=2,
         )
     try:
-        table.bind_optimizer(rule, replace=replace)
+        table.bind_optimizer(rule, replace=replace, renew=renew and not replace)
     except StateError as error:
         raise ValueError(f"{error}. Use the rule that the table was trained with, or another TFSPS_JOB.") from error
 

@@ -40,6 +40,7 @@ def make(job: Job, step: tf.Tensor, reduced: Sequence[SparseGradient], update: U
             [one.joined(lambda part: part.left_keys, one.gradient.keys) for one in tables],
             [one.joined(lambda part: part.left_gradients, one.gradient.rows) for one in tables],
             [one.hyper for one in tables],
+            update.optimizer,
             [one.stacked([store.number for store in one.stores]) for one in tables],
             [one.stacked([part.plan.plan for part in one.parts]) for one in tables],
             [one.joined(lambda part: part.not_finite) for one in tables],

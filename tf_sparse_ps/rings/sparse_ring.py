@@ -99,11 +99,13 @@ class Update:
     Attributes:
       tables: Whose step it is.
       hyper: Each table's hyperparameters, as `_ops.apply` takes them.
+      optimizer: Whose step it is, likewise, int64[2].
       against: What this rank has against the step, whatever comes out of reducing: verdicts, uint8[n].
     """
 
     tables: list[TableBinding]
     hyper: list[tf.Tensor]
+    optimizer: tf.Tensor
     against: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     @property
@@ -159,7 +161,7 @@ class SparseRing(abc.ABC):
         if any(table.cache is not None for table in update.tables):
             return cached_step.make(self._job, step, reduced, update)
         job, keys, rows = self._job, [one.keys for one in reduced], [one.rows for one in reduced]
-        args = update.paths, update.uuids, keys, rows, update.hyper
+        args = update.paths, update.uuids, keys, rows, update.hyper, update.optimizer
         if len(job.leaders) == 1:
             return _ops.make_step(job.group_path, step, job.timeout_s, *args, operation=name)
         if job.is_leader:

@@ -98,7 +98,7 @@ class SparseStep:
             return self
         with tf.control_dependencies(done):
             hyper = [tf.identity(one) for one in self.update.hyper]
-        return dataclasses.replace(self, update=Update(self.update.tables, hyper, against))
+        return dataclasses.replace(self, update=dataclasses.replace(self.update, hyper=hyper, against=against))
 
     def _clipped(self, number: tf.Tensor, dense: Sequence[DenseGradient]) -> list[SparseGradient]:
         clipping, reduced = self.clipping, self.reduce(number)
@@ -179,20 +179,22 @@ class SparseStep:
         """What differs between steps. No key repeats in it: functions traced apart may differ in whether some can."""
         own = unique(self.gradients)
         keys, rows = [one.keys for one in own], [one.rows for one in own]
-        return [*keys, *rows, *self.update.hyper]
+        return [*keys, *rows, *self.update.hyper, self.update.optimizer]
 
     def specs(self) -> list[tf.TensorSpec]:
         """Of `tensors`."""
         dims = [int(one.rows.shape[1]) for one in self.gradients]
         keys = [tf.TensorSpec([None], tf.int64) for _ in dims]
         rows = [tf.TensorSpec([None, dim], tf.float32) for dim in dims]
-        return [*keys, *rows, *(tf.TensorSpec(one.shape, one.dtype) for one in self.update.hyper)]
+        hyper = [tf.TensorSpec(one.shape, one.dtype) for one in self.update.hyper]
+        return [*keys, *rows, *hyper, tf.TensorSpec([2], tf.int64)]
 
     def of(self, tensors: Sequence[tf.Tensor]) -> SparseStep:
         """The step that was put aside as `tensors`."""
         n = len(self.gradients)
         step = self.with_gradients([SparseGradient(tensors[t], tensors[n + t]) for t in range(n)])
-        return step.with_hyper(tensors[2 * n :])
+        update = dataclasses.replace(self.update, hyper=list(tensors[2 * n : -1]), optimizer=tensors[-1])
+        return dataclasses.replace(step, update=update)
 
     def hyper_sizes(self) -> list[int]:
         """How many hyperparameters each table's rule has."""

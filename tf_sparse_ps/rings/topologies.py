@@ -71,6 +71,7 @@ class NodeRing(SparseRing):
             update.paths,
             update.uuids,
             update.hyper,
+            update.optimizer,
             reduction=self._reduction,
             operation=name,
         )
@@ -119,7 +120,13 @@ class HierarchicalRing(SparseRing):
         """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             prepared = _ops.ring_prepare(
-                self._job.group_path, step, update.paths, update.uuids, update.hyper, update.voters
+                self._job.group_path,
+                step,
+                update.paths,
+                update.uuids,
+                update.hyper,
+                update.optimizer,
+                update.voters,
             )
         return self._decide(prepared, name, update)
 

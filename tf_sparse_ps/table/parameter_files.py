@@ -42,12 +42,15 @@ class Content(Protocol):
     Attributes:
       step: Of that state.
       optimizer: Whose slots the rows have, as the core says it.
+      trained_by: Which optimizer made the slots, 0 if that is not known, and after how many of its steps.
     """
 
     @property
     def step(self) -> int: ...
     @property
     def optimizer(self) -> dict[str, Any]: ...
+    @property
+    def trained_by(self) -> tuple[int, int]: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Any: ...
 
@@ -97,6 +100,7 @@ def header(table: Table, content: Content, *, shard: Shard | None, slots: bool) 
         "dtype": table.config.dtype,
         "node": shard.node if shard else 0,
         "nodes": shard.nodes if shard else 0,
+        "trained_by": content.trained_by if slots else (0, 0),
     }
 
 
@@ -170,6 +174,8 @@ def load(table: Table, path: str | os.PathLike[str], *, slots: bool, progress: b
                 metadata = {name: one[own] for name, one in metadata.items()}
             table.assign(keys, rows, values, metadata)
             loaded += len(keys)
+    if slots and rule["kind"] != "none":
+        table.set_trained_by(*info["trained_by"])
     return loaded
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ class Changes:
 
 
 _UNKNOWN = 2**32 - 1  # a change generation that there is not
+# Of a table its uuid; the life of its group, which marks of earlier versions do not have; the change generation.
+_MARK = re.compile(r"([0-9a-fA-F]{32}):(?:([0-9a-f]{16}):)?([0-9]+)")
 
 
 class Block(NamedTuple):
@@ -85,6 +88,7 @@ class Scan:
     Attributes:
       step: Of that state.
       optimizer: Whose slots the rows have, as the core says it.
+      trained_by: Which optimizer made the slots, 0 if any may go on with them, and after how many of its steps.
       erased: Of a scan since a mark, the keys that were erased, int64[m]. One that is among the rows, too, was written
         afterwards. None: all rows come; a copy that another scan began with is of no use.
     """
@@ -94,6 +98,7 @@ class Scan:
         self._block = block_rows(dim)
         self.step = int(core.step())
         self.optimizer: dict[str, Any] = core.optimizer()
+        self.trained_by: tuple[int, int] = core.trained_by()
         self.erased: Keys | None = core.erased()
         self._rows = int(core.rows())
 
@@ -539,7 +544,11 @@ class Table:
         Raises:
           StateError: Mode is "r".
         """
-        return f"{self.uuid}:{self._writable().mark_changes()}"
+        return self.mark(self._writable().mark_changes())
+
+    def mark(self, generation: int) -> str:
+        """What `mark_changes` returns of a change generation that has begun."""
+        return f"{self.uuid}:{self._group.life():016x}:{generation}"
 
     def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
         """Gives the table an update rule and its slots.
@@ -625,14 +634,20 @@ class Table:
 
     def _generation(self, mark: str) -> int:
         """The change generation of a mark; of one that is not this table's, one that there is not."""
-        uuid, separator, digits = mark.rpartition(":")
-        if not separator or not digits.isascii() or not digits.isdigit():
+        found = _MARK.fullmatch(mark)
+        if found is None:
             raise InvalidArgumentError(f"mark must be what mark_changes() returned. Received: {mark!r}")
-        return min(int(digits), _UNKNOWN) if uuid == self.uuid else _UNKNOWN
+        uuid, life, generation = found.groups()
+        is_mine = uuid == self.uuid and life is not None and int(life, 16) == self._group.life()
+        return min(int(generation), _UNKNOWN) if is_mine else _UNKNOWN
 
     def check_writable(self) -> None:
         """Raises StateError unless the mode is "r+"."""
         self._writable()
+
+    def set_trained_by(self, identity: int, steps: int) -> None:
+        """Says which optimizer made the slots, and how many steps it had made; 0: any may go on with them."""
+        self._writable().set_optimizer(self._index, identity, steps)
 
     def bind_slots(self, kind: str, slot_init: Sequence[float], otherwise: str) -> None:
         """Makes slots of this rule if the table has none.

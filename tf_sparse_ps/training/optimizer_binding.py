@@ -15,6 +15,7 @@ from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.rings import binding, clipping, node_exchange, topologies
 from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient
+from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.rings.sparse_ring import SparseRing
 from tf_sparse_ps.training import refusals
 from tf_sparse_ps.training.balance import Balance
@@ -89,7 +90,9 @@ class OptimizerBinding:
         refusals.refuse_cached(self._owner.schedule, new)
         settings = self._settings(tables, dense, begins_equal)
         rules = [self.rule_of(table) for table in new]
-        self._number = binding.bind(self._collectives, job, new, rules, settings)
+        iterations = int(tf.convert_to_tensor(self._owner.iterations))
+        identity = OptimizerIdentity.of(self._owner.inner_optimizer)
+        self._number = binding.bind(self._collectives, job, new, rules, settings, identity, iterations)
         self._bound.update(table.path for table in new)
         self._job = self._job or job
         if self._collectives.size > 1:

@@ -18,6 +18,7 @@ from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import rank_weight
 from tf_sparse_ps.rings.clipping import Clipping
 from tf_sparse_ps.rings.gradients import TableGradient, mean_of, split
+from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.rings.sparse_ring import Update
 from tf_sparse_ps.rings.sparse_step import SparseStep
 from tf_sparse_ps.schedules.protocol import LocalStep
@@ -224,7 +225,7 @@ class Step:
             self._binding.rings,
             f"{self._binding.name}.sparse",
             rank_weight.kept([one.gradient for one in tables], weight),
-            Update([one.table for one in tables], hyper),
+            Update([one.table for one in tables], hyper, OptimizerIdentity.of(self._owner.inner_optimizer).step(made)),
             Clipping.of(self._owner.inner_optimizer),
             self._owner.loss_scale_factor,
         )

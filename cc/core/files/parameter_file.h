@@ -34,6 +34,7 @@ struct ParameterFileInfo {
   uint64_t n_rows = 0;
   int64_t key_limit = 0;      // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
   OptimizerConfig optimizer;  // kNone: the file carries no slots
+  OptimizerUse trained_by;    // whose slots they are; zeros where that is not known
   InitializerConfig initializer;
   uint64_t step = 0;                         // of the group when the file was written
   std::vector<MetadataPlane> metadata;       // planes of the table's own that the file carries

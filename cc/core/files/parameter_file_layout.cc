@@ -134,6 +134,8 @@ Result<std::string> EncodeHeader(const ParameterFileInfo& info) {
   header.step = info.step;
   header.optimizer_kind = static_cast<uint32_t>(info.optimizer.kind);
   header.n_planes = static_cast<uint32_t>(planes.size());
+  header.optimizer_id = info.trained_by.id;
+  header.optimizer_steps = info.trained_by.steps;
   header.initializer_kind = static_cast<uint32_t>(info.initializer.kind);
   header.initializer_a = info.initializer.a;
   header.initializer_b = info.initializer.b;
@@ -172,14 +174,15 @@ Status CheckHeader(const ParameterFileHeader& header, const std::string& path) {
                  kParameterFileVersion,
                  ". Read the file with the version that wrote it, or with a later one");
   }
-  const auto zero = [](uint32_t word) { return word == 0; };
   bool possible = header.version >= 1 && header.rows_per_block == kRowsPerBlock &&
                   header.reserved0 == 0 && ValidateShard({header.node, header.nodes}).ok();
   if (header.version == 1) {
     possible = possible && header.planes_crc == 0 && header.nodes == 0;
   } else {
-    possible = possible && header.n_planes >= 1 && header.n_planes <= kMaxParameterFilePlanes &&
-               std::all_of(std::begin(header.slot_init), std::end(header.slot_init), zero);
+    possible = possible && header.n_planes >= 1 && header.n_planes <= kMaxParameterFilePlanes;
+  }
+  if (header.version == 2) {
+    possible = possible && header.optimizer_id == 0 && header.optimizer_steps == 0;
   }
   if (!possible) return DamagedFile(path, "impossible header fields");
   const size_t bytes = sizeof(header) + PlaneEntries(header) * sizeof(ParameterFilePlane);
@@ -210,12 +213,14 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
                        header.version == 1 ? "" : " planes");
   }
   if (header.version == 1) {
+    static_assert(sizeof(info.optimizer.slot_init) == 2 * sizeof(uint64_t), "as version 1 has it");
+    std::memcpy(info.optimizer.slot_init, &header.optimizer_id, sizeof(info.optimizer.slot_init));
     for (int slot = 0; slot < kMaxSlots; ++slot) {
-      info.optimizer.slot_init[slot] = FloatOf(static_cast<uint32_t>(header.slot_init[slot]));
       if (!std::isfinite(info.optimizer.slot_init[slot]))
         return DamagedFile(path, "non-finite initial slot value");
     }
   } else {
+    info.trained_by = {header.optimizer_id, header.optimizer_steps};
     if (CrcOf(planes) != header.planes_crc) {
       return DamagedFile(path, "the list of planes has checksum ", CrcOf(planes), ", expected ",
                          header.planes_crc);

@@ -14,6 +14,7 @@
 //
 //   record: | key 8 | of each plane row_bytes | zeros up to a multiple of 8 |
 //
+// A file of version 2 does not say which optimizer made its slots.
 // A file of version 1 has no ParameterFilePlane: blocks begin at 128, and a record has the key, the
 // row and the optimizer's slots, each of them 4 * dim bytes.
 #ifndef TFSPS_CORE_FILES_PARAMETER_FILE_LAYOUT_H_
@@ -29,7 +30,7 @@
 
 namespace tsps {
 
-constexpr uint32_t kParameterFileVersion = 2;  // of what is written
+constexpr uint32_t kParameterFileVersion = 3;  // of what is written
 constexpr uint64_t kRowsPerBlock = 4096;
 constexpr size_t kBlockTrailerBytes = 8;  // crc32c of the records, then zeros
 // A record with all planes stays below 8 MiB, so that readers need no large buffer for a hostile
@@ -49,7 +50,10 @@ struct ParameterFileHeader {
   uint64_t step;
   uint32_t optimizer_kind;        // OptimizerKind
   uint32_t n_planes;              // version 1: SlotCount(optimizer_kind)
-  uint32_t slot_init[kMaxSlots];  // 0; version 1: bits of floats
+  // Of the optimizer that made the slots (OptimizerUse). Version 2: 0, 0; version 1: float[4], the
+  // slots' initial values.
+  uint64_t optimizer_id;
+  uint64_t optimizer_steps;
   uint32_t initializer_kind;      // InitializerKind
   float initializer_a;
   float initializer_b;
@@ -85,7 +89,8 @@ static_assert(offsetof(ParameterFileHeader, n_rows) == 24);
 static_assert(offsetof(ParameterFileHeader, step) == 32);
 static_assert(offsetof(ParameterFileHeader, optimizer_kind) == 40);
 static_assert(offsetof(ParameterFileHeader, n_planes) == 44);
-static_assert(offsetof(ParameterFileHeader, slot_init) == 48);
+static_assert(offsetof(ParameterFileHeader, optimizer_id) == 48);
+static_assert(offsetof(ParameterFileHeader, optimizer_steps) == 56);
 static_assert(offsetof(ParameterFileHeader, initializer_kind) == 64);
 static_assert(offsetof(ParameterFileHeader, initializer_a) == 68);
 static_assert(offsetof(ParameterFileHeader, initializer_b) == 72);
@@ -103,7 +108,7 @@ static_assert(offsetof(ParameterFilePlane, role) == 32);
 static_assert(offsetof(ParameterFilePlane, type) == 36);
 static_assert(offsetof(ParameterFilePlane, row_bytes) == 40);
 static_assert(offsetof(ParameterFilePlane, initial) == 48);
-// The numbers that files of version 2 have.
+// The numbers that files of version 2 and 3 have.
 static_assert(static_cast<uint32_t>(PlaneRole::kEmbedding) == 1 &&
               static_cast<uint32_t>(PlaneRole::kSlot) == 2 &&
               static_cast<uint32_t>(PlaneRole::kMetadata) == 5);

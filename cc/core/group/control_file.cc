@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
@@ -25,6 +26,12 @@ uint32_t SealedCrc(const Sealed& sealed, uint64_t epoch) {
 
 }  // namespace
 
+GroupDraw GroupDraw::Random() {
+  std::random_device random;
+  const auto word = [&] { return uint64_t{random()} << 32 | random(); };
+  return {word() | 1, word()};
+}
+
 uint32_t GroupLayoutHash() {
   const uint64_t sizes[] = {sizeof(GroupFileHeader), sizeof(LiveState), sizeof(CommitRecord),
                             sizeof(UndoHeader),      kRecordOffset,     kRecordBytes,
@@ -33,7 +40,8 @@ uint32_t GroupLayoutHash() {
 }
 
 Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path,
-                                                         const std::string& uuid) {
+                                                         const std::string& uuid,
+                                                         const GroupDraw& draw) {
   if (uuid.size() != sizeof(GroupFileHeader::uuid)) {
     return Error(Code::kInvalidArgument, "a group's uuid has 32 hexadecimal digits, received '",
                  uuid, "'");
@@ -44,6 +52,8 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path
   header.version = kFormatVersion;
   header.layout_hash = GroupLayoutHash();
   std::memcpy(header.uuid, uuid.data(), sizeof(header.uuid));
+  header.life = draw.life;
+  header.index_seed = draw.index_seed;
   header.crc = HeaderCrc(header);
   // The records are all zero: epoch 0, step 0, no tables. Header last: a killed creation leaves no
   // valid group.
@@ -75,6 +85,11 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Open(const std::string& path) 
 std::string ControlFile::uuid() const {
   return std::string(file_->data() + offsetof(GroupFileHeader, uuid),
                      sizeof(GroupFileHeader::uuid));
+}
+
+GroupDraw ControlFile::draw() const {
+  const auto& header = *reinterpret_cast<const GroupFileHeader*>(file_->data());
+  return {header.life, header.index_seed};
 }
 
 bool ControlFile::Validate(uint64_t sequence) const {

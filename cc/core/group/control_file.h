@@ -28,6 +28,14 @@ struct State {
   bool more_tables = false;
 };
 
+// What is drawn for a group when it is made.
+struct GroupDraw {
+  uint64_t life = 0;  // not 0
+  uint64_t index_seed = 0;
+
+  static GroupDraw Random();
+};
+
 // A mutation that a writer has sealed (GroupWriter::Seal) and not published.
 struct Sealed {
   uint64_t step = 0;
@@ -38,11 +46,13 @@ struct Sealed {
 class ControlFile {
  public:
   static Result<std::unique_ptr<ControlFile>> Create(const std::string& path,
-                                                     const std::string& uuid);
+                                                     const std::string& uuid,
+                                                     const GroupDraw& draw);
   static Result<std::unique_ptr<ControlFile>> Open(const std::string& path);
   Status MakeWritable() { return file_->MakeWritable(); }
 
   std::string uuid() const;
+  GroupDraw draw() const;
   MappedFile& file() { return *file_; }
   const std::string& path() const { return file_->path(); }
   // The folder of the table in a place. Garbage (of sane length) if another table comes into the

@@ -48,7 +48,8 @@ Status Group::Impl::CheckRead(const State& state, uint64_t epoch) {
 Group::Group() : impl_(std::make_unique<Impl>()) {}
 Group::~Group() = default;
 
-Result<std::shared_ptr<Group>> Group::Create(const std::string& path, const std::string& uuid) {
+Result<std::shared_ptr<Group>> Group::Create(const std::string& path, const std::string& uuid,
+                                             const GroupDraw& draw) {
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(path));
   std::shared_ptr<Group> group(new Group());
   group->path_ = path;
@@ -60,7 +61,7 @@ Result<std::shared_ptr<Group>> Group::Create(const std::string& path, const std:
     TSPS_ASSIGN_OR_RETURN(auto lock, FileLock::Acquire(path + "/writer.lock"));
   }
   TSPS_ASSIGN_OR_RETURN(impl.probe, LockProbe::Open(path + "/writer.lock"));
-  TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Create(path + "/group", uuid));
+  TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Create(path + "/group", uuid, draw));
   return group;
 }
 
@@ -210,6 +211,8 @@ GroupInfo Group::Info() const {
   }
   return info;
 }
+
+GroupDraw Group::draw() const { return impl_->control->draw(); }
 
 Status Group::CheckInPlace() const { return impl_->control->file().CheckInPlace(); }
 

@@ -75,7 +75,8 @@ class Group {
  public:
   // Creates an empty group; `path` must not exist (its parent must). The directory is 0700, the
   // files 0600.
-  static Result<std::shared_ptr<Group>> Create(const std::string& path, const std::string& uuid);
+  static Result<std::shared_ptr<Group>> Create(const std::string& path, const std::string& uuid,
+                                               const GroupDraw& draw = GroupDraw::Random());
   // Maps an existing group. Refuses other users' directories, symlinks, foreign, newer, truncated
   // and damaged files.
   static Result<std::shared_ptr<Group>> Open(const std::string& path);
@@ -122,6 +123,7 @@ class Group {
   uint64_t version() const;
   // Of the last writer that has said so (GroupWriter::SetRun).
   uint64_t run_id() const;
+  GroupDraw draw() const;
   GroupInfo Info() const;
   // DataLoss if the group's directory was removed, or holds another group by now. What is mapped
   // can still be read.
@@ -208,6 +210,9 @@ struct RowChanges {
   // Of a step only. Absent keys get their initial row first. A non-finite gradient and a key that
   // repeats are refused, naming table and key. At most 2^31 - 1 keys of a table, here and below.
   std::vector<TableUpdate> updates = {};
+  // Of a step: whose slots are updated. FailedPrecondition, naming the table, if they are another
+  // optimizer's.
+  OptimizerUse optimizer = {};
   std::vector<TableWrites> writes = {};
   std::vector<TableErases> erases = {};
 };
@@ -257,6 +262,14 @@ class GroupWriter {
   // Creates the slot files. The table's rows get the slots' initial values. Binding the same
   // configuration again is a no-op; another one is FailedPrecondition unless `replace`.
   Status BindOptimizer(int table, const OptimizerConfig& config, bool replace);
+  // Gives all rows the initial values of the slots that the table is bound to: any optimizer may
+  // train it next.
+  Status RenewSlots(int table);
+  // Says whose the slots are, when they have been loaded with the optimizer's own variables.
+  Status SetOptimizer(int table, const OptimizerUse& optimizer);
+  // Indexes a table with this seed, if it has never had a row; else does nothing. Returns whether
+  // the table has it now.
+  Result<bool> TakeIndexSeed(int table, uint64_t seed);
   // Begins another change generation and returns it: Scan::ChangedSince tells what is written
   // from here on. Any number of consumers may do so.
   Result<uint32_t> MarkChanges();
@@ -274,6 +287,8 @@ class GroupWriter {
   explicit GroupWriter(Group& group);
   // How many rows of a table are set in one commit.
   Result<size_t> RowsAtOnce(int table) const;
+  // Gives the table planes with new slots, and its index, which is then empty, the seed.
+  Status Rebind(int place, const OptimizerConfig& config, uint64_t index_seed);
   Group& group_;
   std::unique_ptr<Impl> impl_;
 };

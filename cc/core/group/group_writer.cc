@@ -13,6 +13,7 @@
 #include "core/group/table_number.h"
 #include "core/os/directory.h"
 #include "core/os/process_info.h"
+#include "core/table/index.h"
 #include "core/table/table_checks.h"
 
 namespace tsps {
@@ -196,15 +197,19 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
     return Error(Code::kResourceExhausted, "group ", group_.path(), " has ", kMaxTables,
                  " tables already");
   }
+  const uint64_t index_seed = IndexSeed(group.control->draw().index_seed, config.uuid);
   // Creating a table removes what lies in the way.
   TSPS_RETURN_IF_ERROR(group_.CheckInPlace());
   if (place == next.tables.size()) next.tables.push_back(TableState());
-  TSPS_ASSIGN_OR_RETURN(auto files, TableFiles::Create(group_.path() + "/" + config.name, config));
+  TSPS_ASSIGN_OR_RETURN(auto files,
+                        TableFiles::Create(group_.path() + "/" + config.name, config, index_seed));
   TSPS_FAULT_POINT("create.files");
   TableState& state = next.tables[place];  // zeros, but for `removed`
   state.segments = 1;
   state.planes = TableFiles::kFirstGeneration;
   state.flags = kTableUsed;
+  SetIndexSeed(&state, index_seed);
+  state.complete_since = next.changes + 1;  // an earlier table of this uuid may have been marked
   if (config.storage.tiered()) state.flags |= kTableAbsentElsewhere;
   group.control->SetTableName(place, config.name);
   ++next.version;
@@ -244,9 +249,8 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
   TableFiles& files = *group_.impl_->files(place);
-  const bool tiered = files.config().storage.tiered();
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now,
-                        files.BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
+  const TableState& state = impl_->state.tables[static_cast<size_t>(place)];
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, files.BoundPlanes(state));
   const OptimizerConfig& bound = now->optimizer;
   if (bound.kind == config.kind &&
       std::equal(bound.slot_init, bound.slot_init + SlotCount(bound.kind), config.slot_init)) {
@@ -257,22 +261,80 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
                  OptimizerKindName(bound.kind), " (or to other initial slot values); binding ",
                  OptimizerKindName(config.kind), " would drop its slots: ask for it with replace");
   }
+  return Rebind(place, config, state.index_seed);
+}
+
+Status GroupWriter::RenewSlots(int table) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  const TableState& state = impl_->state.tables[static_cast<size_t>(place)];
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, group_.impl_->files(place)->BoundPlanes(state));
+  if (now->slots() == 0) return SetOptimizer(table, OptimizerUse());
+  return Rebind(place, now->optimizer, state.index_seed);
+}
+
+Status GroupWriter::SetOptimizer(int table, const OptimizerUse& optimizer) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  const TableState& now = impl_->state.tables[static_cast<size_t>(place)];
+  if (now.optimizer_id == optimizer.id && now.optimizer_steps == optimizer.steps) return Status();
+  Mutation mutation(*group_.impl_, *impl_);
+  TableState& state = mutation.next().tables[static_cast<size_t>(place)];
+  state.optimizer_id = optimizer.id;
+  state.optimizer_steps = optimizer.steps;
+  ++state.version;
+  ++mutation.next().version;
+  return CommitState(mutation);
+}
+
+Result<bool> GroupWriter::TakeIndexSeed(int table, uint64_t seed) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  const TableState& state = impl_->state.tables[static_cast<size_t>(place)];
+  if (state.index_seed == seed) return true;
+  TableFiles& files = *group_.impl_->files(place);
+  if (state.rows > 0 || state.segments > 1 || files.segment(0)->used > 0) return false;
+  if (files.config().storage.tiered()) {
+    TSPS_ASSIGN_OR_RETURN(const RecordStore* const records, files.Records(state));
+    if (records->rows() > 0) return false;
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, files.BoundPlanes(state));
+    TSPS_RETURN_IF_ERROR(Rebind(place, now->optimizer, seed));
+    return true;
+  }
+  Mutation mutation(*group_.impl_, *impl_);
+  TableState& next = mutation.next().tables[static_cast<size_t>(place)];
+  SetIndexSeed(&next, seed);
+  ++next.version;
+  ++mutation.next().version;
+  TSPS_RETURN_IF_ERROR(CommitState(mutation));
+  return true;
+}
+
+Status GroupWriter::Rebind(int place, const OptimizerConfig& config, uint64_t index_seed) {
+  TableFiles& files = *group_.impl_->files(place);
+  const bool tiered = files.config().storage.tiered();
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now,
+                        files.BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
+  const bool had_slots = now->optimizer.kind != OptimizerKind::kNone;
   if (tiered) TSPS_RETURN_IF_ERROR(MoveAllOut(*group_.impl_, *impl_, group_.counters_, place));
   Mutation mutation(*group_.impl_, *impl_);
   State& next = mutation.next();
   TableState& state = next.tables[static_cast<size_t>(place)];
   TSPS_RETURN_IF_ERROR(files.CreatePlanes(state, config));
   if (tiered) {
-    TSPS_ASSIGN_OR_RETURN(state.moves, files.ConvertRecords(state));
+    TSPS_ASSIGN_OR_RETURN(state.moves, files.ConvertRecords(state, index_seed));
     state.rows = state.free_rows = 0;
   }
   TSPS_FAULT_POINT("bind.files");
   ++state.planes;
+  SetIndexSeed(&state, index_seed);
+  state.optimizer_id = state.optimizer_steps = 0;
+  ++state.version;
   state.complete_since = next.changes + 1;  // all rows have other slots
   ++next.version;
   // Of the new binding alone, so that the memory of the old one is given back. All that can fail.
   std::shared_ptr<TableFiles> anew;
-  if (tiered || bound.kind != OptimizerKind::kNone) {
+  if (tiered || had_slots) {
     TSPS_ASSIGN_OR_RETURN(anew, impl_->MapAnew(group_, place, state));
   }
   TSPS_RETURN_IF_ERROR(CommitState(mutation));

@@ -49,7 +49,7 @@ class Grower {
 
     mutation.Begin();
     group_.control->BeginRebuild();
-    RebuildSegment(*image, files_.seed(), segment, split ? files_.segment(sibling) : nullptr);
+    RebuildSegment(*image, state().index_seed, segment, split ? files_.segment(sibling) : nullptr);
     TSPS_FAULT_POINT("split.rebuilt");
     if (split) {
       // The directory entries of this segment are one aligned range; its upper half goes to the
@@ -74,9 +74,11 @@ class Grower {
   // depth does.
   Status DoubleDirectory() {
     const uint32_t depth = state().depth;
-    if (depth >= kMaxDepth) {
-      return Error(Code::kResourceExhausted, "the index of ", files_.folder(),
-                   " cannot grow beyond depth ", depth);
+    if (!MayDouble(depth, state().segments)) {
+      return Error(Code::kResourceExhausted, "the index of table ", files_.folder(),
+                   " cannot grow: its directory has ", uint64_t{1} << depth, " entries for ",
+                   state().segments, " segments of ", state().live,
+                   " keys. The keys seem to be chosen to collide. Nothing was changed");
     }
     const size_t size = size_t{1} << depth;
     TSPS_RETURN_IF_ERROR(writer_.reserver.Ensure(files_.directory(), 4 * size * sizeof(uint32_t)));
@@ -135,10 +137,11 @@ Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& c
   bool grown = true;
   while (grown) {
     grown = false;
-    const uint32_t depth = writer.state.tables[static_cast<size_t>(table)].depth;
+    const TableState& state = writer.state.tables[static_cast<size_t>(table)];
+    const uint32_t depth = state.depth;
     std::unordered_map<uint32_t, Demand> demands;
     for (const uint32_t i : fresh) {
-      const uint64_t hash = files.Hash(keys[i]);
+      const uint64_t hash = HashKey(keys[i], state.index_seed);
       Demand& demand = demands[files.directory_entries()[DirectoryPosition(hash, depth)]];
       ++demand.keys;
       demand.hash = hash;

@@ -2,12 +2,12 @@
 // docs/format.md has the same in words, table/layout.h the tables' files.
 //
 //  group (control file)
-//  0          4096          8192               + kRecordBytes     + 2 kRecordBytes
-//  +----------+-------------+------------------+------------------+------------------+
-//  | Header   | LiveState   | CommitRecord 0   | CommitRecord 1   | TableNameEntry[] |
-//  +----------+-------------+------------------+------------------+------------------+
-//    never      words that    the state as of an even epoch lives    names of the
-//    changes    change        in record 0, of an odd epoch in 1      tables' folders
+//  0          4096          8192         12288              + kRecordBytes     + 2 kRecordBytes
+//  +----------+-------------+------------+------------------+------------------+---------------+
+//  | Header   | LiveState   | reserved   | CommitRecord 0   | CommitRecord 1   | TableNameEntry[]
+//  +----------+-------------+------------+------------------+------------------+---------------+
+//    never      words that    for          the state as of an even epoch lives    names of the
+//    changes    change        counters     in record 0, of an odd epoch in 1      tables' folders
 //
 //  LiveState.sequence = 2 * epoch, + 1 while a mutation is in progress. Storing 2 * (epoch + 1)
 //  publishes commit record (epoch + 1) & 1 with everything in it: step, row counts of all tables,
@@ -34,7 +34,9 @@ struct GroupFileHeader {
   uint32_t version;
   uint32_t layout_hash;  // GroupLayoutHash() of the build that wrote it
   char uuid[32];         // hexadecimal digits
-  uint64_t reserved[9];
+  uint64_t life;         // tells a group from earlier ones with the same uuid (GroupDraw)
+  uint64_t index_seed;   // from which those of new tables follow
+  uint64_t reserved[7];
   uint32_t reserved2;
   uint32_t crc;  // CRC-32C of the bytes before
 };
@@ -81,12 +83,15 @@ struct CommitRecord {
   uint64_t version;
   uint32_t n_tables;
   uint32_t changes;  // the change generation: rows that are written get it
+  uint64_t reserved[4];
   TableState tables[kMaxTables];
 };
-static_assert(sizeof(CommitRecord) == 32 + 64 * kMaxTables, "on-disk size");
+static_assert(sizeof(CommitRecord) == 64 + 128 * kMaxTables, "on-disk size");
 
 constexpr size_t kLiveOffset = kPageBytes;
-constexpr size_t kRecordOffset = 2 * kPageBytes;
+// A page of zeros, for what a job counts and other processes read.
+constexpr size_t kCountersOffset = 2 * kPageBytes;
+constexpr size_t kRecordOffset = 3 * kPageBytes;
 constexpr size_t kRecordBytes = (sizeof(CommitRecord) + kPageBytes - 1) / kPageBytes * kPageBytes;
 // The folder of the table in each place, padded with zeros; identifies it to a process that has not
 // mapped it yet. Written before the table is published, and only while the place is vacant.

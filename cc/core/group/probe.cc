@@ -16,7 +16,7 @@ constexpr size_t kBatch = 16;
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
                   uint32_t* rows, bool fetch) {
   const uint32_t depth = std::min(state.depth, kMaxDepth);
-  const uint64_t seed = files.seed();
+  const uint64_t seed = state.index_seed;
   const uint32_t* const directory = files.directory_entries();
   const size_t row_bytes = files.row_bytes();
   int64_t astray = -1;

@@ -18,9 +18,9 @@ namespace tsps {
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
                   uint32_t* rows, bool fetch = false);
 // The key will be looked for, or added, in an index that is as a commit record says: an own one.
-inline void PrefetchEntry(const TableFiles& files, uint32_t depth, int64_t key) {
-  const uint64_t hash = files.Hash(key);
-  const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
+inline void PrefetchEntry(const TableFiles& files, const TableState& state, int64_t key) {
+  const uint64_t hash = HashKey(key, state.index_seed);
+  const uint32_t number = files.directory_entries()[DirectoryPosition(hash, state.depth)];
   __builtin_prefetch(&files.segment(number)->entries[HomeEntry(hash)]);
 }
 // DataLoss, naming such a key.

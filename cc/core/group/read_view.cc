@@ -13,12 +13,12 @@ namespace tsps {
 namespace {
 
 // The same through an overlay: rare and slow.
-int64_t ProbeRowsBehind(const IndexView& index, const TableFiles& files, const TableState& state,
-                        const int64_t* keys, size_t n, uint32_t* rows) {
+int64_t ProbeRowsBehind(const IndexView& index, const TableState& state, const int64_t* keys,
+                        size_t n, uint32_t* rows) {
   int64_t astray = -1;
   for (size_t i = 0; i < n; ++i) {
     rows[i] = kAbsentRow;
-    const uint64_t hash = files.Hash(keys[i]);
+    const uint64_t hash = HashKey(keys[i], state.index_seed);
     const uint32_t number = index.SegmentOf(hash);
     const uint32_t at =
         number < state.segments ? index.Find(number, keys[i], hash) : kSegmentEntries;
@@ -101,7 +101,7 @@ void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, b
       overlay_ == nullptr
           ? ProbeRows(files, state, keys, n, rows, fetch)
           : ProbeRowsBehind(IndexView(files, state, overlay_, static_cast<int>(PlaceOf(table))),
-                            files, state, keys, n, rows);
+                            state, keys, n, rows);
   if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
 }
 
@@ -195,6 +195,9 @@ TableStats ReadView::Stats(int table) const {
   stats.rows = state.live;
   stats.row_capacity = state.rows;
   stats.segments = state.segments;
+  stats.trained_by = {state.optimizer_id, state.optimizer_steps};
+  stats.index_seed = state.index_seed;
+  stats.version = state.version;
   stats.bytes = Files(table).Bytes(state);
   const PlaneList* const list = Files(table).Planes(state);
   const auto records = Files(table).Records(state);

@@ -34,6 +34,9 @@ struct TableStats {
   uint64_t live_bytes_on_disk = 0;  // what the rows take of these
   uint64_t rows_to_stage = 0;       // how many rows can be read ahead of their need
   OptimizerConfig optimizer;
+  OptimizerUse trained_by;
+  uint64_t index_seed = 0;
+  uint64_t version = 0;  // changes so far that were no steps
   std::vector<MetadataPlane> metadata;
 };
 

@@ -32,7 +32,7 @@ void UndoInserts(TableFiles& files, const TableState& table, const UndoRecordHea
   const PlaneList& list = *files.Planes(table);
   const auto* keys = reinterpret_cast<const int64_t*>(payload);
   for (size_t i = 0; i < record.n; ++i) {
-    const uint64_t hash = files.Hash(keys[i]);
+    const uint64_t hash = HashKey(keys[i], table.index_seed);
     Segment* const segment =
         files.segment(files.directory_entries()[DirectoryPosition(hash, table.depth)]);
     Entry* const entry = FindPastGaps(segment, keys[i], hash);
@@ -92,12 +92,13 @@ void Undo(TableFiles& files, const TableState& table, uint32_t changes,
 }
 
 // Before a split all keys of a segment go where the record's hash leads.
-Status CheckImageKeys(const TableFiles& files, const UndoRecordHeader& record, const Segment& image,
+Status CheckImageKeys(const TableState& table, const UndoRecordHeader& record, const Segment& image,
                       const std::string& path) {
   if (image.local_depth == 0) return Status();
   for (const Entry& entry : image.entries) {
     if (entry.row_plus_one == 0 || entry.row_plus_one == kTombstone) continue;
-    if ((files.Hash(entry.key) ^ record.hash) >> (64 - image.local_depth) == 0) continue;
+    if ((HashKey(entry.key, table.index_seed) ^ record.hash) >> (64 - image.local_depth) == 0)
+      continue;
     return Damaged(path, "an image of segment ", record.segment, " with key ", entry.key,
                    ", which does not belong there");
   }
@@ -114,13 +115,13 @@ Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, co
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(table));
   if (record.kind == UndoKind::kRows) return CheckPlanesOf(record, *list, impl.undo->path());
   if (record.kind == UndoKind::kSegment) {
-    return CheckImageKeys(files, record, *reinterpret_cast<const Segment*>(payload),
+    return CheckImageKeys(table, record, *reinterpret_cast<const Segment*>(payload),
                           impl.undo->path());
   }
   const auto* const keys = reinterpret_cast<const int64_t*>(payload);
   for (size_t i = 0; record.kind == UndoKind::kInserts && i < record.n; ++i) {
-    const uint32_t number =
-        files.directory_entries()[DirectoryPosition(files.Hash(keys[i]), table.depth)];
+    const uint64_t hash = HashKey(keys[i], table.index_seed);
+    const uint32_t number = files.directory_entries()[DirectoryPosition(hash, table.depth)];
     if (number >= table.segments) return Astray(files, keys[i]);
   }
   return Status();

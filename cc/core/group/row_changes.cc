@@ -98,6 +98,14 @@ Status PreparedChanges::AddUpdate(const Group& group, const TableUpdate& update)
     return Error(Code::kFailedPrecondition, "table ", group.path(), "/", config.name,
                  " has no optimizer bound");
   }
+  const TableState& state = writer_.state.tables[static_cast<size_t>(part->table)];
+  if (SlotCount(part->kind) > 0 && optimizer_.id != 0 && state.optimizer_id != 0 &&
+      state.optimizer_id != optimizer_.id) {
+    return Error(Code::kFailedPrecondition, "table ", config.name,
+                 ": another optimizer has trained it since, with slots of its own. A table goes on "
+                 "with the optimizer that trained it last. Train with that one, or make a new "
+                 "DistributedOptimizer, whose slots start anew. Nothing was changed");
+  }
   // Of nothing, hyperparameters are nobody's: ranks that all had nothing have averaged none.
   const Status hyper =
       update.n > 0 ? ValidateHyper(part->kind, update.hyper, update.n_hyper) : Status();
@@ -152,6 +160,7 @@ Status PreparedChanges::AddErases(const Group& group, const TableErases& erases)
 
 Status PreparedChanges::Prepare(const Group& group, const RowChanges& changes) {
   step_ = changes.step;
+  optimizer_ = changes.optimizer;
   if (step_.has_value() && *step_ != writer_.state.step + 1) {
     const char* const why =
         *step_ > writer_.state.step
@@ -255,10 +264,20 @@ void PreparedChanges::Write() {
   mutation_.Begin();
   mutation_.ForEachPlan([&](size_t p) { WriteRows(p, /*fresh=*/false); });
   mutation_.WriteIndex();
+  State& next = mutation_.next();
+  for (const Part& part : parts_) {
+    TableState& state = next.tables[static_cast<size_t>(part.table)];
+    if (!step_.has_value()) {
+      ++state.version;
+    } else if (!part.update.empty() && optimizer_.id != 0) {
+      state.optimizer_id = optimizer_.id;
+      state.optimizer_steps = optimizer_.steps;
+    }
+  }
   if (step_.has_value()) {
-    mutation_.next().step = *step_;
+    next.step = *step_;
   } else {
-    ++mutation_.next().version;
+    ++next.version;
   }
   written_ = true;
 }

@@ -80,6 +80,7 @@ class PreparedChanges {
   GroupCounters& counters_;
   Executor& executor_;
   std::optional<uint64_t> step_;
+  OptimizerUse optimizer_;
   std::vector<Part> parts_;
   RowMutation mutation_;
   bool written_ = false;

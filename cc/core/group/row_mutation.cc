@@ -245,15 +245,15 @@ void RowMutation::Begin() {
 void RowMutation::WriteIndex() {
   for (const RowPlan& plan : plans_) {
     TableFiles& files = *group_.files(plan.table);
-    const uint32_t depth = StateOf(plan).depth;
+    const TableState& state = StateOf(plan);
     const RowPlanes planes = Planes(plan);
     for (size_t k = 0; k < plan.fresh.size(); ++k) {
       const uint32_t i = plan.fresh[k];
       if (k + RowPlanes::kAhead < plan.fresh.size()) {
-        PrefetchEntry(files, depth, plan.keys[plan.fresh[k + RowPlanes::kAhead]]);
+        PrefetchEntry(files, state, plan.keys[plan.fresh[k + RowPlanes::kAhead]]);
       }
-      const uint64_t hash = files.Hash(plan.keys[i]);
-      const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, depth)];
+      const uint64_t hash = HashKey(plan.keys[i], state.index_seed);
+      const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, state.depth)];
       InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
       planes.Touch(plan.rows[i]);
       TSPS_FAULT_POINT("commit.insert");

@@ -117,14 +117,14 @@ Status RowMutation::FindErased(RowPlan& plan) {
 Status RowMutation::FindEntries(RowPlan& plan, const std::vector<int64_t>& keys) {
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
-  const uint32_t depth = StateOf(plan).depth;
+  const TableState& state = StateOf(plan);
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t key = keys[i];
     if (i + RowPlanes::kAhead < keys.size()) {
-      PrefetchEntry(files, depth, keys[i + RowPlanes::kAhead]);
+      PrefetchEntry(files, state, keys[i + RowPlanes::kAhead]);
     }
-    const uint64_t hash = files.Hash(key);
-    const uint32_t number = files.directory_entries()[DirectoryPosition(hash, depth)];
+    const uint64_t hash = HashKey(key, state.index_seed);
+    const uint32_t number = files.directory_entries()[DirectoryPosition(hash, state.depth)];
     TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));
     const Segment* const segment = files.segment(number);
     const Entry* const entry = FindInSegment(*segment, key, hash);

@@ -72,6 +72,9 @@ class Scan {
 
   // --- The committed state. ---
   uint64_t step() const { return state_.step; }
+  OptimizerUse TrainedBy(int table) const {
+    return {StateOf(table).optimizer_id, StateOf(table).optimizer_steps};
+  }
   uint64_t version() const { return state_.version; }
   uint32_t changes() const { return state_.changes; }  // the change generation
   const std::vector<int>& tables() const { return tables_; }

@@ -75,7 +75,7 @@ class TableCheck {
       ++used;
       if (row_plus_one == kTombstone) continue;
       const int64_t key = index_.Key(number, at);
-      const uint64_t hash = files_.Hash(key);
+      const uint64_t hash = HashKey(key, state_.index_seed);
       if (index_.SegmentOf(hash) != number) {
         return Damaged("key ", key, " is in segment ", number, ", not where its hash leads");
       }

@@ -4,8 +4,8 @@
 
 namespace tsps {
 
-uint64_t IndexSeed(const std::string& uuid) {
-  uint64_t seed = 0;
+uint64_t IndexSeed(uint64_t group_seed, const std::string& uuid) {
+  uint64_t seed = group_seed;
   for (const char digit : uuid) seed = HashKey(digit, seed);
   return seed;
 }

@@ -22,10 +22,18 @@
 
 namespace tsps {
 
-// The seed of a table's index, from its uuid: the same on all nodes and after a restart, and not
-// known to whoever chooses keys. It touches the index alone: neither initial values, nor the order
-// of a merge, nor a saved file.
-uint64_t IndexSeed(const std::string& uuid);
+// The seed of a table's index, from that of its group, which is drawn, and the table's uuid: not
+// known to whoever chooses keys. It touches the index alone: neither initial values, nor owners of
+// keys, nor the order of a merge.
+uint64_t IndexSeed(uint64_t group_seed, const std::string& uuid);
+
+// Whether a directory of `depth` may double. Hashes spread keys so evenly that a directory has a
+// few entries for each segment. Many entries for each mean that keys were chosen to collide, and
+// that the directory would grow without end.
+constexpr uint64_t kMostEntriesPerSegment = 64;
+inline bool MayDouble(uint32_t depth, uint32_t segments) {
+  return depth < kMaxDepth && uint64_t{2} << depth <= kMostEntriesPerSegment * (segments + 1);
+}
 
 inline uint32_t HomeEntry(uint64_t hash) {
   return static_cast<uint32_t>(((hash & 0xFFFFFFFFu) * kSegmentEntries) >> 32);

@@ -22,7 +22,7 @@
 
 namespace tsps {
 
-constexpr uint32_t kFormatVersion = 2;                    // of a group, its tables included
+constexpr uint32_t kFormatVersion = 3;                    // of a group, its tables included
 constexpr uint64_t kTableMagic = 0x656c626174737374ULL;   // "tsstable", little-endian
 constexpr uint64_t kPlanesMagic = 0x6e616c7073707374ULL;  // "tspsplan"
 
@@ -45,10 +45,11 @@ struct TableFileHeader {
   uint32_t nodes;
   uint32_t reserved;
   uint64_t owner_seed;
-  uint32_t reserved2;
+  uint64_t reserved2[15];
+  uint32_t reserved3;
   uint32_t crc;
 };
-static_assert(sizeof(TableFileHeader) == 136, "on-disk size");
+static_assert(sizeof(TableFileHeader) == 256, "on-disk size");
 
 // What a plane of a table holds for every row.
 enum class PlaneRole : uint32_t {
@@ -101,7 +102,7 @@ enum TableFlag : uint32_t {
 };
 constexpr uint32_t kKnownTableFlags = kTableUsed | kTableAbsentElsewhere;  // by this build
 
-// What a commit record says of a table: one cache line. Without a table in this place, all but
+// What a commit record says of a table: two cache lines. Without a table in this place, all but
 // `removed` is 0.
 struct TableState {
   uint64_t rows;            // row numbers handed out: [0, rows)
@@ -115,8 +116,19 @@ struct TableState {
   uint64_t erased;          // length of the log of erased keys
   uint32_t complete_since;  // change generation: what changed since an earlier one is not known
   uint32_t moves;           // mutations so far that moved rows between the tiers; goes round
+  uint64_t index_seed;      // of the keys' hash (SetIndexSeed)
+  uint64_t index_check;     // ~index_seed: with another seed no key would be found
+  uint64_t optimizer_id;    // of the optimizer whose slots these are; 0: any may go on with them
+  uint64_t optimizer_steps;  // that this optimizer had made when it last trained the table
+  uint64_t version;          // changes of the table so far that were no steps
+  uint64_t reserved[3];
 };
-static_assert(sizeof(TableState) == 64, "on-disk size");
+static_assert(sizeof(TableState) == 128, "on-disk size");
+
+inline void SetIndexSeed(TableState* table, uint64_t seed) {
+  table->index_seed = seed;
+  table->index_check = ~seed;
+}
 
 // An entry of the log of erased keys.
 struct ErasedKey {

@@ -45,6 +45,12 @@ struct OptimizerConfig {
   float slot_init[kMaxSlots] = {0, 0, 0, 0};
 };
 
+// An optimizer, and how many steps it has made.
+struct OptimizerUse {
+  uint64_t id = 0;  // 0: nobody says which; it may train every table
+  uint64_t steps = 0;
+};
+
 // "none", "sgd", "adagrad", "adam", "rowwise_adagrad", "momentum", "amsgrad", "adamw", "rmsprop",
 // "rmsprop_momentum", "rmsprop_centered", "rmsprop_centered_momentum", "ftrl".
 Result<OptimizerKind> OptimizerKindFromName(const std::string& name);

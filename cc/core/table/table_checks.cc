@@ -26,6 +26,9 @@ Status CheckNumbers(const TableState& state, uint64_t max_rows, const std::strin
   if (state.planes < TableFiles::kFirstGeneration || (state.flags & ~kKnownTableFlags) != 0) {
     return Damaged(folder, "list of planes ", state.planes, ", flags ", state.flags);
   }
+  if (state.index_check != ~state.index_seed) {
+    return Damaged(folder, "index seed ", state.index_seed, " with check ", state.index_check);
+  }
   if (state.erased > TableFiles::MaxErased(state.rows)) {
     return Damaged(folder, "a log of ", state.erased, " erased keys");
   }
@@ -98,7 +101,7 @@ Status CheckKeyPlaces(const TableFiles& files, const TableState& state, uint32_t
   const Segment& segment = *files.segment(number);
   for (const Entry& entry : segment.entries) {
     if (entry.row_plus_one == 0 || entry.row_plus_one == kTombstone) continue;
-    const uint64_t hash = files.Hash(entry.key);
+    const uint64_t hash = HashKey(entry.key, state.index_seed);
     if (files.directory_entries()[DirectoryPosition(hash, state.depth)] == number &&
         FindInSegment(segment, entry.key, hash) == &entry) {
       continue;

@@ -136,7 +136,8 @@ size_t TableFiles::RoomRows() const {
 }
 
 Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder,
-                                                       const TableConfig& config) {
+                                                       const TableConfig& config,
+                                                       uint64_t index_seed) {
   Remove(folder);
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(folder));
   std::unique_ptr<TableFiles> files(new TableFiles(folder, config));
@@ -162,7 +163,7 @@ Result<std::unique_ptr<TableFiles>> TableFiles::Create(const std::string& folder
   const PlaneList planes = PlanesOf(config, OptimizerConfig(), kFirstGeneration, kFirstGeneration);
   TSPS_RETURN_IF_ERROR(files->MakePlanes(planes, kFirstGeneration, 0));
   if (config.storage.tiered()) {
-    TSPS_ASSIGN_OR_RETURN(auto records, CreateRecords(folder, config, planes, files->seed_));
+    TSPS_ASSIGN_OR_RETURN(auto records, CreateRecords(folder, config, planes, index_seed));
     files->records_.emplace(kFirstGeneration, std::move(records));
   }
   return files;

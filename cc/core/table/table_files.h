@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/hash.h"
 #include "core/base/status.h"
 #include "core/os/mapped_file.h"
 #include "core/table/index.h"
@@ -31,7 +30,7 @@ class TableFiles {
 
   // Makes the folder and its files; leftovers of a killed creation under the name are removed.
   static Result<std::unique_ptr<TableFiles>> Create(const std::string& folder,
-                                                    const TableConfig& config);
+                                                    const TableConfig& config, uint64_t index_seed);
   // Maps an existing table read-only, but for its planes: CheckState does.
   static Result<std::unique_ptr<TableFiles>> Open(const std::string& folder);
 
@@ -50,9 +49,6 @@ class TableFiles {
   const TableConfig& config() const { return *config_; }
   std::shared_ptr<const TableConfig> shared_config() const { return config_; }
   const std::string& folder() const { return folder_; }
-  // Of a key, in this table's index.
-  uint64_t Hash(int64_t key) const { return HashKey(key, seed_); }
-  uint64_t seed() const { return seed_; }
   size_t dim() const { return static_cast<size_t>(config_->dim); }
   size_t row_bytes() const { return row_bytes_; }
 
@@ -91,9 +87,9 @@ class TableFiles {
   // The rows that are on disk, with the planes of the state's binding; opened on first use. Null:
   // the table has all rows in memory.
   Result<RecordStore*> Records(const TableState& state);
-  // Writer: makes the rows on disk anew with the planes after the state's (CreatePlanes). Returns
-  // the number of moves that their state has.
-  Result<uint32_t> ConvertRecords(const TableState& state);
+  // Writer: makes the rows on disk anew with the planes after the state's (CreatePlanes), indexed
+  // with this seed. Returns the number of moves that their state has.
+  Result<uint32_t> ConvertRecords(const TableState& state, uint64_t index_seed);
   // Of a tiered table with these planes.
   MemoryPlan PlanOf(const PlaneList& list) const;
 
@@ -112,8 +108,7 @@ class TableFiles {
  private:
   TableFiles(std::string folder, TableConfig config)
       : folder_(std::move(folder)),
-        config_(std::make_shared<const TableConfig>(std::move(config))),
-        seed_(IndexSeed(config_->uuid)) {}
+        config_(std::make_shared<const TableConfig>(std::move(config))) {}
   std::string PlanePath(const Plane& plane) const;
   std::string ListPath(uint32_t generation) const;
   // Makes the planes of `generation`, with initial values for `rows` rows, and their list.
@@ -127,7 +122,6 @@ class TableFiles {
 
   const std::string folder_;
   const std::shared_ptr<const TableConfig> config_;
-  const uint64_t seed_;
   bool writable_ = false;
   std::unique_ptr<MappedFile> directory_, segments_, free_, erased_;
   size_t row_bytes_ = 0;       // of the embedding

@@ -182,7 +182,7 @@ Result<RecordStore*> TableFiles::Records(const TableState& state) {
   std::lock_guard<std::mutex> lock(planes_mutex_);
   std::unique_ptr<RecordStore>& records = records_[state.planes];
   if (records == nullptr) {
-    auto opened = OpenRecords(folder_, *config_, *list, seed_);
+    auto opened = OpenRecords(folder_, *config_, *list, state.index_seed);
     if (!opened.ok()) {
       records_.erase(state.planes);
       return opened.status();
@@ -236,14 +236,14 @@ class RecordConversion {
 
 }  // namespace
 
-Result<uint32_t> TableFiles::ConvertRecords(const TableState& state) {
+Result<uint32_t> TableFiles::ConvertRecords(const TableState& state, uint64_t index_seed) {
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const from, BoundPlanes(state));
   TSPS_ASSIGN_OR_RETURN(RecordStore* const old, Records(state));
   TableState next = state;
   ++next.planes;
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const to, BoundPlanes(next));
   TSPS_RETURN_IF_ERROR(CheckDisk(*config_, *to));
-  TSPS_ASSIGN_OR_RETURN(auto made, CreateRecords(folder_, *config_, *to, seed_));
+  TSPS_ASSIGN_OR_RETURN(auto made, CreateRecords(folder_, *config_, *to, index_seed));
   TSPS_ASSIGN_OR_RETURN(const auto scan,
                         RecordScan::Begin(*old, state.moves, [] { return Status(); }));
   if (scan == nullptr) return Error(Code::kInternal, folder_, ": rows on disk move");
