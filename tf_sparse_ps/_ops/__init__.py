@@ -6,6 +6,14 @@ A carrier is a `float32[0, dim]` tensor, in practice the value of a layer's anch
 shape inference, and the gradient that arrives at it is the table's sparse gradient.
 """
 
+from tf_sparse_ps._ops.agreement import (
+    Facts,
+    allow_objections,
+    explain_difference,
+    facts,
+    raise_objection,
+    statement,
+)
 from tf_sparse_ps._ops.caches import (
     CACHE_COUNTERS,
     Copy,
@@ -34,6 +42,7 @@ from tf_sparse_ps._ops.dense import mean_split, weighted_concat
 from tf_sparse_ps._ops.groups import (
     COUNTERS,
     NOTHING_AGAINST,
+    RANKS_DIFFER,
     DiskCounters,
     GroupInfo,
     announce,
@@ -113,11 +122,13 @@ __all__ = [
     "CACHE_COUNTERS",
     "COUNTERS",
     "NOTHING_AGAINST",
+    "RANKS_DIFFER",
     "RING_COUNTERS",
     "TENSORFLOW_RANGE",
     "Copy",
     "DiskCounters",
     "Divided",
+    "Facts",
     "GroupInfo",
     "Lookup",
     "Merged",
@@ -127,6 +138,7 @@ __all__ = [
     "PullCounters",
     "Taken",
     "Unique",
+    "allow_objections",
     "announce",
     "apply",
     "assign",
@@ -156,6 +168,8 @@ __all__ = [
     "decide_step",
     "disk_counters",
     "erase",
+    "explain_difference",
+    "facts",
     "forget_table",
     "gather_rows",
     "group_info",
@@ -183,6 +197,7 @@ __all__ = [
     "pull_counters",
     "pull_step_made",
     "pulls_look_ahead",
+    "raise_objection",
     "read_rows",
     "ready",
     "ready_times",
@@ -200,6 +215,7 @@ __all__ = [
     "set_threads",
     "slow_copy",
     "start_timeline",
+    "statement",
     "stop_timeline",
     "unique",
     "unpack_merge",

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tf_sparse_ps._ops.library import lib
 
 NOTHING_AGAINST = bytes(1)  # a verdict, as uint8
+# A verdict that digests differ: its code, that of FailedPrecondition, and a text.
+RANKS_DIFFER = b"\4the ranks of this job differ in something that must be equal on all of them\0"
 
 
 def apply(
@@ -48,6 +50,7 @@ def make_step(
     keys: Sequence[tf.Tensor],
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    digest: tf.Tensor | int = 0,
     *,
     operation: str,
 ) -> tf.Tensor:
@@ -60,6 +63,7 @@ def make_step(
         path: of the group.
         step, paths, uuids, keys, grads, hyper: as in `apply`.
         timeout_s: how long ranks wait for the leader.
+        digest: int64, of `facts`: where ranks have different ones the step is refused (FailedPrecondition).
         operation: a name for messages, of at most 127 characters.
 
     Returns:
@@ -68,7 +72,7 @@ def make_step(
     Raises:
         UnavailableError, DeadlineExceededError, AbortedError: as `node_merge`, about the leader.
     """
-    return lib.tsps_make_step(path, step, timeout_s, paths, uuids, keys, grads, hyper, operation=operation)
+    return lib.tsps_make_step(path, step, timeout_s, paths, uuids, keys, grads, hyper, digest, operation=operation)
 
 
 def prepare_step(
@@ -102,7 +106,7 @@ def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
 
     Args:
         path: of the group.
-        verdicts: uint8[n], all nodes' one after another.
+        verdicts: uint8[n], all nodes' one after another; statements (`statement`) may be among them.
 
     Returns:
         uint8[n], the first refusal among them, for `check_step`.

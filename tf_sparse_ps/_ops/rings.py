@@ -231,6 +231,7 @@ def node_apply(
     paths: Sequence[tf.Tensor],
     uuids: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
+    digest: tf.Tensor | int = 0,
     *,
     reduction: str,
     operation: str,
@@ -243,6 +244,7 @@ def node_apply(
         paths: T scalar strings.
         uuids: T scalar strings.
         hyper: as in `apply`.
+        digest: as in `make_step`.
 
     Returns:
         The verdict on the step, on every rank: see `make_step`.
@@ -260,6 +262,7 @@ def node_apply(
         paths,
         uuids,
         hyper,
+        digest,
         reduction=reduction,
         operation=operation,
     )

@@ -71,6 +71,7 @@ class NodeRing(SparseRing):
             update.paths,
             update.uuids,
             update.hyper,
+            update.digest,
             reduction=self._reduction,
             operation=name,
         )
