@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _tensorflow
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
 from tf_sparse_ps.checkpoints.checkpointer import Checkpointer, check_arguments
@@ -21,6 +22,8 @@ from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.config.plain_numbers import plain
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
+from tf_sparse_ps.job.table_binding import binding_of
+from tf_sparse_ps.rings.binding import reconcile
 from tf_sparse_ps.training import distributed_optimizer
 from tf_sparse_ps.training.equal_weights import broadcast_variables
 
@@ -60,10 +63,11 @@ def _none_of(batch: Any) -> Any:
 
 
 class BroadcastVariables(_keras.keras.callbacks.Callback):
-    """Gives all ranks rank `root`'s dense weights and optimizer variables before training.
+    """Gives all ranks rank `root`'s dense weights, optimizer variables and tables before training.
 
-    They are sent when training begins, or, for a model that is built by its first batch only, after that batch. Tables
-    need none of it: there is one per node, and nodes get equal ones when the optimizer binds them.
+    They are sent when training begins, or, for a model that is built by its first batch only, after that batch. Of
+    replicated tables the rows and slots of that rank's machine are sent to the others, if ranks have written different
+    ones. Sharded tables are left as they are.
 
     `DistributedOptimizer(broadcast=True)` does the same with rank 0's before its first step, for what it knows of.
     """
@@ -93,9 +97,12 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
         self._done = True
         optimizer = self.model.optimizer
         extra = optimizer.variables if optimizer is not None else []
-        broadcast_variables(
-            [*self.model.weights, *(extra() if callable(extra) else extra)], self._root, self._collectives
-        )
+        weights = self.model.weights
+        broadcast_variables([*weights, *(extra() if callable(extra) else extra)], self._root, self._collectives)
+        tables = {table.path: table for one in weights if (table := binding_of(one)) is not None}
+        if tables and self._collectives.size > 1:
+            in_order = sorted(tables.values(), key=lambda table: table.ordinal)
+            reconcile(self._collectives, job.current(), in_order, self._root)
 
 
 class MetricAverage(_keras.keras.callbacks.Callback):

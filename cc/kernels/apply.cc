@@ -52,8 +52,8 @@ class MakeStepKernel {
     return Status();
   }
 
-  // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T, optimizer. Outputs:
-  // verdict.
+  // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T, optimizer, digest.
+  // Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     std::shared_ptr<OpenGroup> owner;
     const Status opened = NoThrow([&]() -> Status {
@@ -66,7 +66,7 @@ class MakeStepKernel {
     const auto make = [this, context, owner, exchange](const ReportDone& report) {
       return Make(context, report, *owner, exchange.get());
     };
-    if (Waits(exchange.get())) {
+    if (exchange != nullptr) {
       RunOnWaiter(done, make);
     } else {
       RunHere(done, make);  // a thread more costs more than it gains
@@ -74,9 +74,6 @@ class MakeStepKernel {
   }
 
  private:
-  // For the leader's verdict.
-  static bool Waits(NodeExchange* exchange) { return exchange != nullptr && !exchange->IsLeader(); }
-
   Status Make(const KernelContext& context, const ReportDone& report, OpenGroup& owner,
               NodeExchange* exchange) {
     MergeCall call;
@@ -84,10 +81,17 @@ class MakeStepKernel {
     TSPS_ASSIGN_OR_RETURN(call.step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(call.timeout_s, context.Scalar<float>(2, "timeout_s"));
     call.cancelled = &owner.closed();
-    if (Waits(exchange)) return OutputLeadersVerdict(context, *exchange, call);
+    TSPS_ASSIGN_OR_RETURN(const int64_t digest, context.Scalar<int64_t>(4 + 5 * tables_, "digest"));
+    Status agreed;
+    if (exchange != nullptr) {
+      exchange->PostStatement(call.step, static_cast<uint64_t>(digest), owner.TakeObjection());
+      if (!exchange->IsLeader()) return OutputLeadersVerdict(context, *exchange, call);
+      const Status told = exchange->AwaitStatements(call, &agreed);
+      if (!told.ok()) agreed = told;
+    }
     const WorkSpan span("apply");
     StepUpdates updates;
-    const Status read = updates.ReadAll(context, 3, tables_, owner, &cache_);
+    const Status read = agreed.ok() ? updates.ReadAll(context, 3, tables_, owner, &cache_) : agreed;
     return MakeStep(context, report, call.step, owner, exchange, [&](GroupWriter& writer) {
       return read.ok() ? updates.Prepare(writer, call.step) : read;
     });

@@ -128,7 +128,7 @@ class NodeApplyKernel {
  public:
   Status Init(const Attributes& attributes) { return attributes_.Init(attributes); }
 
-  // Inputs: as MergeInputs, then paths T, uuids T, hyper T, optimizer. Outputs: verdict.
+  // Inputs: as MergeInputs, then paths T, uuids T, hyper T, optimizer, digest. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context](const ReportDone& report) { return Apply(context, report); });
   }
@@ -146,12 +146,19 @@ class NodeApplyKernel {
     for (size_t t = 0; t < inputs.tables.size(); ++t) {
       TSPS_RETURN_IF_ERROR(updates.CheckDim(t, inputs.tables[t].dim));
     }
+    TSPS_ASSIGN_OR_RETURN(const int64_t digest,
+                          context.Scalar<int64_t>(paths + 3 * attributes_.tables + 1, "digest"));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     return inputs.owner->WithExchange([&](NodeExchange& exchange) -> Status {
+      // Before this rank contributes: the leader has all statements when it has merged.
+      exchange.PostStatement(inputs.call.step, static_cast<uint64_t>(digest),
+                             inputs.owner->TakeObjection());
       // Within the merge: the step is made of what the ranks have merged, where it lies.
       TSPS_RETURN_IF_ERROR(exchange.Merge(
           inputs.call, inputs.tables, *executor, [&](std::vector<ReducedGradients>& reduced) {
-            const Status taken = updates.TakeReduced(&reduced);
+            Status agreed;
+            TSPS_RETURN_IF_ERROR(exchange.AwaitStatements(inputs.call, &agreed));
+            const Status taken = agreed.ok() ? updates.TakeReduced(&reduced) : agreed;
             return MakeStep(context, report, inputs.call.step, *inputs.owner, &exchange,
                             [&](GroupWriter& writer) {
                               return taken.ok() ? updates.Prepare(writer, inputs.call.step) : taken;

@@ -60,12 +60,24 @@ Result<int64_t> Features::CommonWidth(int table, const std::vector<Tensor>& grad
 
 Status UniqueKeys::Init(const KernelContext& context, const Features& features,
                         const std::vector<TableHandle>& tables, int keys, int inverses,
-                        Executor& executor) {
+                        Executor& executor, bool in_step, bool* refused) {
+  *refused = false;
+  OpenGroup& owner = *tables.front().owner;
+  if (!in_step) {  // no step has come for the one that failed
+    const Status before = owner.TakeObjection();
+    if (!before.ok()) {
+      return Error(before.code(),
+                   "an earlier look-up of a training step, which was not made: ", before.message());
+    }
+  }
   const auto path = [&](size_t t) { return tables[t].path(); };
   TSPS_RETURN_IF_ERROR(Dedupe(context, features, keys, inverses, path, executor));
   for (size_t t = 0; t < tables.size(); ++t) {
     const Status bounds = CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size());
-    if (!bounds.ok()) return WithPosition(bounds, features, static_cast<int>(t), tables[t]);
+    if (bounds.ok()) continue;
+    const Status error = WithPosition(bounds, features, static_cast<int>(t), tables[t]);
+    *refused = in_step && owner.Object(error);
+    return *refused ? Status() : error;
   }
   return Status();
 }

@@ -48,8 +48,12 @@ class UniqueKeys {
   // Reads the features' ids from input 0 on and writes keys and inverses to outputs `keys` and
   // `inverses` on. Refuses keys outside bounded tables, naming table, feature, position, key and
   // limit.
+  //
+  // With `in_step` a refusal may be left to the step that follows (OpenGroup::Object): *refused is
+  // set, and the caller outputs zeros.
   Status Init(const KernelContext& context, const Features& features,
-              const std::vector<TableHandle>& tables, int keys, int inverses, Executor& executor);
+              const std::vector<TableHandle>& tables, int keys, int inverses, Executor& executor,
+              bool in_step, bool* refused);
   // The same without tables: any key is one. `name` says for messages which table it is.
   Status Dedupe(const KernelContext& context, const Features& features, int keys, int inverses,
                 const std::function<std::string(size_t table)>& name, Executor& executor);

@@ -113,6 +113,21 @@ Status OpenGroup::Decide(bool make, const std::function<void()>& certain) {
   return Status();
 }
 
+bool OpenGroup::Object(const Status& error) {
+  if (!objects_.load(std::memory_order_relaxed)) return false;
+  std::lock_guard<std::mutex> lock(objection_mutex_);
+  if (objection_.ok()) objection_ = error;
+  has_objection_.store(true, std::memory_order_release);
+  return true;
+}
+
+Status OpenGroup::TakeObjection() {
+  if (!has_objection_.load(std::memory_order_acquire)) return Status();
+  std::lock_guard<std::mutex> lock(objection_mutex_);
+  has_objection_.store(false, std::memory_order_relaxed);
+  return std::exchange(objection_, Status());
+}
+
 Status OpenGroup::JoinExchange(const std::string& folder, const NodeExchange::Options& options) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
   if (exchange() != nullptr) {

@@ -56,6 +56,13 @@ class OpenGroup {
   WireBuffers& received() { return received_; }
   // Rows of sharded tables, from other nodes.
   RowPulls& pulls() { return pulls_; }
+  // Look-ups of a step that fail may leave their error here: then this rank comes to the step as
+  // the others do, and all refuse it. Off, unless AllowObjections: they fail at once.
+  void AllowObjections(bool allowed) { objects_.store(allowed, std::memory_order_relaxed); }
+  // True if the error is kept for the next step. The first one counts.
+  bool Object(const Status& error);
+  // The error that was kept, once.
+  Status TakeObjection();
   // Tells the other ranks of the node, if it has joined them, which step this process is making.
   void ShowStep(int64_t step);
   // Gives up the writer lock and ends waits. Handles that ops still hold can go on reading.
@@ -77,6 +84,9 @@ class OpenGroup {
   std::shared_ptr<NodeExchange> exchange_;
   WireBuffers received_;
   RowPulls pulls_;
+  std::atomic<bool> objects_{false}, has_objection_{false};
+  std::mutex objection_mutex_;
+  Status objection_;
 };
 
 struct TableHandle {

@@ -79,6 +79,7 @@ void RegisterPullKernels();
 void RegisterPullAheadKernels();
 void RegisterWireKernels();
 void RegisterApplyKernels();
+void RegisterAgreementKernels();
 void RegisterDeviceCacheKernels();
 void RegisterCacheStagingKernels();
 void RegisterCacheDevicesKernels();

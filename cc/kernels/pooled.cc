@@ -1,4 +1,5 @@
 // TspsPooledLookup and its two gradients.
+#include <algorithm>
 #include <vector>
 
 #include "core/gradients/bags.h"
@@ -13,7 +14,10 @@ namespace {
 
 class PooledLookupKernel {
  public:
-  Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(in_step_, attributes.Bool("in_step"));
+    return features_.Init(attributes, true);
+  }
 
   // Inputs: ids N, splits N, weights N, paths T, uuids T, carriers T. Outputs: pooled N, keys T,
   // inverses N.
@@ -27,7 +31,9 @@ class PooledLookupKernel {
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     UniqueKeys unique;
-    TSPS_RETURN_IF_ERROR(unique.Init(context, features_, *tables, n, n + t, *executor));
+    bool refused = false;
+    TSPS_RETURN_IF_ERROR(
+        unique.Init(context, features_, *tables, n, n + t, *executor, in_step_, &refused));
 
     std::vector<Bags> bags;
     std::vector<Tensor> pooled;
@@ -38,9 +44,11 @@ class PooledLookupKernel {
       TSPS_ASSIGN_OR_RETURN(Tensor output,
                             context.Output<float>(f, {static_cast<int64_t>(one.span.n_bags),
                                                       features_.In(*tables, f).config().dim}));
+      if (refused) std::fill_n(output.data<float>(), output.size(), 0.0f);
       bags.push_back(std::move(one));
       pooled.push_back(std::move(output));
     }
+    if (refused) return Status();
     std::vector<RowGather> gathers = unique.Gathers(*tables);
     TSPS_RETURN_IF_ERROR(ReadRows(features_, *tables, gathers, *executor, [&](int f) {
       const size_t i = static_cast<size_t>(f);
@@ -54,6 +62,7 @@ class PooledLookupKernel {
 
  private:
   Features features_;
+  bool in_step_ = false;
   TableCache cache_;
 };
 

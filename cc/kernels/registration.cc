@@ -18,12 +18,13 @@ std::vector<OpDefinition> Ops() {
   const char* features = "N: int >= 0";
   const char* tables = "T: int >= 1";
   const char* table_of = "table_of: list(int) >= 0";
+  const char* in_step = "in_step: bool = false";
   const char* combiners = "combiners: list({'sum', 'mean', 'sqrtn'}) >= 0";
   return {
       {"TspsLookup",
        true,
        LookupShapes,
-       {features, tables, table_of},
+       {features, tables, table_of, in_step},
        {"ids: N * int64", "paths: T * string", "uuids: T * string", "carriers: T * float"},
        {"rows: N * float", "keys: T * int64", "inverses: N * int32"}},
       {"TspsSegmentSum",
@@ -35,7 +36,7 @@ std::vector<OpDefinition> Ops() {
       {"TspsPooledLookup",
        true,
        PooledLookupShapes,
-       {features, tables, table_of, combiners},
+       {features, tables, table_of, combiners, in_step},
        {"ids: N * int64", "splits: N * int64", "weights: N * float", "paths: T * string",
         "uuids: T * string", "carriers: T * float"},
        {"pooled: N * float", "keys: T * int64", "inverses: N * int32"}},
@@ -143,7 +144,7 @@ std::vector<OpDefinition> Ops() {
        {tables, "reduction: {'frequency', 'average', 'sum'}", "operation: string"},
        {"keys: T * int64", "grads: T * float", "world_size: int32", "path: string", "step: int64",
         "timeout_s: float", "paths: T * string", "uuids: T * string", "hyper: T * float",
-        "optimizer: int64"},
+        "optimizer: int64", "digest: int64"},
        {"verdict: uint8"}},
       {"TspsRingRounds",
        false,
@@ -190,7 +191,8 @@ std::vector<OpDefinition> Ops() {
        PackShapes,
        {tables, "operation: string"},
        {"path: string", "step: int64", "timeout_s: float", "paths: T * string", "uuids: T * string",
-        "keys: T * int64", "grads: T * float", "hyper: T * float", "optimizer: int64"},
+        "keys: T * int64", "grads: T * float", "hyper: T * float", "optimizer: int64",
+        "digest: int64"},
        {"verdict: uint8"}},
       {"TspsPrepareStep",
        true,
@@ -211,6 +213,27 @@ std::vector<OpDefinition> Ops() {
        {},
        {"step: int64", "verdict: uint8"},
        {"checked: int64"}},
+      {"TspsFacts",
+       false,
+       FactsShapes,
+       {"F: int >= 0", "n_values: int >= 0", "W: list(type) >= 0"},
+       {"seed: int64", "numbers: int64", "reals: F * float", "values: W"},
+       {"facts: int64", "digest: int64"}},
+      {"TspsStatement",
+       true,
+       PackShapes,
+       {},
+       {"path: string", "digest: int64"},
+       {"statement: uint8"}},
+      {"TspsExplainDifference",
+       true,
+       PackShapes,
+       {"names: list(string) >= 0", "shown: string", "remedies: list(string) >= 0",
+        "remedy_of: list(int) >= 0"},
+       {"verdict: uint8", "facts: int64"},
+       {"explained: uint8"}},
+      {"TspsAllowObjections", true, NoOutputs, {}, {"path: string", "allowed: int64"}, {}},
+      {"TspsRaiseObjection", true, NoOutputs, {}, {"path: string"}, {}},
       // Not stateful: it follows the data, and must not wait for what is before it in the program.
       // The variable's value is not looked at: it keeps the op from being folded.
       {"TspsMark",
@@ -356,6 +379,7 @@ bool RegisterAll() {
   RegisterPullAheadKernels();
   RegisterWireKernels();
   RegisterApplyKernels();
+  RegisterAgreementKernels();
   RegisterDeviceCacheKernels();
   RegisterCacheStagingKernels();
   RegisterCacheDevicesKernels();

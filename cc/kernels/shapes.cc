@@ -144,6 +144,12 @@ void ScalarOutputs(TF_ShapeInferenceContext* context, TF_Status* status) {
   for (int i = 0; i < inference.outputs(); ++i) inference.SetOutput(i, inference.Scalar());
 }
 
+void FactsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Inference inference(context, status);
+  inference.SetOutput(0, inference.Vector());
+  inference.SetOutput(1, inference.Scalar());
+}
+
 void GroupInfoShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   inference.SetOutput(0, inference.Scalar());

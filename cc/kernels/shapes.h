@@ -16,6 +16,7 @@ using ShapeFunction = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 void NoOutputs(TF_ShapeInferenceContext*, TF_Status*);
 void SameShape(TF_ShapeInferenceContext*, TF_Status*);
 void ScalarOutputs(TF_ShapeInferenceContext*, TF_Status*);
+void FactsShapes(TF_ShapeInferenceContext*, TF_Status*);
 void GroupInfoShapes(TF_ShapeInferenceContext*, TF_Status*);
 void LookupShapes(TF_ShapeInferenceContext*, TF_Status*);
 void SegmentSumShapes(TF_ShapeInferenceContext*, TF_Status*);

@@ -1,6 +1,7 @@
 #include "kernels/step.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -8,6 +9,13 @@
 #include "kernels/process.h"
 
 namespace tsps {
+namespace {
+
+// Beside codes of a Status, in what a rank says of a step.
+constexpr uint8_t kDigestRecord = 0xff, kObjectionRecord = 0xfe;
+static_assert(static_cast<uint8_t>(Code::kInternal) < kObjectionRecord, "codes are below");
+
+}  // namespace
 
 std::vector<uint8_t> EncodeVerdict(const Status& verdict) {
   std::string bytes(1, static_cast<char>(verdict.code()));
@@ -20,14 +28,47 @@ std::vector<uint8_t> EncodeVerdict(const Status& verdict) {
 
 Status DecodeVerdicts(const uint8_t* bytes, size_t n) {
   const uint8_t* const end = bytes + n;
-  const uint8_t* const code = std::find_if(
-      bytes, end, [](uint8_t byte) { return byte != static_cast<uint8_t>(Code::kOk); });
-  if (code == end) return Status();
-  const uint8_t* const text_end = std::find(code + 1, end, uint8_t{0});
-  if (*code > static_cast<uint8_t>(Code::kInternal) || text_end == end) {
-    return Error(Code::kInvalidArgument, "these ", n, " bytes are no verdicts on a step");
+  Status refused, objection;
+  uint64_t digest = 0;
+  bool has_digest = false, differ = false;
+  for (const uint8_t* at = bytes; at != end;) {
+    if (*at == static_cast<uint8_t>(Code::kOk)) {
+      ++at;
+      continue;
+    }
+    if (*at == kDigestRecord && end - at > static_cast<ptrdiff_t>(sizeof(digest))) {
+      uint64_t theirs;
+      std::memcpy(&theirs, at + 1, sizeof(theirs));
+      differ |= has_digest && theirs != digest;
+      digest = theirs;
+      has_digest = true;
+      at += 1 + sizeof(digest);
+      continue;
+    }
+    const bool objects = *at == kObjectionRecord;
+    const uint8_t* const code = objects ? at + 1 : at;
+    const uint8_t* const text_end = code == end ? end : std::find(code + 1, end, uint8_t{0});
+    if (text_end == end || *code > static_cast<uint8_t>(Code::kInternal)) {
+      return Error(Code::kInvalidArgument, "these ", n, " bytes are no verdicts on a step");
+    }
+    Status& found = objects ? objection : refused;
+    if (found.ok()) found = Status(static_cast<Code>(*code), std::string(code + 1, text_end));
+    at = text_end + 1;
   }
-  return Status(static_cast<Code>(*code), std::string(code + 1, text_end));
+  if (!objection.ok()) return objection;
+  if (differ) return RanksDiffer();
+  return refused;
+}
+
+std::vector<uint8_t> EncodeStatement(uint64_t digest, const Status& objection) {
+  std::vector<uint8_t> bytes(1 + sizeof(digest), kDigestRecord);
+  std::memcpy(bytes.data() + 1, &digest, sizeof(digest));
+  if (!objection.ok()) {
+    const std::vector<uint8_t> verdict = EncodeVerdict(objection);
+    bytes.push_back(kObjectionRecord);
+    bytes.insert(bytes.end(), verdict.begin(), verdict.end());
+  }
+  return bytes;
 }
 
 Status StepUpdates::Read(const KernelContext& context, int paths, int hyper, int n_tables,

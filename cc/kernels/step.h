@@ -26,8 +26,12 @@ namespace tsps {
 // Verdicts are written one after another: each its code, one byte, and unless that is OK its text
 // and a zero.
 std::vector<uint8_t> EncodeVerdict(const Status& verdict);
-// The first one that is not OK. InvalidArgument when `bytes` are no verdicts.
+// The first one that is not OK. InvalidArgument when `bytes` are no verdicts. Statements may be
+// among them: an objection goes before all, and then that digests differ.
 Status DecodeVerdicts(const uint8_t* bytes, size_t n);
+// What a rank says of a step beside its verdict: a digest of what must be equal on all ranks, and
+// why it cannot make the step.
+std::vector<uint8_t> EncodeStatement(uint64_t digest, const Status& objection);
 
 // What a step is made of. Holds all that a prepared step points to.
 class StepUpdates {

@@ -170,6 +170,14 @@ void KernelContext::Fail(const Status& status) const {
   TF_OpKernelContext_Failure(raw_, out.get());
 }
 
+Result<bool> Attributes::Bool(const char* name) const {
+  const StatusOwner status(TF_NewStatus());
+  TF_Bool value = 0;
+  TF_OpKernelConstruction_GetAttrBool(raw_, name, &value, status.get());
+  if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
+  return value != 0;
+}
+
 Result<int64_t> Attributes::Int64(const char* name) const {
   const StatusOwner status(TF_NewStatus());
   int64_t value = 0;

@@ -40,6 +40,7 @@ class Tensor {
   int rank() const { return TF_NumDims(tensor_.get()); }
   int64_t dim(int axis) const { return TF_Dim(tensor_.get(), axis); }
   size_t size() const { return static_cast<size_t>(TF_TensorElementCount(tensor_.get())); }
+  size_t bytes() const { return TF_TensorByteSize(tensor_.get()); }
   std::vector<int64_t> shape() const;
   template <typename T>
   T* data() const {
@@ -112,6 +113,7 @@ class Attributes {
   Result<int64_t> Int64(const char* name) const;
   // InvalidArgument, naming the attribute, for numbers beyond an int's.
   Result<int> Int(const char* name) const;
+  Result<bool> Bool(const char* name) const;
   Result<std::string> String(const char* name) const;
   Result<std::vector<int>> IntList(const char* name) const;
   Result<std::vector<std::string>> StringList(const char* name) const;

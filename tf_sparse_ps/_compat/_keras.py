@@ -174,6 +174,15 @@ def slots_of(optimizer: Any, variable: Any) -> list[tf.Variable]:
     return [tf_variable(slots[index]) for slots in lists]
 
 
+def optimizer_options(optimizer: Any) -> dict[str, str]:
+    """What an optimizer is configured with, as text, but its name and its learning rate."""
+    try:
+        config = dict(optimizer.get_config())
+    except Exception:  # an optimizer of the user's own may have none
+        return {}
+    return {name: repr(value) for name, value in config.items() if name not in ("name", "learning_rate", "decay")}
+
+
 def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
     """The optimizer's variables: iterations, slots, and others."""
     variables = optimizer.variables

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.framework import config
 
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
@@ -43,6 +43,11 @@ def join_strategy(variable: tf.Variable) -> None:
     """Has a variable belong to the strategy in whose scope this is called; Keras 2 asks when a model is compiled."""
     if tf.distribute.has_strategy():
         variable._distribute_strategy = tf.distribute.get_strategy()
+
+
+def is_recording() -> bool:
+    """Whether a gradient tape records what this thread does, or traces."""
+    return bool(record.could_possibly_record())
 
 
 def is_deterministic() -> bool:

@@ -12,6 +12,8 @@ from tf_sparse_ps._ops.library import lib
 
 NOTHING_AGAINST = bytes(1)  # a verdict, as uint8
 NOBODY = (0, 0)  # of the `optimizer` of a step: any table may be trained
+# A verdict that digests differ: its code, that of FailedPrecondition, and a text.
+RANKS_DIFFER = b"\4the ranks of this job differ in something that must be equal on all of them\0"
 
 
 def apply(
@@ -54,6 +56,7 @@ def make_step(
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
     optimizer: tf.Tensor | tuple[int, int] = NOBODY,
+    digest: tf.Tensor | int = 0,
     *,
     operation: str,
 ) -> tf.Tensor:
@@ -66,6 +69,7 @@ def make_step(
         path: of the group.
         step, paths, uuids, keys, grads, hyper, optimizer: as in `apply`.
         timeout_s: how long ranks wait for the leader.
+        digest: int64, of `facts`: where ranks have different ones the step is refused (FailedPrecondition).
         operation: a name for messages, of at most 127 characters.
 
     Returns:
@@ -74,7 +78,9 @@ def make_step(
     Raises:
         UnavailableError, DeadlineExceededError, AbortedError: as `node_merge`, about the leader.
     """
-    return lib.tsps_make_step(path, step, timeout_s, paths, uuids, keys, grads, hyper, optimizer, operation=operation)
+    return lib.tsps_make_step(
+        path, step, timeout_s, paths, uuids, keys, grads, hyper, optimizer, digest, operation=operation
+    )
 
 
 def prepare_step(
@@ -109,7 +115,7 @@ def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
 
     Args:
         path: of the group.
-        verdicts: uint8[n], all nodes' one after another.
+        verdicts: uint8[n], all nodes' one after another; statements (`statement`) may be among them.
 
     Returns:
         uint8[n], the first refusal among them, for `check_step`.

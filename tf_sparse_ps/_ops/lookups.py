@@ -25,6 +25,8 @@ def lookup(
     uuids: Sequence[tf.Tensor],
     carriers: Sequence[tf.Tensor],
     table_of: Sequence[int],
+    *,
+    in_step: bool = False,
 ) -> Lookup:
     """Rows of the ids of N features, from T tables of one group, as of one step.
 
@@ -37,13 +39,15 @@ def lookup(
         carriers: T of float32[0, dim]. Their gradients are `tf.IndexedSlices(values=float32[u_t, dim],
             indices=int64[u_t])` without a dense shape: whatever would make them dense fails by name.
         table_of: N positions in paths.
+        in_step: a step of the tables follows, to which the error about a key may be left (`allow_objections`). Rows are
+            then zeros.
 
     Raises:
         InvalidArgumentError: a key outside a bounded table, carriers of another width, tables of two groups.
         NotFoundError: no such group or table.
         FailedPreconditionError: the table has another uuid.
     """
-    rows, keys, inverses = lib.tsps_lookup(ids, paths, uuids, carriers, table_of=list(table_of))
+    rows, keys, inverses = lib.tsps_lookup(ids, paths, uuids, carriers, table_of=list(table_of), in_step=in_step)
     _set_widths(rows, carriers, table_of)
     return Lookup(rows, keys, inverses)
 
@@ -80,6 +84,8 @@ def pooled_lookup(
     carriers: Sequence[tf.Tensor],
     table_of: Sequence[int],
     combiners: Sequence[str],
+    *,
+    in_step: bool = False,
 ) -> PooledLookup:
     """Looks up bags of ids and combines each bag's rows, as `tf.nn.embedding_lookup_sparse` does.
 
@@ -94,12 +100,21 @@ def pooled_lookup(
         carriers: T of float32[0, dim].
         table_of: N positions in paths.
         combiners: N of "sum", "mean", "sqrtn".
+        in_step: as `lookup`.
 
     Raises:
         InvalidArgumentError: as `lookup`; splits that decrease or do not end at n_f; another number of weights.
     """
     pooled, keys, inverses = lib.tsps_pooled_lookup(
-        ids, splits, weights, paths, uuids, carriers, table_of=list(table_of), combiners=list(combiners)
+        ids,
+        splits,
+        weights,
+        paths,
+        uuids,
+        carriers,
+        table_of=list(table_of),
+        combiners=list(combiners),
+        in_step=in_step,
     )
     _set_widths(pooled, carriers, table_of)
     return PooledLookup(pooled, keys, inverses)

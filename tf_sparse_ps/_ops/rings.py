@@ -233,6 +233,7 @@ def node_apply(
     uuids: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
     optimizer: tf.Tensor | tuple[int, int] = NOBODY,
+    digest: tf.Tensor | int = 0,
     *,
     reduction: str,
     operation: str,
@@ -245,6 +246,7 @@ def node_apply(
         paths: T scalar strings.
         uuids: T scalar strings.
         hyper, optimizer: as in `apply`.
+        digest: as in `make_step`.
 
     Returns:
         The verdict on the step, on every rank: see `make_step`.
@@ -263,6 +265,7 @@ def node_apply(
         uuids,
         hyper,
         optimizer,
+        digest,
         reduction=reduction,
         operation=operation,
     )

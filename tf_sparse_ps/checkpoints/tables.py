@@ -24,7 +24,7 @@ from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError, UnsupportedError
-from tf_sparse_ps.job.table_binding import TableBinding
+from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.table import newer_rows, parameter_files, table
@@ -219,10 +219,11 @@ class Stored:
                     self._damage = error
 
         widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
-        rows.replace(binding, meta, widths, blocks)
+        what = number_of("restored", self._folder.name, self._step, binding.ordinal)
+        rows.replace(binding, meta, widths, blocks, what)
         binding.set_trained_by(*info["trained_by"])  # the job's optimizer becomes that of the checkpoint, too
         # All nodes have read the file: none needs to be given what another one has written.
-        binding.explicit = False
+        binding.agree(0, what)
 
 
 def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:

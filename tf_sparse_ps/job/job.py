@@ -29,7 +29,10 @@ class Job:
       tables: Of the job's layers.
       collectives: How the ranks talk to each other.
       timeout_s: How long to wait for another rank before that is an error: TFSPS_TIMEOUT_S, 600 by default.
+      delays_tables: An optimizer of this process makes steps of tables beside later ones.
     """
+
+    delays_tables = False
 
     def __init__(self, collectives: Collectives) -> None:
         """Meets the other ranks, and makes the node's group or waits for it. Eager; every rank calls it."""
@@ -115,6 +118,11 @@ def _share_threads(ranks: int) -> None:
 
 _current: Job | None = None
 _current_lock = threading.Lock()
+
+
+def made() -> Job | None:
+    """This process's job, if there is one already."""
+    return _current
 
 
 def current() -> Job:

@@ -20,7 +20,7 @@ from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError, UnsupportedError
 from tf_sparse_ps.job.identity import Identity, digest
 from tf_sparse_ps.job.node_group import NodeGroup
-from tf_sparse_ps.job.table_binding import TableBinding
+from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.job.table_lifetime import TableLifetimes
 from tf_sparse_ps.job.table_seeds import TableSeeds
 from tf_sparse_ps.table import disk_folders, newer_rows
@@ -67,9 +67,12 @@ class JobTables:
         if binding.placement == "sharded" and values is not None:
             binding.given = f"of checksum {checksum(np.asarray(values, np.float32))}"
         self.lifetimes.add(binding)
-        with binding.writing() as writes:
+        explicit = binding.explicit
+        with binding.writing(number_of("made")) as writes:
             if writes:
                 self._make_or_attach(binding, initializer, values)
+        binding.agree(0, 0)
+        binding.explicit = explicit
         if not os.path.exists(binding.path):
             raise StateError(
                 f"table {binding.ordinal} of this job is {self._group.table_folders(binding.ordinal)} on the leader "

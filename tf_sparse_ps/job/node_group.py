@@ -78,14 +78,14 @@ class NodeGroup:
         return sorted(name for name in os.listdir(self.path) if name.startswith(f"t{ordinal:04d}-"))
 
     @contextlib.contextmanager
-    def one_writes(self, ordinal: int, writes: int, path: str) -> Iterator[bool]:
+    def one_writes(self, ordinal: int, what: int, path: str) -> Iterator[bool]:
         """Surrounds a write of a table outside of steps: the leader does it, the node's other ranks wait for its end.
 
-        Every rank of the node comes here the same number of times. A leader that writes alone waits for nobody.
+        A leader that writes alone waits for nobody. What another rank waits for is a write of the same.
 
         Args:
           ordinal: Of the table.
-          writes: The number of this write, from 1 on, the same on all ranks.
+          what: Stands for what is written, the same on all ranks.
           path: Of the table, for messages.
 
         Yields:
@@ -96,11 +96,11 @@ class NodeGroup:
         """
         yield self.is_leader
         if self.is_leader:
-            self.session.publish(ordinal, writes)
+            self.session.publish(ordinal, what)
         else:
             self.wait(
-                lambda: self.session.published(ordinal) >= writes,
-                f"the leader to write table {path} (its write {writes})",
+                lambda: self.session.has_published(ordinal, what),
+                f"the leader to write table {path}: the same as this rank, which must be done on all ranks",
             )
 
     def wait(self, done: Callable[[], bool], what: str) -> None:

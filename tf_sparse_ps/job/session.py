@@ -1,10 +1,11 @@
 """`Session`: what the ranks of a node tell each other outside of steps, in files of one run of a job.
 
-- `.session-<hex>`, the leader's: for each table an int64, how many writes outside of steps it has finished.
-- `.session-<hex>.<local rank>`, every other rank's: for each table a byte, 1 when this rank needs it no more.
+- `.session-<hex>`, the leader's: for each write outside of steps that it has finished two int64, the table's ordinal
+  and a number that stands for what was written. Making a table is one.
+- `.session-<hex>.<local rank>`, every other rank's: for each table a byte, 1 when this rank needs it no more. Tables
+  are found there by their ordinals.
 
-Tables are found in them by their ordinals, so they grow as tables are made: by 9 bytes for each. A rank holds a lock on
-its file while it lives: one that has ended needs no table.
+A rank holds a lock on its file while it lives: one that has ended needs no table.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 
 from tf_sparse_ps.errors import NoSpaceError
 from tf_sparse_ps.folders import open_regular
 
-_WORD = 8
+_RECORD = struct.Struct("<qq")
 
 
 class Session:
@@ -40,6 +42,8 @@ class Session:
         self._local_rank, self._local_size = local_rank, local_size
         self._own = self._leaders = -1
         self._others: dict[int, int] = {}  # descriptors of other ranks' files, by local rank
+        self._end = 0  # bytes of the leader's file that were written, or read, here
+        self._read: dict[int, list[int]] = {}  # of each table, what was read and not yet waited for
         self._ended: set[int] = set()
 
     def begin(self) -> None:
@@ -71,18 +75,32 @@ class Session:
         Raises:
           NoSpaceError: There is none.
         """
-        if self._local_rank == 0:
-            self.publish(ordinal, 0)
-        else:
+        if self._local_rank != 0:
             _write(self._own, b"\0", ordinal)
 
-    def publish(self, ordinal: int, writes: int) -> None:
-        """The leader: so many writes of the table are done."""
-        _write(self._own, writes.to_bytes(_WORD, "little"), _WORD * ordinal)
+    def publish(self, ordinal: int, what: int) -> None:
+        """The leader: it has written this to the table.
 
-    def published(self, ordinal: int) -> int:
-        """How many writes of the table the leader has done."""
-        return int.from_bytes(os.pread(self._leaders, _WORD, _WORD * ordinal), "little")
+        Raises:
+          NoSpaceError: There is no room.
+        """
+        _write(self._own, _RECORD.pack(ordinal, what), self._end)
+        self._end += _RECORD.size
+
+    def has_published(self, ordinal: int, what: int) -> bool:
+        """Whether the leader has written this to the table since the last time that it had.
+
+        Writes before it, which this rank has not asked for, are the leader's own.
+        """
+        while len(record := os.pread(self._leaders, _RECORD.size, self._end)) == _RECORD.size:
+            self._end += _RECORD.size
+            table, written = _RECORD.unpack(record)
+            self._read.setdefault(table, []).append(written)
+        writes = self._read.get(ordinal, [])
+        if what not in writes:
+            return False
+        del writes[: writes.index(what) + 1]
+        return True
 
     # --- tables that are needed no more ---
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from tf_sparse_ps import _table
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.table.arrays import checksum
 from tf_sparse_ps.table.shards import Shard
 from tf_sparse_ps.table.table import Block, Table
 
@@ -42,7 +46,9 @@ class TableBinding:
       config_hash: Equal on all ranks, or their layers are not the same.
       nodes: Of the job.
       node: This one.
-      writes: Writes outside of steps so far, the same on all ranks of a node.
+      writes: Writes outside of steps, since all rows were set or ranks agreed. Steps compare it.
+      content: A number that stands for what was written, the same on ranks that have written the same. Steps of
+        replicated tables compare it.
       given: Tells `weights=` that a sharded table began with from others; "": it was given none.
       cache: Its rows on a device (`cache/device_store.py`), or None.
       unfilled: This leader has made a sharded table whose initializer makes a whole matrix, of which it has no row yet.
@@ -61,11 +67,34 @@ class TableBinding:
     nodes: int = 1
     node: int = 0
     writes: int = 0
+    content: int = 0
     given: str = ""
     unfilled: bool = False
     cache: Any = None
     _reader: Any = None
     _loaded: tuple[int, int] | None = None  # whose slots were loaded, while the table itself does not say it
+    _version: Any = None
+
+    @property
+    def version(self) -> tf.Variable:
+        """int64[2], `writes` and `content`: what graphs read. A variable of this process."""
+        if self._version is None:
+            self._version = _keras.local_variable([self.writes, self.content], "int64", "tsps.version")
+        return self._version
+
+    def agree(self, writes: int, content: int) -> None:
+        """From now on the table has this version: it is the same on all ranks. Every rank calls it."""
+        self.writes, self.content, self.explicit = writes, content, False
+        if self._version is not None:
+            with tf.init_scope():
+                self._version.assign([writes, content])
+
+    def _note(self, what: int, *, whole: bool) -> None:
+        """Notes a write. `whole`: what was written before does not matter any more."""
+        content = what if whole else number_of(self.content, what)
+        explicit = self.explicit
+        self.agree(1 if whole else self.writes + 1, content)
+        self.explicit = explicit
 
     @property
     def placement(self) -> str:
@@ -135,13 +164,15 @@ class TableBinding:
             self.cache.bind(optimizer)
 
     @contextlib.contextmanager
-    def writing(self, *, whole: bool = False) -> Iterator[bool]:
+    def writing(self, what: int, *, rows: bool = False, whole: bool = False) -> Iterator[bool]:
         """Surrounds a write outside of steps: the leader writes, the node's other ranks leave when it has done so.
 
-        All ranks of a node come here the same number of times. The leader alone does not wait for anyone, so that
-        rank 0 may load weights by itself.
+        The leader does not wait for anyone, so that rank 0 may load weights by itself. Another rank waits until the
+        leader has written the same.
 
         Args:
+          what: Stands for what is written, from `number_of`: the same on all ranks that write the same.
+          rows: Every row is written or erased.
           whole: Every row and slot is written or erased, so that rows which a failed step has lost are there again.
 
         Yields:
@@ -150,19 +181,19 @@ class TableBinding:
         Raises:
           UnavailableError, WaitTimeoutError: The leader did not get there.
         """
-        self.writes += 1
-        if self.cache is None:
-            with self.group.one_writes(self.ordinal, self.writes, self.path) as writes:
-                yield writes
-            return
-        with self.cache.host_writes(whole=whole), self.group.one_writes(self.ordinal, self.writes, self.path) as writes:
-            yield writes
+        with contextlib.ExitStack() as stack:
+            if self.cache is not None:
+                stack.enter_context(self.cache.host_writes(whole=whole))
+            yield stack.enter_context(self.group.one_writes(self.ordinal, what, self.path))
+        self._note(what, whole=rows or whole)
 
     def assign(
         self,
         keys: npt.NDArray[np.int64],
         rows: npt.NDArray[np.float32],
         slots: tuple[npt.NDArray[np.float32], ...] = (),
+        *,
+        every: bool = False,
     ) -> None:
         """Sets rows (and slots) on this node, in chunks. Every rank calls it; the leader acts.
 
@@ -170,21 +201,23 @@ class TableBinding:
           keys: int64[n].
           rows: float32[n, dim].
           slots: float32[n, dim] each; empty: rows that are there keep theirs.
+          every: The keys are all that the table can have.
         """
         self.explicit = True
-        with self.writing() as writes:
+        with self.writing(number_of(checksum(keys), *(checksum(one) for one in (rows, *slots))), rows=every) as writes:
             if writes:
                 self.write_rows(keys, rows, slots)
 
-    def replace(self, blocks: Iterable[Block], *, whole: bool) -> None:
+    def replace(self, blocks: Iterable[Block], what: int, *, whole: bool) -> None:
         """Sets rows (and slots) on this node, and erases every other key. Every rank calls it; the leader reads blocks.
 
         Args:
           blocks: With arguments of `assign`; keys are in one of them.
+          what: Stands for the blocks, from `number_of`.
           whole: The blocks have slots, if the table has some.
         """
         self.explicit = True
-        with self.writing(whole=whole) as writes:
+        with self.writing(what, rows=True, whole=whole) as writes:
             if not writes:
                 return
             others = len(self.reader()) > 0
@@ -209,6 +242,11 @@ class TableBinding:
                 if self.placement == "sharded":
                     part = start + np.flatnonzero(_table.owners(keys[part], self.nodes) == self.node)
                 _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
+
+
+def number_of(*parts: object) -> int:
+    """A number of 63 bits that stands for texts and numbers: for what is written to a table."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def binding_of(variable: Any) -> TableBinding | None:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _table, failures, job
 from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.layers.sharded_content import CHUNK_BYTES, LOST, ShardedContent, raise_failed, text_of
 from tf_sparse_ps.rings.binding import must_agree
 from tf_sparse_ps.table.arrays import checksum
@@ -131,7 +132,7 @@ def fill(binding: TableBinding) -> None:
     if trained and any(unfilled) != all(unfilled):
         raise StateError(f"{call}: nodes {np.flatnonzero(np.logical_not(unfilled)).tolist()} have it of an earlier run")
     at_once = max(1, CHUNK_BYTES // (4 * dim))
-    with loading(binding, "making", {}), binding.writing() as writes:
+    with loading(binding, "making", {}), binding.writing(number_of("filled")) as writes:
         for start in range(0, limit if any(unfilled) else 0, at_once):
             keys = np.arange(start, min(limit, start + at_once), dtype=np.int64)
             part = matrix[keys] if ranks.rank == WRITER else np.zeros((len(keys), dim), np.float32)

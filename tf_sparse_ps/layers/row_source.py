@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops, job
+from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.cache import device_bags, device_store
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.layers import anchor, saving, sharded
@@ -207,7 +208,7 @@ def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Se
     """
 
     def plain(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
-        return _ops.lookup([ids[f] for f in at], *_named(own), of).rows
+        return _ops.lookup([ids[f] for f in at], *_named(own), of, in_step=_is_in_step(own)).rows
 
     def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
         if isinstance(own[0], CachedTable):
@@ -238,7 +239,8 @@ def pool(
         return [one.ids for one in own], [one.splits for one in own], [one.weights for one in own]
 
     def plain(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
-        return _ops.pooled_lookup(*bags_at(at), *_named(own), of, [combiners[f] for f in at]).pooled
+        own_combiners = [combiners[f] for f in at]
+        return _ops.pooled_lookup(*bags_at(at), *_named(own), of, own_combiners, in_step=_is_in_step(own)).pooled
 
     def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
         if isinstance(own[0], CachedTable):
@@ -291,6 +293,16 @@ def _by_table(
         features = [f for f, of in enumerate(table_of) if of == number]
         results |= dict(zip(features, look(table, features), strict=True))
     return [results[f] for f in range(len(table_of))]
+
+
+def _is_in_step(sources: Sequence[RowSource]) -> bool:
+    """Whether a look-up belongs to a step of these tables that several ranks make: they then refuse it together."""
+    return (
+        _tensorflow.is_recording()
+        and not saving.traces_for_export()
+        and any(one._weight.trainable for one in sources)
+        and job.current().size > 1
+    )
 
 
 def _named(sources: Sequence[RowSource]) -> tuple[list[tf.Tensor], list[str], list[tf.Tensor]]:

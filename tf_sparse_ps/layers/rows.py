@@ -23,6 +23,7 @@ import tensorflow as tf
 from tf_sparse_ps import _table, optimizers
 from tf_sparse_ps._compat import _keras_stores
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
+from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.layers import collective_calls, saving
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.table import Block
@@ -88,7 +89,7 @@ def assign_matrix(binding: TableBinding, value: Any) -> None:
     """Sets all rows of a bounded table; slots of rows that are there stay. Of a sharded one all ranks set the same."""
     array = check_matrix(binding, value)
     with collective_calls.loading(binding, "setting the weights", {"values": collective_calls.digest(array)}):
-        binding.assign(np.arange(len(array), dtype=np.int64), array)
+        binding.assign(np.arange(len(array), dtype=np.int64), array, every=True)
 
 
 def read(binding: TableBinding, at_most: int | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -185,10 +186,9 @@ def write(binding: TableBinding, state: Mapping[str, Any]) -> None:
     """
     meta = bytes(np.asarray(state["meta"]))
     facts = {"meta": meta.decode(), "number of keys": str(len(state["keys"]))}
-    if binding.placement == "sharded":
-        facts |= {name: _ends(state[name]) for name in ("keys", "rows")}
+    facts |= {name: _ends(state[name]) for name in ("keys", "rows")}
     with collective_calls.loading(binding, "loading", facts):
-        _write(binding, state, json.loads(meta))
+        _write(binding, state, json.loads(meta), number_of(*facts.items()))
 
 
 def _ends(array: Any) -> str:
@@ -196,7 +196,7 @@ def _ends(array: Any) -> str:
     return collective_calls.digest(np.concatenate([array[:_COMPARED], array[max(0, len(array) - _COMPARED) :]]))
 
 
-def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, Any], what: int) -> None:
     if meta["version"] not in _READ:
         raise InvalidArgumentError(
             f"layer {binding.config.name!r} cannot load saved rows of version {meta['version']}. This version of "
@@ -204,9 +204,8 @@ def _write(binding: TableBinding, state: Mapping[str, Any], meta: Mapping[str, A
             "with a later one"
         )
     slots = [state[f"slot_{index}"] for index in range(sum(name.startswith("slot_") for name in state))]
-    replace(
-        binding, meta, [slot.shape[1] for slot in slots], lambda carried: _blocks(state, slots, carried, binding.config)
-    )
+    widths = [slot.shape[1] for slot in slots]
+    replace(binding, meta, widths, lambda carried: _blocks(state, slots, carried, binding.config), what)
 
 
 def replace(
@@ -214,6 +213,7 @@ def replace(
     meta: Mapping[str, Any],
     widths: Sequence[int],
     blocks: Callable[[bool], Iterator[Block]],
+    what: int,
 ) -> None:
     """Makes the table what is stored: other keys are erased. Every rank calls it; the leaders act.
 
@@ -224,6 +224,7 @@ def replace(
       meta: Of what is stored: its dim, key_limit, optimizer, slot_init, initializer and, if it is known, trained_by.
       widths: Of the slots that are stored, if there are some.
       blocks: Returns what is stored, with slots or without.
+      what: Stands for what is stored, from `number_of`.
 
     Raises:
       InvalidArgumentError: The rows have another width, or another key limit.
@@ -259,7 +260,7 @@ def replace(
             fresh = anew or tuple(zip(widths, meta["slot_init"], strict=bool(widths)))
             found_blocks = _completed(found_blocks, meta, config.key_limit, fresh)
     rule = binding.optimizer
-    binding.replace(found_blocks, whole=carried or bool(anew) or rule is None or not rule.slots)
+    binding.replace(found_blocks, what, whole=carried or bool(anew) or rule is None or not rule.slots)
     if carried:
         binding.load_trained_by(*meta.get("trained_by", (0, 0)))
     elif anew:

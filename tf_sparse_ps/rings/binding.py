@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import _ops, _table, optimizers
@@ -31,6 +32,7 @@ def bind(
     settings: dict[str, Any],
     identity: OptimizerIdentity,
     iterations: int,
+    root: int = 0,
 ) -> int:
     """Binds update rules to tables.
 
@@ -42,6 +44,7 @@ def bind(
       settings: What else must be equal on all ranks, by name; values are compared as text.
       identity: Of the optimizer.
       iterations: Steps that it has made.
+      root: The rank whose machine's rows all machines get, where ranks have written different ones.
 
     Returns:
       A number that names this optimizer's operations, the same on all ranks.
@@ -64,13 +67,13 @@ def bind(
             facts[f"`weights` of {label}"] = table.given
     if tables:
         facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
-    found = [SlotsOf(table.ordinal, *table.trained_by()) for table in tables if job.is_leader]
+    found = [SlotsOf(table.ordinal, *table.trained_by()) for table in tables]
     own = identity.claim(found, iterations)
     everyone = collectives.allgather_object((facts, own), "tsps.bind")
     must_agree([theirs for theirs, _ in everyone])
     if not tables:
         return ordinal
-    claim: Claim = everyone[0][1]  # whether a table's slots are another optimizer's may be known to rank 0 alone
+    claim: Claim = everyone[root][1]  # one rank alone may have loaded rows and slots
     if claim.refused is not None:
         names = {table.ordinal: table.config.name for table in tables}
         raise ValueError(
@@ -84,7 +87,7 @@ def bind(
         job.tables.lifetimes.tidy()
         for table, rule in zip(tables, rules, strict=True):
             _bind_one(table, rule, renew=table.ordinal in claim.renewed)
-            if job.is_leader and table.trained_by()[0] not in (0, identity.number):  # rank 0 has loaded rows alone
+            if job.is_leader and table.trained_by()[0] not in (0, identity.number):  # the root has loaded rows alone
                 table.set_trained_by(0, 0)
 
     on_all(collectives, make_slots, "tsps.slots")
@@ -92,14 +95,41 @@ def bind(
     if collectives.rank == 0:
         _say_renewed([table for table in tables if table.ordinal in claim.renewed], claim, job)
     job.step.assign(_ops.group_info(job.group_path).step)
-    if len(job.leaders) > 1:
-        # Rank 0 says which: it may have loaded weights alone.
-        written = collectives.broadcast_object([table.explicit for table in tables], 0, "tsps.written")
-        for table, explicit in zip(tables, written, strict=True):
-            if explicit and table.placement == "replicated":
-                _copy_to_other_nodes(collectives, job, table)
-    collectives.barrier("tsps.bound")
+    reconcile(collectives, job, tables, root)
     return ordinal
+
+
+def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: int) -> None:
+    """Gives all machines the rows of one, of replicated tables that ranks have written differently.
+
+    Eager; every rank calls it. One rank alone may have loaded weights. Sharded tables are left as they are.
+
+    Args:
+      collectives: The rank's collectives.
+      job: The process's `Job`.
+      tables: `TableBinding`s in the order of their ordinals.
+      root: The rank whose machine has the rows that count.
+
+    Raises:
+      ValueError: Ranks have different tables.
+    """
+    own = [(table.uuid, table.writes, table.content, table.explicit) for table in tables]
+    everyone = collectives.allgather_object(own, "tsps.written")
+    for rank, theirs in enumerate(everyone):
+        if [uuid for uuid, *_ in theirs] != [uuid for uuid, *_ in own]:
+            raise ValueError(
+                f"rank {rank} has {len(theirs)} tables, rank {collectives.rank} has {len(own)}, or others: all ranks "
+                "must build the same layers in the same order"
+            )
+    for t, table in enumerate(tables):
+        if table.placement != "replicated":
+            continue
+        versions = [theirs[t][1:] for theirs in everyone]
+        writes, content, explicit = versions[root]
+        if len(job.leaders) > 1 and (explicit or len(set(versions)) > 1):
+            _copy_to_other_nodes(collectives, job, table, root)
+        table.agree(writes, content)
+    collectives.barrier("tsps.bound")
 
 
 def must_agree(facts: list[dict[str, str]]) -> None:
@@ -164,13 +194,15 @@ def _bind_one(table: Any, rule: optimizers.RowOptimizer, *, renew: bool) -> None
         raise ValueError(f"{error}. Use the rule that the table was trained with, or another TFSPS_JOB.") from error
 
 
-def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any) -> None:
-    """Gives the other nodes what node 0's leader wrote: `weights=`, a custom initializer, `assign`, a loaded file."""
-    rank_0 = collectives.rank == 0
+def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any, root: int) -> None:
+    """Gives the other nodes what one has: `weights=`, a custom initializer, `assign`, a loaded file, trained rows."""
+    is_root, nodes = collectives.rank == root, job.identity.nodes
+    writes = job.is_leader and nodes[collectives.rank] != nodes[root]
     dim = table.config.dim
-    widths = [dim, *_table.slot_widths(table.optimizer.kind, dim)]
-    stored = table.reader().keys() if rank_0 else None
-    n = collectives.broadcast_object(None if stored is None else len(stored), 0, "tsps.values.count")
+    widths = [dim, *(() if table.optimizer is None else _table.slot_widths(table.optimizer.kind, dim))]
+    stored = table.reader().keys() if is_root else None
+    n = collectives.broadcast_object(None if stored is None else len(stored), root, "tsps.values.count")
+    written: list[Any] = [np.empty(0, np.int64)]
     rows_per_chunk = max(1, _CHUNK_BYTES // (4 * dim))
     for start in range(0, n, rows_per_chunk):
         size = min(rows_per_chunk, n - start)
@@ -179,7 +211,13 @@ def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any) -> None
             part = stored[start : start + size]
             _, rows, slots = table.reader().entries(part)
             keys, values = tf.constant(part), [tf.constant(rows), *map(tf.constant, slots)]
-        keys = collectives.broadcast(keys, 0, "tsps.values.keys")
-        values = [collectives.broadcast(value, 0, f"tsps.values.{k}") for k, value in enumerate(values)]
-        if job.is_leader and not rank_0:
+        keys = collectives.broadcast(keys, root, "tsps.values.keys")
+        values = [collectives.broadcast(value, root, f"tsps.values.{k}") for k, value in enumerate(values)]
+        if writes:
             _ops.assign(table.path, table.uuid, keys, values[0], values[1:])
+            written.append(keys.numpy())
+    made_by = collectives.broadcast_object(table.trained_by() if is_root else None, root, "tsps.values.optimizer")
+    if writes:
+        table.set_trained_by(*made_by)
+    if writes and (others := np.setdiff1d(table.reader().keys(), np.concatenate(written))).size:
+        _ops.erase(table.path, table.uuid, others)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import rank_weight
+from tf_sparse_ps.rings.agreement import TAIL, Agreement
 
 # Smaller tensors travel in one buffer per type, larger ones as they are. Measured on two ranks, with TensorFlow's ops
 # in place of the kernels that pack now (with which 120 of 256 KiB take as long either way), all-reduce of many tensors
@@ -61,8 +62,8 @@ class Packing:
 class WeightedPacking:
     """Gradients on their way to their weighted mean, in the buffers that are to be added up over the ranks.
 
-    Small float32 gradients are one buffer, the last; this rank's weight is its last number. The others travel as
-    `Packing` has them.
+    Small float32 gradients are one buffer, the last; this rank's weight is its last number, and before it is what else
+    is to be added up. The others travel as `Packing` has them.
 
     Attributes:
       buffers: What travels, multiplied by this rank's weight.
@@ -73,8 +74,11 @@ class WeightedPacking:
         gradients: Sequence[tf.Tensor],
         weight: tf.Tensor,
         concatenate_below: float = CONCATENATE_BELOW_BYTES,
+        *,
+        agreement: Agreement | None = None,
     ) -> None:
-        """Packs; `weight` is this rank's."""
+        """Packs; `weight` is this rank's. `agreement`: its digest is added up, too."""
+        self._agreement = agreement
         self._small = [
             i for i, one in enumerate(gradients) if one.dtype == tf.float32 and _bytes(one) < concatenate_below
         ]
@@ -83,12 +87,16 @@ class WeightedPacking:
         self._packing = Packing([gradients[i] for i in self._others], concatenate_below)
         self._like = [gradients[i] for i in self._small]
         self.buffers = [rank_weight.weighted(one, weight) for one in self._packing.buffers]
-        self.buffers.append(_ops.weighted_concat(self._like, weight, tf.reshape(weight, [1])))
+        tail = tf.reshape(weight, [1])
+        tail = tail if agreement is None else tf.concat([agreement.tail, tail], 0)
+        self.buffers.append(_ops.weighted_concat(self._like, weight, tail))
 
     def means(self, sums: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The gradients' means, and the sum of weights, from the sums of all ranks' buffers."""
         *others, joined = sums
         weights = joined[-1]
+        if self._agreement is not None:
+            self._agreement.take(joined[-1 - TAIL : -1])
         unpacked = self._packing.unpack([rank_weight.mean(one, weights) for one in others])
         means = dict(zip(self._others, unpacked, strict=True))
         means |= zip(self._small, _ops.mean_split(self._like, joined, weights), strict=True)
@@ -96,7 +104,11 @@ class WeightedPacking:
 
 
 def average(
-    gradients: Sequence[tf.Tensor], collectives: Collectives, name: str, weight: tf.Tensor
+    gradients: Sequence[tf.Tensor],
+    collectives: Collectives,
+    name: str,
+    weight: tf.Tensor,
+    agreement: Agreement | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The weighted mean of gradients over all ranks, in one all-reduce.
 
@@ -105,6 +117,7 @@ def average(
       collectives: The rank's collectives.
       name: Of the operation.
       weight: Of this rank, from `rank_weight.allowed`. Products and sums are made in each gradient's own type.
+      agreement: What the ranks must agree on, if the step has no other exchange that its digest travels with.
 
     Returns:
       Tensors of the same shapes and types, bit-identical on all ranks, zeros when all weights are 0; and the sum of
@@ -115,7 +128,7 @@ def average(
     if collectives.size == 1:
         factor = rank_weight.mean(weight, weight)  # 1 or 0
         return [rank_weight.weighted(gradient, factor) for gradient in gradients], [weight]
-    packing = WeightedPacking(gradients, weight)
+    packing = WeightedPacking(gradients, weight, agreement=agreement)
     means, weights = packing.means(collectives.allreduce(packing.buffers, name, average=False))
     return means, [weights]
 

@@ -78,6 +78,7 @@ class DenseGradient:
     variable: Any
     value: Any  # as it came: tensor, IndexedSlices when `big`, or None
     result: Any = None  # reduced
+    sparse: bool = False  # it came as IndexedSlices
 
     @property
     def big(self) -> bool:
@@ -123,7 +124,8 @@ def split(pairs: list[tuple[Any, Any]]) -> tuple[list[TableGradient], list[Dense
     for gradient, variable in pairs:
         table = binding_of(variable)
         if table is None:
-            dense.append(DenseGradient(variable, _dense_or_big(gradient, variable)))
+            is_sparse = isinstance(gradient, tf.IndexedSlices)
+            dense.append(DenseGradient(variable, _dense_or_big(gradient, variable), sparse=is_sparse))
             continue
         entry = tables.setdefault(table.path, TableGradient(table, []))
         if gradient is None:

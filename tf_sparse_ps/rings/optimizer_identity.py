@@ -39,7 +39,7 @@ class SlotsOf:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What becomes of tables that an optimizer is about to train for the first time. Rank 0's counts on all ranks.
+    """What becomes of tables that an optimizer is about to train for the first time. The root's counts on all ranks.
 
     Attributes:
       identity: Of the optimizer.
@@ -73,7 +73,7 @@ class OptimizerIdentity:
         return _of_inner.setdefault(inner, cls())
 
     def take(self, number: int) -> None:
-        """The optimizer is the one of this number: its state was loaded, or rank 0 says so."""
+        """The optimizer is the one of this number: its state was loaded, or the root says so."""
         self.number = number
         if self._variable is not None:
             self._variable.assign(number)

@@ -18,6 +18,7 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import sparse_ring
+from tf_sparse_ps.rings.agreement import Agreement
 from tf_sparse_ps.rings.sparse_ring import SparseGradient
 
 _ALWAYS = tf.int64.max
@@ -124,7 +125,11 @@ def kept(gradients: list[SparseGradient], weight: tf.Tensor) -> list[SparseGradi
 
 
 def average_sparse(
-    gradients: list[SparseGradient], collectives: Collectives, name: str, weight: tf.Tensor
+    gradients: list[SparseGradient],
+    collectives: Collectives,
+    name: str,
+    weight: tf.Tensor,
+    agreement: Agreement | None = None,
 ) -> tuple[list[SparseGradient], list[tf.Tensor]]:
     """The weighted mean over all ranks of sparse gradients of replicated weights, in one all-gather.
 
@@ -133,6 +138,7 @@ def average_sparse(
       collectives: The rank's collectives.
       name: Of the operation.
       weight: Of this rank, from `allowed`.
+      agreement: As `dense_ring.average` has it.
 
     Returns:
       On every rank one gradient per key that a rank of weight > 0 has; the sum of weights, for `check`, if there was
@@ -144,8 +150,13 @@ def average_sparse(
     if collectives.size == 1:
         return sparse_ring.sum_replicated(sent, collectives, name), [weight]
     # Weights travel as the gradient of one more weight, of one row, which is 1 on every rank.
-    sent.append(SparseGradient(tf.zeros([1], tf.int64), tf.ones([1, 1])))
     sent = [dataclasses.replace(one, rows=weighted(one.rows, weight)) for one in sent]
+    row = tf.reshape(weight, [1, 1])
+    if agreement is not None:
+        row = tf.concat([row, agreement.tail[None]], 1)
+    sent.append(SparseGradient(tf.zeros([1], tf.int64), row))
     *sums, last = sparse_ring.sum_replicated(sent, collectives, name)
-    weights = tf.reshape(last.rows, [])
+    weights = last.rows[0, 0]
+    if agreement is not None:
+        agreement.take(last.rows[0, 1:])
     return [dataclasses.replace(one, rows=mean(one.rows, weights)) for one in sums], [weights]

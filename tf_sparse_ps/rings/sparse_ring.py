@@ -24,6 +24,7 @@ from tf_sparse_ps.rings import cached_step
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
     from tf_sparse_ps.job.table_binding import TableBinding
+    from tf_sparse_ps.rings.agreement import Agreement
 
 REDUCTIONS = ("frequency", "average", "sum")
 WIRES = ("float32", "bfloat16", "float16")
@@ -101,12 +102,19 @@ class Update:
       hyper: Each table's hyperparameters, as `_ops.apply` takes them.
       optimizer: Whose step it is, likewise, int64[2].
       against: What this rank has against the step, whatever comes out of reducing: verdicts, uint8[n].
+      agreement: What ranks must agree on before the step is made; None: nothing.
     """
 
     tables: list[TableBinding]
     hyper: list[tf.Tensor]
     optimizer: tf.Tensor
     against: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    agreement: Agreement | None = None
+
+    @property
+    def digest(self) -> tf.Tensor:
+        """int64, of what ranks must agree on."""
+        return tf.zeros([], tf.int64) if self.agreement is None else self.agreement.digest
 
     @property
     def paths(self) -> list[tf.Tensor]:
@@ -163,15 +171,17 @@ class SparseRing(abc.ABC):
         job, keys, rows = self._job, [one.keys for one in reduced], [one.rows for one in reduced]
         args = update.paths, update.uuids, keys, rows, update.hyper, update.optimizer
         if len(job.leaders) == 1:
-            return _ops.make_step(job.group_path, step, job.timeout_s, *args, operation=name)
+            return _ops.make_step(job.group_path, step, job.timeout_s, *args, update.digest, operation=name)
         if job.is_leader:
             return self._decide(_ops.prepare_step(job.group_path, step, *args, update.voters), name, update)
         with tf.control_dependencies(rows):
             return self._decide(tf.constant(list(_ops.NOTHING_AGAINST), tf.uint8), name, update)
 
     def _decide(self, verdict: tf.Tensor, name: str, update: Update) -> tf.Tensor:
-        """On several nodes: one small collective per step, in which each says what it has against it."""
-        own = tf.concat([*update.against, verdict], 0) if update.against else verdict
+        """On several nodes: one small collective per step, in which each says what it has against it, and states."""
+        with tf.control_dependencies([verdict]):  # once all look-ups of the step are made
+            statement = _ops.statement(self._job.group_path, update.digest)
+        own = tf.concat([*update.against, verdict, statement], 0)
         (verdicts,) = self._job.collectives.allgather([own], f"{name}.verdict")
         return _ops.decide_step(self._job.group_path, verdicts)
 

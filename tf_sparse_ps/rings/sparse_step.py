@@ -11,6 +11,7 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.rings import clipping as clipping_lib
 from tf_sparse_ps.rings import rows_ahead
+from tf_sparse_ps.rings.agreement import SAME_PROGRAM
 from tf_sparse_ps.rings.gradients import DenseGradient, unscale
 from tf_sparse_ps.rings.sparse_ring import SparseGradient, SparseRing, Update, unique
 
@@ -85,9 +86,14 @@ class SparseStep:
         against = rows_ahead.against(self.job, self.update.tables, self.gradients)
         with tf.control_dependencies(against):
             number = self.number()
+        agreement = self.update.agreement
+        if agreement is not None:
+            agreement.numbers(["the number of the step"], tf.reshape(number, [1]), SAME_PROGRAM)
         step = self._prepared_after(ahead, against)
         plain = self.clipping == clipping_lib.NONE and self.loss_scale == 1.0
         verdict = step.apply(number) if plain else step.apply_reduced(number, step._clipped(number, dense))
+        if agreement is not None:
+            verdict = agreement.explained(verdict)
         results = [one.result for one in dense if one.result is not None]
         taken_part = [one.values if isinstance(one, tf.IndexedSlices) else one for one in results]
         return self.check(number, verdict, [*taken_part, *in_flight, *ahead])

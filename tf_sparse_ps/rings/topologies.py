@@ -72,6 +72,7 @@ class NodeRing(SparseRing):
             update.uuids,
             update.hyper,
             update.optimizer,
+            update.digest,
             reduction=self._reduction,
             operation=name,
         )

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import dense_ring, rank_weight
+from tf_sparse_ps.rings.agreement import Agreement
 from tf_sparse_ps.schedules.bucket_plan import Plan
 
 # An all-to-all, and a broadcast, take one tensor, so large gradients are concatenated too.
@@ -40,22 +41,26 @@ class BucketServer:
         """
         self._plan, self._variables, self._collectives, self._name = plan, variables, collectives, name
         self._weight: tf.Tensor | None = None  # of this rank, in the step that is being made
+        self._agreement: Agreement | None = None  # in that step
         self._sums: dict[int, tf.Tensor] = {}  # of all ranks' weights, by bucket; of own buckets
         self._slots: list[list[tf.Variable]] | None = None  # by owner
         self.exchanged: list[tf.Tensor] = []
 
-    def reduce(self, gradients: Sequence[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
-        """Sends each bucket to its owner.
+    def reduce(
+        self, gradients: Sequence[tf.Tensor], weight: tf.Tensor, agreement: Agreement | None = None
+    ) -> list[tf.Tensor]:
+        """Sends each bucket to its owner. The digest of `agreement` goes with the first one, and comes back with it.
 
         Returns:
           The weighted means of own buckets' gradients; others as they are, which `own` leaves out.
         """
         results = list(gradients)
         before: list[tf.Tensor] = []
-        self._weight = weight
+        self._weight, self._agreement = weight, agreement
         self.exchanged = []
         for number, (members, owner) in enumerate(zip(self._plan.buckets, self._plan.owners, strict=True)):
-            packing = dense_ring.WeightedPacking([gradients[i] for i in members], weight, _ALL)
+            own = agreement if number == 0 else None
+            packing = dense_ring.WeightedPacking([gradients[i] for i in members], weight, _ALL, agreement=own)
             with tf.control_dependencies(before):  # until they are handed over, as without a server
                 before = [tf.identity(one) for one in packing.buffers]
             sums = [self._to_owner(one, owner, f"{self._name}.bucket.{number}.{one.dtype.name}") for one in before]
@@ -78,18 +83,24 @@ class BucketServer:
 
     def send_back(self) -> None:
         """Gives all ranks the parameters of each bucket, from its owner, and checks the ranks' weights."""
-        checked = []
+        checked, agreement = [], self._agreement
         for number, (members, owner) in enumerate(zip(self._plan.buckets, self._plan.owners, strict=True)):
             variables = [_keras.tf_variable(self._variables[i]) for i in members]
             weights = tf.reshape(self._sums.pop(number, tf.zeros([])), [1])
+            if number == 0 and agreement is not None:
+                weights = tf.concat([weights, agreement.sums], 0)
             label = f"{self._name}.bucket.{number}.back"
             *values, weights = self._from_owner([*(one.read_value() for one in variables), weights], owner, label)
-            checked.append(tf.reshape(weights, []))
+            checked.append(weights[0])
+            if number == 0 and agreement is not None:
+                agreement.take(weights[1:])
             if owner != self._collectives.rank:
                 for variable, value in zip(variables, values, strict=True):
                     variable.assign(value)
         rank_weight.check(checked, self._weight, None)
-        self._weight = None
+        if agreement is not None:
+            agreement.check(checked)
+        self._weight = self._agreement = None
 
     def send_slots(self, optimizer: Any) -> None:
         """Gives all ranks the wrapped optimizer's variables, each from who updates it. Eager, on all ranks."""

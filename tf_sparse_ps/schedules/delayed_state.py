@@ -46,6 +46,8 @@ class _Made:
 class DelayedState(ScheduleState):
     """See `DelayedGlobal`. For jobs of several ranks."""
 
+    ranks_part = True
+
     def __init__(self, options: DelayedGlobal, optimizer: Any, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
         super().__init__(optimizer, collectives, name)
@@ -250,8 +252,12 @@ class DelayedState(ScheduleState):
         # A number of at most 1, so that where all ranks have done the same, products with it are exact.
         done = self._with_samples / tf.cast(self._in_cycle, tf.float32)
         values = [tf.cast(one, tf.float32) for one in variables]
-        packing = dense_ring.WeightedPacking(values, done, dense_ring.CONCATENATE_ALL)
+        agreement = None if self.make_agreement is None else self.make_agreement()
+        packing = dense_ring.WeightedPacking(values, done, dense_ring.CONCATENATE_ALL, agreement=agreement)
         means, total = packing.means(self._collectives.allreduce(packing.buffers, f"{self._name}.cycle", average=False))
+        agreed = [] if agreement is None else agreement.check(means)
+        with tf.control_dependencies(agreed):
+            total = tf.identity(total)
         for variable, value, mean in zip(variables, values, means, strict=True):
             # No rank has done anything: ranks are as equal as they were.
             variable.assign(tf.cast(tf.where(total > 0.0, mean, value), variable.dtype))

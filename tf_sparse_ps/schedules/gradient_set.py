@@ -12,6 +12,7 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import binding, dense_ring
+from tf_sparse_ps.rings.agreement import Agreement
 from tf_sparse_ps.schedules import bucket_cost, bucket_profile
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
@@ -133,7 +134,12 @@ class GradientSet:
 
 
 def average_in_buckets(
-    plan: Plan, gradients: Sequence[tf.Tensor], collectives: Collectives, name: str, weight: tf.Tensor
+    plan: Plan,
+    gradients: Sequence[tf.Tensor],
+    collectives: Collectives,
+    name: str,
+    weight: tf.Tensor,
+    agreement: Agreement | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """As `dense_ring.average`, one operation per bucket.
 
@@ -144,7 +150,8 @@ def average_in_buckets(
     sums: list[tf.Tensor] = []
     before: list[tf.Tensor] = []
     for number, members in enumerate(plan.buckets):
-        packing = dense_ring.WeightedPacking([gradients[i] for i in members], weight)
+        own = agreement if number == 0 else None  # with the first bucket
+        packing = dense_ring.WeightedPacking([gradients[i] for i in members], weight, agreement=own)
         with tf.control_dependencies(before):
             before = [tf.identity(one) for one in packing.buffers]
         label = f"{name}.bucket.{number}"

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.rings import dense_ring, rank_weight
+from tf_sparse_ps.rings.agreement import Agreement, MakeAgreement
 from tf_sparse_ps.rings.gradients import DenseGradient, mean_of, take_back
 from tf_sparse_ps.rings.sparse_step import SparseStep
 
@@ -25,12 +26,14 @@ class LocalStep:
       tables: The step of the tables; None where there are none.
       rate: Learning rate of the wrapped optimizer.
       weight: Of this rank, from `rank_weight.allowed`.
+      agreement: What ranks must agree on, of a step that has no tables and several ranks.
     """
 
     dense: list[DenseGradient]
     tables: SparseStep | None
     rate: tf.Tensor
     weight: tf.Tensor
+    agreement: Agreement | None = None
 
     def publish(self, certain: Sequence[tf.Tensor]) -> None:
         """Waits until the node's tables have the step that `ScheduleState.reduce` has found certain."""
@@ -78,10 +81,12 @@ class ScheduleState:
 
     Attributes:
       delays_tables: Steps of tables are made later than the steps that they belong to, by `update`.
+      ranks_part: Ranks have other weights until they meet again, by `make_agreement`, which the step sets.
       dense_bytes: Of dense gradients that a step hands to the all-reduce.
     """
 
-    delays_tables = False
+    delays_tables = ranks_part = False
+    make_agreement: MakeAgreement | None = None
 
     def __init__(self, optimizer: Any, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
@@ -94,17 +99,25 @@ class ScheduleState:
         Neither ring waits for the other: both get gradients that are ready, and neither gets what the other made.
 
         Returns:
-          The number of the tables' step, once it is certain that it is made: nothing may change before. Nothing where
-          no tables are updated in this step. Eagerly a step that is not made has raised its error.
+          The number of the tables' step, once it is certain that it is made: nothing may change before. Where no tables
+          are updated in this step the number of updates before it, once ranks agree, or nothing. Eagerly a step that is
+          not made has raised its error.
         """
         dense, weight = step.dense, step.weight
         big = [one.gradient for one in dense if one.big]
-        reduced, weights = rank_weight.average_sparse(big, self._collectives, f"{self._name}.big", weight)
         to_average = [one for one in dense if one.to_average]
+        agreement = step.agreement
+        reduced, weights = rank_weight.average_sparse(
+            big, self._collectives, f"{self._name}.big", weight, None if to_average else agreement
+        )
         self.dense_bytes = sum(one.bytes for one in to_average) if self._collectives.size > 1 else 0
-        averaged, sums = self.average([one.value for one in to_average], [one.variable for one in to_average], weight)
+        averaged, sums = self.average(
+            [one.value for one in to_average], [one.variable for one in to_average], weight, agreement
+        )
         take_back(dense, averaged, reduced)
         certain = [] if step.tables is None else [step.tables.prepare(dense, self.in_flight())]
+        if agreement is not None and not self.agrees_later():
+            certain += agreement.check([*sums, *weights, *self.in_flight()])
         of_tape = next((mean for mean in (mean_of(one.value) for one in dense) if mean is not None), None)
         weights = [*weights, *sums, *(of_tape.sums if of_tape else [])]
         rank_weight.check(weights, weight, of_tape.weight if of_tape else None)
@@ -115,7 +128,11 @@ class ScheduleState:
         self.apply([one.variable for one in step.dense], [one.result for one in step.dense])
 
     def average(
-        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[Any],
+        weight: tf.Tensor,
+        agreement: Agreement | None = None,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The weighted mean of a step's dense gradients over all ranks. In a graph, or eagerly.
 
@@ -123,11 +140,16 @@ class ScheduleState:
           gradients: Floating tensors of known shapes, the same list on all ranks.
           variables: Whose they are.
           weight: Of this rank, from `rank_weight.allowed`.
+          agreement: As `dense_ring.average` has it.
 
         Returns:
           As `dense_ring.average`.
         """
-        return dense_ring.average(gradients, self._collectives, f"{self._name}.dense", weight)
+        return dense_ring.average(gradients, self._collectives, f"{self._name}.dense", weight, agreement)
+
+    def agrees_later(self) -> bool:
+        """Whether the ranks learn from `update`, and not from `reduce`, whether they agree."""
+        return False
 
     def in_flight(self) -> list[tf.Tensor]:
         """What comes out of this step's collectives and is in nothing that `average` returned."""

@@ -19,6 +19,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.rings import clipping
+from tf_sparse_ps.rings.agreement import Agreement
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
 from tf_sparse_ps.schedules.gradient_set import GradientSet, average_in_buckets
@@ -134,7 +135,11 @@ class _TimedState(ScheduleState):
         self._servers: list[BucketServer] = []  # of the step that is being made
 
     def average(
-        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[Any],
+        weight: tf.Tensor,
+        agreement: Agreement | None = None,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """See `ScheduleState.average`."""
         self._servers = []
@@ -155,13 +160,17 @@ class _TimedState(ScheduleState):
         plan = found.plan_of_this_step()
         if plan is None:
             marked = [_ops.ready(one, found.recorder, i, self._optimizer.iterations) for i, one in enumerate(gradients)]
-            return super().average(marked, variables, weight)
+            return super().average(marked, variables, weight, agreement)
         if self._collectives.size == 1:
             return super().average(gradients, variables, weight)
         if found.server is None:
-            return average_in_buckets(plan, gradients, self._collectives, found.name, weight)
+            return average_in_buckets(plan, gradients, self._collectives, found.name, weight, agreement)
         self._servers = [found.server]
-        return found.server.reduce(gradients, weight), []
+        return found.server.reduce(gradients, weight, agreement), []
+
+    def agrees_later(self) -> bool:
+        """See `ScheduleState.agrees_later`: with a server, the first bucket's owner knows it, and tells the others."""
+        return bool(self._servers)
 
     def in_flight(self) -> list[tf.Tensor]:
         """See `ScheduleState.in_flight`: with a server, most ranks get nothing of a bucket."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import _table, failures, optimizers
+from tf_sparse_ps import _ops, _table, failures, optimizers
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.job import Job
@@ -48,6 +48,7 @@ class OptimizerBinding:
         self._number: int | None = None
         self._job: Job | None = None  # once there is a table
         self._bound: set[str] = set()  # paths
+        self._tables: list[weakref.ref[TableBinding]] = []
         self._begun: tf.Variable | None = None  # steps without tables, counted when others may ask: see `failures`
 
     @property
@@ -68,7 +69,13 @@ class OptimizerBinding:
         return rule
 
     def bind(
-        self, job: Job | None, tables: Sequence[TableGradient], dense: Sequence[DenseGradient], *, begins_equal: bool
+        self,
+        job: Job | None,
+        tables: Sequence[TableGradient],
+        dense: Sequence[DenseGradient],
+        *,
+        begins_equal: bool,
+        root: int,
     ) -> None:
         """Agrees with the other ranks, if it is the first step or there is a new table. Eager, on all ranks.
 
@@ -77,6 +84,7 @@ class OptimizerBinding:
           tables: Gradients of tables, in the order of their ordinals.
           dense: Gradients of dense weights.
           begins_equal: The ranks' weights and numbers of updates have been made equal.
+          root: The rank whose rows count where ranks have written different ones.
 
         Raises:
           ValueError: Ranks differ; or a table is bound to another rule by now.
@@ -92,13 +100,23 @@ class OptimizerBinding:
         rules = [self.rule_of(table) for table in new]
         iterations = int(tf.convert_to_tensor(self._owner.iterations))
         identity = OptimizerIdentity.of(self._owner.inner_optimizer)
-        self._number = binding.bind(self._collectives, job, new, rules, settings, identity, iterations)
+        self._number = binding.bind(self._collectives, job, new, rules, settings, identity, iterations, root)
         self._bound.update(table.path for table in new)
+        self._tables += [weakref.ref(table) for table in new]
         self._job = self._job or job
         if self._collectives.size > 1:
             self._watch(job)
         if job is not None and new:
             self._join(job, new)
+
+    def options(self) -> dict[str, str]:
+        """What the wrapped optimizer is configured with, but the learning rate, whose value steps compare."""
+        return _keras.optimizer_options(self._owner.inner_optimizer)
+
+    @property
+    def tables(self) -> list[TableBinding]:
+        """Those that are bound, in the order of their ordinals."""
+        return sorted((one for one in (reference() for reference in self._tables) if one is not None), key=_ordinal)
 
     def count_step(self) -> None:
         """A step begins. In a graph, or eagerly."""
@@ -125,6 +143,7 @@ class OptimizerBinding:
             # Until ranks are made equal, one alone may have loaded them.
             "updates made before": int(tf.convert_to_tensor(owner.iterations)) if begins_equal else "any",
             "clipping": clipping.Clipping.of(owner.inner_optimizer),
+            **{f"`{name}` of the wrapped optimizer": value for name, value in self.options().items()},
             "dense gradients": [one.signature for one in dense],
             "tables with gradients": [one.table.config.name for one in tables],
         }
@@ -140,10 +159,17 @@ class OptimizerBinding:
         if self._collectives.size > 1:
             binding.on_all(self._collectives, node_exchange.of(job).join, "tsps.exchange")
             failures.watch(job)
+            # A step that is made later, beside others, is not the one that a look-up belongs to.
+            job.delays_tables |= getattr(self._owner.schedule, "sparse", False)
+            _ops.allow_objections(job.group_path, allowed=not job.delays_tables)
         owner = self._owner
         for placement in sorted({table.placement for table in new} - self.rings.keys()):
             self.rings[placement] = topologies.make(placement, owner.topology, job, owner.sparse_reduction, owner.wire)
         self.balance.add(job, new)
+
+
+def _ordinal(table: TableBinding) -> int:
+    return table.ordinal
 
 
 # The one that was bound last: that is asked for the step of this process, if it is still there.

@@ -184,11 +184,12 @@ def _combine_dense(ones: Sequence[DenseGradient], factor: float) -> DenseGradien
     values = [one.value for one in ones if one.value is not None]
     variable = ones[0].variable
     if not values or all(mean_of(value) is not None for value in values):
-        return DenseGradient(variable, values[0] if values else None)
+        return DenseGradient(variable, values[0] if values else None, sparse=ones[0].sparse)
     total = values[0]
     if isinstance(total, tf.IndexedSlices):
         rows, keys = tf.concat([one.values for one in values], 0), tf.concat([one.indices for one in values], 0)
         total = tf.IndexedSlices(rows, keys, total.dense_shape)
     elif len(values) > 1:
         total = tf.add_n(values)
-    return DenseGradient(variable, total if factor == 1 else clipping.scale(total, tf.constant(factor, tf.float32)))
+    total = total if factor == 1 else clipping.scale(total, tf.constant(factor, tf.float32))
+    return DenseGradient(variable, total, sparse=ones[0].sparse)

@@ -16,13 +16,14 @@ from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import rank_weight
+from tf_sparse_ps.rings.agreement import Agreement
 from tf_sparse_ps.rings.clipping import Clipping
-from tf_sparse_ps.rings.gradients import TableGradient, mean_of, split
+from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient, mean_of, split
 from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.rings.sparse_ring import Update
 from tf_sparse_ps.rings.sparse_step import SparseStep
 from tf_sparse_ps.schedules.protocol import LocalStep
-from tf_sparse_ps.training import equal_weights, replicas
+from tf_sparse_ps.training import equal_weights, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ class Step:
 
     def _make_alone(self, pairs: list[tuple[Any, Any]]) -> list[tf.Tensor]:
         step = self._take_in([pairs], 1)
+        if step.tables is None and (this_job := job.made()) is not None and this_job.size > 1:
+            _ops.raise_objection(this_job.group_path)  # a look-up has failed, and no step of tables can say so
         self._binding.count_step()
         certain = self._state.reduce(step)
         with tf.control_dependencies(certain):
@@ -194,7 +197,8 @@ class Step:
             this_job = job.current() if tables else None
             if this_job is not None:
                 _refuse_beside_delayed(self)
-            self._binding.bind(this_job, tables, dense, begins_equal=not self.equal.pending)
+            begins_equal = not self.equal.pending
+            self._binding.bind(this_job, tables, dense, begins_equal=begins_equal, root=self.equal.root)
             if self.equal.pending:
                 also = [one for one in self._also() if tf.as_dtype(one.dtype).is_floating]
                 self.equal.make([*self.variables, *(one.variable for one in dense), *also], computed=computed)
@@ -202,17 +206,51 @@ class Step:
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule of the rate.
         weight = self.weight.now(owner.iterations)
         rate = _keras.current_learning_rate(owner.inner_optimizer)
-        of_tables = None if this_job is None else self._sparse_step(this_job, tables, rate, weight)
-        return LocalStep(dense, of_tables, rate, weight)
+        if this_job is None:
+            return LocalStep(dense, None, rate, weight, self._agreement(rate, dense=dense))
+        return LocalStep(dense, self._sparse_step(this_job, tables, rate, weight, dense), rate, weight)
 
     def _start(self) -> None:
         if self._started is None:
             owner = self._owner
             self._started = owner.schedule.start(owner.inner_optimizer, self._collectives, self._binding.name)
             self._started.also_average(self._also)
+            self._started.make_agreement = self._agreement_of_all
+
+    def _agreement(self, rate: tf.Tensor, *, dense: Sequence[DenseGradient], **tables: Any) -> Agreement | None:
+        """What ranks must agree on in this step; None: there is one rank, or they are compared when they meet."""
+        if self._collectives.size == 1 or (not tables and self._state.ranks_part) or self._state.delays_tables:
+            return None
+        compared = [] if self._state.ranks_part else dense
+        return step_facts.make(
+            self._collectives,
+            f"{self._binding.name}.agreement",
+            made=tf.convert_to_tensor(self._owner.iterations),
+            rate=rate,
+            options=self._binding.options(),
+            dense=compared,
+            **tables,
+        )
+
+    def _agreement_of_all(self) -> Agreement:
+        """The same for ranks that meet: of all tables, and not of weights, which will be equal."""
+        owner = self._owner
+        return step_facts.make(
+            self._collectives,
+            f"{self._binding.name}.meeting",
+            made=tf.convert_to_tensor(owner.iterations),
+            rate=_keras.current_learning_rate(owner.inner_optimizer),
+            options=self._binding.options(),
+            tables=self._binding.tables,
+        )
 
     def _sparse_step(
-        self, this_job: Job, tables: list[TableGradient], rate: tf.Tensor, weight: tf.Tensor
+        self,
+        this_job: Job,
+        tables: list[TableGradient],
+        rate: tf.Tensor,
+        weight: tf.Tensor,
+        dense: Sequence[DenseGradient],
     ) -> SparseStep:
         made = tf.convert_to_tensor(self._owner.iterations)
         rules = [self.rule_of(one.table) for one in tables]
@@ -220,12 +258,18 @@ class Step:
         for i, constraint in enumerate(one.table.config.resolved_constraint() for one in tables):
             if constraint is not None:
                 hyper[i] = tf.concat([hyper[i], constraint.parameters], 0)
+        agreement = self._agreement(rate, dense=dense, tables=[one.table for one in tables], hyper=hyper)
         return SparseStep(
             this_job,
             self._binding.rings,
             f"{self._binding.name}.sparse",
             rank_weight.kept([one.gradient for one in tables], weight),
-            Update([one.table for one in tables], hyper, OptimizerIdentity.of(self._owner.inner_optimizer).step(made)),
+            Update(
+                [one.table for one in tables],
+                hyper,
+                OptimizerIdentity.of(self._owner.inner_optimizer).step(made),
+                agreement=agreement,
+            ),
             Clipping.of(self._owner.inner_optimizer),
             self._owner.loss_scale_factor,
         )

@@ -17,6 +17,16 @@
 // has published when the leader has drained that. In the same place lies, between, what Take hands
 // out.
 namespace tsps {
+
+Status RanksDiffer() {
+  return Error(Code::kFailedPrecondition,
+               "the ranks of this job differ in something that must be equal on all of them");
+}
+
+Status OfRank(int64_t rank, const Status& objection) {
+  return Error(objection.code(), "rank ", rank, ": ", objection.message());
+}
+
 NodeExchange::NodeExchange(std::string folder, const Options& options,
                            std::unique_ptr<RankFile> own)
     : local_rank_(static_cast<size_t>(options.local_rank)),
@@ -311,6 +321,36 @@ Status NodeExchange::Finish(const Use& use) {
     counters_.rounds.fetch_add(rounds_, std::memory_order_relaxed);
     return Status();
   });
+}
+
+void NodeExchange::PostStatement(int64_t step, uint64_t digest, const Status& objection) {
+  ExchangeStatement& posted = own().statement();
+  posted.step = step;
+  posted.digest = digest;
+  posted.code = static_cast<uint32_t>(objection.code());
+  const std::string text = objection.message().substr(0, sizeof(posted.text) - 1);
+  std::memcpy(posted.text, text.c_str(), text.size() + 1);
+  // The leader has read the last one: this rank has its verdict on that step.
+  Advance(posted.count, statements_.fetch_add(1) + 1);
+}
+
+Status NodeExchange::AwaitStatements(const MergeCall& call, Status* agreed) {
+  TSPS_RETURN_IF_ERROR(peers_.Open());
+  const ExchangeStatement& mine = own().statement();
+  const uint64_t count = mine.count.load(std::memory_order_relaxed);
+  bool differ = false;
+  *agreed = Status();
+  for (const RankFile* file : peers_.all()) {
+    const ExchangeStatement& theirs = file->statement();
+    TSPS_RETURN_IF_ERROR(peers_.Await(theirs.count, count, *file, call));
+    const auto code = static_cast<Code>(theirs.code);
+    if (code != Code::kOk && agreed->ok()) {
+      *agreed = OfRank(static_cast<int64_t>(file->live().rank.load()), Status(code, theirs.text));
+    }
+    differ |= theirs.digest != mine.digest || theirs.step != mine.step;
+  }
+  if (agreed->ok() && differ) *agreed = RanksDiffer();
+  return Status();
 }
 
 void NodeExchange::PostVerdict(int64_t step, const Status& verdict) {

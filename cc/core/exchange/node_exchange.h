@@ -52,6 +52,12 @@ struct ExchangeCounters {
   std::atomic<uint64_t> waited_ns{0};          // for other ranks
 };
 
+// FailedPrecondition: ranks have different digests. Who compares them does not know what they are
+// of; the ranks then tell each other.
+Status RanksDiffer();
+// An objection of a rank, for the others.
+Status OfRank(int64_t rank, const Status& objection);
+
 class NodeExchange {
  public:
   struct Options {
@@ -102,6 +108,14 @@ class NodeExchange {
   // the exchange for all ranks.
   Status Part(const std::function<Status()>& part);
 
+  // What a rank says of a step before the leader decides on it, once for every verdict: a digest of
+  // what must be equal on all ranks, and why the rank cannot make the step (OK: it can). Nothing
+  // waits for it but AwaitStatements.
+  void PostStatement(int64_t step, uint64_t digest, const Status& objection);
+  // The leader, which has posted its own: sets *agreed to the first objection, naming its rank, or
+  // to RanksDiffer() if digests differ. Returns an error, as Merge does, when a rank does not come.
+  // Thread-safe, beside a merge too.
+  Status AwaitStatements(const MergeCall& call, Status* agreed);
   // The leader says whether the step that it prepared can be made.
   void PostVerdict(int64_t step, const Status& verdict);
   // Other ranks: sets *verdict to the next one of the leader's, which must be of call.step. Returns
@@ -113,6 +127,8 @@ class NodeExchange {
   void SetStep(int64_t step);
   void Leave();
 
+  // Among all ranks of the job.
+  int64_t rank() const { return static_cast<int64_t>(own().live().rank.load()); }
   const ExchangeCounters& counters() const { return counters_; }
 
  private:
@@ -142,8 +158,9 @@ class NodeExchange {
   const size_t local_rank_, ranks_, mergers_, window_;
   ExchangeCounters counters_;
   NodePeers peers_;
-  std::atomic<uint64_t> verdicts_{0};  // posted, or awaited, by this rank
-  uint64_t base_ = 0;                  // phase at the end of the last call
+  std::atomic<uint64_t> verdicts_{0};    // posted, or awaited, by this rank
+  std::atomic<uint64_t> statements_{0};  // posted by this rank
+  uint64_t base_ = 0;                    // phase at the end of the last call
   Status broken_;
 
   // Of the call that has begun.

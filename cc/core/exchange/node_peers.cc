@@ -118,6 +118,7 @@ void NodePeers::TellFailure(const Status& failure) {
   FutexWakeAll(live.published);
   FutexWakeAll(live.drained);
   FutexWakeAll(own_->verdict().count);
+  FutexWakeAll(own_->statement().count);
 }
 
 Status NodePeers::Late(const RankFile& peer, const MergeCall& call) const {

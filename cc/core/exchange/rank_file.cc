@@ -17,9 +17,11 @@ std::string PathOf(const std::string& folder, int local_rank) {
 }
 
 uint32_t ExchangeLayoutHash() {
-  const uint64_t sizes[] = {sizeof(ExchangeHeader),  sizeof(ExchangeLive), sizeof(ExchangeCall),
-                            sizeof(ExchangeVerdict), kVerdictOffset,       kCallOffset,
-                            kContributionOffset,     uint64_t{kMaxTables}};
+  const uint64_t sizes[] = {sizeof(ExchangeHeader),    sizeof(ExchangeLive),
+                            sizeof(ExchangeCall),      sizeof(ExchangeVerdict),
+                            sizeof(ExchangeStatement), kVerdictOffset,
+                            kStatementOffset,          kCallOffset,
+                            kContributionOffset,       uint64_t{kMaxTables}};
   return Crc32c(0, sizes, sizeof(sizes));
 }
 

@@ -3,6 +3,7 @@
 //   rank-0003          0       ExchangeHeader   who wrote it
 //                      64      ExchangeLive     words that change: how far the rank has come
 //                      1024    ExchangeVerdict  the leader's: whether a step can be made
+//                      2112    ExchangeStatement  what the rank says before that
 //                      4096    ExchangeCall     what it is exchanging
 //                      16384   contribution     its gradients, grouped by the rank that merges them
 //   rank-0003.merged   0       merged           the part of the node's gradients that it has merged
@@ -25,7 +26,7 @@
 
 namespace tsps {
 
-constexpr uint32_t kExchangeVersion = 1;
+constexpr uint32_t kExchangeVersion = 2;
 constexpr uint64_t kExchangeMagic = 0x3261727873707374ULL;  // "tspsxra2", little-endian
 
 struct ExchangeHeader {
@@ -70,10 +71,21 @@ struct ExchangeVerdict {
 };
 static_assert(sizeof(ExchangeVerdict) == 1048, "shared layout");
 
+struct ExchangeStatement {
+  std::atomic<uint64_t> count;  // of statements so far; this is the last one
+  int64_t step;
+  uint64_t digest;  // of what must be equal on all ranks
+  uint32_t code;    // of a Status: why this rank cannot make the step
+  char text[1024];
+};
+static_assert(sizeof(ExchangeStatement) == 1056, "shared layout");
+
 constexpr size_t kVerdictOffset = 1024;
+constexpr size_t kStatementOffset = 2112;
 constexpr size_t kCallOffset = 4096;
 static_assert(64 + sizeof(ExchangeLive) <= kVerdictOffset, "shared layout");
-static_assert(kVerdictOffset + sizeof(ExchangeVerdict) <= kCallOffset, "shared layout");
+static_assert(kVerdictOffset + sizeof(ExchangeVerdict) <= kStatementOffset, "shared layout");
+static_assert(kStatementOffset + sizeof(ExchangeStatement) <= kCallOffset, "shared layout");
 constexpr size_t kContributionOffset = 16384;
 static_assert(kCallOffset + sizeof(ExchangeCall) <= kContributionOffset, "shared layout");
 
@@ -108,6 +120,9 @@ class RankFile {
   ExchangeLive& live() const { return *reinterpret_cast<ExchangeLive*>(main_->data() + 64); }
   ExchangeVerdict& verdict() const {
     return *reinterpret_cast<ExchangeVerdict*>(main_->data() + kVerdictOffset);
+  }
+  ExchangeStatement& statement() const {
+    return *reinterpret_cast<ExchangeStatement*>(main_->data() + kStatementOffset);
   }
   ExchangeCall& call() const {
     return *reinterpret_cast<ExchangeCall*>(main_->data() + kCallOffset);

@@ -48,13 +48,13 @@ struct ParameterFileHeader {
   uint32_t rows_per_block;  // kRowsPerBlock
   uint64_t n_rows;
   uint64_t step;
-  uint32_t optimizer_kind;        // OptimizerKind
-  uint32_t n_planes;              // version 1: SlotCount(optimizer_kind)
+  uint32_t optimizer_kind;  // OptimizerKind
+  uint32_t n_planes;        // version 1: SlotCount(optimizer_kind)
   // Of the optimizer that made the slots (OptimizerUse). Version 2: 0, 0; version 1: float[4], the
   // slots' initial values.
   uint64_t optimizer_id;
   uint64_t optimizer_steps;
-  uint32_t initializer_kind;      // InitializerKind
+  uint32_t initializer_kind;  // InitializerKind
   float initializer_a;
   float initializer_b;
   uint32_t reserved0;  // 0
