@@ -14,6 +14,7 @@ from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.node import activity
 from tf_sparse_ps.table.shards import Shard
 from tf_sparse_ps.table.table import Block, Table
 
@@ -111,7 +112,7 @@ class TableBinding:
           Whether this rank is to write.
 
         Raises:
-          UnavailableError, WaitTimeoutError: The leader did not get there.
+          UnavailableError, WaitTimeoutError: The leader did not get there (`NodeGroup.wait`).
         """
         self.writes += 1
         if self.cache is None:
@@ -172,6 +173,7 @@ class TableBinding:
                 if self.placement == "sharded":
                     part = start + np.flatnonzero(_table.owners(keys[part], self.nodes) == self.node)
                 _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
+                activity.progress()
 
 
 def binding_of(variable: Any) -> TableBinding | None:

@@ -90,12 +90,13 @@ class OptimizerBinding:
         settings = self._settings(tables, dense, begins_equal)
         rules = [self.rule_of(table) for table in new]
         self._number = binding.bind(self._collectives, job, new, rules, settings)
-        self._bound.update(table.path for table in new)
         self._job = self._job or job
         if self._collectives.size > 1:
             self._watch(job)
         if job is not None and new:
             self._join(job, new)
+        # Last: after an exception the next step does all of it once more.
+        self._bound.update(table.path for table in new)
 
     def count_step(self) -> None:
         """A step begins. In a graph, or eagerly."""
