@@ -42,7 +42,7 @@ class Members:
         self._rank, self._key_values = collectives.rank, key_values
         self._own = Member(os.getpid(), collectives.cross_rank, os.readlink("/proc/self/ns/pid"))
         self._found: dict[int, Member] = {self._rank: self._own}
-        key_values.write(f"member.{self._rank}", json.dumps(self._own))
+        key_values.write(f"process.{self._rank}", json.dumps(self._own))
         # Launchers count ranks node by node. Others than these are named, and not looked at.
         first = max(0, collectives.rank - collectives.local_rank)
         last = min(collectives.size, first + collectives.local_size)
@@ -51,7 +51,7 @@ class Members:
 
     def get(self, rank: int) -> Member | None:
         """A process; None: it has not said who it is."""
-        if rank not in self._found and (said := self._key_values.read(f"member.{rank}")):
+        if rank not in self._found and (said := self._key_values.read(f"process.{rank}")):
             self._found[rank] = Member(*json.loads(said))
         return self._found.get(rank)
 

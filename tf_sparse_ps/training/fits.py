@@ -23,6 +23,8 @@ from tf_sparse_ps.training import refusals
 # makes no collective in this `fit`.
 SETTINGS = "settings_of_fit"
 
+_STEPS = "steps that this fit makes (epochs x steps per epoch)"
+
 Check = Callable[[Any, list[Any]], None]
 _checks: list[Check] = [refusals.refuse_callbacks]
 _optimizers: list[type] = []  # whose models' `fit`s these are
@@ -63,13 +65,17 @@ def _begin(model: Any, callbacks: list[Any]) -> None:
     ours = [(_name(one), settings) for one in callbacks if (settings := _settings(one)) is not None]
     facts = _facts(model, arguments, callbacks, ours)
     everyone = ranks.allgather_object((refused, [name for name, _ in ours], facts), "tsps.fit")
+    all_names = [names for _, names, _ in everyone]
+    _must_have_the_same(all_names)
     if error is not None:
         raise error
     others = [f"rank {rank}: {text}" for rank, (text, *_) in enumerate(everyone) if text is not None]
     if others:
         raise ValueError(f"this fit is refused on {'; '.join(others)}")
-    _must_have_the_same([names for _, names, _ in everyone])
-    must_agree([theirs for *_, theirs in everyone])
+    _must_have_one_order(all_names)
+    all_facts = [theirs for *_, theirs in everyone]
+    known = [_STEPS in theirs for theirs in all_facts]
+    must_agree(all_facts if all(known) else [_without_steps(theirs) for theirs in all_facts])
 
 
 def _ranks_of(model: Any) -> Collectives | None:
@@ -88,8 +94,10 @@ def _settings(callback: Any) -> dict[str, Any] | None:
 
 def _name(callback: Any) -> str:
     """The name of the class, or of the one of ours that it is derived from."""
-    ours = next(one for one in type(callback).__mro__ if one.__module__.startswith("tf_sparse_ps."))
-    return f"tsps.callbacks.{ours.__name__}"
+    for one in type(callback).__mro__:
+        if one.__module__ == "tf_sparse_ps.callbacks":
+            return f"tsps.callbacks.{one.__name__}"
+    return type(callback).__name__
 
 
 def _facts(
@@ -100,7 +108,7 @@ def _facts(
     steps, epochs = params.get("steps"), params.get("epochs")
     if isinstance(steps, int) and isinstance(epochs, int):
         epochs -= int(arguments["initial_epoch"] or 0)
-        facts["steps that this fit makes (epochs x steps per epoch)"] = f"{epochs} x {steps} = {epochs * steps}"
+        facts[_STEPS] = str(epochs * steps)
     sharded = any(one.placement == "sharded" for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings)
     if sharded or any(name.endswith(".Drain") for name, _ in ours):
         validates = arguments["validation_data"] is not None or bool(arguments["validation_split"])
@@ -108,14 +116,23 @@ def _facts(
     return facts
 
 
+def _without_steps(facts: dict[str, str]) -> dict[str, str]:
+    """Without the number of steps: not all ranks know it."""
+    return {name: value for name, value in facts.items() if name != _STEPS}
+
+
 def _must_have_the_same(names: list[list[str]]) -> None:
-    """Raises ValueError, on all ranks, unless all have the same callbacks that make collectives, in the same order."""
+    """Raises ValueError, on all ranks, unless all have the same callbacks that make collectives."""
     for name in dict.fromkeys(name for theirs in names for name in theirs):
         if without := [rank for rank, theirs in enumerate(names) if name not in theirs]:
             raise ValueError(
                 f"fit has {name} on some ranks and not on ranks {without}: the ranks wait for each other in it. Give "
                 "it to fit on every rank"
             )
+
+
+def _must_have_one_order(names: list[list[str]]) -> None:
+    """Raises ValueError, on all ranks, unless all have these callbacks in the same order."""
     different = [rank for rank, theirs in enumerate(names) if theirs != names[0]]
     if different:
         raise ValueError(
