@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
-from tf_sparse_ps import job
-from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _tensorflow
+from tf_sparse_ps import job, schedules
+from tf_sparse_ps._compat import _keras, _keras_fit, _tensorflow
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
 from tf_sparse_ps.checkpoints.checkpointer import Checkpointer, check_arguments
 from tf_sparse_ps.checkpoints.position import Position
@@ -24,7 +24,7 @@ from tf_sparse_ps.config.plain_numbers import plain
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings.binding import reconcile
-from tf_sparse_ps.training import distributed_optimizer
+from tf_sparse_ps.training import distributed_optimizer, fits
 from tf_sparse_ps.training.equal_weights import broadcast_variables
 
 _NOT_A_NUMBER_OF_BATCHES = {
@@ -78,6 +78,10 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
         self._root, self._collectives = root, collectives_lib.resolve(collectives)
         self._done = False
 
+    def settings_of_fit(self) -> dict[str, Any]:
+        """What ranks compare when `fit` begins: see `training/fits.py`."""
+        return {"root": self._root}
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Sends, if the model is built."""
         self._done = False
@@ -87,6 +91,7 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
             self._broadcast()
         elif isinstance(self.model.optimizer, distributed_optimizer.DistributedOptimizer):
             self.model.optimizer.begin_with(self._root)
+            _keras_fit.at_end(lambda: self.model.optimizer.begin_with(0))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sends, if it has not been done."""
@@ -116,6 +121,10 @@ class MetricAverage(_keras.keras.callbacks.Callback):
         """Averages over all ranks."""
         super().__init__()
         self._collectives = collectives_lib.resolve(collectives)
+
+    def settings_of_fit(self) -> dict[str, Any]:
+        """What ranks compare when `fit` begins: see `training/fits.py`."""
+        return {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Averages `logs` in place."""
@@ -203,6 +212,10 @@ class EqualSteps(_keras.keras.callbacks.Callback):
 
         return dataset.concatenate(dataset.take(1).repeat(steps - own).map(nothing))
 
+    def settings_of_fit(self) -> dict[str, Any]:
+        """What ranks compare when `fit` begins: see `training/fits.py`."""
+        return {"steps": self.steps}
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Looks whether `fit` was given `dataset`, on all ranks.
 
@@ -223,6 +236,8 @@ class EqualSteps(_keras.keras.callbacks.Callback):
         if any(found):
             each = [f"on rank {rank} {text}" for rank, text in enumerate(found) if text]
             raise ValueError("EqualSteps cannot give the ranks equal steps: " + "; ".join(each))
+        optimizer = self.model.optimizer
+        _keras_fit.at_end(lambda: optimizer.weigh_until(None))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Tells the optimizer after how many steps this rank has no batch left."""
@@ -231,7 +246,7 @@ class EqualSteps(_keras.keras.callbacks.Callback):
             optimizer.weigh_until(int(tf.convert_to_tensor(optimizer.iterations)) + self.own_steps)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Gives the rank its weight back."""
+        """Gives the rank its weight back: in `fit` that is done at its end anyway, also after an exception."""
         self.model.optimizer.weigh_until(None)
 
 
@@ -242,6 +257,11 @@ class Drain(_keras.keras.callbacks.Callback):
     then all ranks must validate, or none. Put it before callbacks that save, or change the learning rate. It also lets
     statistics of normalisation be averaged with the parameters. Under other schedules it does nothing that can be seen.
     """
+
+    def settings_of_fit(self) -> dict[str, Any] | None:
+        """What ranks compare when `fit` begins: see `training/fits.py`."""
+        schedule = getattr(self.model.optimizer, "schedule", None)
+        return {} if isinstance(schedule, schedules.DelayedGlobal) else None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Tells the optimizer which variables are no parameters.
@@ -362,6 +382,11 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         _DATASETS.add(self._resumable.dataset)
         return self._resumable.dataset
 
+    def settings_of_fit(self) -> dict[str, Any]:
+        """What ranks compare when `fit` begins: see `training/fits.py`."""
+        extra = sorted(self._options["extra"])
+        return {**self._options, "extra": extra, "every_steps": self._every_steps, "every_seconds": self._every_seconds}
+
     def begins_beside(self, callbacks: Sequence[Any]) -> None:
         """Is told the other callbacks of the `fit` that begins. Their states are saved."""
         self._others = list(callbacks)
@@ -406,6 +431,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
                         f"tf_sparse_ps: EarlyStopping has ended training after epoch {self._position.epoch}",
                         file=sys.stderr,
                     )
+        _keras_fit.at_end(lambda: _keras_fit.end(self.model))
         _keras_fit.begin_at_epoch(self.model, begin)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -568,8 +594,6 @@ class _Clock:
 def _refuse_beside(model: Any, callbacks: Sequence[Any]) -> None:
     """Raises UnsupportedError for callbacks of `fit` that cannot be beside a `Checkpoint`."""
     ours = [one for one in callbacks if isinstance(one, Checkpoint)]
-    if not any(isinstance(one, EqualSteps) for one in callbacks):  # which compares ranks, and has no Checkpoint
-        _agree_on_checkpoint(model, bool(ours))
     if not ours:
         if any(one in _DATASETS for one in _tensorflow.datasets_in(_keras_fit.input_of(model))):
             raise ValueError(
@@ -589,21 +613,4 @@ def _refuse_beside(model: Any, callbacks: Sequence[Any]) -> None:
             )
 
 
-def _agree_on_checkpoint(model: Any, has_one: bool) -> None:
-    """Raises ValueError, on all ranks, if some have a `Checkpoint` in this fit and others do not: they would wait."""
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, distributed_optimizer.DistributedOptimizer):
-        return
-    ranks = collectives_lib.resolve(optimizer.collectives)
-    if ranks.size == 1 or ranks.kind == "tf.distribute":  # under a strategy Checkpoint is refused
-        return
-    everyone = ranks.allgather_object(has_one, "tsps.checkpoint.callback")
-    if len(set(everyone)) > 1:
-        without = [rank for rank, theirs in enumerate(everyone) if not theirs]
-        raise ValueError(
-            f"fit has tsps.callbacks.Checkpoint on some ranks and not on ranks {without}: every rank has it, and they "
-            "wait for each other in it. Which rank writes what is its own business"
-        )
-
-
-_keras_hooks.before_fit(_refuse_beside)
+fits.before_fit(_refuse_beside)

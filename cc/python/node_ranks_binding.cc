@@ -27,6 +27,10 @@ void BindNodeRanks(py::module_& module) {
             return ValueOrThrow(WithoutGil([&] { return NodeRanks::Open(folder, local_size); }));
           },
           py::arg("folder"), py::arg("local_size"))
+      .def(
+          "report_progress",
+          [](NodeRanks& ranks, int local_rank) { ThrowIfError(ranks.ReportProgress(local_rank)); },
+          py::arg("local_rank"))
       .def("look", &NodeRanks::Look);
   module.def("process_state", &DescribeProcess, py::arg("pid"));
 }

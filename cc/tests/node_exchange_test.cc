@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <random>
 #include <thread>
@@ -157,7 +158,7 @@ TEST_F(NodeExchangeTest, AnErrorOfOneRankIsTheOthersToo) {
 // when the call is made.
 class OtherRank {
  public:
-  OtherRank(const std::string& folder, void (*then)()) {
+  OtherRank(const std::string& folder, const std::function<void()>& then) {
     int ready[2];
     EXPECT_EQ(pipe(ready), 0);
     pid_ = fork();
@@ -329,6 +330,25 @@ TEST_F(NodeExchangeTest, ARankThatIsLateByLessThanTheTimeoutIsNoFailure) {
   EXPECT_TRUE(ranks[0]->Merge(Call(), gradients[0].Tables(), serial, read.Reader()).ok());
   late.join();
   EXPECT_GT(ranks[0]->counters().waited_ns.load(), 0u);
+}
+
+TEST_F(NodeExchangeTest, ARankIsWaitedForAsLongAsItReportsProgress) {
+  const auto leader = Join(0, 2);
+  const std::string folder = folder_;
+  OtherRank other(folder_, [folder] {
+    const auto ranks = NodeRanks::Open(folder, 2);
+    for (int i = 0; i < 20 && ranks.ok(); ++i) {
+      usleep(100000);
+      if (!(*ranks)->ReportProgress(1).ok()) _exit(1);
+    }
+    sleep(30);
+  });
+  const auto began = std::chrono::steady_clock::now();
+  const Status status = SecondCall(*leader, other, 1.0);
+  const auto waited = std::chrono::steady_clock::now() - began;
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.message();
+  EXPECT_GE(waited, std::chrono::seconds(3)) << "2 s of progress, and 1 s without";
+  EXPECT_EQ(status.message().find("waited 1 s"), std::string::npos) << status.message();
 }
 
 TEST_F(NodeExchangeTest, ACancelledWaitEnds) {

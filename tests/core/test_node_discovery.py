@@ -39,6 +39,17 @@ def test_a_name_that_leads_back_to_its_machine_is_refused_when_there_are_others(
     assert node_discovery.nodes([place("a", 0), dataclasses.replace(loop, address="")]) == [0, 1]
 
 
+def test_ranks_of_a_host_with_different_folders_of_tables_are_refused() -> None:
+    one, other = (
+        dataclasses.replace(place("a", local_rank), folder=folder, same_folder=folder)
+        for local_rank, folder in enumerate(("/x", "/y"))
+    )
+    with pytest.raises(ValueError, match=r"host 'a' .* TFSPS_DIR differs between them: '/x' on rank 0, '/y' on rank 1"):
+        node_discovery.nodes([one, other])
+    same = dataclasses.replace(other, same_folder=one.same_folder)  # by another path
+    assert node_discovery.nodes([one, same]) == [0, 0]
+
+
 def test_this_process_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_HOSTNAME", "node-7")
     assert node_discovery.mine(3).host == "node-7"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launcher import ROOT, environment, free_port
 
-from tf_sparse_ps.launch import command_line
+from tf_sparse_ps.errors import LaunchError
+from tf_sparse_ps.launch import command_line, horovod_check
 from tf_sparse_ps.launch.command_line import parse
+from tf_sparse_ps.launch.options import Options
 
 pytestmark = pytest.mark.quick
 
@@ -58,6 +62,63 @@ def test_horovod_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: 
     with pytest.raises(SystemExit):
         parse(words("-np 1 --collectives horovod true"))
     assert f"Horovod is not installed for {sys.executable}" in capsys.readouterr().err
+
+
+def settled(line: str, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """The options of a machine on which Horovod is installed."""
+    monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda _: importlib.machinery.ModuleSpec("x", None))
+    return horovod_check.settle(parse(words(line)))
+
+
+def without_an_address(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The machine's name has no address."""
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(horovod_check.socket, "gethostname", lambda: "otherbox")
+    monkeypatch.setattr(horovod_check.socket, "getaddrinfo", unknown)
+    return "the name of this machine, 'otherbox', has no address"
+
+
+def that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Horovod is for another TensorFlow."""
+    monkeypatch.setattr(horovod_check, "_LOAD", "raise OSError('mpi_lib.so: undefined symbol: _ZN3abc')")
+    monkeypatch.setattr(horovod_check.socket, "getaddrinfo", lambda *_: [])
+    reason = "OSError: mpi_lib.so: undefined symbol: _ZN3abc"
+    return f"Horovod is installed for {sys.executable}, and cannot be imported ({reason})"
+
+
+@pytest.mark.parametrize("broken", [without_an_address, that_does_not_load])
+def test_horovod_that_cannot_work_is_refused_before_a_rank_starts(
+    broken: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = broken(monkeypatch)
+    with pytest.raises(LaunchError) as refused:
+        settled("-np 2 --collectives horovod true", monkeypatch)
+    assert refused.value.status == 2
+    assert wrong in str(refused.value)
+    assert "or use --collectives tensorflow" in str(refused.value)
+    assert settled("-np 2 true", monkeypatch).collectives == "tensorflow"
+    said = capfd.readouterr().err
+    assert wrong in said
+    assert "Ranks communicate by TensorFlow's collectives instead" in said
+    assert settled("-np 2 --collectives tensorflow true", monkeypatch).collectives == "tensorflow"
+    assert capfd.readouterr().err == ""
+
+
+def test_horovod_that_works_is_used(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(horovod_check.socket, "getaddrinfo", lambda *_: [])
+    monkeypatch.setattr(horovod_check, "_LOAD", "pass")
+    for line in ("-np 2 true", "-np 2 --collectives horovod true"):
+        assert settled(line, monkeypatch).collectives == "horovod"
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(not HOROVOD, reason="Horovod is not installed here")
+def test_the_horovod_that_is_installed_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod_check.socket, "getaddrinfo", lambda *_: [])
+    assert horovod_check._problem() == ""
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ TensorFlow 2.15.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tf_sparse_ps._compat import _keras
@@ -44,6 +47,56 @@ def end(model: Any) -> None:
 def input_of(model: Any) -> Any:
     """What the `fit` that is on the stack was given as `x`; None: none is."""
     return next((names.get("x") for names in _names_in_fit(model)), None)
+
+
+def arguments_of(model: Any, *names: str) -> dict[str, Any] | None:
+    """Arguments, by name, of the `fit` that is on the stack; None: none is."""
+    found = next(_names_in_fit(model), None)
+    return None if found is None else {name: found.get(name) for name in names}
+
+
+class _Scopes(threading.local):
+    """Of the `fit`s of a thread, the innermost last: what is to be done when they end."""
+
+    def __init__(self) -> None:
+        self.stack: list[contextlib.ExitStack] = []
+
+
+_scopes = _Scopes()
+
+
+def at_end(action: Callable[[], object]) -> None:
+    """Has the innermost `fit` of this thread call `action` when it ends, with an exception, too.
+
+    Keras calls no callback then. Outside of `fit`, where a loop calls the callbacks, this does nothing. What was given
+    last is called first.
+    """
+    if _scopes.stack:
+        _scopes.stack[-1].callback(action)
+
+
+def scope_fits() -> None:
+    """Has Keras's `fit` do what `at_end` was given."""
+    owner = next(one for one in _keras.keras.Model.__mro__ if "fit" in one.__dict__)
+    fit = owner.__dict__["fit"]
+
+    @functools.wraps(fit)
+    def scoped(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as scope:
+            _scopes.stack.append(scope)
+            try:
+                return fit(*args, **kwargs)
+            finally:
+                _scopes.stack.remove(scope)
+
+    owner.fit = scoped
+
+
+def forget_validation(model: Any) -> None:
+    """The next `fit` goes through its own validation data: after an exception Keras keeps those of the `fit` before."""
+    for name in ("_eval_epoch_iterator", "_eval_data_handler"):
+        if getattr(model, name, None) is not None:
+            delattr(model, name)
 
 
 def begin_epoch(model: Any, batch: int, batches: int | None) -> None:

@@ -98,6 +98,23 @@ def _found(*functions: tuple[str, str]) -> Iterator[tuple[Any, str]]:
             yield owner, last
 
 
+# Of a list of callbacks: one for each batch, of whatever `fit`, `evaluate` and `predict` go through.
+_BATCHES = ("on_train_batch_begin", "on_test_batch_begin", "on_predict_batch_begin", "on_epoch_begin")
+
+
+def at_batches(action: Callable[[], None]) -> None:
+    """Has `fit`, `evaluate` and `predict` call `action` with each batch."""
+    callback_list = _keras.keras.callbacks.CallbackList
+    for name in _BATCHES:
+        begin = getattr(callback_list, name)
+
+        def counted(self: Any, *args: Any, begin: Any = begin, **kwargs: Any) -> Any:
+            action()
+            return begin(self, *args, **kwargs)
+
+        setattr(callback_list, name, functools.wraps(begin)(counted))
+
+
 def before_fit(check: Callable[[Any, list[Any]], None]) -> None:
     """Has `fit` begin with `check(model, callbacks)`, before any callback or batch."""
     callback_list = _keras.keras.callbacks.CallbackList

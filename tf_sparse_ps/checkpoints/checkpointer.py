@@ -31,6 +31,7 @@ from tf_sparse_ps.errors import (
 )
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
+from tf_sparse_ps.node import activity
 from tf_sparse_ps.rings.binding import must_agree
 from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -146,57 +147,58 @@ class Checkpointer:
         """
         if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
             raise ValueError(f"`step` must be an integer of at least 0. Received: step={step!r}")
-        self.wait()
-        self._optimizer.drain()
-        bindings = tables.of(self._model)
-        self._build()
-        entries = self._entries()
-        self._refuse_other_optimizers(bindings)
-        table_step = tables.committed_step() if bindings else 0
-        iterations, epoch, batch = self._iterations(), self.position.epoch, self.position.batch
-        where = "a directory of each node" if self._saver.per_node else self.directory
-        facts = {
-            "call": f"saving a checkpoint to {where}",
-            "step": str(step),
-            "updates made": str(iterations),
-            "step of the tables": str(table_step),
-            "epoch": str(epoch),
-            "batch": str(batch),
-            "number of tables": str(len(bindings)),
-            "in the background": str(self._background),
-        }
-        must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
-        ids = (secrets.token_hex(8), self._saver.run)
-        own_id, run = self._ranks.broadcast_object(ids, 0, "tsps.checkpoint.ids")
-        content = Manifest(
-            name="",
-            step=iterations,
-            table_step=table_step,
-            epoch=epoch,
-            batch=batch,
-            ranks=self._ranks.size,
-            nodes=len(job.current().leaders) if bindings or self._saver.per_node else 1,
-            job=job.current().identity.name if bindings else None,
-            id=own_id,
-            run=run,
-            chain=(),
-            versions=_versions(),
-            tables=tuple(tables.facts(one) for one in bindings),
-            variables=tuple(entry.facts() for entry in entries),
-            files=(),
-            optimizer=OptimizerIdentity.of(self._optimizer.inner_optimizer).number,
-            node=job.current().node if self._saver.per_node else None,
-        )
+        with activity.doing(f"saving a checkpoint to {self.directory}"):
+            self.wait()
+            self._optimizer.drain()
+            bindings = tables.of(self._model)
+            self._build()
+            entries = self._entries()
+            self._refuse_other_optimizers(bindings)
+            table_step = tables.committed_step() if bindings else 0
+            iterations, epoch, batch = self._iterations(), self.position.epoch, self.position.batch
+            where = "a directory of each node" if self._saver.per_node else self.directory
+            facts = {
+                "call": f"saving a checkpoint to {where}",
+                "step": str(step),
+                "updates made": str(iterations),
+                "step of the tables": str(table_step),
+                "epoch": str(epoch),
+                "batch": str(batch),
+                "number of tables": str(len(bindings)),
+                "in the background": str(self._background),
+            }
+            must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.save"))
+            ids = (secrets.token_hex(8), self._saver.run)
+            own_id, run = self._ranks.broadcast_object(ids, 0, "tsps.checkpoint.ids")
+            content = Manifest(
+                name="",
+                step=iterations,
+                table_step=table_step,
+                epoch=epoch,
+                batch=batch,
+                ranks=self._ranks.size,
+                nodes=len(job.current().leaders) if bindings or self._saver.per_node else 1,
+                job=job.current().identity.name if bindings else None,
+                id=own_id,
+                run=run,
+                chain=(),
+                versions=_versions(),
+                tables=tuple(tables.facts(one) for one in bindings),
+                variables=tuple(entry.facts() for entry in entries),
+                files=(),
+                optimizer=OptimizerIdentity.of(self._optimizer.inner_optimizer).number,
+                node=job.current().node if self._saver.per_node else None,
+            )
 
-        def capture_values(writes: bool) -> list[Copies]:
-            values: list[Copies] = [variables.Values(entries, self._ranks, keep=writes)]
-            if self._states is not None:
-                values.append(self._states.capture(self._ranks, keep=writes))
-            return values
+            def capture_values(writes: bool) -> list[Copies]:
+                values: list[Copies] = [variables.Values(entries, self._ranks, keep=writes)]
+                if self._states is not None:
+                    values.append(self._states.capture(self._ranks, keep=writes))
+                return values
 
-        path = self._saver.begin(iterations if step is None else step, content, bindings, capture_values)
-        self._saved_at = iterations
-        return path
+            path = self._saver.begin(iterations if step is None else step, content, bindings, capture_values)
+            self._saved_at = iterations
+            return path
 
     def wait(self) -> None:
         """Waits until the last save is on the disk. Every rank calls it, between the same two steps.
@@ -241,29 +243,31 @@ class Checkpointer:
             steps; or there is none, and tables of an earlier run are at another step than the optimizer.
           ValueError: On all ranks: the model or the optimizer is another one.
         """
-        try:
-            self.wait()
-        except NotSavedError as error:
-            warnings.warn(str(error), stacklevel=2)
-        bindings = tables.of(self._model)
-        self._build()
-        entries = self._entries()
-        self._together(self._refuse_steps_before, f"restoring from {self.directory}")
-        checked, is_read, _ = self._choose(read_once=True)
-        if checked is None:
-            self._refuse_tables_of_other_steps(bindings)
-            return None
-        if self._restore_tables(checked, bindings, entries, is_read=is_read):
+        with activity.doing(f"restoring a checkpoint of {self.directory}"):
+            try:
+                self.wait()
+            except NotSavedError as error:
+                warnings.warn(str(error), stacklevel=2)
+            bindings = tables.of(self._model)
+            self._build()
+            entries = self._entries()
+            self._together(self._refuse_steps_before, f"restoring from {self.directory}")
+            checked, is_read, _ = self._choose(read_once=True)
+            if checked is None:
+                self._refuse_tables_of_other_steps(bindings)
+                return None
+            if self._restore_tables(checked, bindings, entries, is_read=is_read):
+                return self._restore_rest(checked, bindings, entries)
+            # All that there is to read is read now, before anything is changed once more.
+            checked, *_ = self._choose(read_once=False)
+            if checked is None:
+                raise StateError(
+                    f"no checkpoint in {self.directory} is whole, and tables have rows of one of them: there is "
+                    "nothing to go on with. To begin anew, use another directory, and another TFSPS_JOB if the job has "
+                    "a name"
+                )
+            self._restore_tables(checked, bindings, entries, is_read=True)
             return self._restore_rest(checked, bindings, entries)
-        # All that there is to read is read now, before anything is changed once more.
-        checked, *_ = self._choose(read_once=False)
-        if checked is None:
-            raise StateError(
-                f"no checkpoint in {self.directory} is whole, and tables have rows of one of them: there is nothing to "
-                "go on with. To begin anew, use another directory, and another TFSPS_JOB if the job has a name"
-            )
-        self._restore_tables(checked, bindings, entries, is_read=True)
-        return self._restore_rest(checked, bindings, entries)
 
     def _refuse_other_optimizers(self, bindings: Sequence[TableBinding]) -> None:
         identity = OptimizerIdentity.of(self._optimizer.inner_optimizer)

@@ -9,14 +9,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.checkpoints.position import Position
+from tf_sparse_ps.node import activity
 
 Make = Callable[[int], tf.data.Dataset]
 
 _KEPT = 2  # epochs
+_REPORT_EVERY = 8  # batches
 _numbers = itertools.count()
 _by_number: weakref.WeakValueDictionary[int, ResumableDataset] = weakref.WeakValueDictionary()
 
@@ -88,9 +91,28 @@ class ResumableDataset:
                 f"{dataset.element_spec}"
             )
         if batch:
-            dataset = dataset.skip(batch)
+            dataset = _skip(dataset, batch)
         self._kept.append(dataset)
         return tf.data.experimental.to_variant(dataset)
+
+
+def _skip(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
+    """All but so many batches. To read those can take long: other ranks are told that it goes on."""
+
+    def report(index: tf.Tensor, batch: Any) -> Any:
+        tf.cond(
+            (index < batches) & (index % _REPORT_EVERY == 0),
+            lambda: tf.numpy_function(_report_progress, [], tf.int64),
+            lambda: tf.constant(0, tf.int64),
+        )
+        return batch
+
+    return dataset.enumerate().map(report).skip(batches)
+
+
+def _report_progress() -> np.int64:
+    activity.progress()
+    return np.int64(0)
 
 
 def _count_what_loops_take(dataset: tf.data.Dataset, position: Position) -> None:

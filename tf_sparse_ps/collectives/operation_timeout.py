@@ -3,6 +3,7 @@
 The runtime has timeouts of its own, and for each operation a thread that sleeps as long as that is (TensorFlow 2.15 and
 2.21): with 100 operations a second and ten minutes that would be 60,000. So operations have none, and one thread of the
 process looks at those in flight. When one has waited too long it aborts all of them, for good, as the runtime does.
+An operation waits on while the ranks that it waits for report progress (`eager_operations.py`).
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def _watch(rank: int, grace_s: float) -> None:
     limit = timeout_s()
     while not _stop.wait(min(limit / 10, _LONGEST_LOOK_S)):
         limit = timeout_s()
-        now = time.monotonic()
-        waits = [(now - begin * 1e-9, operation) for operation, begin in eager_operations.in_flight()]
-        waits += [(now - begin * 1e-9, operation) for operation, begin, _ in _ops.in_flight()]
-        longest, operation = max(waits, default=(0.0, ""))
-        if longest > limit + grace_s:
+        now_ns = time.monotonic_ns()
+        begins = [(begin, operation) for operation, begin in eager_operations.in_flight()]
+        begins += [(begin, operation) for operation, begin, _ in _ops.in_flight()]
+        begin_ns, operation = min(begins, default=(now_ns, ""))
+        longest = (now_ns - begin_ns) * 1e-9
+        if (now_ns - eager_operations.begin_of_silence_ns(begin_ns)) * 1e-9 > limit + grace_s:
             _tensorflow.abort_collectives(
                 tf.errors.DEADLINE_EXCEEDED,
                 f"rank {rank} has waited {longest:.0f} s for other ranks in operation '{operation}'",

@@ -144,7 +144,9 @@ FUSION_THRESHOLD, FUSION_BYTES = "HOROVOD_FUSION_THRESHOLD", 16 << 20
 _ELASTIC = "HOROVOD_ELASTIC"  # set by its launcher
 _lock = threading.Lock()
 _instances: dict[str, Collectives] = {}
+_listeners: list[Callable[[Collectives], None]] = []
 _said_to_be_alone = threading.Event()  # "local" was chosen explicitly
+_broken: list[str] = []  # why Horovod could not be imported
 
 
 def _horovod_initialised() -> bool:
@@ -248,8 +250,17 @@ def _refuse_elastic() -> None:
 
 
 def _init_horovod() -> None:
-    import horovod.tensorflow as hvd  # optional
-
+    try:
+        import horovod.tensorflow as hvd  # optional
+    except Exception as error:  # of a library that does not load, too
+        if importlib.util.find_spec("horovod") is None:
+            raise
+        _broken.append(str(error))
+        raise ImportError(
+            f"Horovod is installed, and cannot be imported: {error}. Build it again for the TensorFlow that is "
+            "installed (tools/horovod/build.sh), or start the ranks with `tf-sparse-ps run --collectives tensorflow`, "
+            "which needs no Horovod"
+        ) from error
     hvd.init()
 
 
@@ -340,11 +351,28 @@ def resolve(kind: str = "auto") -> Collectives:
     return found
 
 
+def when_connected(listener: Callable[[Collectives], None]) -> None:
+    """Calls `listener` with the collectives of several ranks, as soon as this process has them.
+
+    The listener makes no collective: ranks come here at different times, or never.
+    """
+    with _lock:
+        _listeners.append(listener)
+        there = [one for one in _instances.values() if one.size > 1]
+    for one in there:
+        listener(one)
+
+
 def _instance(kind: str, strategy: Any) -> Collectives:
     with _lock:
-        if kind not in _instances:
+        is_new = kind not in _instances
+        if is_new:
             _instances[kind] = _make(kind, strategy)
-        return _instances[kind]
+        found, listeners = _instances[kind], tuple(_listeners)
+    if is_new and found.size > 1:
+        for listener in listeners:
+            listener(found)
+    return found
 
 
 def _check_launch(found: Collectives, initialised: bool) -> None:
@@ -362,6 +390,11 @@ def _check_launch(found: Collectives, initialised: bool) -> None:
         wrong = (
             "Horovod, by which they could talk to each other, is not installed. Start them with `tf-sparse-ps run`, "
             "which needs none."
+        )
+    elif _broken:
+        wrong = (
+            f"Horovod, by which they could talk to each other, cannot be imported: {_broken[0]}. Build it again for "
+            "the TensorFlow that is installed (tools/horovod/build.sh), or start them with `tf-sparse-ps run`."
         )
     else:
         wrong = "Horovod is not initialised. Call tsps.init(), or hvd.init(), before anything else of tf_sparse_ps."

@@ -4,7 +4,7 @@ When a rank dies, the others stand in an operation, and fail with a text that na
 rank still holds its sockets, they do not fail for as long as the library's timeout. When one does not come, they wait.
 Three things know more, and an uncaught error is reported as caused by what they have found:
 
-- `node_watch`: where there are tables, the ranks of a node see each other in shared memory;
+- `node_watch`: where there are tables that are trained, the ranks of a node see each other in shared memory;
 - `liveness_check`: in any job with a key-value store, of a launcher or of rank 0, a rank that has waited too long asks
   all others where they are;
 - that store: what one rank has found, or has said before its end, all can read.
@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
-from tf_sparse_ps.collectives import Collectives, CollectivesError, exit_report
+from tf_sparse_ps.collectives import Collectives, CollectivesError, exit_report, protocol
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, FOUND, KeyValueStore
 from tf_sparse_ps.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped
 from tf_sparse_ps.failures.liveness_check import LivenessCheck
@@ -65,7 +65,9 @@ _step: Callable[[], int] | None = None
 
 
 def report(collectives: Collectives, step: Callable[[], int] | None = None) -> None:
-    """Lets this process explain its errors, and take part when others ask; once. All ranks call it together.
+    """Lets this process explain its errors, and take part when others ask. Runs no collective.
+
+    It begins when ranks are connected: a rank that ends, or takes another path, before the first step is named, too.
 
     Args:
       collectives: Of all ranks.
@@ -170,3 +172,6 @@ def _reason_of(error: BaseException) -> BaseException:
 def _say(key: str, text: str) -> None:
     if _key_values is not None:
         _key_values.write_first(key, text)
+
+
+protocol.when_connected(report)

@@ -17,6 +17,7 @@ from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped, TableError
 from tf_sparse_ps.failures.watcher import Watcher
+from tf_sparse_ps.node import activity
 
 _POLL_S = 0.025  # a look costs 5 us per rank
 _OWN_FAILURE_S = 1.0  # how long to wait for a failure of this rank's own, once another's is there
@@ -30,7 +31,13 @@ class NodeWatch(Watcher):
         super().__init__("tsps-rank-watch", job.rank, key_values)
         self._group, self._node, self._leader = job.group_path, job.node, job.leaders[job.node]
         self._ranks = _table.NodeRanks.open(job.group.exchange_path, job.collectives.local_size)
+        self._local_rank = job.collectives.local_rank
+        activity.on_progress(self._report_progress)
         self._thread.start()
+
+    def _report_progress(self) -> None:
+        with contextlib.suppress(TableError):  # somebody has removed the folder
+            self._ranks.report_progress(self._local_rank)
 
     def leave(self) -> None:
         """Tells the other ranks of the node that this one needs them no more."""

@@ -1,8 +1,8 @@
 """`NodeGroup`: the group that holds a job's tables on one node, as this rank sees it.
 
-The node's leader (local rank 0) makes the group and is its writer until the process ends; the node's other ranks wait
-until it is there. An unnamed job's group is removed when its leader ends; if the leader was killed, or the job ran out
-of room, when the next job starts. A named job's group stays, and the next job of that name goes on with its tables.
+The node's leader (local rank 0) makes the group and is its writer until the process ends. An unnamed job's group is
+removed when its leader ends; if the leader was killed, or the job ran out of room, when the next job starts. A named
+job's group stays, and the next job of that name goes on with its tables.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator
 
 from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives import Collectives, eager_operations, protocol
+from tf_sparse_ps.collectives.key_values import EXIT_REPORT
 from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, WaitTimeoutError, WriterLockedError
 from tf_sparse_ps.job import job_end, undecided_step
 from tf_sparse_ps.job.identity import Identity
 from tf_sparse_ps.job.session import Session
 from tf_sparse_ps.node import job_folder
 
-WAIT_S = 300.0
 _POLL_S = 0.002
+_LOOK_S = 1.0
+_GRACE_S = 10.0  # for the liveness check, which knows what the awaited rank does
 
 
 class NodeGroup:
@@ -36,32 +38,44 @@ class NodeGroup:
     """
 
     def __init__(self, identity: Identity, collectives: Collectives) -> None:
-        """Makes the group on the leader; on other ranks waits until it is there.
+        """Makes the group on the leader, and joins it on the node's other ranks. Every rank of the job calls it.
 
         Raises:
           AccessError, NoSpaceError: From the folder of tables.
           WriterLockedError: A job of this name is running.
-          UnavailableError, WaitTimeoutError: The leader did not get there.
+          UnavailableError: Another rank could not make the group of its node, with the reason.
           StateError: A killed run of this job has left a step that the nodes of this one cannot settle.
         """
-        self._identity, self._folder = identity, job_folder.prepare()
+        self._identity, self._folder, self._key_values = identity, job_folder.prepare(), collectives.key_values
         self.path = os.path.join(self._folder, f"{identity.name or identity.uuid}-n{identity.node}")
         self.exchange_path = f"{self.path}/{job_folder.EXCHANGE}{identity.run}"
         self.session = Session(self.path, identity.run, collectives.local_rank, collectives.local_size)
         outcome = "refuse"
         if identity.name is not None:
             outcome = undecided_step.settle(self.path, identity, collectives)
-        if identity.is_leader:
-            self._make(collectives, outcome)
-        else:
-            self.wait(self.session.begun, f"the leader to make the group {self.path}")
-            self.session.join()
-        if identity.name is not None:
-            collectives.barrier("tfsps_groups")  # an undecided step is settled on all nodes: this run is another one
+        # Behind it, an undecided step of a named job is settled on all nodes: this run is another one.
+        self._on_all(collectives, lambda: self._make(collectives, outcome) if identity.is_leader else None)
         if identity.is_leader:
             with eager_ops(f"opening the group {self.path}") as _ops:
                 _ops.set_run(self.path, identity.run_id)
+        else:
+            self.session.join()
         self.found_at_step = 0 if identity.name is None else self.committed_step()
+
+    def _on_all(self, collectives: Collectives, make: Callable[[], None]) -> None:
+        """Makes the groups of all nodes, and returns when they are there; an error of one rank is raised on all."""
+        error: Exception | None = None
+        try:
+            make()
+        except Exception as caught:
+            error = caught
+        own = None if error is None else f"{type(error).__name__}: {error}"
+        texts = collectives.allgather_object(own, "tsps.groups")
+        if error is not None:
+            raise error
+        failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
+        if failed:
+            raise UnavailableError(f"the group of tables could not be made on {'; '.join(failed)}")
 
     @property
     def is_leader(self) -> bool:
@@ -104,26 +118,45 @@ class NodeGroup:
             )
 
     def wait(self, done: Callable[[], bool], what: str) -> None:
-        """Waits for other ranks of the node.
+        """Waits for other ranks of the node, as long as they make progress, and TFSPS_TIMEOUT_S after that.
+
+        Other ranks wait for the leader; the leader waits for all others.
 
         Args:
           done: Whether to go on.
           what: What is waited for, for messages.
 
         Raises:
-          UnavailableError: The leader has died, or the group is gone.
-          WaitTimeoutError: It took too long.
+          UnavailableError: The leader has ended, or the group is gone.
+          WaitTimeoutError: No rank that is waited for has made progress for TFSPS_TIMEOUT_S.
         """
-        deadline = time.monotonic() + WAIT_S
-        look = time.monotonic() + 1.0
-        while not done():
-            now = time.monotonic()
-            if now > deadline:
-                raise WaitTimeoutError(f"rank {self._identity.rank} waited {WAIT_S:.0f} s for {what}")
-            if now > look and self.session.begun():
-                look = now + 1.0
-                self._check_leader(what)
-            time.sleep(_POLL_S)
+        timeout_s, own = protocol.timeout_s(), self._identity
+        begin = look = time.monotonic()
+        awaited = tuple(
+            rank
+            for rank, node in enumerate(own.nodes)
+            if node == own.node and (rank == own.leaders[node]) != self.is_leader
+        )
+        with eager_operations.running(f"wait for {what}", awaited) as wait:
+            heartbeat = self.session.heartbeat()
+            while not done():
+                now = time.monotonic()
+                if now > look:
+                    look = now + _LOOK_S
+                    self._check_leader(what)
+                    if (beat := self.session.heartbeat()) != heartbeat:
+                        heartbeat = beat
+                        eager_operations.others_progressed(time.monotonic_ns())
+                silent_s = (time.monotonic_ns() - eager_operations.begin_of_silence_ns(wait.begin_ns)) * 1e-9
+                if wait.reason or silent_s > timeout_s + (_GRACE_S if self._key_values.there else 0.0):
+                    reason = f" ({wait.reason})" if wait.reason else ""
+                    raise WaitTimeoutError(
+                        f"rank {own.rank} waited {now - begin:.0f} s for {what}. For the last {timeout_s:g} s it heard "
+                        f"of no progress there{reason}. All ranks must build the same layers and write the same "
+                        "tables, in the same order. If other ranks do something else that takes long, set "
+                        "TFSPS_TIMEOUT_S to more"
+                    )
+                time.sleep(_POLL_S)
 
     def _make(self, collectives: Collectives, outcome: str) -> None:
         with job_folder.locked(self._folder), eager_ops(f"making the group {self.path}") as _ops:
@@ -161,6 +194,8 @@ class NodeGroup:
 
     def _check_leader(self, what: str) -> None:
         rank, node = self._identity.rank, self._identity.node
+        if said := self._key_values.read(EXIT_REPORT):
+            raise UnavailableError(f"{said}; rank {rank} was waiting for {what}")
         try:
             info = _table.Group.open(self.path).info()
         except NotFoundError:

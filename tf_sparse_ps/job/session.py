@@ -5,7 +5,8 @@
 - `.session-<hex>.<local rank>`, every other rank's: for each table a byte, 1 when this rank needs it no more. Tables
   are found there by their ordinals.
 
-A rank holds a lock on its file while it lives: one that has ended needs no table.
+A rank holds a lock on its file while it lives: one that has ended needs no table. The time of the leader's file is that
+of its last progress.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 
 from tf_sparse_ps.errors import NoSpaceError
 from tf_sparse_ps.folders import open_regular
+from tf_sparse_ps.node import activity
 
 _RECORD = struct.Struct("<qq")
 
@@ -27,7 +29,7 @@ class Session:
     """This rank's part of it. The leader `begin`s it, then the others `join`.
 
     Attributes:
-      path: The leader's file: when it is there, the node's group is.
+      path: The leader's file.
     """
 
     def __init__(self, group_path: str, name: str, local_rank: int, local_size: int) -> None:
@@ -53,10 +55,7 @@ class Session:
           NoSpaceError: There is no room.
         """
         self._own = self._leaders = _make(self.path)
-
-    def begun(self) -> bool:
-        """Whether the leader has."""
-        return os.path.exists(self.path)
+        activity.on_progress(self._beat)
 
     def join(self) -> None:
         """Another rank: makes its file.
@@ -66,6 +65,16 @@ class Session:
         """
         self._leaders = open_regular(self.path)
         self._own = _make(f"{self.path}.{self._local_rank}")
+
+    # --- progress ---
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            os.utime(self._own)
+
+    def heartbeat(self) -> int:
+        """Another number whenever the leader has made progress."""
+        return os.fstat(self._leaders).st_mtime_ns
 
     # --- writes outside of steps ---
 

@@ -17,6 +17,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
+from tf_sparse_ps.node import activity
 from tf_sparse_ps.table.arrays import checksum
 from tf_sparse_ps.table.shards import Shard
 from tf_sparse_ps.table.table import Block, Table
@@ -179,7 +180,7 @@ class TableBinding:
           Whether this rank is to write.
 
         Raises:
-          UnavailableError, WaitTimeoutError: The leader did not get there.
+          UnavailableError, WaitTimeoutError: The leader did not get there (`NodeGroup.wait`).
         """
         with contextlib.ExitStack() as stack:
             if self.cache is not None:
@@ -242,6 +243,7 @@ class TableBinding:
                 if self.placement == "sharded":
                     part = start + np.flatnonzero(_table.owners(keys[part], self.nodes) == self.node)
                 _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
+                activity.progress()
 
 
 def number_of(*parts: object) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tf_sparse_ps.errors import LaunchError
-from tf_sparse_ps.launch import supervision
+from tf_sparse_ps.launch import horovod_check, supervision
 from tf_sparse_ps.launch.options import Options
 from tf_sparse_ps.launch.output import say
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return commands.main(words[1:])
     options = parse(words)
     try:
-        return supervision.run(options)
+        return supervision.run(horovod_check.settle(options))
     except LaunchError as error:
         say(str(error))
         return error.status
@@ -95,6 +95,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         node_rank=given.node_rank,
         coordinator=coordinator if given.nnodes > 1 else None,
         collectives=_collectives(run, given.collectives),
+        by_name=given.collectives != "auto",
         timeout_s=given.timeout,
         log_dir=given.log_dir,
         all_ranks=given.all_ranks,
@@ -128,7 +129,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--collectives",
         choices=("auto", "tensorflow", "horovod"),
         default="auto",
-        help="what ranks communicate by (default: auto, Horovod if it is installed)",
+        help="what ranks communicate by (default: auto, Horovod if it is installed and works here)",
     )
     add(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds launchers wait for each other (default: 600)"

@@ -20,6 +20,7 @@ from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers import anchor, cached, collective_calls, row_source, rows, sharded
 from tf_sparse_ps.layers.row_source import RowSource
+from tf_sparse_ps.node import activity
 
 
 class _Bound:
@@ -125,6 +126,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
 
     def _row_source(self, index: int) -> RowSource:
         """Where the rows of a table come from."""
+        activity.progress()  # in a graph: it is being traced
         return row_source.of(self._bound.bindings[index], self._bound.anchors[index])
 
     def _row_sources(self) -> list[RowSource]:

@@ -20,6 +20,8 @@ class Location:
       machine: The machine's boot, the same for all nodes that run on it.
       hostname: The machine's own name.
       address: What that name resolves to there; "" when it does not, or when nobody looks for it.
+      folder: Of the tables of all jobs, TFSPS_DIR.
+      same_folder: Tells that folder from others (`same_folder`).
     """
 
     host: str
@@ -27,23 +29,28 @@ class Location:
     machine: str
     hostname: str
     address: str
+    folder: str = ""
+    same_folder: str = ""
 
 
-def mine(local_rank: int, host: str | None = None) -> Location:
+def mine(local_rank: int, host: str | None = None, folder: str | None = None) -> Location:
     """Where this process is.
 
     Args:
       local_rank: Its number on the node.
       host: `Collectives.host`.
+      folder: Of the tables of all jobs. It exists. None: ranks do not compare it.
     """
     hostname = socket.gethostname()
+    found = ("", "") if folder is None else (folder, same_folder(folder))
     if host is not None:
-        return Location(host, local_rank, boot_id(), hostname, "")
+        return Location(host, local_rank, boot_id(), hostname, "", *found)
     try:
         address = socket.gethostbyname(hostname)
     except OSError:
         address = ""
-    return Location(os.environ.get("HOROVOD_HOSTNAME") or hostname, local_rank, boot_id(), hostname, address)
+    name = os.environ.get("HOROVOD_HOSTNAME") or hostname
+    return Location(name, local_rank, boot_id(), hostname, address, *found)
 
 
 def boot_id() -> str:
@@ -71,8 +78,8 @@ def nodes(locations: list[Location]) -> list[int]:
       locations: Of all ranks, in their order.
 
     Raises:
-      ValueError: The local ranks of a node are not 0, 1, 2, ...; or the job spans machines, and the name of one
-        leads back to itself, so that Horovod on the others cannot reach it.
+      ValueError: The local ranks of a node are not 0, 1, 2, ...; the ranks of a node have different TFSPS_DIR; or the
+        job spans machines, and the name of one leads back to itself, so that Horovod on the others cannot reach it.
     """
     hosts = list(dict.fromkeys(location.host for location in locations))
     for host in hosts:
@@ -81,6 +88,13 @@ def nodes(locations: list[Location]) -> list[int]:
             raise ValueError(
                 f"the ranks of host {host!r} have the local ranks {local_ranks}. Expected: "
                 f"{list(range(len(local_ranks)))}; each machine must have a name of its own"
+            )
+        here = [(rank, location) for rank, location in enumerate(locations) if location.host == host]
+        if len({location.same_folder for _, location in here}) > 1:
+            raise ValueError(
+                f"the ranks of host {host!r} share its tables, and TFSPS_DIR differs between them: "
+                + ", ".join(f"{location.folder!r} on rank {rank}" for rank, location in here)
+                + ". Set it to one folder on all of them, in which containers of one machine see the same files"
             )
     if len({location.machine for location in locations}) > 1:
         for rank, location in enumerate(locations):

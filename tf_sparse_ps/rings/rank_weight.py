@@ -48,8 +48,12 @@ class RankWeight:
             until.assign(tf.where(until == _ALWAYS, until, until + steps))
 
     def leave_out_next(self) -> None:
-        """Weight 0 in the next step, which is made eagerly."""
+        """Weight 0 in the step that is being made, eagerly."""
         self._leave_out = True
+
+    def take_next_in(self) -> None:
+        """A step begins: what `leave_out_next` has said was about one that an exception has ended."""
+        self._leave_out = False
 
     def now(self, iterations: Any) -> tf.Tensor:
         """The weight of the step after so many updates: float32 scalar. NaN stands for one that is not allowed."""

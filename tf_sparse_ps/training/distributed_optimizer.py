@@ -18,10 +18,10 @@ import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import optimizers, schedules
-from tf_sparse_ps._compat import _keras, _keras_hooks
+from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import sparse_ring, topologies
-from tf_sparse_ps.training import refusals, replicas, step
+from tf_sparse_ps.training import fits, refusals, replicas, step
 
 
 @_keras.register("DistributedOptimizer")
@@ -380,4 +380,4 @@ def _match(optimizer: Any) -> optimizers.RowOptimizer | ValueError:
         return error
 
 
-_keras_hooks.before_fit(refusals.refuse_callbacks)
+fits.watch(DistributedOptimizer)

@@ -101,13 +101,14 @@ class OptimizerBinding:
         iterations = int(tf.convert_to_tensor(self._owner.iterations))
         identity = OptimizerIdentity.of(self._owner.inner_optimizer)
         self._number = binding.bind(self._collectives, job, new, rules, settings, identity, iterations, root)
-        self._bound.update(table.path for table in new)
-        self._tables += [weakref.ref(table) for table in new]
         self._job = self._job or job
         if self._collectives.size > 1:
             self._watch(job)
         if job is not None and new:
             self._join(job, new)
+        # Last: after an exception the next step does all of it once more.
+        self._bound.update(table.path for table in new)
+        self._tables += [weakref.ref(table) for table in new]
 
     def options(self) -> dict[str, str]:
         """What the wrapped optimizer is configured with, but the learning rate, whose value steps compare."""

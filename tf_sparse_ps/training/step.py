@@ -15,6 +15,7 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.job.table_binding import binding_of
+from tf_sparse_ps.node import activity
 from tf_sparse_ps.rings import rank_weight
 from tf_sparse_ps.rings.agreement import Agreement
 from tf_sparse_ps.rings.clipping import Clipping
@@ -186,6 +187,8 @@ class Step:
           devices: Of the replicas of this process; none without a strategy.
         """
         owner, pairs = self._owner, per_replica[0]
+        activity.progress()  # in a graph: it is being traced
+        self.weight.take_next_in()
         if all(gradient is None for gradient, _ in pairs):
             raise ValueError(f"no gradients provided for any variable: {[v.name for _, v in pairs]}")
         if not self._variables:

@@ -76,7 +76,9 @@ Status NodePeers::Await(const std::atomic<uint64_t>& word, uint64_t target, cons
   uint64_t seen = word.load(std::memory_order_acquire);
   if (seen >= target) return Status();
   const uint64_t began = NowNs();
-  const uint64_t deadline = began + static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
+  const uint64_t timeout = static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
+  uint64_t progress = peer.live().progress.load(std::memory_order_relaxed);
+  uint64_t deadline = began + timeout;
   uint64_t look = began + kLookMs * 1000000ull;
   while (seen < target) {
     TSPS_RETURN_IF_ERROR(FailureOf(peer));
@@ -96,7 +98,12 @@ Status NodePeers::Await(const std::atomic<uint64_t>& word, uint64_t target, cons
                    " in step ", peer.live().step.load(), "; rank ", own_->live().rank.load(),
                    " was waiting for it in operation '", call.operation, "' of step ", call.step);
     }
-    if (now >= deadline) return Late(peer, call);
+    const uint64_t so_far = peer.live().progress.load(std::memory_order_relaxed);
+    if (so_far != progress) {
+      progress = so_far;
+      deadline = now + timeout;
+    }
+    if (now >= deadline) return Late(peer, call, (now - began) / 1000000000);
   }
   waited_ns_.fetch_add(NowNs() - began, std::memory_order_relaxed);
   return Status();
@@ -121,12 +128,13 @@ void NodePeers::TellFailure(const Status& failure) {
   FutexWakeAll(own_->statement().count);
 }
 
-Status NodePeers::Late(const RankFile& peer, const MergeCall& call) const {
+Status NodePeers::Late(const RankFile& peer, const MergeCall& call, uint64_t waited_s) const {
   const int64_t pid = peer.live().pid.load();
   return Error(Code::kDeadlineExceeded, "rank ", own_->live().rank.load(), " waited ",
-               call.timeout_s, " s for rank ", peer.live().rank.load(), " (pid ", pid,
-               ") in operation '", call.operation, "' of step ", call.step, ": that process is ",
-               DescribeProcess(pid), ", and step ", peer.live().step.load(),
+               std::max(call.timeout_s, static_cast<double>(waited_s)), " s for rank ",
+               peer.live().rank.load(), " (pid ", pid, ") in operation '", call.operation,
+               "' of step ", call.step, ": that process is ", DescribeProcess(pid), ", and step ",
+               peer.live().step.load(),
                " is the last it has come to. TFSPS_TIMEOUT_S sets how long to wait");
 }
 

@@ -37,8 +37,8 @@ class NodePeers {
   Result<uint32_t> AgreeOnRounds() const;
 
   // Waits until `word`, of `peer`'s file, is `target` or more. Unavailable: the rank died, or the
-  // call was cancelled. Aborted: it failed. DeadlineExceeded: it did not come; the message says
-  // what is known of it.
+  // call was cancelled. Aborted: it failed. DeadlineExceeded: for `call.timeout_s` it neither came
+  // nor reported progress; the message says what is known of it.
   Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer,
                const MergeCall& call);
   // Waits until all ranks have come to a phase.
@@ -47,7 +47,7 @@ class NodePeers {
   void TellFailure(const Status& failure);
 
  private:
-  Status Late(const RankFile& peer, const MergeCall& call) const;
+  Status Late(const RankFile& peer, const MergeCall& call, uint64_t waited_s) const;
 
   const std::string folder_;
   const std::unique_ptr<RankFile> own_;

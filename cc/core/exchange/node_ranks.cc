@@ -13,6 +13,17 @@ Result<std::unique_ptr<NodeRanks>> NodeRanks::Open(const std::string& folder, in
   return ranks;
 }
 
+Status NodeRanks::ReportProgress(int local_rank) {
+  RankFile& own = *files_[static_cast<size_t>(local_rank)];
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!is_writable_) {
+    TSPS_RETURN_IF_ERROR(own.MakeWritable());
+    is_writable_ = true;
+  }
+  own.live().progress.fetch_add(1, std::memory_order_relaxed);
+  return Status();
+}
+
 std::vector<RankState> NodeRanks::Look() const {
   std::vector<RankState> states;
   for (const auto& file : files_) {

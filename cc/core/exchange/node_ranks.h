@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -26,11 +27,16 @@ class NodeRanks {
   // Of the ranks that have joined the exchange in `folder` (NodeExchange::Create): all must have.
   static Result<std::unique_ptr<NodeRanks>> Open(const std::string& folder, int local_size);
 
+  // Lets the other ranks know that this one, whose process this is, makes progress: they wait for
+  // it longer.
+  Status ReportProgress(int local_rank);
   // By local rank. Some microseconds each.
   std::vector<RankState> Look() const;
 
  private:
   std::vector<std::unique_ptr<RankFile>> files_;
+  std::mutex mutex_;
+  bool is_writable_ = false;  // this rank's
 };
 
 }  // namespace tsps

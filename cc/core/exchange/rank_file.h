@@ -44,10 +44,11 @@ struct ExchangeLive {
   std::atomic<uint64_t> published;  // up to which phase the leader may read what it has merged
   std::atomic<uint64_t> drained;    // the leader's: up to which phase it has read that
   alignas(64) std::atomic<int64_t> pid;
-  std::atomic<int64_t> step;     // that the rank is making, or has made last
-  std::atomic<uint64_t> rank;    // among all ranks of the job
-  std::atomic<uint64_t> failed;  // 1 when `failure` says why
-  std::atomic<uint64_t> left;    // 1 when the rank needs the others no more: its end is no death
+  std::atomic<int64_t> step;       // that the rank is making, or has made last
+  std::atomic<uint64_t> rank;      // among all ranks of the job
+  std::atomic<uint64_t> failed;    // 1 when `failure` says why
+  std::atomic<uint64_t> left;      // 1 when the rank needs the others no more: its end is no death
+  std::atomic<uint64_t> progress;  // counts what the rank does between steps: others wait on
   char failure[512];
 };
 static_assert(sizeof(ExchangeLive) == 640, "shared layout");
@@ -138,6 +139,9 @@ class RankFile {
     return Check(*main_, kContributionOffset + bytes);
   }
   Status CheckMerged(size_t bytes) const { return Check(*merged_, bytes); }
+
+  // One's own, opened a second time: from now on its words can be written here, too.
+  Status MakeWritable() { return main_->MakeWritable(); }
 
   // Whether this process made the file; false in its forked children.
   bool OwnedByThisProcess() const { return lock_ != nullptr && lock_->HeldByThisProcess(); }

@@ -1,0 +1,223 @@
+"""Ranks that take different paths: what the first argument says happens to the last rank, or to rank 0.
+
+"callbacks": ways to begin `fit` differently, one after another; every rank writes down what each has ended in. The
+other ways end the job, or must not: see `test_ranks_that_take_different_paths.py`. Last argument: the folder for
+results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import this_rank
+
+import tf_sparse_ps as tsps
+
+keras = tf.keras
+IDS, TARGETS = np.arange(8).reshape(4, 2), np.ones((4, 1), np.float32)
+
+
+def is_last() -> bool:
+    return this_rank.rank() == this_rank.size() - 1
+
+
+def model(tables: int = 1) -> Any:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input([2], dtype="int64")
+    parts = [keras.layers.Flatten()(tsps.Embedding(None, 4, name=f"table{i}")(inputs)) for i in range(tables)]
+    joined = keras.layers.Concatenate()(parts) if tables > 1 else parts[0]
+    one = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    one.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    return one
+
+
+def batches(_: int = 0) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(2)
+
+
+# --- fits that begin differently ---
+
+
+def fit(callbacks: list[Any] | None = None, *, epochs: int = 1, data: Any = None) -> None:
+    model().fit(batches() if data is None else data, callbacks=callbacks or [], epochs=epochs, verbose=0)
+
+
+def import_on_one_rank() -> None:
+    if this_rank.rank() == 0:
+        assert "tf_sparse_ps.callbacks" not in sys.modules
+        assert tsps.callbacks
+    fit()
+
+
+def average_on_one_rank() -> None:
+    fit([tsps.callbacks.MetricAverage()] if is_last() else [])
+
+
+def drain_on_one_rank() -> None:
+    """Which makes no collective under this schedule."""
+    fit([tsps.callbacks.Drain()] if is_last() else [])
+
+
+def other_order() -> None:
+    both = [tsps.callbacks.MetricAverage(), tsps.callbacks.BroadcastVariables()]
+    fit(both[::-1] if is_last() else both)
+
+
+def other_root() -> None:
+    fit([tsps.callbacks.BroadcastVariables(root=int(is_last()))])
+
+
+def other_option() -> None:
+    checkpoint = tsps.callbacks.Checkpoint("/dev/null/never-made", every_steps=3 if is_last() else 2)
+    fit([checkpoint], data=checkpoint.dataset(batches))
+
+
+def other_number_of_steps() -> None:
+    fit(epochs=2 if is_last() else 1)
+
+
+def refused_on_one_rank() -> None:
+    fit([keras.callbacks.EarlyStopping("loss", restore_best_weights=True)] if is_last() else [])
+
+
+def exception_with_equal_steps() -> None:
+    """The last rank has fewer batches, and the last batch of rank 0 is refused. Then all train with weight 1."""
+    one = model()
+    data = tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(2)
+    if this_rank.rank() == 0:
+        data = data.concatenate(tf.data.Dataset.from_tensor_slices((IDS[:2], TARGETS[:2] * np.nan)).batch(2))
+    equal = tsps.callbacks.EqualSteps(data)
+    try:
+        one.fit(equal.dataset, callbacks=[equal], verbose=0)
+    except tf.errors.InvalidArgumentError:
+        pass
+    else:
+        raise AssertionError("a step with a loss of NaN was made")
+    key = 50 + this_rank.rank()
+    one.fit(np.full((4, 2), key), np.full((4, 1), 5.0), batch_size=2, verbose=0)
+    tsps.collectives.current().barrier("test.trained")
+    rows = np.asarray(one.layers[1](50 + np.arange(this_rank.size())))
+    still = np.asarray(tsps.Embedding(None, 4, name="other")(tf.constant([0])))  # all ranks make it
+    assert still.shape == (1, 4)
+    moved = [float(np.abs(row).max()) for row in rows]
+    assert min(moved) > 0.3, f"rows of ranks that trained nothing: {moved}"
+
+
+WAYS: list[Callable[[], None]] = [
+    import_on_one_rank,
+    average_on_one_rank,
+    drain_on_one_rank,
+    other_order,
+    other_root,
+    other_option,
+    other_number_of_steps,
+    refused_on_one_rank,
+    exception_with_equal_steps,
+]
+
+
+def callbacks(folder: Path) -> None:
+    outcomes = {}
+    for way in WAYS:
+        try:
+            way()
+            outcomes[way.__name__] = "no error"
+        except Exception as error:
+            outcomes[way.__name__] = f"{type(error).__name__}: {error}"
+    (folder / f"outcomes-{this_rank.rank()}.json").write_text(json.dumps(outcomes))
+    tsps.collectives.current().barrier("test.written")
+
+
+# --- waits ---
+
+
+def layer(_: Path) -> None:
+    """The last rank builds one layer more."""
+    model(2 if is_last() else 1).fit(batches(), verbose=0)
+
+
+def collective(_: Path) -> None:
+    """The last rank does something else, and does not come to a collective that the others make eagerly."""
+    if is_last():
+        time.sleep(600)  # the line that others name
+    tsps.collectives.current().barrier("test.barrier")
+
+
+def raises(_: Path) -> None:
+    """The last rank ends with an error before the first step."""
+    if is_last():
+        raise ValueError("no such shard")
+    model().fit(batches(), verbose=0)
+
+
+def folders(_: Path) -> None:
+    """Ranks of one machine have different folders of tables."""
+    if is_last():
+        os.environ["TFSPS_DIR"] += "/other"
+    model().fit(batches(), verbose=0)
+
+
+def restore(folder: Path) -> None:
+    """The leader reads a checkpoint for longer than ranks wait for each other, and makes progress."""
+    timeout_s = float(os.environ["TFSPS_TIMEOUT_S"])
+    first = tsps.Checkpointer(folder / "checkpoints", one := model(), one.optimizer)
+    one.fit(batches(), verbose=0)
+    first.save()
+    first.wait()
+    from tf_sparse_ps.checkpoints import tables
+
+    read = tables._joined
+
+    def slowly(blocks: Iterator[Any]) -> Iterator[Any]:
+        for block in read(blocks):
+            parts = len(block.keys)
+            assert parts == 8
+            for i in range(parts):
+                time.sleep(timeout_s / 4)
+                part = slice(i, i + 1)
+                yield block._replace(
+                    keys=block.keys[part], rows=block.rows[part], slots=tuple(slot[part] for slot in block.slots)
+                )
+
+    tables._joined = slowly
+    other = model()
+    began = time.monotonic()
+    assert tsps.Checkpointer(folder / "checkpoints", other, other.optimizer).restore()
+    assert time.monotonic() - began > 2 * timeout_s
+    other.fit(batches(), verbose=0)
+    assert int(other.optimizer.iterations) == 4
+
+
+def evaluates(_: Path) -> None:
+    """Rank 0 evaluates alone, for longer than ranks wait for each other, while the others are in the next step."""
+    timeout_s = float(os.environ["TFSPS_TIMEOUT_S"])
+    one = model()
+    one.fit(batches(), verbose=0)
+    if this_rank.rank() == 0:
+
+        def slow() -> Iterator[Any]:
+            for _ in range(8):
+                time.sleep(timeout_s / 4)
+                yield IDS, TARGETS
+
+        types = (tf.TensorSpec([4, 2], tf.int64), tf.TensorSpec([4, 1], tf.float32))
+        one.evaluate(tf.data.Dataset.from_generator(slow, output_signature=types), verbose=0)
+    one.train_on_batch(IDS, TARGETS)
+    assert int(one.optimizer.iterations) == 3
+
+
+def main() -> None:
+    this_rank.init()
+    globals()[sys.argv[1]](Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What happens around every `fit` of a model with a `DistributedOptimizer`.
+
+When it begins, ranks compare what must be equal, in one collective that all of them make, whatever each has imported:
+the callbacks that make collectives, these callbacks' settings, and how many steps the `fit` makes. A rank that refuses
+its `fit` says so there, so that the others do not wait for it. When it ends, with an exception, too, nothing is left
+behind that would change the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.layers.table_layer import TableLayer
+from tf_sparse_ps.node import activity
+from tf_sparse_ps.rings.binding import must_agree
+from tf_sparse_ps.training import refusals
+
+# Of a callback whose methods make collectives: returns its settings that must be equal on all ranks, by name; None: it
+# makes no collective in this `fit`.
+SETTINGS = "settings_of_fit"
+
+_STEPS = "steps that this fit makes (epochs x steps per epoch)"
+
+Check = Callable[[Any, list[Any]], None]
+_checks: list[Check] = [refusals.refuse_callbacks]
+_optimizers: list[type] = []  # whose models' `fit`s these are
+
+
+def watch(optimizer: type) -> None:
+    """Does it for models that are compiled with this class of optimizer. Called once."""
+    _optimizers.append(optimizer)
+    _keras_hooks.at_batches(activity.progress)
+    _keras_fit.scope_fits()
+    _keras_hooks.before_fit(_begin)
+
+
+def before_fit(check: Check) -> None:
+    """Has every `fit` call `check(model, callbacks)` when it begins: it raises an error for what is not supported.
+
+    It makes no collective, since modules that one rank alone has imported may call this.
+    """
+    _checks.append(check)
+
+
+def _begin(model: Any, callbacks: list[Any]) -> None:
+    arguments = _keras_fit.arguments_of(model, "epochs", "initial_epoch", "validation_data", "validation_split")
+    if arguments is not None:
+        _keras_fit.at_end(lambda: _keras_fit.forget_validation(model))
+    error: Exception | None = None
+    try:
+        for check in _checks:
+            check(model, callbacks)
+    except Exception as caught:
+        error = caught
+    ranks = None if arguments is None else _ranks_of(model)
+    if ranks is None or arguments is None:  # a loop calls the callbacks: nobody knows which ranks do
+        if error is not None:
+            raise error
+        return
+    refused = None if error is None else f"{type(error).__name__}: {error}"
+    ours = [(_name(one), settings) for one in callbacks if (settings := _settings(one)) is not None]
+    facts = _facts(model, arguments, callbacks, ours)
+    everyone = ranks.allgather_object((refused, [name for name, _ in ours], facts), "tsps.fit")
+    all_names = [names for _, names, _ in everyone]
+    _must_have_the_same(all_names)
+    if error is not None:
+        raise error
+    others = [f"rank {rank}: {text}" for rank, (text, *_) in enumerate(everyone) if text is not None]
+    if others:
+        raise ValueError(f"this fit is refused on {'; '.join(others)}")
+    _must_have_one_order(all_names)
+    all_facts = [theirs for *_, theirs in everyone]
+    known = [_STEPS in theirs for theirs in all_facts]
+    must_agree(all_facts if all(known) else [_without_steps(theirs) for theirs in all_facts])
+
+
+def _ranks_of(model: Any) -> Collectives | None:
+    """Those that train the model together; None: this process does it alone."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not isinstance(optimizer, tuple(_optimizers)):
+        return None
+    ranks = collectives_lib.resolve(optimizer.collectives)
+    return ranks if ranks.size > 1 else None
+
+
+def _settings(callback: Any) -> dict[str, Any] | None:
+    settings = getattr(callback, SETTINGS, None)
+    return None if settings is None else settings()
+
+
+def _name(callback: Any) -> str:
+    """The name of the class, or of the one of ours that it is derived from."""
+    for one in type(callback).__mro__:
+        if one.__module__ == "tf_sparse_ps.callbacks":
+            return f"tsps.callbacks.{one.__name__}"
+    return type(callback).__name__
+
+
+def _facts(
+    model: Any, arguments: dict[str, Any], callbacks: Sequence[Any], ours: Sequence[tuple[str, dict[str, Any]]]
+) -> dict[str, str]:
+    facts = {f"{setting} of {name}": str(value) for name, settings in ours for setting, value in settings.items()}
+    params: dict[str, Any] = next((one.params for one in callbacks if getattr(one, "params", None)), {})
+    steps, epochs = params.get("steps"), params.get("epochs")
+    if isinstance(steps, int) and isinstance(epochs, int):
+        epochs -= int(arguments["initial_epoch"] or 0)
+        facts[_STEPS] = str(epochs * steps)
+    sharded = any(one.placement == "sharded" for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings)
+    if sharded or any(name.endswith(".Drain") for name, _ in ours):
+        validates = arguments["validation_data"] is not None or bool(arguments["validation_split"])
+        facts["validation in this fit, which all ranks make together"] = "yes" if validates else "no"
+    return facts
+
+
+def _without_steps(facts: dict[str, str]) -> dict[str, str]:
+    """Without the number of steps: not all ranks know it."""
+    return {name: value for name, value in facts.items() if name != _STEPS}
+
+
+def _must_have_the_same(names: list[list[str]]) -> None:
+    """Raises ValueError, on all ranks, unless all have the same callbacks that make collectives."""
+    for name in dict.fromkeys(name for theirs in names for name in theirs):
+        if without := [rank for rank, theirs in enumerate(names) if name not in theirs]:
+            raise ValueError(
+                f"fit has {name} on some ranks and not on ranks {without}: the ranks wait for each other in it. Give "
+                "it to fit on every rank"
+            )
+
+
+def _must_have_one_order(names: list[list[str]]) -> None:
+    """Raises ValueError, on all ranks, unless all have these callbacks in the same order."""
+    different = [rank for rank, theirs in enumerate(names) if theirs != names[0]]
+    if different:
+        raise ValueError(
+            f"ranks call their callbacks in different orders: rank 0 has {names[0]}, rank {different[0]} has "
+            f"{names[different[0]]}. The ranks wait for each other in these callbacks: give fit the same list on all"
+        )
