@@ -30,15 +30,19 @@ def train(folder: Path, epochs: int) -> Any:
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.05)), "mse")  # accumulators begin at 0.1
     checkpoint = tsps.callbacks.Checkpoint(str(folder), every_steps=4)
     model.fit(checkpoint.dataset(make), epochs=epochs, verbose=0, callbacks=[checkpoint])
-    found = layer.bindings[0].reader().scan().read()
+    table = layer.bindings[0].reader()
+    found, seed = table.scan().read(), table.stats()["index_seed"]
     order = np.argsort(found.keys)
-    return found.rows[order], found.slots[0][order]
+    return found.rows[order], found.slots[0][order], seed
 
 
 def test_adagrads_accumulators_go_on_without_a_warning(tmp_path: Path) -> None:
-    train(tmp_path / "broken", 1)
+    *_, first_seed = train(tmp_path / "broken", 1)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*slots start anew")
-        resumed = train(tmp_path / "broken", 2)
-    for own, expected in zip(resumed, train(tmp_path / "whole", 2), strict=True):
+        *resumed, seed = train(tmp_path / "broken", 2)
+    assert seed == first_seed, "an empty table takes the index seed of the checkpoint over"
+    *whole, other_seed = train(tmp_path / "whole", 2)
+    assert other_seed != first_seed
+    for own, expected in zip(resumed, whole, strict=True):
         np.testing.assert_array_equal(own, expected)
