@@ -214,6 +214,46 @@ Status SecondCall(NodeExchange& leader, OtherRank& other, double timeout_s) {
   return leader.Merge(call, gradients.Tables(), serial, again.Reader());
 }
 
+TEST_F(NodeExchangeTest, TheLeaderLearnsWhatAllRanksSayOfAStep) {
+  auto ranks = JoinAll(3);
+  MergeCall call = Call("state");
+  const Status objection = Error(Code::kInvalidArgument, "an id is out of range");
+  const struct {
+    uint64_t digests[3];
+    int objects;  // which rank; -1: none
+    Code expected;
+  } cases[] = {{{5, 5, 5}, -1, Code::kOk},
+               {{5, 5, 6}, -1, Code::kFailedPrecondition},
+               {{5, 6, 6}, -1, Code::kFailedPrecondition},
+               {{5, 6, 5}, 2, Code::kInvalidArgument},
+               {{5, 5, 5}, 0, Code::kInvalidArgument},
+               {{0, 0, 0}, -1, Code::kOk}};
+  for (const auto& one : cases) {
+    ++call.step;
+    ranks[0]->PostStatement(call.step, one.digests[0], one.objects == 0 ? objection : Status());
+    std::thread others([&] {
+      for (int r = 1; r < 3; ++r) {
+        ranks[static_cast<size_t>(r)]->PostStatement(call.step, one.digests[r],
+                                                     one.objects == r ? objection : Status());
+      }
+    });
+    Status agreed;
+    const Status told = ranks[0]->AwaitStatements(call, &agreed);
+    others.join();
+    ASSERT_TRUE(told.ok()) << told.message();
+    EXPECT_EQ(agreed.code(), one.expected) << agreed.message();
+    if (one.objects >= 0) {
+      EXPECT_EQ(agreed.message(),
+                "rank " + std::to_string(100 + one.objects) + ": an id is out of range");
+    }
+  }
+  call.timeout_s = 0.01;
+  ranks[0]->PostStatement(++call.step, 1, Status());
+  ranks[1]->PostStatement(call.step, 1, Status());
+  Status agreed;
+  EXPECT_EQ(ranks[0]->AwaitStatements(call, &agreed).code(), Code::kDeadlineExceeded);
+}
+
 TEST_F(NodeExchangeTest, TheLeadersVerdictsReachAllRanksInTheirOrder) {
   auto ranks = JoinAll(3);
   const std::vector<RankGradients> gradients(3, Draw(1, {5}));

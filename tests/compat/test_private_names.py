@@ -73,6 +73,30 @@ def test_xla_is_seen_while_it_is_traced() -> None:
     assert seen == [True, False]
 
 
+def test_recording_tapes_are_seen_eagerly_and_in_functions() -> None:
+    seen = []
+
+    def look(x: tf.Tensor) -> tf.Tensor:
+        seen.append(_tensorflow.is_recording())
+        return x
+
+    look(tf.constant(1.0)), tf.function(look).get_concrete_function(tf.TensorSpec([]))
+    assert seen == [False] * 2, "an evaluation with an id out of range would return zeros"
+    seen.clear()
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            y = tf.function(look)(look(x))
+        look(x)
+        return tape.gradient(y, x)
+
+    with tf.GradientTape():
+        look(tf.constant(1.0))
+    step.get_concrete_function(tf.TensorSpec([]))
+    assert seen == [True, True, True, False], "an id out of range on one rank would end one rank's step alone"
+
+
 def test_functions_of_datasets_are_seen_while_they_are_traced() -> None:
     seen = []
 
