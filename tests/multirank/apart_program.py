@@ -146,6 +146,7 @@ def layer(_: Path) -> None:
 
 def collective(_: Path) -> None:
     """The last rank does something else, and does not come to a collective that the others make eagerly."""
+    tsps.collectives.current().barrier("test.before")
     if is_last():
         time.sleep(600)  # the line that others name
     tsps.collectives.current().barrier("test.barrier")

@@ -1,0 +1,1 @@
+"""Random programs in which one rank does something else than the others."""

@@ -1,0 +1,106 @@
+"""Runs a draw, and judges it: all ranks agree bit for bit, or all have ended in time with a message that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from tests.fuzz_ranks.plan import Plan
+
+HERE = Path(__file__).resolve().parent
+for _folder in ("reference", "multirank"):
+    sys.path.append(str(HERE.parent / _folder))
+
+import launch  # noqa: E402
+
+TIMEOUT_S = 15  # TFSPS_TIMEOUT_S
+MARGIN_S = 10.0  # after it, all ranks have ended
+RUN_S = 120.0  # for what a job does before its event, and for one without an error, on a machine that is busy
+# What an error says that names what differs, beside the rank.
+_NAMES = r"ranks? \[?[\d, ]*\b{who}\b|TFSPS_|configured differently|every rank"
+
+
+@dataclasses.dataclass
+class Result:
+    """Of a draw.
+
+    Attributes:
+      plan: What was drawn.
+      problem: What was wrong, in words; "": nothing.
+      ended: How the job ended: "agreed" or "error".
+      late_s: Seconds from the event to the end of a job with an error.
+      output: Of all ranks.
+    """
+
+    plan: Plan
+    problem: str = ""
+    ended: str = ""
+    late_s: float = 0.0
+    output: str = ""
+
+
+def make(plan: Plan, run_s: float = RUN_S) -> Result:
+    """Runs a draw.
+
+    Args:
+      plan: Of the draw.
+      run_s: How long it may take beside what ranks wait for each other.
+    """
+    result = Result(plan)
+    environment = {"TFSPS_TIMEOUT_S": str(TIMEOUT_S), "CUDA_VISIBLE_DEVICES": ""}
+    with launch.launched(
+        str(HERE / "program.py"),
+        plan.text,
+        hosts=plan.hosts,
+        ranks=plan.ranks,
+        env=environment,
+        collectives=plan.engine,
+    ) as job:
+        begin = time.monotonic()
+        happened = begin
+        while job.process.poll() is None:
+            now = time.monotonic()
+            if happened == begin and "fuzz: event" in job.output:
+                happened = now
+            limit_s = run_s + TIMEOUT_S + MARGIN_S
+            if now - happened > limit_s:
+                result.problem = f"hang: the job has not ended {limit_s:.0f} s after its event"
+                break
+            time.sleep(0.05)
+        else:
+            status = job.wait()
+            result.late_s = time.monotonic() - happened
+            _judge(result, status, job)
+        result.output = job.output
+    return result
+
+
+def _judge(result: Result, status: int, job: launch.Launch) -> None:
+    plan = result.plan
+    if status == 0:
+        result.ended = "agreed"
+        states = [json.loads((job.folder / f"state-{rank}.json").read_text()) for rank in range(plan.ranks)]
+        for rank, state in enumerate(states):
+            for name, value in state.items():
+                expected = next(other[name] for other in states if name in other)
+                if value != expected:
+                    result.problem = f"silent difference: {name} on rank {rank} is {value}, on another {expected}"
+                    return
+        return
+    result.ended = "error"
+    said = [line for line in job.output.splitlines() if "Error" in line or "tf_sparse_ps:" in line or "Lost" in line]
+    names = _NAMES.format(who=plan.who)
+    if plan.event in ("raise", "interrupt"):
+        names += "|FuzzError|KeyboardInterrupt"
+    if not any(re.search(names, line) for line in said):
+        result.problem = f"no message names rank {plan.who} or what differs"
+    # Ranks begin to wait when they come to what the other rank leaves out: some steps after its event.
+    elif result.late_s > TIMEOUT_S + MARGIN_S + _BUSY_S:
+        result.problem = f"late: all ranks have ended only {result.late_s:.0f} s after the event"
+
+
+_BUSY_S = 45.0  # for the other ranks to come there, and for a machine with other work
