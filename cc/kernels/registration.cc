@@ -342,6 +342,7 @@ bool RegisterAll() {
   RegisterCacheDevicesKernels();
   RegisterSlowLinkKernels();
   RegisterDeviceCacheStepKernels();
+  RegisterCacheFlushKernels();
   RegisterTimelineKernels();
   RegisterReadyTimesKernels();
   RegisterWaitKernels();
