@@ -166,24 +166,16 @@ class PlanKernel {
   TableCache tables_;
 };
 
-// Outputs: slots and keys of rows that are newer on the device.
+// Outputs: the number of the flush, and slots and keys of rows that are newer on the device.
 Status Newer(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));
   TSPS_RETURN_IF_ERROR(cache->CheckMoved());
   const SlotDirectory::Newer newer = cache->directory().FindNewer();
+  TSPS_RETURN_IF_ERROR(context.OutputScalar(0, static_cast<int64_t>(newer.number)));
   TSPS_RETURN_IF_ERROR(
-      context.OutputVector(0, std::vector<int32_t>(newer.slots.begin(), newer.slots.end())));
-  return context.OutputVector(1, newer.keys);
-}
-
-Status Flushed(const KernelContext& context) {
-  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
-                        DeviceCaches::Get().Of(context, 0));
-  TSPS_ASSIGN_OR_RETURN(const int64_t rows, context.Scalar<int64_t>(1, "rows"));
-  cache->Flushed();
-  cache->flushed += static_cast<uint64_t>(rows);
-  return Status();
+      context.OutputVector(1, std::vector<int32_t>(newer.slots.begin(), newer.slots.end())));
+  return context.OutputVector(2, newer.keys);
 }
 
 Status Clear(const KernelContext& context) {
@@ -219,7 +211,6 @@ void RegisterDeviceCacheKernels() {
   RegisterKernel<FunctionKernel<Remove>>("TspsCacheRemove");
   RegisterKernel<PlanKernel>("TspsCachePlan");
   RegisterKernel<FunctionKernel<Newer>>("TspsCacheNewer");
-  RegisterKernel<FunctionKernel<Flushed>>("TspsCacheFlushed");
   RegisterKernel<FunctionKernel<Clear>>("TspsCacheClear");
   RegisterKernel<FunctionKernel<Counters>>("TspsCacheCounters");
 }

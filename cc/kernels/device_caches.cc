@@ -105,9 +105,16 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   return Status();
 }
 
-void DeviceCache::Flushed() {
-  directory_.Flushed();
-  note_->Remove(this);
+Result<size_t> DeviceCache::Flush(
+    const SlotDirectory::Newer& found,
+    const std::function<Status(const std::vector<uint32_t>& positions)>& write) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::vector<uint32_t> positions = directory_.StillNewer(found);
+  if (!positions.empty()) TSPS_RETURN_IF_ERROR(write(positions));
+  directory_.Flushed(found);
+  if (directory_.newer() == 0) note_->Remove(this);
+  flushed += positions.size();
+  return positions.size();
 }
 
 void DeviceCache::Clear() {

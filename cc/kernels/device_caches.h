@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -71,8 +72,11 @@ class DeviceCache {
   // among it. If rows on the device become newer with it, the note beside the table says so from
   // here on.
   Status Commit(int64_t number, int64_t step, size_t written);
-  // The host has all rows, or what the device has does not count.
-  void Flushed();
+  // Between two commits: writes those rows of a flush that are still newer here to the host, by
+  // `write`, which is told their positions, and says that the host has them. Returns their number.
+  Result<size_t> Flush(const SlotDirectory::Newer& found,
+                       const std::function<Status(const std::vector<uint32_t>& positions)>& write);
+  // What the device has does not count.
   void Clear();
 
   std::atomic<uint64_t> looked_up{0};  // keys, by forward passes

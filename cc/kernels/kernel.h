@@ -85,6 +85,7 @@ void RegisterCacheStagingKernels();
 void RegisterCacheDevicesKernels();
 void RegisterSlowLinkKernels();
 void RegisterDeviceCacheStepKernels();
+void RegisterCacheFlushKernels();
 void RegisterTimelineKernels();
 void RegisterReadyTimesKernels();
 void RegisterWaitKernels();

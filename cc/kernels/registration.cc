@@ -385,6 +385,7 @@ bool RegisterAll() {
   RegisterCacheDevicesKernels();
   RegisterSlowLinkKernels();
   RegisterDeviceCacheStepKernels();
+  RegisterCacheFlushKernels();
   RegisterTimelineKernels();
   RegisterReadyTimesKernels();
   RegisterWaitKernels();

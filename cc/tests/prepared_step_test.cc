@@ -67,6 +67,26 @@ TEST_F(PreparedStepTest, AbortedLeavesNothingBehind) {
   ASSERT_TSPS_OK(writer_->Verify());
 }
 
+TEST_F(PreparedStepTest, UndoneAfterItIsSealedItLeavesNothingBehind) {
+  const int table = AddTable("t", 4);
+  ASSERT_TSPS_OK(Step(table, {1, 2}, 1.0f));
+  std::vector<int64_t> many(20000);
+  std::iota(many.begin(), many.end(), 0);
+  for (int round = 0; round < 2; ++round) {
+    const Image before = ReadImage(*group_);
+    ASSERT_TSPS_OK(Prepare(table, many, 1.0f, group_->step() + 1));
+    writer_->Write();
+    writer_->Seal({group_->step() + 1, 7, 2});
+    writer_->Abort();
+    EXPECT_EQ(ReadImage(*group_), before);
+    ASSERT_TSPS_OK(writer_->Verify());
+    ASSERT_TSPS_OK(Step(table, {7, 100000 + round}, 1.0f));
+  }
+  EXPECT_EQ(ReadImage(*group_).tables[0].size(), 5u);
+  Reopen();
+  ASSERT_TSPS_OK(writer_->Verify());
+}
+
 TEST_F(PreparedStepTest, NothingElseIsWrittenInBetween) {
   const int table = AddTable("t", 2);
   ASSERT_TSPS_OK(Prepare(table, {1}, 1.0f, 1));

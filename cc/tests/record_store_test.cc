@@ -72,7 +72,8 @@ class TwoTiers {
     TSPS_FAULT_POINT("test_declared");
     if (publish && published) published();
     TSPS_FAULT_POINT("test_published");
-    store_->Finish(publish, scans);
+    store_->Finish(publish);
+    if (!scans) store_->RemoveEmptied();
     return {};
   }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
@@ -100,17 +101,24 @@ class Model {
     ASSERT_TRUE(given_up.empty()) << "a victim that makes room for none";
     for (const int64_t key : keys) {
       if (held_.count(key)) newer_.insert(key);
+      flushing_.erase(key);
     }
+    for (const auto& victim : plan.victims) flushing_.erase(victim.key);
   }
-  void Flushed() { newer_.clear(); }
+  void BeginFlush() { flushing_ = newer_; }
+  void Flushed() {
+    for (const int64_t key : flushing_) newer_.erase(key);
+    flushing_.clear();
+  }
 
   const std::map<int64_t, int32_t>& held() const { return held_; }
   const std::set<int64_t>& newer() const { return newer_; }
+  const std::set<int64_t>& flushing() const { return flushing_; }
 
  private:
   uint32_t slots_;
   std::map<int64_t, int32_t> held_;
-  std::set<int64_t> newer_;
+  std::set<int64_t> newer_, flushing_;
 };
 
 class SlotDirectoryTest : public ::testing::TestWithParam<Policy> {};
@@ -125,6 +133,7 @@ TEST_P(SlotDirectoryTest, PlansAreAboutWhatIsHeld) {
     SlotDirectory directory(WithSlots(slots, GetParam(), 4));
     Model model(slots);
     uint64_t fingerprint = 0;
+    std::optional<SlotDirectory::Newer> newer;  // of a flush that has begun
     for (int take = 0; take < 400; ++take) {
       const Keys keys = SkewedKeys(50, 4000, &random);
       if (random() % 3 == 0) {
@@ -138,14 +147,20 @@ TEST_P(SlotDirectoryTest, PlansAreAboutWhatIsHeld) {
       ASSERT_TRUE(directory.Commit(*plan, keys.data()).ok());
       model.Follow(keys, *plan);
       if (HasFatalFailure()) return;
-      if (random() % 32 == 0) {
-        const SlotDirectory::Newer newer = directory.FindNewer();
-        ASSERT_EQ(std::set<int64_t>(newer.keys.begin(), newer.keys.end()), model.newer());
-        ASSERT_EQ(newer.keys.size(), directory.newer());
-        ASSERT_EQ(Find(directory, newer.keys),
-                  std::vector<int32_t>(newer.slots.begin(), newer.slots.end()));
-        directory.Flushed();
+      if (newer.has_value() && random() % 3 == 0) {
+        std::set<int64_t> still;
+        for (const uint32_t i : directory.StillNewer(*newer)) still.insert(newer->keys[i]);
+        ASSERT_EQ(still, model.flushing());
+        directory.Flushed(*newer);
         model.Flushed();
+        newer.reset();
+      } else if (!newer.has_value() && random() % 2 == 0) {  // the clock comes round
+        newer = directory.FindNewer();
+        model.BeginFlush();
+        ASSERT_EQ(std::set<int64_t>(newer->keys.begin(), newer->keys.end()), model.newer());
+        ASSERT_EQ(newer->keys.size(), directory.newer());
+        ASSERT_EQ(Find(directory, newer->keys),
+                  std::vector<int32_t>(newer->slots.begin(), newer->slots.end()));
       }
       ASSERT_EQ(directory.newer(), model.newer().size());
       for (const auto& [key, slot] : model.held()) ASSERT_EQ(Find(directory, {key})[0], slot);
@@ -153,6 +168,49 @@ TEST_P(SlotDirectoryTest, PlansAreAboutWhatIsHeld) {
     EXPECT_EQ(model.held().size(), slots < 3000 ? slots : model.held().size());
     EXPECT_GT(directory.counters().hits, 0u);
   }
+}
+
+// The host has the row as of the first step, the device that of the second one.
+TEST_P(SlotDirectoryTest, ARowThatIsTrainedDuringAFlushStaysNewer) {
+  SlotDirectory directory(WithSlots(1, GetParam()));
+  Take(&directory, {1});
+  const SlotDirectory::Newer newer = directory.FindNewer();
+  Take(&directory, {1});
+  EXPECT_TRUE(directory.StillNewer(newer).empty());
+  directory.Flushed(newer);
+  EXPECT_EQ(directory.newer(), 1u);
+  while (true) {
+    const SlotDirectory::Plan plan = Take(&directory, {2});
+    if (plan.victims.empty()) continue;  // it was not used often enough yet
+    EXPECT_TRUE(plan.victims[0].newer);
+    break;
+  }
+}
+
+TEST_P(SlotDirectoryTest, AFlushLeavesRowsAloneThatHaveLeftTheirSlots) {
+  SlotDirectory directory(WithSlots(1, GetParam()));
+  Take(&directory, {1});
+  const SlotDirectory::Newer newer = directory.FindNewer();
+  while (!Has(directory, 2)) Take(&directory, {2});
+  while (!Has(directory, 1)) Take(&directory, {1});
+  EXPECT_TRUE(directory.StillNewer(newer).empty()) << "the key has the slot again";
+  directory.Flushed(newer);
+  EXPECT_EQ(directory.newer(), 1u);
+}
+
+TEST_P(SlotDirectoryTest, OfTwoFlushesTheFirstOneDoesNotEndTheSecond) {
+  SlotDirectory directory(WithSlots(2, GetParam()));
+  Take(&directory, {1, 2});
+  const SlotDirectory::Newer first = directory.FindNewer();
+  Take(&directory, {1});
+  const SlotDirectory::Newer second = directory.FindNewer();
+  EXPECT_EQ(directory.StillNewer(first).size(), 1u);
+  EXPECT_EQ(directory.StillNewer(second).size(), 2u);
+  directory.Flushed(first);
+  EXPECT_EQ(directory.newer(), 1u) << "the row that was trained between them";
+  EXPECT_EQ(directory.StillNewer(second).size(), 1u);
+  directory.Flushed(second);
+  EXPECT_EQ(directory.newer(), 0u);
 }
 
 TEST_P(SlotDirectoryTest, AStepThatFailsChangesNothing) {

@@ -280,6 +280,55 @@ TEST_F(TieredTableTest, ScansAndLookupsBesideTheWriterAreOfOneState) {
   ExpectEqual();
 }
 
+TEST_F(TieredTableTest, ReadersBesideASealedCommitSeeTheStateBefore) {
+  Bind(Adagrad());
+  std::mt19937_64 random(8);
+  for (int i = 0; i < 3; ++i) ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 1000, 0)));
+  auto other = Group::Open(dir_ / "g");
+  ASSERT_TRUE(other.ok());
+  std::vector<int64_t> keys(kKeys);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  for (int round = 0; round < 8; ++round) {
+    const Rows plain = Dump(*group_, plain_), tiered = Dump(*group_, tiered_);
+    const std::vector<float> rows = Lookup(*group_, tiered_, keys);
+    const Commit commit = Commit::Draw(random, kKeys, 300, 40);
+    RowChanges changes;
+    changes.step = group_->step() + 1;
+    commit.AddTo(&changes, plain_, n_hyper_);
+    commit.AddTo(&changes, tiered_, n_hyper_);
+    ASSERT_TSPS_OK(writer_->Prepare(changes, executor_));
+    writer_->Write();
+    writer_->Seal({*changes.step, 7, 2});
+    EXPECT_EQ(Lookup(**other, tiered_, keys), rows);
+    ASSERT_TSPS_OK((*other)->Announce(tiered_, keys.data(), keys.size(), 1).status());
+    const auto scan = Scan::Begin(**other, {plain_, tiered_});
+    ASSERT_TRUE(scan.ok()) << scan.status().message();
+    if (round % 2 == 0) {
+      writer_->Publish();
+    } else {
+      writer_->Abort();
+    }
+    for (int i = 0; i < 2; ++i) ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 300, 40)));
+    Status status;
+    EXPECT_TRUE(Dump(**scan, tiered_, &status) == tiered) << round;
+    EXPECT_TRUE(Dump(**scan, plain_, &status) == plain) << round;
+    ASSERT_TSPS_OK(status);
+  }
+  ExpectEqual();
+}
+
+#ifdef TFSPS_FAULT_POINTS
+TEST_F(TieredTableTest, WhereNoThreadCanBeStartedCommitsAreMadeAndCompactionWaits) {
+  Bind(Adagrad());
+  std::mt19937_64 random(9);
+  FailAt("thread", 1, EAGAIN);
+  for (int i = 0; i < 60; ++i) ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 400, 40)));
+  FailAt("", 0, 0);
+  for (int i = 0; i < 60; ++i) ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 400, 40)));
+  ExpectEqual();
+}
+#endif
+
 TEST_F(TieredTableTest, WhatCannotBeIsRefusedWithTheNumbers) {
   Bind(Adagrad());
   const auto refused = [&](const TieredStorage& storage, Code code, const std::string& text) {

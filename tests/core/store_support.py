@@ -18,6 +18,12 @@ def ones(n: int, dim: int = 4) -> np.ndarray:
     return np.ones((n, dim), np.float32)
 
 
+def start_child(code: str) -> subprocess.Popen[str]:
+    """Starts Python code in another process, whose output is read as text."""
+    env = {**os.environ, "PYTHONPATH": os.fspath(PACKAGE_PARENT)}
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env, cwd="/")
+
+
 def run_child(code: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs Python code in another process."""
     env = {**os.environ, "PYTHONPATH": os.fspath(PACKAGE_PARENT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 import numpy as np
 import pytest
-from store_support import ones, run_child
+from store_support import ones, run_child, start_child
 
 from tf_sparse_ps import errors, optimizers, table
 from tf_sparse_ps.config import TableConfig
@@ -308,3 +309,33 @@ def test_config_round_trip():
     config = TableConfig("user", 4, max_rows=9, initializer="normal", optimizer=optimizers.Adam(), seed=3, key_limit=7)
     assert TableConfig.from_config(config.get_config()) == config
     assert config.hash() != TableConfig("user", 5).hash()
+
+
+def test_lookups_beside_a_writer_and_many_scans_need_no_place_of_a_scan(create, folder):
+    keys = np.arange(20_000)
+    with create() as user:
+        user.assign(keys, np.zeros((len(keys), 4), np.float32))
+        path = user.path
+    writer = f"""
+import numpy as np, sys
+from tf_sparse_ps.table import Table
+with Table.open({path!r}, "r+") as user:
+    keys, value = np.arange({len(keys)}), 0.0
+    print("writing", flush=True)
+    while True:
+        value += 1.0
+        user.assign(keys, np.full((len(keys), 4), value, np.float32))
+"""
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(start_child(writer))
+        stack.callback(process.kill)
+        assert process.stdout.readline() == "writing\n"
+        reader = stack.enter_context(Table.open(path))
+        for _ in range(8):
+            stack.enter_context(reader.scan())
+        seen = [0.0]
+        while len(seen) < 20 or seen[-1] == 0.0:
+            rows = reader.lookup(keys)
+            assert len(np.unique(rows)) == 1, "of several commits"
+            assert rows[0, 0] >= seen[-1]
+            seen.append(rows[0, 0])

@@ -230,6 +230,42 @@ def test_a_step_of_several_voters_is_sealed_until_all_have_decided(group):
     assert _ops.open_writer(group.path, "publish") == 2
 
 
+@pytest.mark.parametrize("decision", ["publish", "undo"])
+def test_readers_beside_a_step_that_is_not_decided_see_the_step_before(group, tmp_path, decision):
+    table = group.table(2, rows=4, optimizer="sgd")
+    path = table.path.numpy().decode()
+    before = table.rows(range(6))
+    keys, grads, hyper = [tf.constant([1, 5], i64)], [tf.ones([2, 2])], [tf.constant([0.5])]
+    verdict = _ops.prepare_step(group.path, 1, group.paths, group.uuids, keys, grads, hyper, voters=2)
+    refusal = _ops.prepare_step(group.path, 1, group.paths, group.uuids, keys, grads, hyper, voters=2)
+    code = f"""
+import numpy as np
+from tf_sparse_ps import optimizers
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.table import Table
+before = np.array({before.tolist()!r}, np.float32)
+with Table.open({path!r}) as table:
+    assert table.step == 0
+    np.testing.assert_array_equal(table.lookup(np.arange(6)), before)
+    assert sorted(table.keys()) == [0, 1, 2, 3]
+    assert table.verify().ok
+    table.save({str(tmp_path / "saved")!r})
+with Table.create({str(tmp_path / "own" / "t0")!r}, TableConfig("t0", 2, optimizer=optimizers.SGD())) as restored:
+    restored.restore({str(tmp_path / "saved")!r})
+    assert sorted(restored.keys()) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(restored.lookup(np.arange(4)), before[:4])
+"""
+    run_child(code)
+    np.testing.assert_array_equal(table.rows(range(6)), before)  # in the writer's process
+    if decision == "publish":
+        _ops.decide_step(group.path, tf.concat([verdict, verdict], 0))
+    else:
+        _ops.decide_step(group.path, tf.concat([verdict, refusal], 0))
+    if decision == "publish":
+        before[[1, 5]] -= 0.5
+    np.testing.assert_array_equal(table.rows(range(6)), before)
+
+
 def test_other_writes_wait_until_a_step_is_decided(group):
     table = group.table(2, rows=4, optimizer="sgd")
     verdict = _ops.prepare_step(

@@ -88,7 +88,7 @@ def train(case: dict[str, Any], cache: tsps.DeviceCache | None) -> dict[str, Any
         statistics = layer.cache_statistics()
         found |= {f"cache_{name}": np.array(value) for name, value in statistics.get("t", statistics).items()}
         for d, store in enumerate(layer.bindings[0].cache.stores):
-            found[f"held{d}"] = _ops.cache_newer(store.number)[1].numpy()
+            found[f"held{d}"] = _ops.cache_newer(store.number).keys.numpy()
     found["evaluated"] = np.asarray(model(tf.constant(IDS[:20])))
     _, rows, slots = layer.bindings[0].reader().entries(np.arange(ROWS))
     return found | {f"plane{p}": plane for p, plane in enumerate([rows, *slots])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,50 @@ def test_who_reads_the_table_finds_what_is_newer_on_the_device() -> None:
     np.testing.assert_allclose(table.lookup(keys), expected.get_weights()[0], atol=1e-6)
     assert layer.cache_statistics()["newer"] == 0
     np.testing.assert_array_equal(group.lookup(number, keys), table.lookup(keys))
+
+
+@pytest.mark.parametrize("moment", ["before the copy", "after the copy"])
+def test_a_flush_beside_training_loses_no_update(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    batches = [slice(i, i + BATCH) for i in range(0, len(IDS), BATCH)]
+    other, expected = make(cached(ROWS, "lru"), OPTIMIZERS["adagrad"])
+    for batch in batches:
+        other.train_on_batch(IDS[batch], TARGETS[batch])
+    model, layer = make(cached(UNIQUE, "lru"), OPTIMIZERS["adagrad"])
+
+    def train(some: list[slice]) -> None:
+        for batch in some:
+            model.train_on_batch(IDS[batch], TARGETS[batch])
+
+    left = batches[3:6]
+    find, give, store = _ops.cache_newer, _ops.cache_flush, layer.bindings[0].cache.stores[0]
+
+    def train_in_another_thread() -> None:
+        thread = threading.Thread(target=train, args=(list(left),))
+        left.clear()
+        thread.start()
+        thread.join()
+
+    def cache_newer(cache: tf.Tensor) -> Any:
+        found = find(cache)
+        if moment == "before the copy":
+            train_in_another_thread()
+        return found
+
+    def cache_flush(*arguments: Any) -> Any:
+        if moment == "after the copy":
+            train_in_another_thread()
+        return give(*arguments)
+
+    train(batches[:3])
+    with monkeypatch.context() as patched:
+        patched.setattr(_ops, "cache_newer", cache_newer)
+        patched.setattr(_ops, "cache_flush", cache_flush)
+        store.flush()
+    assert not left
+    assert store.counters()["newer"] == 0
+    train(batches[6:])  # rows leave the device
+    for own, its in zip(content(layer), content(expected), strict=True):
+        np.testing.assert_array_equal(own, its)
 
 
 def test_rows_are_flushed_after_every_so_many_steps() -> None:

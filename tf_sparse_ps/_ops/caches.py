@@ -226,15 +226,45 @@ def cache_draws(path: tf.Tensor, uuid: str, keys: tf.Tensor, step: tf.Tensor) ->
     return lib.tsps_cache_draws(path, uuid, keys, step)
 
 
-def cache_newer(cache: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Slots, int32[n], and keys, int64[n], of rows that are newer on the device than on the host."""
-    slots, keys = lib.tsps_cache_newer(cache)
-    return slots, keys
+class Newer(NamedTuple):
+    """Rows that are newer on a device than on the host."""
+
+    flush: tf.Tensor  # int64, the number of the flush that has found them
+    slots: tf.Tensor  # int32[n]
+    keys: tf.Tensor  # int64[n]
 
 
-def cache_flushed(cache: tf.Tensor, rows: tf.Tensor) -> None:
-    """The host has all rows; of `rows`, int64, the device's were newer."""
-    lib.tsps_cache_flushed(cache, rows)
+def cache_newer(cache: tf.Tensor) -> Newer:
+    """Begins a flush: finds the rows that are newer on the device."""
+    return Newer(*lib.tsps_cache_newer(cache))
+
+
+def cache_flush(
+    cache: tf.Tensor,
+    path: tf.Tensor | str,
+    uuid: str,
+    newer: Newer,
+    rows: tf.Tensor,
+    slots: Sequence[tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Ends a flush: gives the host the rows that no step has trained or moved since the flush began. Writer only.
+
+    The check and the write are one: no step comes between.
+
+    Args:
+        cache: its number.
+        path: of the table.
+        uuid: of the table.
+        newer: of the flush.
+        rows: float32[n, dim], copied from the device.
+        slots: float32[n, dim] for every slot, float32[n, 1] of a rule that keeps one float per row.
+
+    Returns:
+        How many rows the host was given, and how many were left because of a step, int64. The latter are still newer
+        on the device, or the step has given them to the host.
+    """
+    flushed, left = lib.tsps_cache_flush(cache, path, uuid, *newer, rows, list(slots))
+    return flushed, left
 
 
 def cache_clear(cache: tf.Tensor) -> None:

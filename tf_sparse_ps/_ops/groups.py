@@ -167,7 +167,7 @@ def open_writer(path: str, outcome: str = "refuse") -> tf.Tensor:
 
     Raises:
         AbortedError: another process is the writer.
-        FailedPreconditionError: there is a sealed step, and `outcome` is "refuse"; there is none to "publish".
+        FailedPreconditionError: there is a sealed step, and `outcome` is "refuse".
     """
     return lib.tsps_open_writer(path, outcome)
 

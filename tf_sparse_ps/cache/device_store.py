@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tf_sparse_ps.optimizers import RowOptimizer
 
 _HOST = "/CPU:0"
+_FLUSHES = 8  # how often a flush begins again, for rows that another thread has trained meanwhile
 # Of this process's caches. Tests and measurements put a slow one here.
 link = Link()
 # Numbers of caches whose stores are gone, and their processes. Garbage is collected in any thread and between any two
@@ -293,21 +294,19 @@ class DeviceStore:
         if self._given_up:
             return
         with eager_ops(f"flushing the cache of table {self._path}"):
-            if self.counters()["newer"]:
-                self._flush()
+            for _ in range(_FLUSHES):
+                if not self.counters()["newer"] or not self._flush():
+                    return
 
     def _flush(self) -> tf.Tensor:
-        """Returns how many rows, int64."""
+        """Returns how many rows were left, because a step of another thread has trained or moved them; int64."""
         with tf.device(_HOST):
-            slots, keys = _ops.cache_newer(self.number)
+            newer = _ops.cache_newer(self.number)
         with tf.device(self.device):
-            rows, *others = (self._link.up(_gather(plane, slots)) for plane in self._planes)
+            rows, *others = (self._link.up(_gather(plane, newer.slots)) for plane in self._planes)
         with tf.device(_HOST):
             rows = tf.cast(rows, tf.float32)
-            n = tf.size(keys, tf.int64)
-            _ops.assign(self._path_tensor, self._uuid, keys, rows, others)
-            _ops.cache_flushed(self.number, n)
-            return n
+            return _ops.cache_flush(self.number, self._path_tensor, self._uuid, newer, rows, others)[1]
 
     @property
     def failed(self) -> bool:

@@ -171,7 +171,7 @@ Status SlotDirectory::Commit(const Plan& plan, const int64_t* keys) {
     index_.Erase(static_cast<uint32_t>(hash), victim.slot);
     if (sketch_) sketch_->Set(hash, HeatOf(victim.slot));
     staged_.Leave(victim.key, slot.mask);
-    newer_ -= slot.newer;
+    newer_ -= slot.newer != 0;
     slot = {};
   }
   if (staged_.size() != 0) {
@@ -199,7 +199,7 @@ Status SlotDirectory::Commit(const Plan& plan, const int64_t* keys) {
   for (const int32_t slot : plan.slots) {
     if (slot == kNoSlot) continue;
     newer_ += slots_[static_cast<size_t>(slot)].newer == 0;
-    slots_[static_cast<size_t>(slot)].newer = 1;
+    slots_[static_cast<size_t>(slot)].newer = clock_;
   }
   if (queue_.full()) FillQueue();
   counters_.entered += plan.entering.size();
@@ -209,9 +209,15 @@ Status SlotDirectory::Commit(const Plan& plan, const int64_t* keys) {
 
 // --- rows that are newer on the device ---
 
-SlotDirectory::Newer SlotDirectory::FindNewer() const {
+SlotDirectory::Newer SlotDirectory::FindNewer() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (clock_ == UINT8_MAX) {
+    for (uint32_t slot = 0; slot < used_; ++slot) slots_[slot].newer = slots_[slot].newer != 0;
+    clock_ = 1;
+    ++era_;
+  }
   Newer found;
+  found.number = era_ << 8 | clock_++;
   for (uint32_t slot = 0; slot < used_; ++slot) {
     if (!slots_[slot].newer) continue;
     found.slots.push_back(slot);
@@ -225,10 +231,29 @@ size_t SlotDirectory::newer() const {
   return newer_;
 }
 
-void SlotDirectory::Flushed() {
+bool SlotDirectory::IsStillNewer(const Newer& found, size_t i) const {
+  if (found.slots[i] >= used_) return false;
+  const Slot& slot = slots_[found.slots[i]];
+  return found.number >> 8 == era_ && slot.newer != 0 && slot.newer <= (found.number & 0xFF) &&
+         slot.key == found.keys[i];
+}
+
+std::vector<uint32_t> SlotDirectory::StillNewer(const Newer& found) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (uint32_t slot = 0; slot < used_; ++slot) slots_[slot].newer = 0;
-  newer_ = 0;
+  std::vector<uint32_t> positions;
+  for (size_t i = 0; i < found.slots.size(); ++i) {
+    if (IsStillNewer(found, i)) positions.push_back(static_cast<uint32_t>(i));
+  }
+  return positions;
+}
+
+void SlotDirectory::Flushed(const Newer& found) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < found.slots.size(); ++i) {
+    if (!IsStillNewer(found, i)) continue;
+    slots_[found.slots[i]].newer = 0;
+    --newer_;
+  }
 }
 
 void SlotDirectory::Clear() {

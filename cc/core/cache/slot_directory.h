@@ -101,15 +101,22 @@ class SlotDirectory {
   // Fails if another plan was made since.
   Status Commit(const Plan& plan, const int64_t* keys);
 
-  // --- Keys whose rows are newer on the device. ---
+  // --- Keys whose rows are newer on the device. A flush copies them to the host beside training:
+  // FindNewer, a copy of the rows, StillNewer, a write of those rows on the host, Flushed. No plan
+  // may be committed between the last three. ---
   struct Newer {
+    uint64_t number = 0;  // of the flush
     std::vector<uint32_t> slots;
     std::vector<int64_t> keys;
   };
-  Newer FindNewer() const;
+  Newer FindNewer();
   size_t newer() const;
-  // The host has the rows of all of them.
-  void Flushed();
+  // Positions of the keys whose rows are as they were at FindNewer, and newer than the host's. A
+  // plan that was committed since has trained the others or taken their slots, or another flush
+  // has written them: what was copied of them must not be written to the host.
+  std::vector<uint32_t> StillNewer(const Newer& found) const;
+  // The host has the rows that StillNewer names.
+  void Flushed(const Newer& found);
   // The host's rows were written by others: all slots are free, and no row that was read ahead
   // counts. Rows that were newer on the device are lost: they were flushed before, or are not
   // wanted.
@@ -131,7 +138,7 @@ class SlotDirectory {
     int64_t key = 0;
     uint32_t heat = 0;  // kAdmission: a float, uses by their weights; kLru: its class
     uint16_t mask = 0;  // of the staged batches that need it
-    uint8_t newer = 0;
+    uint8_t newer = 0;  // not 0: than the host's row, since a commit at this time of the clock
   };
   struct Miss {
     uint32_t position;
@@ -158,6 +165,7 @@ class SlotDirectory {
               const Absent& absent) const;
   void ChooseEntering(std::vector<Miss>* misses, Plan* plan);
   void Admit(std::vector<Miss>* misses, Plan* plan);
+  bool IsStillNewer(const Newer& found, size_t i) const;
   StagedBatches::Batch RemoveStaged(std::vector<uint8_t>* counts, int32_t* slots = nullptr);
 
   const Options options_;
@@ -175,6 +183,10 @@ class SlotDirectory {
   uint64_t plans_ = 0;
   std::vector<uint32_t> planned_;  // slots of the victims of a plan that is not committed
   uint64_t newer_ = 0;
+  // Moves on at each FindNewer, so that commits before it are told from those after it. When it
+  // comes round, a new era begins, and flushes of the one before find none of their rows.
+  uint8_t clock_ = 1;
+  uint64_t era_ = 0;
   Counters counters_;
 };
 

@@ -77,6 +77,11 @@ class ControlFile {
   uint64_t CommittedVersion() const;
   // From here on the mutation can only be undone.
   void Unseal() { live().sealed.epoch.store(0, std::memory_order_release); }
+  // Whether the mutation to an odd sequence word is sealed: as long as it is, its undo log and what
+  // it has written stay as they are.
+  bool IsSealed(uint64_t sequence) const {
+    return live().sealed.epoch.load(std::memory_order_acquire) == sequence / 2 + 1;
+  }
   // The sealed mutation that follows `epoch`, if there is one. DataLoss if it cannot be read.
   Result<std::optional<Sealed>> SealedAfter(uint64_t epoch) const;
   // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this

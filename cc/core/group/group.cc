@@ -9,6 +9,7 @@
 #include "core/base/fault_point.h"
 #include "core/base/racy_copy.h"
 #include "core/group/group_impl.h"
+#include "core/group/reader_turns.h"
 #include "core/group/record_checks.h"
 #include "core/group/table_number.h"
 #include "core/os/directory.h"
@@ -17,6 +18,10 @@ namespace tsps {
 namespace {
 
 constexpr int kLivenessIntervalMs = 100;
+// After so many a reader asks the writer to wait for it.
+constexpr int kLostAttempts = 2;
+// A vote takes milliseconds: waiting is cheaper then than reading an undo log.
+constexpr uint64_t kSealedWaitNs = 50'000'000;
 
 }  // namespace
 
@@ -29,13 +34,36 @@ void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value) {
 Result<std::shared_ptr<const Overlay>> Group::Impl::OverlayFor(uint64_t sequence,
                                                                const State& state) {
   std::lock_guard<std::mutex> lock(overlay_mutex);
-  if (overlay == nullptr || overlay_sequence != sequence) {
+  if (overlay == nullptr || overlay_sequence.load(std::memory_order_relaxed) != sequence) {
     TSPS_ASSIGN_OR_RETURN(auto built, Overlay::Build(*undo, state));
     overlay = std::move(built);
-    overlay_sequence = sequence;
+    overlay_sequence.store(sequence, std::memory_order_relaxed);
   }
   return overlay;
 }
+
+void Group::Impl::DropOverlay() {
+  if (overlay_sequence.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard<std::mutex> lock(overlay_mutex);
+  overlay_sequence.store(0, std::memory_order_relaxed);
+  overlay.reset();
+}
+
+bool MutationWait::IsNeeded(uint64_t sequence) {
+  if (!impl_.probe->Held()) return false;
+  const bool sealed = impl_.control->IsSealed(sequence);
+  if (sealed && impl_.overlay_sequence.load(std::memory_order_relaxed) == sequence) return false;
+  const uint64_t now = NowNs();
+  if (!sealed) {
+    sealed_ns_ = 0;
+  } else if (sealed_ns_ == 0 || sequence_ != sequence) {
+    sealed_ns_ = now;
+  }
+  sequence_ = sequence;
+  return sealed_ns_ == 0 || now < sealed_ns_ + kSealedWaitNs;
+}
+
+void MutationWait::Wait(uint64_t sequence) const { impl_.control->AwaitChange(sequence, 1); }
 
 Status Group::Impl::CheckRead(const State& state, uint64_t epoch) {
   const bool known = state.version == checked_version.load(std::memory_order_relaxed);
@@ -89,6 +117,9 @@ Result<bool> Group::TryRead(const std::function<Status(const ReadView&)>& read, 
                             int attempts) {
   const ControlFile& control = *impl_->control;
   const uint64_t deadline = NowNs() + static_cast<uint64_t>(timeout_s * 1e9);
+  MutationWait wait(*impl_);
+  std::unique_ptr<ReaderTurn> turn;
+  int lost = 0;
   State state;
   uint64_t blocked = 0;
   uint64_t blocked_by_growth = 0;
@@ -107,12 +138,13 @@ Result<bool> Group::TryRead(const std::function<Status(const ReadView&)>& read, 
     }
     const uint64_t sequence = control.sequence();
     const bool unfinished = (sequence & 1) != 0 && !TSPS_FAULT_OFF("seqlock");
-    if (unfinished && impl_->probe->Held()) {
+    if (unfinished && wait.IsNeeded(sequence)) {
       const uint64_t began = NowNs();
-      control.AwaitChange(sequence, 1);
+      wait.Wait(sequence);
       count(NowNs() - began);
       continue;
     }
+    if (!unfinished) impl_->DropOverlay();
     const uint64_t began = ThreadNs();
     control.LoadState(sequence / 2, &state);
     if (control.Validate(sequence)) {
@@ -147,6 +179,7 @@ Result<bool> Group::TryRead(const std::function<Status(const ReadView&)>& read, 
       RaiseMax(counters_.read_blocked_ns_max, blocked);
       return false;
     }
+    if (++lost >= kLostAttempts && turn == nullptr) turn = ReaderTurn::Take(path_);
   }
 }
 

@@ -4,6 +4,7 @@
 //   <group>/group            control file: identity, sequence word, two commit records (layout.h)
 //   <group>/undo             before-images of the mutation in progress
 //   <group>/writer.lock      OFD lock: who holds it may write; also the liveness probe
+//   <group>/.readers         OFD locks of readers that the writer waits for (reader_turns.h)
 //   <group>/<table>/...      one folder per table (table_files.h)
 //
 // Caveats, first:
@@ -11,8 +12,10 @@
 //   refuses otherwise.
 // - Readers take no lock and never write: Read() runs the caller's code between two looks at the
 //   sequence word and runs it again when a mutation came between, so that code must be repeatable.
-// - A reader that finds the writer dead in the middle of a mutation reads through the undo log (an
-//   overlay), and sees the group as it was before that mutation.
+// - A reader that loses to mutations again and again asks the writer for a turn (reader_turns.h).
+// - A reader that finds the writer dead in the middle of a mutation, or waiting for others to
+//   decide about it, reads through the undo log (an overlay), and sees the group as it was before
+//   that mutation.
 #ifndef TFSPS_CORE_GROUP_GROUP_H_
 #define TFSPS_CORE_GROUP_GROUP_H_
 
@@ -88,7 +91,8 @@ class Group {
   // (damage.h). Aborted when another process (or
   // another handle of this one) has it. The Group must outlive the writer.
   // A mutation that was sealed together with other groups, and is not published, is for them to
-  // decide: FailedPrecondition, naming its run, unless `outcome` says what they have decided.
+  // decide: FailedPrecondition, naming its run, unless `outcome` says what they have decided. One
+  // that is not sealed is undone, whatever `outcome` is.
   Result<std::unique_ptr<GroupWriter>> OpenWriter(Undecided outcome = Undecided::kRefuse);
 
   // --- Reading. Thread-safe. ---

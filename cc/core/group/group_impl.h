@@ -15,6 +15,7 @@
 #include "core/group/group.h"
 #include "core/group/mapped_tables.h"
 #include "core/group/overlay.h"
+#include "core/group/reader_turns.h"
 #include "core/group/undo_log.h"
 #include "core/os/file_lock.h"
 #include "core/os/storage_reserver.h"
@@ -30,7 +31,7 @@ struct Group::Impl {
   MappedTables tables;
 
   std::mutex overlay_mutex;
-  uint64_t overlay_sequence = 0;
+  std::atomic<uint64_t> overlay_sequence{0};  // 0: there is none
   std::shared_ptr<const Overlay> overlay;
 
   RowNumberCache row_numbers;
@@ -43,6 +44,26 @@ struct Group::Impl {
   TableFiles* files(int place) const { return tables.files(static_cast<size_t>(place)); }
   // Of the unfinished mutation that follows `state`, which belongs to `sequence`.
   Result<std::shared_ptr<const Overlay>> OverlayFor(uint64_t sequence, const State& state);
+  // Frees the overlay of a mutation that is over.
+  void DropOverlay();
+};
+
+// Waits of a reader for an unfinished mutation.
+class MutationWait {
+ public:
+  explicit MutationWait(const Group::Impl& impl) : impl_(impl) {}
+
+  // Whether the mutation to `sequence` is to be waited for. Not, if nobody will finish it, and not
+  // for long, if it is sealed: others decide about it, and may take as long as they like. What is
+  // written can then be read through its undo log.
+  bool IsNeeded(uint64_t sequence);
+  // A while, at most until the mutation is over.
+  void Wait(uint64_t sequence) const;
+
+ private:
+  const Group::Impl& impl_;
+  uint64_t sequence_ = 0;
+  uint64_t sealed_ns_ = 0;  // since when it has been seen sealed; 0: it is not
 };
 
 // Finds out whether a row number repeats. Kept from step to step: a bit per row of a table, which
@@ -75,6 +96,7 @@ struct GroupWriter::Impl {
   ~Impl();
 
   std::unique_ptr<FileLock> lock;
+  std::unique_ptr<ReaderTurns> turns;
   State state;  // the committed state
   StorageReserver reserver;
   BeforeImages images;                          // for scans
@@ -96,8 +118,9 @@ struct GroupWriter::Impl {
 // Makes the group as of its last committed epoch, undoing what a killed writer left, or as of the
 // mutation that it has sealed. Called under the lock.
 Status Recover(Group::Impl& impl, Undecided outcome, State* state);
-// Undoes the mutation that follows `state`, the committed one, and publishes that again.
-Status UndoMutation(Group::Impl& impl, State* state);
+// Undoes the mutation that follows `state`, the committed one, and publishes that again. `killed`:
+// its writer was, at any instruction of it.
+Status UndoMutation(Group::Impl& impl, State* state, bool killed);
 
 // Splits segments until each has room for its share of `fresh` keys of `keys`. Each split is a
 // mutation of its own, so readers wait for one 64 KiB segment at a time.

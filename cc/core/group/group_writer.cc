@@ -128,6 +128,7 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
   TSPS_RETURN_IF_ERROR(impl_->undo->file().MakeWritable());
   std::unique_ptr<GroupWriter> writer(new GroupWriter(*this));
   writer->impl_->lock = std::move(*lock);
+  TSPS_ASSIGN_OR_RETURN(writer->impl_->turns, ReaderTurns::Open(path_));
   State& state = writer->impl_->state;
   const uint64_t epoch = impl_->control->sequence() / 2;
   impl_->control->LoadState(epoch, &state);

@@ -49,8 +49,10 @@ void Mutation::Leaves(int table, const std::vector<RecordMove>& moves) {
 }
 
 void Mutation::Begin(Executor* executor) {
+  writer_.turns->Await();
   writer_.images.Refresh(next_.epoch);
   writer_.images.Save(touched_, leaving_, executor);
+  writer_.state.tables.reserve(next_.tables.size());  // Publish must not ask for memory
   begun_ns_ = NowNs();
   group_.control->Begin(next_.epoch);
   // A scan that was announced before this epoch became odd may begin with the state before it.
@@ -67,7 +69,7 @@ void Mutation::Seal(const Sealed& sealed) {
 
 void Mutation::Undo() {
   // An error leaves it to the next writer, as would the end of the process.
-  if (!UndoMutation(group_, &writer_.state).ok()) std::terminate();
+  if (!UndoMutation(group_, &writer_.state, /*killed=*/false).ok()) std::terminate();
   begun_ns_ = 0;
 }
 

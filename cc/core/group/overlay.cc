@@ -63,6 +63,18 @@ const Segment* Overlay::SegmentImage(int table, uint32_t segment) const {
   return found == segments.end() ? nullptr : found->second.image;
 }
 
+void Overlay::ForEachRow(int table, const std::function<void(uint32_t row)>& visit) const {
+  for (const auto& [row, position] : Part(table).rows) visit(row);
+}
+
+void Overlay::ForEachInserted(int table, const std::function<void(int64_t key)>& visit) const {
+  for (const int64_t key : Part(table).inserted) visit(key);
+}
+
+void Overlay::ForEachErased(int table, const std::function<void(uint32_t row)>& visit) const {
+  for (const auto& [entry, row_plus_one] : Part(table).erased) visit(row_plus_one - 1);
+}
+
 Status Overlay::CheckPlanes(int table, const PlaneList& list) const {
   for (const Rows& record : rows_) {
     if (static_cast<int>(record.header.table) != table) continue;

@@ -1,10 +1,12 @@
 // Overlay: the state before an unfinished mutation, seen through its undo log. For readers that
-// find the writer dead: they cannot roll back, but they can look past what it left.
+// find the writer dead, or its mutation sealed: they cannot roll back, but they can look past what
+// is written.
 #ifndef TFSPS_CORE_GROUP_OVERLAY_H_
 #define TFSPS_CORE_GROUP_OVERLAY_H_
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -43,6 +45,13 @@ class Overlay {
   // By segment number.
   const std::unordered_map<uint32_t, Before>& segments(int table) const {
     return Part(table).segments;
+  }
+  // --- Everything that the mutation does to a table's rows. ---
+  void ForEachRow(int table, const std::function<void(uint32_t row)>& visit) const;
+  void ForEachInserted(int table, const std::function<void(int64_t key)>& visit) const;
+  void ForEachErased(int table, const std::function<void(uint32_t row)>& visit) const;
+  size_t n_changes(int table) const {
+    return Part(table).rows.size() + Part(table).inserted.size() + Part(table).erased.size();
   }
   // DataLoss unless its images of rows are those of a table with these planes.
   Status CheckPlanes(int table, const PlaneList& list) const;

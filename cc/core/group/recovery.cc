@@ -1,5 +1,6 @@
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/base/fault_point.h"
 #include "core/group/group_impl.h"
@@ -10,6 +11,8 @@
 
 namespace tsps {
 namespace {
+
+constexpr size_t kUndoAhead = 16;  // keys
 
 void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char* payload) {
   const auto* rows = reinterpret_cast<const uint32_t*>(payload);
@@ -27,21 +30,35 @@ void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char*
   }
 }
 
+// The last one first, as RemoveInsert wants it, also when a recovery that was killed begins again.
 void UndoInserts(TableFiles& files, const TableState& table, const UndoRecordHeader& record,
-                 const char* payload) {
+                 const char* payload, bool killed) {
   const PlaneList& list = *files.Planes(table);
   const auto* keys = reinterpret_cast<const int64_t*>(payload);
-  for (size_t i = 0; i < record.n; ++i) {
+  const auto segment_of = [&](uint64_t hash) {
+    return files.directory_entries()[DirectoryPosition(hash, table.depth)];
+  };
+  // A kill may have come between an entry and the count of them.
+  std::vector<bool> recounted(killed ? table.segments : 0);
+  for (size_t i = record.n; i-- > 0;) {
+    if (i >= kUndoAhead) PrefetchEntry(files, table, keys[i - kUndoAhead]);
     const uint64_t hash = HashKey(keys[i], table.index_seed);
-    Segment* const segment =
-        files.segment(files.directory_entries()[DirectoryPosition(hash, table.depth)]);
-    Entry* const entry = FindPastGaps(segment, keys[i], hash);
+    Segment* const segment = files.segment(segment_of(hash));
+    Entry* const entry = FindInSegment(segment, keys[i], hash);
+    if (entry == nullptr) continue;  // it was not made, or is taken back
     // First: nothing leads to the row any more when the entry is gone.
-    if (entry != nullptr && entry->row_plus_one <= table.rows) {
+    if (entry->row_plus_one <= table.rows) {
       StoreRelaxed(list.changed_generations()[entry->row_plus_one - 1], kFreeRow);
     }
     RemoveInsert(segment, entry);
     TSPS_FAULT_POINT("recovery.insert");
+  }
+  for (size_t i = 0; killed && i < record.n; ++i) {
+    const uint32_t number = segment_of(files.Hash(keys[i]));
+    if (recounted[number]) continue;
+    recounted[number] = true;
+    RecountUsed(files.segment(number));
+    TSPS_FAULT_POINT("recovery.recount");
   }
 }
 
@@ -76,12 +93,12 @@ void UndoFreeRows(TableFiles& files, const UndoRecordHeader& record, const char*
 }
 
 void Undo(TableFiles& files, const TableState& table, uint32_t changes,
-          const UndoRecordHeader& record, const char* payload) {
+          const UndoRecordHeader& record, const char* payload, bool killed) {
   switch (record.kind) {
     case UndoKind::kRows:
       return UndoRows(*files.Planes(table), record, payload);
     case UndoKind::kInserts:
-      return UndoInserts(files, table, record, payload);
+      return UndoInserts(files, table, record, payload, killed);
     case UndoKind::kErases:
       return UndoErases(files, table, changes, record, payload);
     case UndoKind::kFreeRows:
@@ -129,7 +146,7 @@ Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, co
 
 }  // namespace
 
-Status UndoMutation(Group::Impl& impl, State* state) {
+Status UndoMutation(Group::Impl& impl, State* state, bool killed) {
   ControlFile& control = *impl.control;
   if (!TSPS_FAULT_OFF("undo")) {
     if (control.live().undo_epoch.load() != state->epoch + 1) {
@@ -145,7 +162,8 @@ Status UndoMutation(Group::Impl& impl, State* state) {
     control.Unseal();
     const auto undo = [&](const UndoRecordHeader& record, const char* payload) {
       const TableState& table = state->tables[record.table];
-      Undo(*impl.files(static_cast<int>(record.table)), table, state->changes, record, payload);
+      Undo(*impl.files(static_cast<int>(record.table)), table, state->changes, record, payload,
+           killed);
       return Status();
     };
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, undo));
@@ -167,17 +185,14 @@ Status Recover(Group::Impl& impl, Undecided outcome, State* state) {
     control.EndRebuild();  // of one that was published
     return Status();
   }
-  if (outcome == Undecided::kUndo) return UndoMutation(impl, state);
+  const auto undo = [&] { return UndoMutation(impl, state, /*killed=*/true); };
+  if (outcome == Undecided::kUndo) return undo();
   TSPS_ASSIGN_OR_RETURN(const std::optional<Sealed> sealed, control.SealedAfter(state->epoch));
-  if (outcome == Undecided::kPublish && !sealed.has_value()) {
-    return Error(Code::kFailedPrecondition, "what was being written in ", control.path(),
-                 " after step ", state->step,
-                 " was not sealed: it may be written in part, and can only be undone");
-  }
+  // What is not sealed nobody else decides: it may be written in part. The group may have published
+  // the step that others have sealed, and begun this since.
+  if (!sealed.has_value()) return undo();
   // Alone on its node, a group knows what it has not published.
-  if (outcome == Undecided::kRefuse && (!sealed.has_value() || sealed->peers <= 1)) {
-    return UndoMutation(impl, state);
-  }
+  if (outcome == Undecided::kRefuse && sealed->peers <= 1) return undo();
   if (outcome == Undecided::kRefuse) {
     return Error(Code::kFailedPrecondition, "step ", sealed->step, " of ", control.path(),
                  " is written and not decided: ", sealed->peers, " groups of run ", sealed->run_id,

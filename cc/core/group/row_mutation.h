@@ -168,6 +168,8 @@ class RowMutation {
   // The last thing that can fail.
   Status PrepareMoves(RowPlan& plan);
   void FinishMoves(bool published);
+  // What a lack of memory or threads may leave undone.
+  void AfterMoves(const RowPlan& plan, bool published);
   // Large files into huge pages, in the background.
   void CollapseFiles(const RowPlan& plan);
   Status ReserveErased(RowPlan& plan);

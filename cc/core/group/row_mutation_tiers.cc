@@ -2,6 +2,7 @@
 // there, all in its one commit.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -191,20 +192,30 @@ void RowMutation::FinishMoves(bool published) {
     RowMoves& moves = plan.moves;
     if (!moves.prepared) continue;
     moves.prepared = false;
-    moves.store->Finish(published, writer_.images.any());
-    if (!published) continue;
-    Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
-    std::vector<uint32_t> taken(plan.fresh.size());
-    for (size_t k = 0; k < taken.size(); ++k) taken[k] = plan.rows[plan.fresh[k]];
-    if (!taken.empty()) {
-      evictions.Resize(StateOf(plan).rows);
-      evictions.Taken(taken);
+    moves.store->Finish(published);
+    try {
+      AfterMoves(plan, published);
+    } catch (const std::bad_alloc&) {
+      // The mutation is made. What is left undone here is done after a later one.
     }
-    if (plan.updates > 0) evictions.NextStep();
-    CollapseFiles(plan);
-    const size_t logged = moves.n_going * moves.payload_bytes;
-    moves.store->CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));
   }
+}
+
+void RowMutation::AfterMoves(const RowPlan& plan, bool published) {
+  RecordStore& store = *plan.moves.store;
+  if (!writer_.images.any()) store.RemoveEmptied();
+  if (!published) return;
+  Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
+  std::vector<uint32_t> taken(plan.fresh.size());
+  for (size_t k = 0; k < taken.size(); ++k) taken[k] = plan.rows[plan.fresh[k]];
+  if (!taken.empty()) {
+    evictions.Resize(StateOf(plan).rows);
+    evictions.Taken(taken);
+  }
+  if (plan.updates > 0) evictions.NextStep();
+  CollapseFiles(plan);
+  const size_t logged = plan.moves.n_going * plan.moves.payload_bytes;
+  store.CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));
 }
 
 }  // namespace tsps

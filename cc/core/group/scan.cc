@@ -13,6 +13,7 @@ namespace tsps {
 namespace {
 
 constexpr uint64_t kLeastLimit = 1u << 30;
+constexpr size_t kLookupScans = kMaxScans / 2;
 
 // Bits of positions in the list.
 uint64_t WantedPlanes(const PlaneList& list, const Scan::Options& options) {
@@ -77,6 +78,10 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
       passed = passed || !begun;
     }
     if (passed) continue;
+    if (scan->sealed_ != 0) {
+      TSPS_ASSIGN_OR_RETURN(const bool taken, scan->TakeSealed());
+      if (!taken) continue;
+    }
     scan->waited_ns_ += lost;
     RaiseMax(group.counters().read_blocked_ns_max, scan->waited_ns_);
     group.counters().read_blocked_ns_total.fetch_add(scan->waited_ns_, std::memory_order_relaxed);
@@ -116,8 +121,9 @@ Result<bool> Scan::Announce(const State& state, uint64_t deadline) {
   }
   const uint64_t limit =
       options_.limit != 0 ? options_.limit : std::max<uint64_t>(bytes / 4, kLeastLimit);
-  auto made =
-      ScanAnnouncement::Make(group_.path(), *group_.impl_->control, wanted, limit, deadline);
+  auto made = ScanAnnouncement::Make(group_.path(), *group_.impl_->control, wanted, limit,
+                                     options_.lookup ? kLookupScans : kMaxScans,
+                                     options_.lookup ? 0 : deadline);
   if (made.ok()) {
     announcement_ = std::move(*made);
     return true;
@@ -130,16 +136,22 @@ Result<bool> Scan::Announce(const State& state, uint64_t deadline) {
 Result<bool> Scan::AwaitState(uint64_t deadline) {
   Group::Impl& impl = *group_.impl_;
   const uint64_t began = NowNs();
+  MutationWait wait(impl);
   while (true) {
     const uint64_t sequence = impl.control->LoadLastState(&state_);
     // A mutation that is under way has seen the announcement before it wrote anything: its images
     // lead back to the state before it.
-    if ((sequence & 1) == 0 || file().header().complete.load() == state_.epoch + 1) {
+    const bool before = (sequence & 1) == 0 || file().header().complete.load() == state_.epoch + 1;
+    const bool needed = !before && wait.IsNeeded(sequence);
+    if (!before && !needed && impl.control->IsSealed(sequence) && impl.probe->Held()) {
+      sealed_ = sequence;
+    }
+    if (before || sealed_ != 0) {
       waited_ns_ += NowNs() - began;
       TSPS_RETURN_IF_ERROR(impl.CheckRead(state_, sequence / 2));
       return true;
     }
-    if (!impl.probe->Held()) {
+    if (!needed && !impl.probe->Held()) {
       not_announced_ = "nobody has recovered what a killed writer left";
       return false;
     }
@@ -148,7 +160,7 @@ Result<bool> Scan::AwaitState(uint64_t deadline) {
                    impl.control->live().writer_pid.load(), ") is in one mutation for ",
                    options_.timeout_s, " s: a scan cannot begin");
     }
-    impl.control->AwaitChange(sequence, 1);
+    wait.Wait(sequence);
   }
 }
 

@@ -4,7 +4,9 @@
 // It announces itself in the group (scan_file.h). The writer then puts images of the rows that it
 // is going to write into the scan's file, and goes on; it never waits for a scan. A scan waits for
 // the writer once, at its beginning, until no mutation is half done, and for the rest only when it
-// looks keys up that the index does not have.
+// looks keys up that the index does not have. For one that others decide about (Group::Seal) it
+// does not wait: it makes images of what that has written itself, from the undo log
+// (scan_sealed.cc).
 //
 // Where the group cannot be written to (a read-only file system), and while nobody has recovered
 // what a killed writer left, a scan cannot announce itself: it then reads as Group::Read() does,
@@ -18,6 +20,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -30,6 +33,7 @@
 #include "core/group/control_file.h"
 #include "core/group/group.h"
 #include "core/group/mapped_tables.h"
+#include "core/group/overlay.h"
 #include "core/group/scan_announcement.h"
 #include "core/group/scan_file.h"
 #include "core/table/planes.h"
@@ -54,6 +58,9 @@ class Scan {
     // What is read but keys and change generations: the images have no more.
     bool embedding = true;
     bool slots_and_metadata = true;
+    // Of saves and checks are all places in the group; a lookup, which can read in another way,
+    // leaves them half, and does not wait for one.
+    bool lookup = false;
   };
   // Of lookups.
   static Options RowsAlone() {
@@ -143,6 +150,10 @@ class Scan {
   Result<bool> AwaitState(uint64_t deadline);
   // Whether the announced file fits the state, and all images are of that state.
   bool Fits() const;
+  // Of a state with a sealed mutation: images of the rows that this has written. False if it was
+  // decided meanwhile.
+  Result<bool> TakeSealed();
+  Status TakeSealed(const Overlay& overlay, Part& part);
   // False if some are not as the state says any more.
   bool MapTables();
   bool announced() const { return announcement_ != nullptr; }
@@ -192,12 +203,14 @@ class Scan {
   std::unique_ptr<MappedFile> images_;              // once there are any
   uint64_t taken_ = 0;                              // bytes of its records
   std::string not_announced_;                       // why
+  uint64_t sealed_ = 0;  // the sequence word, if the state is that before a sealed mutation
+  std::deque<std::vector<char>> sealed_images_;
 };
 
-// For lookups: `read` on one committed state as Group::Read(), while that is quick, else `scan`.
-// `keys`: how many are looked up in all. `beside_writer`: the caller does not know when the writer,
-// of another process, writes; ranks of a job, which look up between its steps, do. `options`: of
-// the scan.
+// For lookups: `read` on one committed state as Group::Read(). Very many keys, for which the writer
+// would have to wait long, are looked up by `scan`, if another scan can begin. `keys`: how many are
+// looked up in all. `beside_writer`: the caller does not know when the writer, of another process,
+// writes; ranks of a job, which look up between its steps, do. `options`: of the scan.
 Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
                   const Scan::Options& options, const std::function<Status(const ReadView&)>& read,
                   const std::function<Status(Scan&)>& scan);

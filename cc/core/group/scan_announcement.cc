@@ -32,7 +32,7 @@ void RemoveFilesOf(const std::string& group, size_t place) {
 
 Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
     const std::string& group_path, ControlFile& control,
-    const std::vector<ScanFile::Wanted>& wanted, uint64_t limit, uint64_t deadline) {
+    const std::vector<ScanFile::Wanted>& wanted, uint64_t limit, size_t places, uint64_t deadline) {
   const auto cannot = [](const std::string& why) { return Status(Code::kFailedPrecondition, why); };
   std::atomic<uint64_t>* const words = control.Announcements();
   if (words == nullptr) return cannot("this process must not write to the group");
@@ -46,9 +46,9 @@ Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
     }
     if (lock.status().code() == Code::kResourceExhausted) return lock.status();
     if (lock.status().code() != Code::kAborted) return cannot(lock.status().message());
-    if (++place < kMaxScans) continue;
+    if (++place < places) continue;
     if (NowNs() > deadline) {
-      return Error(Code::kUnavailable, kMaxScans, " scans of ", group_path,
+      return Error(Code::kUnavailable, places, " scans of ", group_path,
                    " are under way, no more can begin");
     }
     usleep(kRetryUs);

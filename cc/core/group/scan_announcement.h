@@ -17,13 +17,14 @@ namespace tsps {
 
 class ScanAnnouncement {
  public:
-  // Waits for a place until `deadline` (NowNs): Unavailable. FailedPrecondition, with the reason,
-  // where this process cannot announce anything: it must not write to the group, or there is no
-  // room.
+  // Waits for one of the first `places` until `deadline` (NowNs): Unavailable. FailedPrecondition,
+  // with the reason, where this process cannot announce anything: it must not write to the group,
+  // or there is no room.
   static Result<std::unique_ptr<ScanAnnouncement>> Make(const std::string& group_path,
                                                         ControlFile& control,
                                                         const std::vector<ScanFile::Wanted>& wanted,
-                                                        uint64_t limit, uint64_t deadline);
+                                                        uint64_t limit, size_t places,
+                                                        uint64_t deadline);
   // Withdraws it.
   ~ScanAnnouncement();
 

@@ -118,16 +118,22 @@ Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Exec
 Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
                   const Scan::Options& options, const std::function<Status(const ReadView&)>& read,
                   const std::function<Status(Scan&)>& scan) {
-  constexpr size_t kMany = 16384;  // keys: looking them up takes longer than a fast writer is quiet
+  // A writer would have to wait for so many keys for longer than for a batch's.
+  constexpr size_t kMany = size_t{1} << 19;
   constexpr size_t kFew = 4096;
-  constexpr int kAttempts = 2;
-  if (keys < kFew) return group.Read(read);
+  // Most of them with a turn: who loses so often takes longer than the writer waits.
+  constexpr int kAttempts = 16;
+  if (keys < kFew) return group.Read(read, options.timeout_s);
   if (keys < kMany || !beside_writer || !group.WrittenElsewhere()) {
-    TSPS_ASSIGN_OR_RETURN(const bool done, group.TryRead(read, 30.0, kAttempts));
+    TSPS_ASSIGN_OR_RETURN(const bool done, group.TryRead(read, options.timeout_s, kAttempts));
     if (done) return Status();
   }
-  TSPS_ASSIGN_OR_RETURN(const std::unique_ptr<Scan> begun, Scan::Begin(group, tables, options));
-  return scan(*begun);
+  Scan::Options own = options;
+  own.lookup = true;
+  const auto begun = Scan::Begin(group, tables, own);
+  const Status done = begun.ok() ? scan(**begun) : begun.status();
+  // Others have the places, or the writer has ended it.
+  return done.code() == Code::kUnavailable ? group.Read(read, options.timeout_s) : done;
 }
 
 }  // namespace tsps

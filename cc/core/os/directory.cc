@@ -104,9 +104,12 @@ std::vector<std::string> EntriesOf(const std::string& directory) {
   return opened == nullptr ? std::vector<std::string>() : ReadAndClose(opened);
 }
 
-Result<int> OpenRegularFile(const std::string& path, int flags, const char* failed) {
+namespace {
+
+Result<int> OpenRegularFileAt(int directory, const std::string& name, const std::string& path,
+                              int flags, const char* failed) {
   // O_NONBLOCK: the open of a FIFO would wait for another process. It changes nothing for files.
-  const int fd = open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+  const int fd = openat(directory, name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
   if (fd < 0) {
     if (errno == ELOOP) return IsLink(path);
     if (errno == ENXIO) return Error(Code::kDataLoss, path, " is not a regular file");
@@ -116,6 +119,16 @@ Result<int> OpenRegularFile(const std::string& path, int flags, const char* fail
   if (status.ok()) return fd;
   close(fd);
   return status;
+}
+
+}  // namespace
+
+Result<int> Directory::OpenFile(const std::string& name, int flags, const char* failed) const {
+  return OpenRegularFileAt(fd_, name, path_ + "/" + name, flags, failed);
+}
+
+Result<int> OpenRegularFile(const std::string& path, int flags, const char* failed) {
+  return OpenRegularFileAt(AT_FDCWD, path, path, flags, failed);
 }
 
 Result<struct stat> CheckRegularFile(int fd, const std::string& path) {

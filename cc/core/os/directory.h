@@ -33,6 +33,8 @@ class Directory {
   std::vector<std::string> Entries() const;
   // Opens a directory in this one, under the same conditions.
   Result<Directory> OpenChild(const std::string& name) const;
+  // As OpenRegularFile, of a file in this directory.
+  Result<int> OpenFile(const std::string& name, int flags, const char* failed) const;
   // Removes a file, a link or a FIFO. A name that does not exist is no error.
   void Unlink(const std::string& name) const;
   // Removes an empty directory. One that is not empty stays.

@@ -57,10 +57,6 @@ struct flock WholeFile() {
   return lock;
 }
 
-Result<int> OpenLockFile(const std::string& path, int flags) {
-  return OpenRegularFile(path, flags, "cannot open lock");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, const char* holder) {
@@ -69,7 +65,7 @@ Result<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, con
     return Error(Code::kResourceExhausted, "cannot prepare for forks: ", path, " is not locked");
   }
   const std::lock_guard<std::mutex> no_fork(Mutex());
-  TSPS_ASSIGN_OR_RETURN(const int fd, OpenLockFile(path, O_RDWR | O_CREAT));
+  TSPS_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, O_RDWR | O_CREAT, "cannot open lock"));
   struct flock lock = WholeFile();
   if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
     const bool held = errno == EAGAIN || errno == EACCES;
@@ -98,7 +94,7 @@ FileLock::~FileLock() {
 bool FileLock::HeldByThisProcess() const { return getpid() == pid_; }
 
 Result<std::unique_ptr<LockProbe>> LockProbe::Open(const std::string& path) {
-  TSPS_ASSIGN_OR_RETURN(const int fd, OpenLockFile(path, O_RDONLY));
+  TSPS_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, O_RDONLY, "cannot open lock"));
   return std::unique_ptr<LockProbe>(new LockProbe(fd));
 }
 

@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
+#include "core/base/fault_point.h"
 #include "core/os/storage_budget.h"
 
 namespace tsps {
@@ -57,7 +60,16 @@ void StorageReserver::Collapse(MappedFile& file) {
 }
 
 void StorageReserver::Notify() {
-  if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+  try {
+    if (!thread_.joinable()) {
+      if (TSPS_FAULT_FAILS("thread")) throw std::system_error(errno, std::generic_category());
+      thread_ = std::thread([this] { Run(); });
+    }
+  } catch (const std::system_error&) {
+    requests_->wanted.clear();
+    requests_->collapsing.clear();
+    requests_->discarded.clear();
+  }
   requests_->changed.notify_all();
 }
 

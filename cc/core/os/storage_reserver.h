@@ -53,7 +53,8 @@ class StorageReserver {
     const MappedFile* at_work = nullptr;  // of the helper, now
     bool stop = false;
   };
-  void Notify();  // under the mutex
+  // Under the mutex. Drops the requests if the helper cannot be started: a later one tries again.
+  void Notify();
   void Run();
 
   const int pid_;

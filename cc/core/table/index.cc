@@ -21,20 +21,12 @@ void InsertInSegment(Segment* segment, int64_t key, uint64_t hash, uint32_t row)
   StoreRelaxed(segment->used, segment->used + 1);
 }
 
-Entry* FindPastGaps(Segment* segment, int64_t key, uint64_t hash) {
-  uint32_t at = HomeEntry(hash);
-  for (uint32_t i = 0; i < kSegmentEntries; ++i) {
-    Entry& entry = segment->entries[at];
-    if (entry.row_plus_one != 0 && entry.row_plus_one != kTombstone && entry.key == key) {
-      return &entry;
-    }
-    if (++at == kSegmentEntries) at = 0;
-  }
-  return nullptr;
+void RemoveInsert(Segment* segment, Entry* entry) {
+  StoreRelaxed(entry->row_plus_one, 0);
+  StoreRelaxed(segment->used, segment->used - 1);
 }
 
-void RemoveInsert(Segment* segment, Entry* entry) {
-  if (entry != nullptr) StoreRelaxed(entry->row_plus_one, 0);
+void RecountUsed(Segment* segment) {
   uint32_t used = 0;
   for (const Entry& one : segment->entries) used += one.row_plus_one != 0;
   StoreRelaxed(segment->used, used);

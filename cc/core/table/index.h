@@ -81,13 +81,13 @@ inline const Entry* FindInSegment(const Segment& segment, int64_t key, uint64_t 
 // kSegmentLimit).
 void InsertInSegment(Segment* segment, int64_t key, uint64_t hash, uint32_t row);
 
-// Entry of a key that a killed mutation has inserted, or null. Does not stop at a gap that another
-// insert has left that was taken back before: runs the whole segment if it has to. Recovery only.
-Entry* FindPastGaps(Segment* segment, int64_t key, uint64_t hash);
-// Takes back an InsertInSegment of a killed mutation; null: it was not made, or is taken back. Only
-// when *all* inserts of that mutation are taken back is the segment what it was before: no older
-// entry was probed past a newer one. Recounts `used`.
+inline Entry* FindInSegment(Segment* segment, int64_t key, uint64_t hash) {
+  return const_cast<Entry*>(FindInSegment(*segment, key, hash));
+}
+// Takes back the last InsertInSegment that is not taken back: the segment is what it was before.
 void RemoveInsert(Segment* segment, Entry* entry);
+// Sets `used`.
+void RecountUsed(Segment* segment);
 
 // Live entries, tombstones not counted.
 uint32_t LiveEntries(const Segment& segment);

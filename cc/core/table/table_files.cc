@@ -98,7 +98,11 @@ bool IsTableFile(const std::string& name) {
 }  // namespace
 
 void TableFiles::Remove(const std::string& folder) {
-  const Result<Directory> table = Directory::Open(folder);
+  const size_t slash = folder.rfind('/');
+  const std::string table_name = folder.substr(slash + 1);
+  const Result<Directory> group = Directory::Open(folder.substr(0, slash));
+  if (!group.ok()) return;
+  const Result<Directory> table = group->OpenChild(table_name);
   if (!table.ok()) return;
   for (const std::string& name : table->Entries()) {
     if (!IsTableFile(name)) continue;
@@ -109,7 +113,7 @@ void TableFiles::Remove(const std::string& folder) {
   // Last: by it a folder is known to be a table's (IsLeftover).
   table->Unlink("config");
   TSPS_FAULT_POINT("remove.config");
-  rmdir(folder.c_str());
+  group->RemoveChild(table_name);
 }
 
 bool TableFiles::IsLeftover(const std::string& folder) {

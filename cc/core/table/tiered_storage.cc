@@ -66,8 +66,8 @@ bool IsGeneration(const std::string& name) {
 }
 
 // Gives the memory of a file back at once: who has it mapped keeps that for as long as it runs.
-void ReleaseMemory(const std::string& path) {
-  const Result<int> fd = OpenRegularFile(path, O_RDWR, "cannot open");
+void ReleaseMemory(const Directory& folder, const std::string& name) {
+  const Result<int> fd = folder.OpenFile(name, O_RDWR, "cannot open");
   if (!fd.ok()) return;
   const off_t bytes = lseek(*fd, 0, SEEK_END);
   if (bytes > 0) fallocate(*fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes);
@@ -75,16 +75,33 @@ void ReleaseMemory(const std::string& path) {
 }
 
 // Removes the files of records in a folder, and the folder unless it has other files.
-void RemoveFolder(const std::string& path) {
-  const Result<Directory> folder = Directory::Open(path);
+void RemoveFolder(const Directory& parent, const std::string& folder_name) {
+  const Result<Directory> folder = parent.OpenChild(folder_name);
   if (!folder.ok()) return;
   for (const std::string& name : folder->Entries()) {
     // Hints, as are those of the rows in memory: who reads zeros there finds none.
-    if (name == "records.cache" || name == "records.announced") ReleaseMemory(path + "/" + name);
+    if (name == "records.cache" || name == "records.announced") ReleaseMemory(*folder, name);
     if (name.rfind("records.", 0) == 0 || name == ".records") folder->Unlink(name);
     TSPS_FAULT_POINT("remove.records");
   }
-  rmdir(path.c_str());
+  parent.RemoveChild(folder_name);
+}
+
+// The folders of records in the table's folder in shared memory, and in the one on disk. `kept`:
+// the one of this generation stays.
+void RemoveShared(const std::string& table, const std::string& kept) {
+  const Result<Directory> folder = Directory::Open(table);
+  if (!folder.ok()) return;
+  for (const std::string& name : folder->Entries()) {
+    if (name.rfind("records.", 0) != 0 || !IsGeneration(name.substr(8))) continue;
+    if (name.substr(8) != kept) RemoveFolder(*folder, name);
+  }
+}
+
+void RemoveOnDisk(const Directory& folder, const std::string& kept) {
+  for (const std::string& name : folder.Entries()) {
+    if (IsGeneration(name) && name != kept) RemoveFolder(folder, name);
+  }
 }
 
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
@@ -270,30 +287,33 @@ Result<TieredStorage> LoadStorage(const std::string& table, const std::string& u
   return TieredStorage{std::string(content.folder, content.folder_bytes), content.memory};
 }
 
+namespace {
+
+// On disk, if it is this table's.
+void RemoveTablesFolder(const std::string& table, const std::string& path) {
+  const Result<Directory> folder = Directory::Open(path);
+  if (!folder.ok()) return;
+  TSPS_FAULT_POINT("remove.storage");
+  const auto file = MappedFile::Open(ConfigPath(table), sizeof(StorageFile), kPageBytes);
+  if (!file.ok()) return;
+  StorageFile content;
+  std::memcpy(&content, (*file)->data(), sizeof(content));
+  std::string where;
+  if (OwnerOf(path, &where) != std::string(content.uuid, sizeof(content.uuid))) return;
+  RemoveOnDisk(*folder, "");
+  folder->Unlink(NameOf(OwnerPath(path)));
+  const Result<Directory> parent = Directory::Open(ParentOf(path));
+  if (parent.ok()) parent->RemoveChild(NameOf(path));
+  RemoveParent(path, table);
+}
+
+}  // namespace
+
 void RemoveStorage(const std::string& table) {
-  for (const std::string& name : EntriesOf(table)) {
-    if (name.rfind("records.", 0) != 0 || !IsGeneration(name.substr(8))) continue;
-    RemoveFolder(table + "/" + name);
-  }
+  RemoveShared(table, "");
   // Last what tells where the rest is.
   const auto storage = LoadStorage(table, "");
-  if (storage.ok() && storage->tiered() && CheckPrivateDirectory(storage->folder).ok()) {
-    TSPS_FAULT_POINT("remove.storage");
-    StorageFile content;
-    const auto file = MappedFile::Open(ConfigPath(table), sizeof(StorageFile), kPageBytes);
-    std::string where;
-    if (file.ok()) {
-      std::memcpy(&content, (*file)->data(), sizeof(content));
-      if (OwnerOf(storage->folder, &where) == std::string(content.uuid, sizeof(content.uuid))) {
-        for (const std::string& name : EntriesOf(storage->folder)) {
-          if (IsGeneration(name)) RemoveFolder(storage->folder + "/" + name);
-        }
-        unlink(OwnerPath(storage->folder).c_str());
-        rmdir(storage->folder.c_str());
-        RemoveParent(storage->folder, table);
-      }
-    }
-  }
+  if (storage.ok() && storage->tiered()) RemoveTablesFolder(table, storage->folder);
   unlink(ConfigPath(table).c_str());
 }
 
@@ -327,8 +347,10 @@ Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
   const std::string generation = std::to_string(list.generation);
   const std::string shared = SharedPath(table, generation);
   const std::string disk = config.storage.folder + "/" + generation;
-  RemoveFolder(shared);  // of a binding that was killed, or failed
-  RemoveFolder(disk);
+  for (const std::string& made : {shared, disk}) {  // of a binding that was killed, or failed
+    const Result<Directory> parent = Directory::Open(ParentOf(made));
+    if (parent.ok()) RemoveFolder(*parent, NameOf(made));
+  }
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared));
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk));
   return RecordStore::Create(shared, disk, LayoutOf(config, list), seed, MemoryOf(config, list),
@@ -347,13 +369,9 @@ Result<std::unique_ptr<RecordStore>> OpenRecords(const std::string& table,
 void RemoveOtherRecords(const std::string& table, const TieredStorage& storage,
                         uint32_t generation) {
   const std::string current = std::to_string(generation);
-  for (const std::string& name : EntriesOf(storage.folder)) {
-    if (IsGeneration(name) && name != current) RemoveFolder(storage.folder + "/" + name);
-  }
-  for (const std::string& name : EntriesOf(table)) {
-    if (name.rfind("records.", 0) != 0 || !IsGeneration(name.substr(8))) continue;
-    if (name.substr(8) != current) RemoveFolder(table + "/" + name);
-  }
+  const Result<Directory> disk = Directory::Open(storage.folder);
+  if (disk.ok()) RemoveOnDisk(*disk, current);
+  RemoveShared(table, current);
 }
 
 }  // namespace tsps

@@ -1,9 +1,13 @@
 #include "core/tier/compaction.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <new>
+#include <system_error>
 #include <utility>
 
+#include "core/base/fault_point.h"
 #include "core/tier/record_index_layout.h"
 
 namespace tsps {
@@ -57,8 +61,13 @@ void Compaction::ReadAhead(size_t bytes, const std::vector<uint32_t>& live) {
   const RecordLayout& layout = log_.layout();
   const size_t left = layout.records_per_file - slot_;
   const auto n = static_cast<uint32_t>(std::clamp<size_t>(bytes / layout.record_bytes, 1, left));
-  reading_ = std::async(std::launch::async,
-                        [this, file = file_, slot = slot_, n] { return Read(file, slot, n); });
+  try {
+    if (TSPS_FAULT_FAILS("thread")) throw std::system_error(errno, std::generic_category());
+    reading_ = std::async(std::launch::async,
+                          [this, file = file_, slot = slot_, n] { return Read(file, slot, n); });
+  } catch (const std::system_error&) {
+    // No thread can be started now. The next call tries again.
+  }
 }
 
 void Compaction::Await() {
@@ -90,8 +99,12 @@ void Compaction::Done(bool copied) {
   slot_ = slice_.end_slot;
   slice_ = Slice();
   if (slot_ < log_.layout().records_per_file) return;
-  read_.insert(file_);
-  file_ = UINT32_MAX;
+  const uint32_t file = std::exchange(file_, UINT32_MAX);
+  try {
+    read_.insert(file);
+  } catch (const std::bad_alloc&) {
+    // It may be read once more, and has no live records by then.
+  }
 }
 
 }  // namespace tsps

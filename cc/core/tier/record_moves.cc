@@ -139,26 +139,30 @@ Result<bool> RecordMoves::StateOf(uint32_t committed, RecordState* state) const 
 }
 
 bool RecordMoves::Unfinished(uint32_t committed, std::vector<uint32_t>* places) const {
+  places->clear();
+  std::vector<RecordMove> entering;
+  if (!Entering(committed, &entering)) return false;
+  for (const RecordMove& move : entering) places->push_back(move.place);
+  return true;
+}
+
+bool RecordMoves::Entering(uint32_t number, std::vector<RecordMove>* entering) const {
   Header found;
   const auto look = [&] {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     RacyRead(&found, &header(), sizeof(found));
     std::atomic_thread_fence(std::memory_order_seq_cst);
   };
-  places->clear();
+  entering->clear();
   look();
   // Moves are finished before others are declared.
-  if (found.declared == 0 || found.number != committed) return true;
+  if (found.declared == 0 || found.number != number) return true;
   const size_t room = (file_->RefreshSize() - kMovesHeaderBytes) / sizeof(RecordMove);
   if (found.n_entering > room) return false;
-  std::vector<RecordMove> entering(found.n_entering);
-  RacyRead(entering.data(), moves(), entering.size() * sizeof(RecordMove));
+  entering->resize(found.n_entering);
+  RacyRead(entering->data(), moves(), entering->size() * sizeof(RecordMove));
   look();
-  if (found.declared == 0 || found.number != committed || found.n_entering != entering.size()) {
-    return false;
-  }
-  for (const RecordMove& move : entering) places->push_back(move.place);
-  return true;
+  return found.declared != 0 && found.number == number && found.n_entering == entering->size();
 }
 
 }  // namespace tsps

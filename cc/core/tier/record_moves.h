@@ -59,6 +59,8 @@ class RecordMoves {
   // Places of rows that have come into memory with a committed state, the last one, and whose
   // entries may still be in the index. False: look again.
   bool Unfinished(uint32_t committed, std::vector<uint32_t>* places) const;
+  // The declared moves into memory, if their number is that one; else none. False: look again.
+  bool Entering(uint32_t number, std::vector<RecordMove>* entering) const;
 
  private:
   explicit RecordMoves(std::unique_ptr<MappedFile> file) : file_(std::move(file)) {}

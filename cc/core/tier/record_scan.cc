@@ -38,6 +38,11 @@ void RecordScan::Left(const RecordMove* moves, size_t n) {
   }
 }
 
+void RecordScan::LeftDeclared(uint32_t number) {
+  std::vector<RecordMove> moves;
+  if (store_.moves_->Entering(number, &moves)) Left(moves.data(), moves.size());
+}
+
 Result<bool> RecordScan::Next(const VisitRow& visit) {
   RecordLog& log = *store_.log_;
   const RecordIndex& index = *store_.index_;

@@ -31,6 +31,8 @@ class RecordScan {
   // Rows that the state has here.
   uint64_t rows() const { return state_.rows; }
   void Left(const RecordMove* moves, size_t n);
+  // The same of moves that are declared, and have this number, if there are any.
+  void LeftDeclared(uint32_t number);
 
   // The next rows in the order of the log, from where the last call ended: calls
   // visit(key, payload). False: there are no more. DataLoss, if some are missing then.

@@ -89,9 +89,7 @@ Status RecordStore::CountLive() {
 
 void RecordStore::Enter(uint64_t tag, uint32_t place) {
   index_->Insert(tag, place);
-  const uint32_t file = log_->layout().file_of(place);
-  if (live_.size() <= file) live_.resize(file + 1);
-  ++live_[file];
+  ++live_[log_->layout().file_of(place)];
 }
 
 void RecordStore::Drop(uint64_t tag, uint32_t place) {
@@ -276,6 +274,10 @@ Status RecordStore::Append(size_t n, const RecordLog::Fill& fill) {
       places.data()));
   for (size_t i = 0; i < all; ++i) leaving_.push_back({tags[i], places[i]});
   for (size_t i = n; i < all; ++i) entering_.push_back({tags[i], copies_[i - n]->place});
+  for (const uint32_t place : places) {
+    live_.resize(std::max<size_t>(live_.size(), log_->layout().file_of(place) + 1));
+  }
+  emptied_.reserve(emptied_.size() + live_.size());  // each becomes empty once, at most
   return index_->Reserve(tags.data(), all);
 }
 
@@ -322,7 +324,7 @@ void RecordStore::MoveCached() {
   }
 }
 
-void RecordStore::Finish(bool published, bool scans) {
+void RecordStore::Finish(bool published) {
   if (published) {
     ++committed_;
     if (!leaving_.empty()) last_ = leaving_.back().place;
@@ -339,7 +341,6 @@ void RecordStore::Finish(bool published, bool scans) {
   leaving_.clear();
   compaction_.Done(published && slice_ != nullptr);
   slice_ = nullptr;
-  if (!scans) RemoveEmptied();
 }
 
 void RecordStore::RemoveEmptied() {

@@ -81,10 +81,11 @@ class RecordStore {
   Status Leave(const Entering& entering, size_t n, const RecordLog::Fill& fill);
   // The moves of a Leave that went well, those of compaction included.
   const std::vector<RecordMove>& entering() const { return entering_; }
-  // After a Leave that went well: perhaps Declare, and Finish in any case. `scans`: some are under
-  // way, and need the files.
+  // After a Leave that went well: perhaps Declare, and Finish in any case. Neither asks for memory.
   void Declare();
-  void Finish(bool published, bool scans = false);
+  void Finish(bool published);
+  // Removes files that have no live records. Not while a scan is under way, which may need them.
+  void RemoveEmptied();
   // Begins to read what the next Leave copies, if the log has become long enough for that to pay.
   void CompactAhead(size_t bytes) { compaction_.ReadAhead(bytes, live_); }
   // Waits for it.
@@ -133,7 +134,6 @@ class RecordStore {
   // Of compaction's slice, the records that are live and stay.
   void ChooseCopies();
   void MoveCached();
-  void RemoveEmptied();
   Status Append(size_t n, const RecordLog::Fill& fill);
 
   std::string shared_;
