@@ -14,6 +14,7 @@ GTEST_ARGS ?=
 PYTEST_ARGS ?=
 CRASH_ARGS ?=
 MUTATE_ARGS ?=
+SOAK_ARGS ?=
 BENCH_ARGS ?=
 TRAIN_ARGS ?= --ranks 4
 
@@ -31,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help venv environment core package horovod horovod-if-built venv-tf215 horovod-tf215 \
         build test-build cc-test-build train quick test nightly \
         pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly restarts-nightly \
-        multirank-tensorflow restarts-tensorflow matrix oracle \
+        multirank-tensorflow restarts-tensorflow matrix oracle soak \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate \
         bench bench-peers cc-bench wheel wheel-smoke bazel lint lint-python format clean docs
 
@@ -152,6 +153,9 @@ multirank-nightly-tf215 restarts-nightly-tf215 multirank-tensorflow-tf215 restar
 
 oracle: build  ## random jobs that are killed and restarted, compared with a NumPy model;  make oracle DRAWS=100
 	@$(PY) -m tests.oracle $(if $(DRAWS),--draws $(DRAWS),--minutes 30)
+
+soak: build  ## 300 calls of `fit` in one process, which must not grow
+	@$(PY) -m tests.soak $(SOAK_ARGS)
 
 cc-test: $(VENV)/.requirements  ## the C++ tests, with asserts and fault points
 	@$(NATIVE) --variant=debug test $(GTEST_ARGS)

@@ -81,6 +81,7 @@ TIERS = {
         Stage("crash-nodes", 10),
         Stage("mutate", 15),
         Stage("oracle", 30),
+        Stage("soak", 30),
         Stage("simd", 3),
         Stage("asan", 10),
         Stage("tsan", 10),

@@ -73,6 +73,7 @@ from tf_sparse_ps._ops.lookups import (
     read_rows,
     refuse_constructs,
     segment_sum,
+    set_row_limit,
     unique,
 )
 from tf_sparse_ps._ops.pulls import (
@@ -195,6 +196,7 @@ __all__ = [
     "ring_rounds",
     "ring_take",
     "segment_sum",
+    "set_row_limit",
     "set_run",
     "set_step",
     "set_threads",

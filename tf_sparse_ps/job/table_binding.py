@@ -45,6 +45,7 @@ class TableBinding:
       writes: Writes outside of steps so far, the same on all ranks of a node.
       given: Tells `weights=` that a sharded table began with from others; "": it was given none.
       cache: Its rows on a device (`cache/device_store.py`), or None.
+      weight_name: Of the variable that stands for the table in Keras.
       unfilled: This leader has made a sharded table whose initializer makes a whole matrix, of which it has no row yet.
     """
 
@@ -64,6 +65,7 @@ class TableBinding:
     given: str = ""
     unfilled: bool = False
     cache: Any = None
+    weight_name: str = ""
     _reader: Any = None
 
     @property
