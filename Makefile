@@ -14,6 +14,7 @@ GTEST_ARGS ?=
 PYTEST_ARGS ?=
 CRASH_ARGS ?=
 MUTATE_ARGS ?=
+SOAK_ARGS ?=
 BENCH_ARGS ?=
 TRAIN_ARGS ?= --ranks 4
 
@@ -31,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help venv environment core package horovod horovod-if-built venv-tf215 horovod-tf215 \
         build test-build cc-test-build train quick test nightly \
         pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly restarts-nightly \
-        multirank-tensorflow restarts-tensorflow matrix oracle fuzz-ranks \
+        multirank-tensorflow restarts-tensorflow matrix oracle fuzz-ranks soak \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate \
         bench bench-peers cc-bench wheel wheel-smoke bazel lint lint-python format clean docs
 
@@ -155,6 +156,9 @@ oracle: build  ## random jobs that are killed and restarted, compared with a Num
 
 fuzz-ranks: build  ## random programs in which one rank does something else;  make fuzz-ranks DRAWS=300
 	@$(PY) -m tests.fuzz_ranks $(if $(DRAWS),--draws $(DRAWS),--minutes 35)
+
+soak: build  ## 300 calls of `fit` in one process, which must not grow
+	@$(PY) -m tests.soak $(SOAK_ARGS)
 
 cc-test: $(VENV)/.requirements  ## the C++ tests, with asserts and fault points
 	@$(NATIVE) --variant=debug test $(GTEST_ARGS)

@@ -463,7 +463,7 @@ def match(keras_optimizer: Any) -> RowOptimizer:
 
     Args:
       keras_optimizer: SGD, Adagrad, Adam, AdamW, RMSprop or Ftrl. Without weight decay, but AdamW; AdamW without
-        amsgrad, and without variables that it leaves out; RMSprop not the legacy one, whose epsilon is outside of the
+        amsgrad; RMSprop not the legacy one, whose epsilon is outside of the
         root; Ftrl with a `learning_rate_power` of -0.5.
 
     Raises:
@@ -494,10 +494,6 @@ def match(keras_optimizer: Any) -> RowOptimizer:
     if name == "AdamW":
         if config["amsgrad"]:
             raise refuse("AdamW(amsgrad=True)")
-        from tf_sparse_ps._compat import _keras  # imports TensorFlow, which the store does not need
-
-        if _keras.excludes_from_weight_decay(keras_optimizer):
-            raise refuse("AdamW.exclude_from_weight_decay(...)")
         decay = float(config["weight_decay"] or 0.0)
         return AdamW(**numbers("beta_1", "beta_2", "epsilon"), weight_decay=decay, amsgrad=False)
     if name == "RMSprop" and "legacy" not in kind.__module__:

@@ -82,6 +82,7 @@ TIERS = {
         Stage("mutate", 15),
         Stage("oracle", 30),
         Stage("fuzz-ranks", 36),
+        Stage("soak", 30),
         Stage("simd", 3),
         Stage("asan", 10),
         Stage("tsan", 10),

@@ -316,13 +316,11 @@ def test_slots_of_a_variable_are_found(name: str, options: dict[str, Any], slots
     assert [tuple(one.shape) for one in found] == [(2,)] * slots, f"DelayedGlobal cannot correct {name}"
 
 
-@pytest.mark.parametrize("which", ["names", "variables"])
-def test_variables_without_weight_decay_are_seen(which: str) -> None:
+def test_names_without_weight_decay_are_found() -> None:
     optimizer = keras.optimizers.AdamW(0.1)
-    assert not _keras.excludes_from_weight_decay(optimizer)
-    variable = keras.Variable([1.0]) if _keras.IS_KERAS_3 else tf.Variable([1.0])
-    optimizer.exclude_from_weight_decay(**({"var_names": ["table"]} if which == "names" else {"var_list": [variable]}))
-    assert _keras.excludes_from_weight_decay(optimizer), "tables would decay that are not to (AdamW)"
+    assert _keras.names_without_weight_decay(optimizer) == []
+    optimizer.exclude_from_weight_decay(var_names=["table"])
+    assert _keras.names_without_weight_decay(optimizer) == ["table"], "rows would decay that are not to (AdamW)"
 
 
 def test_an_optimizer_knows_the_strategy_that_it_was_made_under() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 from models import DIM, KERAS_3, ROWS, difference, fit, keras, model, optimizer, twins
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 
 pytestmark = pytest.mark.keras2_smoke
 
@@ -46,6 +50,41 @@ def test_schedules_survive_a_keras_file(tmp_path: Path) -> None:
     loaded = keras.models.load_model(tmp_path / "model.keras")
     fit(loaded, 2), fit(theirs, 2)
     assert difference(loaded, theirs) < 1e-5
+
+
+def test_a_keras_file_has_the_optimizer_once(tmp_path: Path) -> None:
+    ours = keras.Sequential([keras.Input([40]), keras.layers.Dense(40)])
+    ours.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    ours.fit(np.ones((4, 40)), np.ones((4, 40)), verbose=0)
+    ours.save(tmp_path / "model.keras")
+    names: list[str] = []
+    with (
+        zipfile.ZipFile(tmp_path / "model.keras") as files,
+        h5py.File(io.BytesIO(files.read("model.weights.h5"))) as file,
+    ):
+        file.visititems(lambda name, one: names.append(name) if getattr(one, "shape", ()) == (40, 40) else None)
+    assert len([name for name in names if "optimizer" in name]) == 2, names  # two moments of the kernel
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for before, after in zip(ours.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(before), np.asarray(after))
+
+
+def test_an_optimizer_of_another_job_is_loaded() -> None:
+    plan = Plan((Gradient("w", (2,), "float32"),), world_size=8, buckets=((0,),)).to_dict()
+    one = tsps.DistributedOptimizer(optimizer("SGD", 0.1), schedule=tsps.schedules.TimedBuckets(profile_steps=3))
+    config = one.get_config()
+    config["collectives"] = "tensorflow"
+    config["schedule"]["config"]["plan"] = plan
+    with pytest.warns(UserWarning, match="which this process cannot have") as warned:
+        loaded = tsps.DistributedOptimizer.from_config(config)
+    said = " ".join(str(each.message) for each in warned)
+    assert "collectives='tensorflow'" in said
+    assert "another number of ranks" in said
+    assert loaded.collectives == "auto"
+    assert loaded.schedule == tsps.schedules.TimedBuckets(profile_steps=3)
+    weight = tf.Variable([1.0, 2.0])
+    loaded.apply_gradients([(tf.constant([1.0, 1.0]), weight)])
+    np.testing.assert_allclose(weight, [0.9, 1.9], rtol=1e-6)
 
 
 def test_clone_from_config() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -100,10 +102,11 @@ def current_learning_rate(optimizer: Any) -> tf.Tensor:
     return tf.convert_to_tensor(rate)
 
 
-def excludes_from_weight_decay(optimizer: Any) -> bool:
-    """Whether some variables are to have no weight decay (`exclude_from_weight_decay`)."""
-    names = "_exclude_from_weight_decay _exclude_from_weight_decay_names _exclude_from_weight_decay_pattern".split()
-    return any(getattr(optimizer, name, None) for name in names)
+def names_without_weight_decay(optimizer: Any) -> list[str]:
+    """The patterns of names of variables that are to have no weight decay (`exclude_from_weight_decay`)."""
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    names = list(getattr(optimizer, "_exclude_from_weight_decay_names", None) or ())
+    return names if pattern is None else [*names, pattern.pattern]
 
 
 def is_legacy_optimizer(optimizer: Any) -> bool:
@@ -455,6 +458,52 @@ def is_callback(callback: Any, name: str) -> bool:
     return cls is not None and isinstance(callback, cls)
 
 
+# What models were first called with: of each argument of tensors its `tf.TypeSpec`s, of any batch size.
+_inputs: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def inputs_of(model: Any) -> list[Any] | None:
+    """The types of the tensors that a model with a layer of ids was first called with, argument by argument.
+
+    Keras 3 keeps the shapes of a subclassed model's inputs, and takes their type for the model's compute dtype.
+
+    Returns:
+      Structures of `tf.TypeSpec` with a batch dimension of None; None: it was not called.
+    """
+    return _inputs.get(model)
+
+
+def _note_inputs() -> None:
+    """Notes what the models whose calls are on the stack were called with."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "__call__" and "call_spec" in frame.f_code.co_varnames:
+            model, call = frame.f_locals.get("self"), frame.f_locals.get("call_spec")
+            if isinstance(model, keras.Model) and model not in _inputs and call is not None:
+                tensors = list(call.tensor_arguments_dict.values())
+                _inputs[model] = [tf.nest.map_structure(_any_batch, one) for one in tensors]
+        frame = frame.f_back
+
+
+def _any_batch(tensor: Any) -> Any:
+    shape = [None, *list(tensor.shape)[1:]] if len(tensor.shape) else []
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
+    if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
+class _Called(threading.local):
+    """The layers whose calls this thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.layers: list[Any] = []
+
+
+_called = _Called()
+
+
 class IntegerInput:
     """Mixin of layers whose inputs are ids: a Sequential that starts with one gets an integer input.
 
@@ -462,22 +511,21 @@ class IntegerInput:
     casts the ids to it. As float32, ids from 2**24 on would be merged with their neighbours.
     """
 
-    _calls = 0
-
     if IS_KERAS_3:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Calls the layer; inside, the compute dtype is the policy's, which Keras compares with the variables'."""
-            self._calls += 1
+            _note_inputs()
+            _called.layers.append(self)
             try:
                 return super().__call__(*args, **kwargs)  # type: ignore[misc]
             finally:
-                self._calls -= 1
+                _called.layers.pop()
 
         @property
         def compute_dtype(self) -> str:
             """Of the inputs, for whoever makes an input for the layer; the outputs have the policy's compute dtype."""
-            return policy_dtypes(self)[1] if self._calls else "int64"
+            return policy_dtypes(self)[1] if any(one is self for one in _called.layers) else "int64"
 
     else:
 

@@ -15,6 +15,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from tf_sparse_ps._compat import _keras
 
 # All take the object, and the path or prefix that it is saved to, before other arguments.
@@ -36,6 +38,11 @@ _TRACERS = (
     ("{keras}.src.export.export_lib", "ExportArchive.add_endpoint"),  # Keras 2
     ("{keras}.src.export.export_lib", "ExportArchive.write_out"),
 )
+_DEFAULT_SIGNATURE = ("{keras}.src.backend.tensorflow.layer", "TFLayer._default_save_signature")
+_EXPORT_SIGNATURE = ("{keras}.src.export.export_utils", "_infer_input_signature_from_model")
+_COMPILE_AGAIN = ("{keras}.src.trainers.trainer", "Trainer.compile_from_config")
+_PROJECTOR = ("{keras}.src.callbacks", "TensorBoard._configure_embeddings")
+_LITE = ("tensorflow.lite.python.lite", "TFLiteConverterV2.from_keras_model")
 _MEMORY_CHECK = ("{keras}.src.saving.saving_lib", "is_memory_sufficient")
 
 
@@ -113,6 +120,101 @@ def at_batches(action: Callable[[], None]) -> None:
             return begin(self, *args, **kwargs)
 
         setattr(callback_list, name, functools.wraps(begin)(counted))
+
+
+def export_real_types() -> None:
+    """Has Keras 3 export subclassed models with the types that they were called with, where layers of ids noted them.
+
+    Keras takes all inputs for the model's compute dtype, float32, which no layer of ids takes. Keras 2 keeps types.
+    """
+
+    def signature(model: Any) -> list[Any] | None:
+        # Functional and Sequential models have symbolic inputs, with types.
+        return None if getattr(model, "inputs", None) else _keras.inputs_of(model)
+
+    for owner, name in _found(_DEFAULT_SIGNATURE):
+        setattr(owner, name, property(_with_types(getattr(owner, name).fget, signature)))
+    for owner, name in _found(_EXPORT_SIGNATURE):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def inferred(model: Any, original: Any = original) -> Any:
+            found = signature(model)
+            if found is None:
+                return original(model)
+            return [tf.nest.map_structure(_input_spec, one) for one in found]
+
+        setattr(owner, name, inferred)
+
+
+def _with_types(original: Any, signature: Callable[[Any], list[Any] | None]) -> Any:
+    @functools.wraps(original)
+    def default(model: Any) -> Any:
+        found = signature(model)
+        if found is None:
+            return original(model)
+
+        @tf.function(input_signature=found)
+        def serving_default(*inputs: Any) -> Any:
+            return model(*inputs)
+
+        return serving_default
+
+    return default
+
+
+def _input_spec(spec: tf.TypeSpec) -> Any:
+    if not isinstance(spec, tf.TensorSpec):
+        return spec
+    return _keras.keras.layers.InputSpec(shape=tuple(spec.shape), dtype=spec.dtype.name)
+
+
+def compile_unbuilt(has_tables: Callable[[Any], bool]) -> None:
+    """Has Keras 3 make no variables of plain optimizers for models with tables when it loads or clones them compiled.
+
+    Such an optimizer refuses tables, where nobody has asked it to train. It still does when `fit` begins.
+    """
+    for owner, name in _found(_COMPILE_AGAIN):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def compiled(self: Any, config: Any, original: Any = original) -> Any:
+            ours = f"{_keras.PACKAGE}>DistributedOptimizer" in str(config.get("optimizer"))
+            if ours or not self.built or not has_tables(self):
+                return original(self, config)
+            self.built = False
+            try:
+                return original(self, config)
+            finally:
+                self.built = True
+
+        setattr(owner, name, compiled)
+
+
+def before_projector(check: Callable[[Any, Any], None]) -> None:
+    """Has `TensorBoard` call `check(model, callback)` before it configures the projector."""
+    for owner, name in _found(_PROJECTOR):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def configure(self: Any, original: Any = original) -> Any:
+            check(self.model, self)
+            return original(self)
+
+        setattr(owner, name, configure)
+
+
+def before_lite(check: Callable[[Any], None]) -> None:
+    """Has TensorFlow Lite's converter of Keras models begin with `check(model)`."""
+    for owner, name in _found(_LITE):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def converter(_: Any, model: Any, original: Any = original) -> Any:
+            check(model)
+            return original(model)
+
+        setattr(owner, name, classmethod(converter))
 
 
 def before_fit(check: Callable[[Any, list[Any]], None]) -> None:

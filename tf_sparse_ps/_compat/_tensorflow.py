@@ -113,6 +113,37 @@ class ChoosesChildren:
         return self.saved_children(super()._trackable_children(save_type, **kwargs), save_type)  # type: ignore[misc]
 
 
+class ReadInPython:
+    """Mixin, in front of a variable's class: eager operations read the variable by its `value()`, as graphs do.
+
+    TensorFlow's eager calls look at the private `_handle` of a variable in C++. Where that is an eager tensor they read
+    the variable without asking it.
+    """
+
+    @property
+    def handle(self) -> Any:
+        """The variable's handle."""
+        return self.__dict__["_handle"]
+
+    @property
+    def _handle(self) -> Any:
+        return _NoEagerTensor(self.__dict__["_handle"])
+
+    @_handle.setter
+    def _handle(self, value: Any) -> None:
+        self.__dict__["_handle"] = value
+
+
+class _NoEagerTensor:
+    """Stands for an eager tensor, and is none."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
 class ExportedAsset(tf.saved_model.Asset):
     """An asset whose file is made when a SavedModel is written."""
 

@@ -86,6 +86,7 @@ from tf_sparse_ps._ops.lookups import (
     read_rows,
     refuse_constructs,
     segment_sum,
+    set_row_limit,
     unique,
 )
 from tf_sparse_ps._ops.pulls import (
@@ -217,6 +218,7 @@ __all__ = [
     "ring_take",
     "segment_sum",
     "set_optimizer",
+    "set_row_limit",
     "set_run",
     "set_step",
     "set_threads",

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps._ops.library import lib
@@ -37,7 +38,8 @@ def lookup(
         paths: T scalar strings.
         uuids: T scalar strings.
         carriers: T of float32[0, dim]. Their gradients are `tf.IndexedSlices(values=float32[u_t, dim],
-            indices=int64[u_t])` without a dense shape: whatever would make them dense fails by name.
+            indices=int64[u_t])`. Their dense shape is that of a bounded table which `set_row_limit` was told of; of
+            others there is none, and whatever would make them dense fails by name.
         table_of: N positions in paths.
         in_step: a step of the tables follows, to which the error about a key may be left (`allow_objections`). Rows are
             then zeros.
@@ -263,7 +265,7 @@ def _lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     table_of = list(op.get_attr("table_of"))
     keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
     sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads[:n]], inverses, keys, table_of)
-    return [None] * (n + 2 * t) + _slices(sums, keys, table_of)
+    return [None] * (n + 2 * t) + _slices(sums, keys, op.inputs[n + t : n + 2 * t], table_of)
 
 
 @tf.RegisterGradient("TspsPooledLookup")
@@ -283,7 +285,7 @@ def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     if any(wanted):
         every = lib.tsps_pooled_weight_grad(*common, tables[:t], tables[t : 2 * t], tables[2 * t :], **attributes)
         weight_grads = [grad if want else None for grad, want in zip(every, wanted, strict=True)]
-    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, table_of)
+    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, tables[t : 2 * t], table_of)
 
 
 def _combiners(op: Any) -> list[str]:
@@ -302,7 +304,7 @@ def _gather_rows_gradient(op: Any, *grads: Any) -> list[Any]:
     table_of = list(op.get_attr("table_of"))
     inverses, keys = op.inputs[:n], op.inputs[n + t : n + 2 * t]
     sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads], inverses, keys, table_of)
-    return [None] * (n + 2 * t) + _slices(sums, keys, table_of)
+    return [None] * (n + 2 * t) + _slices(sums, keys, None, table_of)
 
 
 @tf.RegisterGradient("TspsPoolRows")
@@ -320,7 +322,7 @@ def _pool_rows_gradient(op: Any, *grads: Any) -> list[Any]:
     if any(wanted):
         every = lib.tsps_pool_rows_weight_grad(*common, rows, **attributes)
         weight_grads = [grad if want else None for grad, want in zip(every, wanted, strict=True)]
-    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, table_of)
+    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, None, table_of)
 
 
 @tf.RegisterGradient("TspsPoolRowsWeightGrad")
@@ -335,10 +337,36 @@ def _second_gradient(op: Any, *_: Any) -> NoReturn:
     )
 
 
-def _slices(sums: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[Any]:
+# Of bounded tables of this process, by uuid.
+_limits: dict[str, int] = {}
+
+
+def set_row_limit(uuid: str, limit: int | None) -> None:
+    """Says that the keys of a table are 0 .. limit - 1; None: that the table is gone."""
+    if limit is None:
+        _limits.pop(uuid, None)
+    else:
+        _limits[uuid] = limit
+
+
+def _slices(
+    sums: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor] | None, table_of: Sequence[int]
+) -> list[Any]:
     # tf.identity: a tf.function's backward graph may not return a tensor of the forward graph, and parts of
     # IndexedSlices are not captured by themselves. Of a table without a feature not even the width is known.
-    return [tf.IndexedSlices(sums[t], tf.identity(keys[t])) if t in table_of else None for t in range(len(keys))]
+    return [
+        tf.IndexedSlices(sums[t], tf.identity(keys[t]), _dense_shape(sums[t], uuids and uuids[t]))
+        if t in table_of
+        else None
+        for t in range(len(keys))
+    ]
+
+
+def _dense_shape(sums: tf.Tensor, uuid: tf.Tensor | None) -> tf.Tensor | None:
+    """Of the matrix that a table's gradient is a part of, int64[2]; None: the table is none."""
+    value = None if uuid is None else tf.get_static_value(uuid)
+    limit = None if value is None else _limits.get(tf.compat.as_str(np.asarray(value).item()))
+    return None if limit is None else tf.constant([limit, sums.shape[1]], tf.int64)
 
 
 def _may_be_differentiated(op: Any, index: int) -> bool:

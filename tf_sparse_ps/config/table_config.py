@@ -142,6 +142,18 @@ class TableConfig:
         metadata = tuple(map(MetadataPlane.from_core, config.get("metadata", ())))
         return cls(**{**config, "optimizer": optimizers.get(config.get("optimizer")), "metadata": metadata})
 
+    def equals(self, other: TableConfig) -> bool:
+        """Whether both describe one table. Objects of Keras in them, such as schedules, are equal if they look equal.
+
+        Keras's learning-rate schedules and constraints compare by identity, and `from_config` makes new ones.
+        """
+        if self == other:
+            return True
+        try:
+            return self.get_config() == other.get_config()
+        except (ValueError, TypeError):  # a rule or a function that has no serialized form
+            return False
+
     def hash(self) -> str:
         """Equal on all ranks that train the same table: what `binding` compares. 16 hex digits."""
         resolved = self.resolved_initializer()

@@ -143,8 +143,10 @@ class JobTables:
 
     def _make(self, binding: TableBinding, initializer: Any) -> None:
         config = binding.config
-        storage_folder, storage_memory = disk_folders.prepare(config.storage, binding.path)
-        with eager_ops(f"making table {binding.path}") as _ops:
+        with (
+            disk_folders.prepared(config.storage, binding.path) as (storage_folder, storage_memory),
+            eager_ops(f"making table {binding.path}") as _ops,
+        ):
             _ops.create_table(
                 binding.path,
                 binding.uuid,

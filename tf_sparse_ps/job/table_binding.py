@@ -52,6 +52,7 @@ class TableBinding:
         replicated tables compare it.
       given: Tells `weights=` that a sharded table began with from others; "": it was given none.
       cache: Its rows on a device (`cache/device_store.py`), or None.
+      weight_name: Of the variable that stands for the table in Keras.
       unfilled: This leader has made a sharded table whose initializer makes a whole matrix, of which it has no row yet.
     """
 
@@ -72,6 +73,7 @@ class TableBinding:
     given: str = ""
     unfilled: bool = False
     cache: Any = None
+    weight_name: str = ""
     _reader: Any = None
     _loaded: tuple[int, int] | None = None  # whose slots were loaded, while the table itself does not say it
     _version: Any = None

@@ -2,8 +2,9 @@
 
 It is a variable float32[0, dim]. Its value carries the row width into the lookup's shape inference, the gradient that
 arrives at it is the table's sparse gradient, and its attribute `tsps_binding` says which table that is. To Keras it
-looks like the embedding matrix where that is harmless: `numpy()` reads and `assign()` writes the rows of a bounded
-table, so that `get_weights`, `set_weights` and EarlyStopping carry them.
+looks like the embedding matrix: `numpy()` reads and `assign()` writes the rows of a bounded table, so that
+`get_weights`, `set_weights` and EarlyStopping carry them. Used as a tensor it is a lookup of all rows, whose gradient
+is the table's, so that tied weights (`tf.matmul(x, layer.embeddings, transpose_b=True)`) train as Keras's do.
 
 Everything an optimizer would do with it raises: only `tsps.DistributedOptimizer`, which takes anchors out first, can
 train a table. Keras optimizers of all kinds ask a variable for its key in `build`, before they do anything else, and
@@ -14,12 +15,15 @@ Which private names of TensorFlow and Keras that takes is in `_compat`.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras, _tensorflow
+from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_asset import TableAsset
 
@@ -57,11 +61,21 @@ def carrier_of(variable: Any) -> tf.Tensor:
     """The anchor's value, float32[0, dim]."""
     if _keras.is_deferred(variable):
         return tf.zeros([0, variable.tsps_binding.config.dim])
-    return tf.convert_to_tensor(_keras.tf_variable(variable))
+    carrier: tf.Tensor = _keras.tf_variable(variable).carrier()
+    return carrier
 
 
 def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
     """Makes the anchor of a table: a Keras variable (Keras 3) or a `tf.Variable` (Keras 2)."""
+    if binding.config.key_limit is not None:
+        _ops.set_row_limit(binding.uuid, binding.config.key_limit)
+        weakref.finalize(binding, _ops.set_row_limit, binding.uuid, None)
+    variable = _make(binding, trainable, name)
+    binding.weight_name = variable.name
+    return variable
+
+
+def _make(binding: TableBinding, trainable: bool, name: str) -> Any:
     if _keras.IS_KERAS_3:
         return _KerasAnchor(binding, trainable, name)
     # The declared shape lets set_weights pass any number of rows on to assign().
@@ -73,7 +87,6 @@ def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
             shape=[None, binding.config.dim],
         )
     _guard(variable, binding)
-    variable.numpy = lambda: rows.matrix(binding, "get_weights()")
     variable.assign = lambda value, *_, **__: _assign(binding, value)
     return variable
 
@@ -109,8 +122,39 @@ def _refuse_horovod(binding: TableBinding) -> None:
         )
 
 
-class _GuardedVariable(_tensorflow.ChoosesChildren, _keras.ResourceVariable):
+class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _keras.ResourceVariable):
     """A `tf.Variable` that has become an anchor."""
+
+    def carrier(self) -> tf.Tensor:
+        """The variable's own value, float32[0, dim]."""
+        value: tf.Tensor = super().value()
+        return value
+
+    def value(self) -> tf.Tensor:
+        """All rows of a bounded table, float32[input_dim, dim]: what TensorFlow reads when the variable is used.
+
+        Raises:
+          UnsupportedError: The table is unbounded.
+        """
+        if _tensorflow.called_by("keras.src.callbacks", *_SUMMARIES, __name__):
+            return rows.on_this_machine(self.tsps_binding)
+        limit = _limit(self.tsps_binding)
+        return self.sparse_read(tf.range(limit, dtype=tf.int64))
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Rows by their ids, float32[*indices.shape, dim]: what `tf.gather` calls."""
+        from tf_sparse_ps.layers import row_source  # which imports this module
+
+        ids = tf.cast(indices, tf.int64)
+        return row_source.look_up([row_source.of(self.tsps_binding, self)], [ids], [0])[0]
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """See `tf.gather_nd`."""
+        return tf.gather_nd(self.value(), indices, name=name)
+
+    def numpy(self) -> Any:
+        """The rows of a bounded table, float32[input_dim, dim]."""
+        return rows.matrix(self.tsps_binding, "get_weights()")
 
     def ref(self) -> Any:
         """See `tf.Variable.ref`; refused to Horovod."""
@@ -125,6 +169,22 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _keras.ResourceVariable):
     def constraint(self) -> NoReturn:
         """Refused: optimizers of TensorFlow 1, and legacy ones of Keras 2, ask before they update."""
         refuse(self.tsps_binding)
+
+
+# Modules through which TensorBoard reads a weight, to draw its histogram.
+_SUMMARIES = ("tensorflow.", "tensorboard.", "keras.src.backend.", "keras.src.utils.")
+
+
+def _limit(binding: TableBinding) -> int:
+    limit = binding.config.key_limit
+    if limit is None:
+        raise UnsupportedError(
+            f"the weight of layer {binding.config.name!r} was used as a tensor, but its vocabulary is unbounded, so it "
+            "is no matrix. Look rows up by calling the layer, as layer(ids). To regularize them, use its "
+            "activity_regularizer or add tf.nn.l2_loss(layer(ids)) to the loss, and leave this weight out of sums over "
+            "trainable_variables"
+        )
+    return limit
 
 
 def _saved_with(children: dict[str, Any], save_type: str) -> dict[str, Any]:
@@ -171,6 +231,13 @@ if _keras.IS_KERAS_3:
         def saved_children(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
             """See `_saved_with`."""
             return _saved_with(children, save_type)
+
+        @property
+        def value(self) -> Any:
+            """The guarded variable; while Keras works out shapes, zeros of the matrix's shape."""
+            if _keras.is_deferred(self):
+                return tf.zeros(self.shape)
+            return super().value
 
         @property
         def shape(self) -> tf.TensorShape:

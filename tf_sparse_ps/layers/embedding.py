@@ -213,8 +213,11 @@ class Embedding(TableLayer):
         return np.ascontiguousarray(matrix, dtype=np.float32)
 
     @property
-    def embeddings(self) -> Embeddings:
-        """The matrix of a bounded table, to read and to assign.
+    def embeddings(self) -> Any:
+        """The matrix of a bounded table, float32[input_dim, output_dim], as a variable.
+
+        `numpy()` and `assign()` read and write the rows. Used as a tensor, in a graph or eagerly, it reads all rows,
+        and gradients reach the table: an output layer can be tied to it, as to the weight of keras.layers.Embedding.
 
         Raises:
           AttributeError: The layer is not built.
@@ -224,7 +227,7 @@ class Embedding(TableLayer):
             raise AttributeError("You must build the layer before accessing `embeddings`.")
         if self.input_dim is None:
             rows.matrix(self._bound.bindings[0], "embeddings")
-        return Embeddings(self)
+        return self._bound.anchors[0]
 
     def cache_statistics(self) -> dict[str, float]:
         """What the layer's cache did since the layer was built: `DeviceStore.statistics`.
@@ -324,59 +327,6 @@ class Embedding(TableLayer):
 
 Embedding.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
     table=None, placement="replicated", storage="memory", cache=None
-)
-
-
-class Embeddings:
-    """The matrix of a bounded table, float32[input_dim, output_dim]: what `Embedding.embeddings` returns.
-
-    It reads the table whenever it is asked for values. As a tensor it is a copy, and no gradient flows through it.
-    """
-
-    def __init__(self, layer: Embedding) -> None:
-        self._binding = layer.bindings[0]
-        self.name = f"{layer.name}/embeddings"
-        self.dtype = "float32" if _keras.IS_KERAS_3 else tf.float32
-        self.shape = tf.TensorShape([layer.input_dim, layer.output_dim])
-        self.trainable = layer.trainable
-
-    def numpy(self) -> npt.NDArray[np.float32]:
-        """A copy of the matrix."""
-        return rows.matrix(self._binding, "embeddings")
-
-    @property
-    def value(self) -> tf.Tensor:
-        """A copy of the matrix, as a tensor."""
-        return tf.constant(self.numpy())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """See `numpy`."""
-        return np.asarray(self.numpy(), dtype=dtype)
-
-    def __getitem__(self, index: Any) -> tf.Tensor:
-        """Part of the copy."""
-        return self.value[index]
-
-    def __len__(self) -> int:
-        """input_dim."""
-        return int(self.shape[0])
-
-    def assign(self, value: Any) -> Embeddings:
-        """Writes the matrix; slots of the optimizer stay.
-
-        Raises:
-          ValueError: Another shape.
-        """
-        rows.assign_matrix(self._binding, np.asarray(value))
-        return self
-
-    def __repr__(self) -> str:
-        return f"<tf_sparse_ps.Embeddings {self.name} shape={tuple(self.shape)} table={self._binding.path}>"
-
-
-tf.register_tensor_conversion_function(
-    Embeddings,
-    lambda matrix, dtype=None, name=None, as_ref=False: tf.convert_to_tensor(matrix.numpy(), dtype=dtype, name=name),
 )
 
 

@@ -42,7 +42,7 @@ class EmbeddingCollection(TableLayer):
             if not isinstance(feature, FeatureConfig):
                 raise ValueError(f"feature {name!r} must be a tsps.FeatureConfig. Received: {feature!r}")
             known = tables.setdefault(feature.table.name, feature.table)
-            if known != feature.table:
+            if not known.equals(feature.table):
                 raise ValueError(
                     f"features share the table name {known.name!r} with different configurations: {known} and "
                     f"{feature.table}"

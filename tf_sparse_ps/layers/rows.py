@@ -67,6 +67,12 @@ def matrix(binding: TableBinding, caller: str) -> npt.NDArray[np.float32]:
     return result
 
 
+def on_this_machine(binding: TableBinding) -> tf.Tensor:
+    """The rows that a table has here, in any order: float32[n, dim]. For pictures; no other rank is asked."""
+    with binding.reader().scan(slots=False) as content:
+        return tf.concat([tf.zeros([0, binding.config.dim]), *(block.rows for block in content)], 0)
+
+
 def check_matrix(binding: TableBinding, value: Any) -> npt.NDArray[np.float32]:
     """`value` as float32[key_limit, dim].
 

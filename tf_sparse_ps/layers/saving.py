@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras, _keras_hooks, _tensorflow
+from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.layers import collective_calls
 from tf_sparse_ps.layers.collective_calls import WRITER, CollectiveSave
@@ -140,6 +141,16 @@ def _write(save: _Save, saved: Any, call: Callable[[], Any]) -> Any:
             save.together.end(error)
 
 
+def _refuse_lite(model: Any) -> None:
+    tables = [binding for weight in model.weights if (binding := binding_of(weight)) is not None]
+    if tables:
+        raise UnsupportedError(
+            f"TensorFlow Lite has no operation that looks rows up in the table {tables[0].config.name!r}. Build the "
+            "model for the device with keras.layers.Embedding in the place of this layer, give it the rows by "
+            "set_weights(layer.get_weights()), and convert that model"
+        )
+
+
 def _send(together: CollectiveSave, path: str, given: Any) -> Any:
     """Takes part in a save by another rank. Returns what `tf.train.Checkpoint` would, its path."""
     if together.written_to != path and job.current().collectives.kind != "tf.distribute":
@@ -176,3 +187,6 @@ def _has_sharded(saved: Any) -> bool:
 _keras_hooks.around_savers(_around)
 _keras_hooks.around_exports(_tracing)
 _keras_hooks.save_by_parts(_has_sharded)
+_keras_hooks.export_real_types()
+_keras_hooks.compile_unbuilt(_has_tables)
+_keras_hooks.before_lite(_refuse_lite)

@@ -133,8 +133,11 @@ def split(pairs: list[tuple[Any, Any]]) -> tuple[list[TableGradient], list[Dense
         if not isinstance(gradient, tf.IndexedSlices):
             raise ValueError(
                 f"the gradient of table '{table.config.name}' must be tf.IndexedSlices, as the tape gives it. "
-                f"Received: {gradient!r}. Something between tape and optimizer changed it; clip with the wrapped "
-                "optimizer's clipnorm, clipvalue or global_clipnorm."
+                f"Received: {gradient!r}. Something between tape and optimizer changed it: made dense, it would count "
+                "every row as one that the batch has. Clip with the wrapped optimizer's clipnorm, clipvalue or "
+                "global_clipnorm. To add up gradients of several batches, as tf.add_n would, put their parts together: "
+                "tf.IndexedSlices(tf.concat([a.values, b.values], 0), tf.concat([a.indices, b.indices], 0)); rows of "
+                "one key are added up in the step."
             )
         refuse_reduced(gradient, table)
         entry.slices.append(gradient)

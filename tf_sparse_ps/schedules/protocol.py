@@ -59,6 +59,10 @@ class Schedule(abc.ABC):
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """Raises ValueError, with the reason, if a wrapped Keras optimizer or the job cannot have this schedule."""
 
+    def for_job(self, collectives: Collectives) -> Schedule:
+        """This schedule in the job that loads a saved model, without what goes with another number of ranks."""
+        return self
+
     @abc.abstractmethod
     def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
         """Begins to work for an optimizer, while its first step is traced. Eager, on all ranks.

@@ -115,6 +115,12 @@ class TimedBuckets(Schedule):
                 "one is made in the first steps."
             )
 
+    def for_job(self, collectives: Collectives) -> TimedBuckets:
+        """See `Schedule.for_job`: a plan is of one number of ranks."""
+        if self.plan is None or self.plan.world_size == collectives.size:
+            return self
+        return dataclasses.replace(self, plan=None)
+
     def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
         """See `Schedule.start`."""
         return _TimedState(self, optimizer, collectives, name)

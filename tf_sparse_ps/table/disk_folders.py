@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tf_sparse_ps.config.tiered import Storage, Tiered
@@ -43,26 +44,48 @@ def storage_of(info: dict[str, Any]) -> Storage:
     return Tiered(os.path.dirname(os.path.dirname(folder)), info["storage_memory"])
 
 
-def prepare(storage: Storage, table_path: str) -> tuple[str, int]:
-    """Makes the folder that the table's own will be in; returns what `of` does.
+@contextlib.contextmanager
+def prepared(storage: Storage, table_path: str) -> Iterator[tuple[str, int]]:
+    """Makes the folder that the table's own will be in, and removes it again if the table is not made.
+
+    Yields:
+      What `of` returns; the table is made meanwhile.
 
     Raises:
       AccessError, NoSpaceError: It cannot be made.
     """
     folder, memory = of(storage, table_path)
-    if isinstance(storage, Tiered):
-        of_group = os.path.dirname(folder)
-        try:
-            with Folder.open(storage.path, Trust.OWN, make=True) as disk:
-                _remove_leftovers(disk)
-                disk.own(os.path.basename(of_group), make=True).close()
-        except AccessError as error:
-            raise AccessError(f"cannot make {of_group} for rows on disk: {error}") from None
-        except OSError as error:
-            raise (NoSpaceError if error.errno == errno.ENOSPC else AccessError)(
-                f"cannot make {of_group} for rows on disk: {error.strerror}"
-            ) from error
-    return folder, memory
+    if not isinstance(storage, Tiered):
+        yield folder, memory
+        return
+    of_group = os.path.dirname(folder)
+    made = _missing(of_group)
+    try:
+        with Folder.open(storage.path, Trust.OWN, make=True) as disk:
+            _remove_leftovers(disk)
+            disk.own(os.path.basename(of_group), make=True).close()
+    except AccessError as error:
+        raise AccessError(f"cannot make {of_group} for rows on disk: {error}") from None
+    except OSError as error:
+        raise (NoSpaceError if error.errno == errno.ENOSPC else AccessError)(
+            f"cannot make {of_group} for rows on disk: {error.strerror}"
+        ) from error
+    try:
+        yield folder, memory
+    except BaseException:
+        for path in made:
+            with contextlib.suppress(OSError), Folder.open(os.path.dirname(path), Trust.OWN) as above:
+                above.remove_empty(os.path.basename(path))
+        raise
+
+
+def _missing(path: str) -> list[str]:
+    """The folders of a path that are not there, the innermost first."""
+    missing = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
 
 
 def _remove_leftovers(disk: Folder) -> None:

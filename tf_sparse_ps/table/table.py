@@ -206,26 +206,26 @@ class Table:
         group = groups.open_group(folder, create=True)
         group.open_writer()
         seeds = (config.seed, resolved.seed, secrets.randbits(63))
-        storage_folder, storage_memory = disk_folders.prepare(config.storage, os.path.abspath(path))
-        index = group.create_table(
-            name=name,
-            uuid=secrets.token_hex(16),
-            dim=config.dim,
-            key_limit=config.key_limit or 0,
-            max_rows=config.max_rows or 0,
-            initializer={
-                "kind": resolved.kind,
-                "a": resolved.a,
-                "b": resolved.b,
-                "seed": next(seed for seed in seeds if seed is not None),
-                "salt": len(group.tables()),
-            },
-            metadata=[plane.for_core() for plane in config.metadata],
-            dtype=config.dtype,
-            rounding=config.rounding,
-            storage_folder=storage_folder,
-            storage_memory=storage_memory,
-        )
+        with disk_folders.prepared(config.storage, os.path.abspath(path)) as (storage_folder, storage_memory):
+            index = group.create_table(
+                name=name,
+                uuid=secrets.token_hex(16),
+                dim=config.dim,
+                key_limit=config.key_limit or 0,
+                max_rows=config.max_rows or 0,
+                initializer={
+                    "kind": resolved.kind,
+                    "a": resolved.a,
+                    "b": resolved.b,
+                    "seed": next(seed for seed in seeds if seed is not None),
+                    "salt": len(group.tables()),
+                },
+                metadata=[plane.for_core() for plane in config.metadata],
+                dtype=config.dtype,
+                rounding=config.rounding,
+                storage_folder=storage_folder,
+                storage_memory=storage_memory,
+            )
         if config.optimizer is not None:
             group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
         table = cls(group, index, config, "r+")
@@ -424,6 +424,8 @@ class Table:
     def stats(self) -> dict[str, Any]:
         """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters.
 
+        `bytes` is what the table takes in memory, `group_bytes` what all tables of its group, their undo log and
+        control file do. Both count files in memory at the sizes that are reserved for growth. `bytes_on_disk` is apart.
         `shard` is "node i of n" where a job has spread the table over nodes, else None; sizes are the shard's.
         `device_dirty_since_step` is the step since which a device, of another process, has newer rows, else None.
         """

@@ -18,10 +18,23 @@ import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import optimizers, schedules
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _keras_hooks
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.rings import sparse_ring, topologies
-from tf_sparse_ps.training import fits, refusals, replicas, step
+from tf_sparse_ps.training import fits, loaded_options, refusals, replicas, step
+
+
+def _of_wrapped(name: str) -> Any:
+    """A property that is the wrapped optimizer's."""
+
+    def get(self: DistributedOptimizer) -> Any:
+        return getattr(self.__dict__.get("inner_optimizer"), name, None)
+
+    def put(self: DistributedOptimizer, value: Any) -> None:
+        if "inner_optimizer" in self.__dict__:  # Keras sets them in its own constructor
+            self._set_on_wrapped(name, value)
+
+    return property(get, put)
 
 
 @_keras.register("DistributedOptimizer")
@@ -103,7 +116,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self._schedule = schedule
         self.broadcast = broadcast
         self.collectives = collectives
-        self._step = step.Step(self, found, rule or _match(optimizer))
+        self._step = step.Step(self, found, rule)
 
     # --- what Keras calls ---
 
@@ -115,6 +128,7 @@ class DistributedOptimizer(_keras.Optimizer):
           UnsupportedError: A table is sharded, and these options cannot train it.
         """
         tables = [table for variable in variables if (table := binding_of(variable)) is not None]
+        self._step.match_rule()  # the wrapped optimizer may have been changed since
         for table in tables:
             self._step.rule_of(table)
         refusals.refuse_sharded(self, tables)
@@ -191,6 +205,44 @@ class DistributedOptimizer(_keras.Optimizer):
         if self._step.outstanding():
             self.drain()
         self.inner_optimizer.learning_rate = value
+
+    clipnorm = _of_wrapped("clipnorm")
+    clipvalue = _of_wrapped("clipvalue")
+    global_clipnorm = _of_wrapped("global_clipnorm")
+    weight_decay = _of_wrapped("weight_decay")
+    use_ema = _of_wrapped("use_ema")
+    gradient_accumulation_steps = _of_wrapped("gradient_accumulation_steps")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses what would be set on the wrapper and read from the wrapped optimizer, such as `beta_1`."""
+        inner = self.__dict__.get("inner_optimizer")
+        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if inner is not None and not own and hasattr(inner, name):
+            raise ValueError(
+                f"`{name}` belongs to the wrapped {type(inner).__name__}. Set optimizer.inner_optimizer.{name} before "
+                f"the first step. Received: DistributedOptimizer.{name} = {value!r}"
+            )
+        super().__setattr__(name, value)
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Leaves weights, or the rows of tables, out of weight decay, as Keras's method of the same name.
+
+        Args:
+          var_list: Variables; `layer.embeddings` is one.
+          var_names: Regular expressions, searched for in the variables' names. A table's is "embeddings", in an
+            `EmbeddingCollection` "<table>_embeddings".
+
+        Raises:
+          ValueError: The optimizer is built already.
+        """
+        if getattr(self, "built", False):
+            raise ValueError("exclude_from_weight_decay() must be called before the optimizer is built")
+        listed = list(var_list or ())
+        dense = [one for one in listed if binding_of(one) is None]
+        self._step.no_decay = [table for one in listed if (table := binding_of(one)) is not None]
+        self.inner_optimizer.exclude_from_weight_decay(var_list=dense, var_names=list(var_names or ()))
 
     @property
     def schedule(self) -> schedules.Schedule:
@@ -306,7 +358,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self._step.drain()
 
     def save_own_variables(self, store: Any) -> None:
-        """Keras calls it when it saves.
+        """Keras calls it when it saves. It saves the wrapped optimizer too, which is an attribute, but no legacy one.
 
         Raises:
           RuntimeError: The schedule has something outstanding: this rank's weights are not the job's.
@@ -316,7 +368,13 @@ class DistributedOptimizer(_keras.Optimizer):
                 f"gradients are outstanding under {self.schedule}: this rank's weights are not the job's. Call "
                 "optimizer.drain() on all ranks before any of them saves; in fit, use tsps.callbacks.Drain()"
             )
-        super().save_own_variables(store)
+        if _keras.is_legacy_optimizer(self.inner_optimizer):
+            super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Keras calls it when it loads. Files of earlier versions have all variables here, as well."""
+        if len(store.keys()):
+            super().load_own_variables(store)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Keras calls it at the end of `fit`. Drains, and compares how many rows of sharded tables the nodes have."""
@@ -344,7 +402,26 @@ class DistributedOptimizer(_keras.Optimizer):
         if isinstance(config.get("schedule"), dict):
             schedule = config["schedule"]
             config["schedule"] = getattr(schedules, schedule["class_name"])(**schedule["config"])
-        return cls(**config)
+        return cls(**loaded_options.for_this_job(config))
+
+    def _set_on_wrapped(self, name: str, value: Any) -> None:
+        inner = self.inner_optimizer
+        kind = type(inner).__name__
+        if not hasattr(inner, name):
+            raise ValueError(f"the wrapped {kind} has no `{name}`. Received: {name}={value!r}")
+        if self._step.begun:
+            raise ValueError(
+                f"`{name}` cannot be changed once training has begun: functions are traced for "
+                f"{getattr(inner, name)!r}. Make a new DistributedOptimizer({kind}({name}=...)). Received: {value!r}"
+            )
+        before = getattr(inner, name)
+        setattr(inner, name, value)
+        try:
+            refusals.refuse_unsupported(inner, self)
+            _check_schedule(self._schedule, inner, collectives_lib.resolve(self.collectives))
+        except ValueError:
+            setattr(inner, name, before)
+            raise
 
     # Keras's LossScaleOptimizers set these on the optimizer that they wrap.
 
@@ -373,11 +450,5 @@ def _check_schedule(schedule: Any, optimizer: Any, collectives: Any) -> None:
     schedule.refuse(optimizer, collectives)
 
 
-def _match(optimizer: Any) -> optimizers.RowOptimizer | ValueError:
-    try:
-        return optimizers.match(optimizer)
-    except ValueError as error:
-        return error
-
-
 fits.watch(DistributedOptimizer)
+_keras_hooks.before_projector(refusals.refuse_projector)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,18 +35,21 @@ class OptimizerBinding:
     """
 
     def __init__(
-        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | ValueError
+        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | None
     ) -> None:
         """Binds nothing yet.
 
         Args:
           owner: Whose options are agreed on, as they are then.
           collectives: The rank's collectives.
-          rule: Of tables without their own; or why there is none, which matters when there is a table.
+          rule: Of tables without their own; None: what the wrapped optimizer does.
         """
         self.rings: dict[str, SparseRing] = {}
         self.balance = Balance()
-        self._owner, self._collectives, self._rule = owner, collectives, rule
+        self._owner, self._collectives, self._given = owner, collectives, rule
+        self._rule: optimizers.RowOptimizer | ValueError  # why there is none, which matters when there is a table
+        self._no_decay: weakref.WeakSet[TableBinding] = weakref.WeakSet()
+        self.match_rule()
         self._number: int | None = None
         self._job: Job | None = None  # once there is a table
         self._bound: set[str] = set()  # paths
@@ -66,7 +71,33 @@ class OptimizerBinding:
         rule = table.config.optimizer or self._rule
         if isinstance(rule, ValueError):
             raise ValueError(f"table '{table.config.name}' has no update rule: {rule}")
+        if isinstance(rule, optimizers.AdamW) and rule.weight_decay and self._without_decay(table):
+            return dataclasses.replace(rule, weight_decay=0.0)
         return rule
+
+    def match_rule(self) -> None:
+        """Finds the rule that does what the wrapped optimizer does, as that is now."""
+        if self._given is not None:
+            self._rule = self._given
+            return
+        try:
+            with tf.init_scope():  # its learning rate is read
+                self._rule = optimizers.match(self._owner.inner_optimizer)
+        except ValueError as error:
+            self._rule = error
+
+    @property
+    def no_decay(self) -> list[TableBinding]:
+        """Tables whose rows have no weight decay, besides those that are left out by the names of their weights."""
+        return list(self._no_decay)
+
+    @no_decay.setter
+    def no_decay(self, tables: Sequence[TableBinding]) -> None:
+        self._no_decay = weakref.WeakSet(tables)
+
+    def _without_decay(self, table: TableBinding) -> bool:
+        patterns = _keras.names_without_weight_decay(self._owner.inner_optimizer)
+        return table in self._no_decay or any(re.search(one, table.weight_name) for one in patterns)
 
     def bind(
         self,

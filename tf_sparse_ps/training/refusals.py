@@ -133,6 +133,24 @@ def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:
             )
 
 
+def refuse_projector(model: Any, callback: Any) -> None:
+    """Raises UnsupportedError, with the remedy, where TensorBoard's projector would have to show a table.
+
+    It finds matrices by class, and reads them from checkpoints of TensorFlow, where tables have another form.
+    """
+    ours = {layer.name for layer in _keras.layers_of(model, TableLayer)}
+    others = [layer for layer in model.layers if isinstance(layer, _keras.keras.layers.Embedding)]
+    given = callback.embeddings_metadata
+    asked = sorted(ours & set(given)) if isinstance(given, dict) else sorted(ours) if not others else []
+    if asked:
+        raise UnsupportedError(
+            f"{type(callback).__name__}(embeddings_freq={callback.embeddings_freq}) cannot show the rows of "
+            f"{', '.join(map(repr, asked))} in the projector: they are no variable of a TensorFlow checkpoint. Leave "
+            "embeddings_freq and the layer's embeddings_metadata out. After training, save a copy of a bounded table: "
+            "tf.train.Checkpoint(embedding=tf.Variable(layer.get_weights()[0])).save(...)"
+        )
+
+
 def _needs_matrices(callback: Any) -> tuple[str, str] | None:
     """The argument for which a callback asks for weights as arrays, and what to do instead. None: it does not."""
     if _keras.is_callback(callback, "EarlyStopping") and callback.restore_best_weights:

@@ -43,14 +43,14 @@ class Step:
     """
 
     def __init__(
-        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | ValueError
+        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | None
     ) -> None:
         """Makes nothing yet.
 
         Args:
           owner: Whose options and wrapped optimizer are used, as they are when a step is traced.
           collectives: The rank's collectives.
-          rule: Of tables without their own; or why there is none, which matters when there is a table.
+          rule: Of tables without their own; None: what the wrapped optimizer does.
         """
         self._variables: list[Any] = []
         self.weight = rank_weight.RankWeight()
@@ -78,6 +78,19 @@ class Step:
     def variables(self, value: Sequence[Any]) -> None:
         # A table is not kept by an optimizer that could train it.
         self._variables = [one if binding_of(one) is None else weakref.ref(one) for one in value]
+
+    @property
+    def no_decay(self) -> list[Any]:
+        """Tables whose rows have no weight decay."""
+        return self._binding.no_decay
+
+    @no_decay.setter
+    def no_decay(self, tables: Sequence[Any]) -> None:
+        self._binding.no_decay = list(tables)
+
+    def match_rule(self) -> None:
+        """See `OptimizerBinding.match_rule`."""
+        self._binding.match_rule()
 
     def rule_of(self, table: Any) -> optimizers.RowOptimizer:
         """See `OptimizerBinding.rule_of`."""

@@ -54,7 +54,7 @@ void UndoInserts(TableFiles& files, const TableState& table, const UndoRecordHea
     TSPS_FAULT_POINT("recovery.insert");
   }
   for (size_t i = 0; killed && i < record.n; ++i) {
-    const uint32_t number = segment_of(files.Hash(keys[i]));
+    const uint32_t number = segment_of(HashKey(keys[i], table.index_seed));
     if (recounted[number]) continue;
     recounted[number] = true;
     RecountUsed(files.segment(number));

@@ -64,7 +64,7 @@ Status Scan::TakeSealed(const Overlay& overlay, Part& part) {
   // A new key may have the row of one that was erased before.
   const IndexView now(*part.files, state, nullptr, place);
   overlay.ForEachInserted(place, [&](int64_t key) {
-    const uint64_t hash = part.files->Hash(key);
+    const uint64_t hash = HashKey(key, state.index_seed);
     const uint32_t segment = now.SegmentOf(hash);
     if (segment >= state.segments) return;
     const uint32_t at = now.Find(segment, key, hash);

@@ -260,8 +260,10 @@ uint64_t TableFiles::BytesIn(const std::string& folder) {
   uint64_t bytes = 0;
   for (const std::string& name : EntriesOf(folder)) {
     struct stat info;
-    if (stat((folder + "/" + name).c_str(), &info) == 0)
-      bytes += static_cast<uint64_t>(info.st_size);
+    const std::string path = folder + "/" + name;
+    if (lstat(path.c_str(), &info) != 0) continue;
+    // The part of a tiered table's records that is in memory has a folder of its own.
+    bytes += S_ISDIR(info.st_mode) ? BytesIn(path) : static_cast<uint64_t>(info.st_size);
   }
   return bytes;
 }

@@ -49,7 +49,8 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
   const RecordLayout& layout = log.layout();
   if (file_ == files_.size()) {
     if (visited_ == state_.rows) return false;
-    return Damaged(log.folder(), visited_, " of its ", state_.rows, " rows can be read");
+    return FolderGoneOr(log.folder(), Damaged(log.folder(), visited_, " of its ", state_.rows,
+                                              " rows can be read"));
   }
   const size_t left = layout.records_per_file - slot_;
   const auto n =

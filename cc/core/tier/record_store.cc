@@ -198,7 +198,8 @@ Status RecordStore::ReadWanted(const int64_t* keys, bool urgent, std::vector<Wan
                     [](const Wanted& a, const Wanted& b) { return a.place == b.place; });
     if (moved) continue;
     if (read.code() != Code::kNotFound) return read;
-    return Error(Code::kDataLoss, read.message(), "; the table has rows in it");
+    return FolderGoneOr(log_->folder(),
+                        Error(Code::kDataLoss, read.message(), "; the table has rows in it"));
   }
   return {};
 }

@@ -1,0 +1,1 @@
+"""A soak: one process that calls `fit` 300 times must not grow. `python -m tests.soak --help`."""

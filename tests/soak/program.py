@@ -1,0 +1,151 @@
+"""The process that is soaked: `fit`, again and again, with checkpoints, evaluations, exports and early ends.
+
+One line of JSON per fit goes to standard output: what the process holds. `measure.py` has the fields. With `--peer` the
+models have Keras's own layers and optimizer: what grows there is TensorFlow's and Keras's. Keras files are not a part
+of it: h5py alone leaks 70 KB for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_sparse_ps as tsps
+from tests.soak import measure
+
+ROWS, BATCH, BATCHES = 500, 32, 6
+# What a fit does beside training: a round of ten. A model that is made anew, compiled and dropped is one of them.
+ROUND = "evaluate stop export error plain break evaluate plain fresh predict".split()
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a fit after two batches."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self._error = error
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Raises the error, or asks `fit` to end."""
+        if batch == 1 and self._error is not None:
+            raise self._error
+        self.model.stop_training = batch == 1
+
+
+class Soak:
+    """Two models, one of which goes on from fit to fit."""
+
+    def __init__(self, folder: Path, *, peer: bool = False) -> None:
+        """`folder`: For files. `peer`: Without tables."""
+        self._peer = peer
+        keras.utils.set_random_seed(1)
+        self._folder = folder
+        generator = np.random.default_rng(1)
+        self._ids = generator.integers(0, ROWS, (BATCH * BATCHES, 4))
+        self._bags = generator.integers(0, ROWS, (BATCH * BATCHES, 3))
+        self._labels = (self._ids.sum(1, keepdims=True) % 2).astype("float32")
+        self._model = self._make()
+        self._checkpoint = tsps.callbacks.Checkpoint(folder / "checkpoints", every_steps=4, keep=2)
+        self._epochs = 0
+
+    def _make(self) -> keras.Model:
+        ids = keras.Input([4], dtype="int64", name="ids")
+        bags = keras.Input([3], dtype="int64", name="bags")
+        optimizer = keras.optimizers.Adam(0.01)
+        if self._peer:
+            layers = keras.layers.Embedding(ROWS, 8), keras.layers.Embedding(ROWS, 8)
+            bag = keras.layers.GlobalAveragePooling1D()(layers[1](bags))
+        else:
+            layers = tsps.Embedding(ROWS, 8), tsps.EmbeddingReduce(None, 8)
+            bag, optimizer = layers[1](bags), tsps.DistributedOptimizer(optimizer)
+        joined = keras.layers.Concatenate()([keras.layers.Flatten()(layers[0](ids)), bag])
+        model = keras.Model({"ids": ids, "bags": bags}, keras.layers.Dense(1, activation="sigmoid")(joined))
+        model.compile(optimizer, "binary_crossentropy", metrics=["mae"])
+        return model
+
+    def _batches(self, epoch: int = 0) -> tf.data.Dataset:
+        whole = tf.data.Dataset.from_tensor_slices(({"ids": self._ids, "bags": self._bags}, self._labels))
+        return whole.shuffle(BATCH * BATCHES, seed=epoch).batch(BATCH)
+
+    def fit(self, number: int) -> None:
+        """One fit, and what comes with it."""
+        what = ROUND[number % len(ROUND)]
+        if what == "fresh":
+            self._make().fit(self._batches(), verbose=0)
+            return
+        callbacks: list[Any] = [] if self._peer else [self._checkpoint]
+        if what == "stop":
+            callbacks.insert(0, Stop())
+        elif what == "error":
+            callbacks.insert(0, Stop(KeyError("planned")))
+        self._epochs += 1
+        epochs = 1 if self._peer else self._epochs  # a checkpoint says which of them are over
+        data = self._batches() if self._peer else self._checkpoint.dataset(self._batches)
+        try:
+            self._model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
+        except KeyError:
+            assert what == "error"
+        if what == "evaluate":
+            self._model.evaluate(self._batches(), verbose=0)
+        elif what == "predict":
+            self._model.predict(self._batches(), verbose=0)
+        elif what == "export":
+            self._model.export(self._folder / "export", **_quiet())
+            shutil.rmtree(self._folder / "export")
+        elif what == "break":
+            for _ in self._batches().take(1):
+                break
+
+
+def _quiet() -> dict[str, bool]:
+    return {"verbose": False} if hasattr(keras, "version") else {}
+
+
+class _Leaks:
+    """The control: each fit keeps a little of one kind."""
+
+    def __init__(self, kind: str, folder: str) -> None:
+        self._kind, self._folder, self._kept = kind, folder, []
+
+    def plant(self, number: int) -> None:
+        """Leaks once."""
+        if self._kind == "memory":
+            self._kept.append(bytearray(5000))
+        elif self._kind == "descriptors":
+            self._kept.append(os.open("/dev/null", os.O_RDONLY))
+        elif self._kind == "threads":
+            thread = threading.Thread(target=threading.Event().wait, daemon=True)
+            thread.start()
+        elif self._kind == "shared":
+            Path(self._folder, f"planted-{number}").touch()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fits", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--leak", default="none")
+    parser.add_argument("--peer", action="store_true")
+    arguments = parser.parse_args()
+    tables = os.environ["TFSPS_DIR"]
+    leaks = _Leaks(arguments.leak, tables)
+    soak = Soak(arguments.folder, peer=arguments.peer)
+    for number in range(arguments.fits):
+        soak.fit(number)
+        leaks.plant(number)
+        print(json.dumps(dataclasses.asdict(measure.held(tables))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
