@@ -25,7 +25,7 @@ def facts(seed=1, numbers=(1, 2), reals=(0.5,), values=(THREE,)):
 
 
 def test_facts_are_the_numbers_the_bits_of_reals_and_a_digest_of_values(mode):
-    made = mode(facts)()
+    made = mode(lambda: facts())()
     assert made.facts[:3].numpy().tolist() == [1, 2, int(np.float32(0.5).view(np.uint32))]
     assert made.facts.shape == [4]
     again = facts()

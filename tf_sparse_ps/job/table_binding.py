@@ -167,7 +167,8 @@ class TableBinding:
           every: The keys are all that the table can have.
         """
         self.explicit = True
-        with self.writing(number_of(*map(checksum, (keys, rows, *slots))), rows=every) as writes:
+        arrays: list[npt.NDArray[Any]] = [keys, rows, *slots]
+        with self.writing(number_of(*map(checksum, arrays)), rows=every) as writes:
             if writes:
                 self.write_rows(keys, rows, slots)
 
