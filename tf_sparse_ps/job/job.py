@@ -29,10 +29,7 @@ class Job:
       tables: Of the job's layers.
       collectives: How the ranks talk to each other.
       timeout_s: How long to wait for another rank before that is an error: TFSPS_TIMEOUT_S, 600 by default.
-      delays_tables: An optimizer of this process makes steps of tables beside later ones.
     """
-
-    delays_tables = False
 
     def __init__(self, collectives: Collectives) -> None:
         """Meets the other ranks, and makes the node's group or waits for it. Eager; every rank calls it."""

@@ -207,7 +207,8 @@ class TableBinding:
           every: The keys are all that the table can have.
         """
         self.explicit = True
-        with self.writing(number_of(checksum(keys), *(checksum(one) for one in (rows, *slots))), rows=every) as writes:
+        arrays: list[npt.NDArray[Any]] = [keys, rows, *slots]
+        with self.writing(number_of(*map(checksum, arrays)), rows=every) as writes:
             if writes:
                 self.write_rows(keys, rows, slots)
 

@@ -191,9 +191,10 @@ class OptimizerBinding:
         if self._collectives.size > 1:
             binding.on_all(self._collectives, node_exchange.of(job).join, "tsps.exchange")
             failures.watch(job)
-            # A step that is made later, beside others, is not the one that a look-up belongs to.
-            job.delays_tables |= getattr(self._owner.schedule, "sparse", False)
-            _ops.allow_objections(job.group_path, allowed=not job.delays_tables)
+            # A step that is made later, beside others, is not the one that a look-up belongs to. The optimizer that was
+            # bound last decides: programs have one at a time.
+            delays = getattr(self._owner.schedule, "sparse", False)
+            _ops.allow_objections(job.group_path, allowed=not delays)
         owner = self._owner
         for placement in sorted({table.placement for table in new} - self.rings.keys()):
             self.rings[placement] = topologies.make(placement, owner.topology, job, owner.sparse_reduction, owner.wire)
