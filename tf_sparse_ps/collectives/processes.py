@@ -24,7 +24,8 @@ class ProcessCollectives(Collectives):
     """Ranks that are processes.
 
     Attributes:
-      failed: A collective of this process has failed, so that the others will not come to another.
+      failed: A collective of this process has failed, so that the others will not come to another; or the process ends
+        with an error, so that it will not.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class ProcessCollectives(Collectives):
 
     def _missed_others(self, waited_s: float) -> None:
         """Called when the others have not come to their end in this time: tells them why this rank is gone."""
-        self.key_values.write(EXIT_REPORT, exit_report.no_more_steps(self.rank, waited_s))
+        self.key_values.write_first(EXIT_REPORT, exit_report.no_more_steps(self.rank, waited_s))
 
     def _meet_at_exit(self) -> None:
         """Waits for the other ranks, unless this process ends with an error or they are gone."""

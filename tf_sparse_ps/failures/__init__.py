@@ -27,6 +27,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives, CollectivesError, exit_report, protocol
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, FOUND, KeyValueStore
+from tf_sparse_ps.collectives.processes import ProcessCollectives
 from tf_sparse_ps.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped
 from tf_sparse_ps.failures.liveness_check import LivenessCheck
 from tf_sparse_ps.failures.node_watch import NodeWatch
@@ -86,6 +87,8 @@ def report(collectives: Collectives, step: Callable[[], int] | None = None) -> N
         previous = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+            if isinstance(collectives, ProcessCollectives):
+                collectives.failed = True  # it does not wait for the others at its end
             explained = explain(error)
             if explained is not error:
                 kind, error, trace = type(explained), explained, explained.__traceback__
