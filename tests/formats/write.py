@@ -110,26 +110,27 @@ def make_group(folder: Path, configs: Sequence[TableConfig]) -> list[Table]:
     group.open_writer()
     for number, config in enumerate(configs):
         initializer = config.resolved_initializer()
-        storage_folder, storage_memory = disk_folders.prepare(config.storage, os.fspath(folder / config.name))
-        index = group.create_table(
-            name=config.name,
-            uuid=f"{number + 2:032x}",
-            dim=config.dim,
-            key_limit=config.key_limit or 0,
-            max_rows=config.max_rows or 0,
-            initializer={
-                "kind": initializer.kind,
-                "a": initializer.a,
-                "b": initializer.b,
-                "seed": config.seed or 0,
-                "salt": number,
-            },
-            metadata=[plane.for_core() for plane in config.metadata],
-            dtype=config.dtype,
-            rounding=config.rounding,
-            storage_folder=storage_folder,
-            storage_memory=storage_memory,
-        )
+        in_memory = os.fspath(folder / config.name)
+        with disk_folders.prepared(config.storage, in_memory) as (storage_folder, storage_memory):
+            index = group.create_table(
+                name=config.name,
+                uuid=f"{number + 2:032x}",
+                dim=config.dim,
+                key_limit=config.key_limit or 0,
+                max_rows=config.max_rows or 0,
+                initializer={
+                    "kind": initializer.kind,
+                    "a": initializer.a,
+                    "b": initializer.b,
+                    "seed": config.seed or 0,
+                    "salt": number,
+                },
+                metadata=[plane.for_core() for plane in config.metadata],
+                dtype=config.dtype,
+                rounding=config.rounding,
+                storage_folder=storage_folder,
+                storage_memory=storage_memory,
+            )
         assert config.optimizer is not None
         group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
     group.close_writer()

@@ -154,11 +154,13 @@ def _with_types(original: Any, signature: Callable[[Any], list[Any] | None]) -> 
         if found is None:
             return original(model)
 
-        @tf.function(input_signature=found)
-        def serving_default(*inputs: Any) -> Any:
+        def serving_default(inputs: Any) -> Any:  # as Keras names it
+            return model(inputs)
+
+        def several(*inputs: Any) -> Any:
             return model(*inputs)
 
-        return serving_default
+        return tf.function(serving_default if len(found) == 1 else several, input_signature=found)
 
     return default
 

@@ -87,14 +87,14 @@ def saved_with(saved: Any) -> list[Any]:
 
 
 def called_by(package: str, *through: str) -> bool:
-    """Whether the caller's caller is in a package, seen through modules whose names begin with `through`.
+    """Whether the caller's caller is in a package or module, seen through modules whose names begin with `through`.
 
     AutoGraph's are seen through, too.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith((__name__, _AUTOGRAPH, *through)):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "").startswith(f"{package}.")
+    return frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(f"{package}.")
 
 
 class ChoosesChildren:

@@ -51,7 +51,8 @@ def matrix(binding: TableBinding, caller: str) -> npt.NDArray[np.float32]:
     if limit is None:
         raise UnsupportedError(
             f"{caller}: the table of layer {binding.config.name!r} has an unbounded vocabulary, which is no matrix. "
-            "model.save(), model.save_weights() and tsps.Table carry keys, rows and slots"
+            "model.save(), model.save_weights() and tsps.Table carry keys, rows and slots. Calling the layer looks "
+            "rows up, and its activity_regularizer regularizes them"
         )
     reader = binding.reader()
     result = np.empty((limit, binding.config.dim), np.float32)

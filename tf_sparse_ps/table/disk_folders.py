@@ -59,7 +59,7 @@ def prepared(storage: Storage, table_path: str) -> Iterator[tuple[str, int]]:
         yield folder, memory
         return
     of_group = os.path.dirname(folder)
-    made = _missing(of_group)
+    is_new = not os.path.lexists(of_group)
     try:
         with Folder.open(storage.path, Trust.OWN, make=True) as disk:
             _remove_leftovers(disk)
@@ -73,19 +73,10 @@ def prepared(storage: Storage, table_path: str) -> Iterator[tuple[str, int]]:
     try:
         yield folder, memory
     except BaseException:
-        for path in made:
-            with contextlib.suppress(OSError), Folder.open(os.path.dirname(path), Trust.OWN) as above:
-                above.remove_empty(os.path.basename(path))
+        if is_new:
+            with contextlib.suppress(OSError), Folder.open(storage.path, Trust.OWN) as disk:
+                disk.remove_empty(os.path.basename(of_group))
         raise
-
-
-def _missing(path: str) -> list[str]:
-    """The folders of a path that are not there, the innermost first."""
-    missing = []
-    while not os.path.lexists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    return missing
 
 
 def _remove_leftovers(disk: Folder) -> None:

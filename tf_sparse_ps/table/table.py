@@ -463,7 +463,7 @@ class Table:
             with self.scan(slots=False) as scan:
                 rows, step = len(scan), scan.step
                 problems += self._problems_of_rows(scan)
-        except DamagedFileError as error:
+        except (DamagedFileError, NotFoundError) as error:  # or rows on a disk are gone
             problems.append(str(error))
         return Report(not problems, tuple(problems), rows, step)
 

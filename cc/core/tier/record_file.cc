@@ -82,14 +82,6 @@ int OpenPastCache(const std::string& path, int flags) {
 
 }  // namespace
 
-Status FolderGoneOr(const std::string& folder, Status otherwise) {
-  if (access(folder.c_str(), F_OK) == 0 || errno != ENOENT) return otherwise;
-  return Error(
-      Code::kNotFound, "the folder ", folder,
-      " was removed while its table is in use, and the rows in it are lost. End the job, "
-      "remove the table in memory too (tf-sparse-ps clean), and start from the newest checkpoint");
-}
-
 RecordLayout::RecordLayout(std::string uuid, size_t payload, size_t file_bytes)
     : table_uuid(std::move(uuid)),
       payload_bytes(payload),

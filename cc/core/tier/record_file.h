@@ -49,10 +49,6 @@ struct RecordLayout {
   static char* PayloadOf(char* record) { return record + sizeof(int64_t); }
 };
 
-// NotFound, with the remedy, if the folder of a log was removed beside those who use it; else
-// `otherwise`.
-Status FolderGoneOr(const std::string& folder, Status otherwise);
-
 class RecordFile {
  public:
   // 0600; no file has this number. Without the page cache where the file system can.

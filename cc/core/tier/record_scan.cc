@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/tier/removed_folder.h"
+
 namespace tsps {
 namespace {
 
@@ -49,8 +51,8 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
   const RecordLayout& layout = log.layout();
   if (file_ == files_.size()) {
     if (visited_ == state_.rows) return false;
-    return FolderGoneOr(log.folder(), Damaged(log.folder(), visited_, " of its ", state_.rows,
-                                              " rows can be read"));
+    return RemovedFolderOr(log.folder(), Damaged(log.folder(), visited_, " of its ", state_.rows,
+                                                 " rows can be read"));
   }
   const size_t left = layout.records_per_file - slot_;
   const auto n =

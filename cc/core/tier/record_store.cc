@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/fault_point.h"
+#include "core/tier/removed_folder.h"
 
 namespace tsps {
 namespace {
@@ -198,8 +199,8 @@ Status RecordStore::ReadWanted(const int64_t* keys, bool urgent, std::vector<Wan
                     [](const Wanted& a, const Wanted& b) { return a.place == b.place; });
     if (moved) continue;
     if (read.code() != Code::kNotFound) return read;
-    return FolderGoneOr(log_->folder(),
-                        Error(Code::kDataLoss, read.message(), "; the table has rows in it"));
+    return RemovedFolderOr(log_->folder(),
+                           Error(Code::kDataLoss, read.message(), "; the table has rows in it"));
   }
   return {};
 }
