@@ -259,10 +259,10 @@ with Table.create({str(tmp_path / "own" / "t0")!r}, TableConfig("t0", 2, optimiz
     np.testing.assert_array_equal(table.rows(range(6)), before)  # in the writer's process
     if decision == "publish":
         _ops.decide_step(group.path, tf.concat([verdict, verdict], 0))
+        assert _ops.wait_step(group.path, 1, 60.0) == 1
+        before[[1, 5]] -= 0.5
     else:
         _ops.decide_step(group.path, tf.concat([verdict, refusal], 0))
-    if decision == "publish":
-        before[[1, 5]] -= 0.5
     np.testing.assert_array_equal(table.rows(range(6)), before)
 
 
