@@ -35,6 +35,7 @@ class Subclassed(keras.Model):
 @pytest.mark.keras2_smoke
 @pytest.mark.parametrize("how", ["export", "saved_model"])
 @pytest.mark.parametrize("mixed", [False, True], ids=["ids", "dict"])
+@pytest.mark.daily_cases(2)
 def test_a_subclassed_model_is_exported_with_the_types_that_it_was_called_with(
     how: str, mixed: bool, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_conversion_for_tensorflow_lite_is_refused_with_the_remedy() -> None:
         tf.lite.TFLiteConverter.from_keras_model(model).convert()
 
 
+@pytest.mark.daily_cases(1)
 @pytest.mark.parametrize("metadata", [None, "words.tsv", {"words": "words.tsv"}], ids=["none", "file", "dict"])
 def test_the_projector_of_tensorboard_is_refused_with_the_remedy(metadata: Any, tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input([3], dtype="int64"), tsps.Embedding(10, 4, name="words")])

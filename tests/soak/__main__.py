@@ -1,7 +1,7 @@
 """python -m tests.soak [--fits N]: one process that calls `fit` N times must not grow.
 
-The fits have checkpoints, evaluations, predictions, exports, models that are made and dropped, early ends and
-exceptions (`program.py`). TensorFlow and Keras leak a little in each fit. So a peer comes first, which does the same
+The fits have checkpoints, evaluations, predictions, exports, early ends and exceptions (`program.py`). TensorFlow and
+Keras leak a little in each fit. So a peer comes first, which does the same
 with Keras's own layers and optimizer. From fit 20 on, the memory that is allocated grows by less than 2 KB per fit more
 than the peer's, by least squares. Descriptors, threads, mapped files and the folder of the tables do not grow. Before
 that comes the control: shorter runs with a planted leak of each kind, all of which must be found.

@@ -98,12 +98,6 @@ def test_distribution_strategies() -> None:
         np.testing.assert_allclose(np.asarray(layer(tf.constant([3]))), before - 2.0, rtol=1e-6)
 
 
-def _without_decay_of(name: str) -> Any:
-    one = optimizer("AdamW", 0.1)
-    one.exclude_from_weight_decay(var_names=[name])
-    return one
-
-
 def test_xla() -> None:
     ours = model(tsps.Embedding(ROWS, DIM))
     if KERAS_3:  # the layer says that it does not support it
@@ -122,7 +116,6 @@ def test_xla() -> None:
     [
         lambda: optimizer("Adam", 0.1, weight_decay=0.01),
         lambda: optimizer("AdamW", 0.1, amsgrad=True),
-        lambda: _without_decay_of("embedding"),
         lambda: optimizer("Ftrl", 0.1, learning_rate_power=-0.4),
         lambda: optimizer("Nadam", 0.1),
         lambda: optimizer("Adamax", 0.1),
