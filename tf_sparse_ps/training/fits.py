@@ -79,12 +79,12 @@ def _begin(model: Any, callbacks: list[Any]) -> None:
 
 
 def _ranks_of(model: Any) -> Collectives | None:
-    """Those that train the model together; None: this process does it alone."""
+    """Those that train the model together; None: this process alone does, or a strategy runs `fit` on its workers."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not isinstance(optimizer, tuple(_optimizers)):
         return None
     ranks = collectives_lib.resolve(optimizer.collectives)
-    return ranks if ranks.size > 1 else None
+    return ranks if ranks.size > 1 and ranks.kind != "tf.distribute" else None
 
 
 def _settings(callback: Any) -> dict[str, Any] | None:
