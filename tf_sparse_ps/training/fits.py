@@ -79,7 +79,7 @@ def _begin(model: Any, callbacks: list[Any]) -> None:
 
 
 def _ranks_of(model: Any) -> Collectives | None:
-    """Those that train the model together; None: this process does it alone, or a strategy runs `fit` on its workers."""
+    """Those that train the model together; None: this process alone does, or a strategy runs `fit` on its workers."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not isinstance(optimizer, tuple(_optimizers)):
         return None
