@@ -28,7 +28,7 @@ import numpy.typing as npt
 DATA = Path(__file__).resolve().parent / "data"
 ABOUT, EXPECTED, LAYOUT = "about.json", "expected.npz", "layout.json"
 Arrays = dict[str, npt.NDArray[Any]]
-HINTS = (".scan-0", "records.announced", "records.cache")  # files that a reader of a group can do without
+HINTS = (".scan-0", ".readers", "records.announced", "records.cache")  # files that a reader of a group can do without
 _PAGE = 4096
 
 

@@ -38,8 +38,8 @@ def check(model: Any, x: Any, y: Any, monkeypatch: pytest.MonkeyPatch, **options
     asked: dict[str, set[int]] = {}
 
     def note(original: Any, paths: int) -> Any:
-        def call(*args: Any) -> Any:
-            result = original(*args)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             for path, keys in zip(args[paths], result.keys, strict=True):
                 asked.setdefault(path.numpy().decode().rpartition("/")[2], set()).update(keys.numpy().tolist())
             return result

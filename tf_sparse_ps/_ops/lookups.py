@@ -366,7 +366,12 @@ def _dense_shape(sums: tf.Tensor, uuid: tf.Tensor | None) -> tf.Tensor | None:
     """Of the matrix that a table's gradient is a part of, int64[2]; None: the table is none."""
     value = None if uuid is None else tf.get_static_value(uuid)
     limit = None if value is None else _limits.get(tf.compat.as_str(np.asarray(value).item()))
-    return None if limit is None else tf.constant([limit, sums.shape[1]], tf.int64)
+    if limit is None:
+        return None
+    width = sums.shape[1]
+    if width is None:  # of a collection's tables, which differ
+        return tf.stack([tf.constant(limit, tf.int64), tf.shape(sums, tf.int64)[1]])
+    return tf.constant([limit, width], tf.int64)
 
 
 def _may_be_differentiated(op: Any, index: int) -> bool:

@@ -295,6 +295,7 @@ def _by_table(
     return [results[f] for f in range(len(table_of))]
 
 
+@tf.autograph.experimental.do_not_convert
 def _is_in_step(sources: Sequence[RowSource]) -> bool:
     """Whether a look-up belongs to a step of these tables that several ranks make: they then refuse it together."""
     return (
