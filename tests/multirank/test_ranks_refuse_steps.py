@@ -11,7 +11,7 @@ import refused_batches
 from launch import launched
 
 CASES = ",".join([*refused_batches.CASES, "growth", "order"])
-SAYS = {"growth": "/segments", "order": "cannot be applied"}
+SAYS = {"growth": "/segments", "order": "the number of the step"}
 
 
 @pytest.fixture(
@@ -22,10 +22,13 @@ SAYS = {"growth": "/segments", "order": "cannot be applied"}
     ],
 )
 def results(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
-    with launched("refused_program.py", CASES, hosts=request.param, ranks=2) as job:
+    cases = (
+        CASES if "," in request.param else CASES.removesuffix(",order")
+    )  # ranks of a node read the step of one group
+    with launched("refused_program.py", cases, hosts=request.param, ranks=2) as job:
         assert job.wait(280) == 0, job.output[-20000:]
         found = {}
-        for case in CASES.split(","):
+        for case in cases.split(","):
             files = [dict(np.load(job.folder / f"{case}-{rank}.npz")) for rank in range(2)]
             found[case] = [file | json.loads(str(file.pop("facts"))) for file in files]
         return found
@@ -33,6 +36,8 @@ def results(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("case", CASES.split(","))
 def test_training_after_a_refused_batch_equals_training_without_it(results: Any, case: str) -> None:
+    if case not in results:
+        pytest.skip("the ranks of a node read the step of one group")
     first, second = results[case]
     for rank in (first, second):
         assert len(rank["errors"]) == len(refused_batches.BAD)
