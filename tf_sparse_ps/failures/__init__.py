@@ -92,7 +92,7 @@ def report(collectives: Collectives, step: Callable[[], int] | None = None) -> N
             explained = explain(error)
             if explained is not error:
                 kind, error, trace = type(explained), explained, explained.__traceback__
-            elif isinstance(error, Exception) and not _may_be_anothers(error):
+            elif isinstance(error, Exception | KeyboardInterrupt) and not _may_be_anothers(error):
                 _say(EXIT_REPORT, exit_report.failed(_rank, _reason_of(error)))
             previous(kind, error, trace)
 
