@@ -79,10 +79,8 @@ void BindGroup(py::module_& module) {
            py::arg("storage_memory") = 0, py::arg("node") = 0, py::arg("nodes") = 0)
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
-      .def("renew_slots", &PyGroup::RenewSlots, py::arg("table"))
       .def("set_optimizer", &PyGroup::SetOptimizer, py::arg("table"), py::arg("id"),
            py::arg("steps"))
-      .def("take_index_seed", &PyGroup::TakeIndexSeed, py::arg("table"), py::arg("seed"))
       .def("lookup", &PyGroup::Lookup, py::arg("table"), py::arg("keys").noconvert())
       .def("lookup_tables", &PyGroup::LookupTables, py::arg("parts"))
       .def("entries", &PyGroup::Entries, py::arg("table"), py::arg("keys").noconvert(),

@@ -119,20 +119,9 @@ class PyGroup {
                   uint32_t nodes);
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
-  void RenewSlots(int table) {
-    ThrowIfError(Write([&](GroupWriter& writer) { return writer.RenewSlots(table); }));
-  }
   void SetOptimizer(int table, uint64_t id, uint64_t steps) {
     ThrowIfError(
         Write([&](GroupWriter& writer) { return writer.SetOptimizer(table, {id, steps}); }));
-  }
-  bool TakeIndexSeed(int table, uint64_t seed) {
-    bool taken = false;
-    ThrowIfError(Write([&](GroupWriter& writer) -> Status {
-      TSPS_ASSIGN_OR_RETURN(taken, writer.TakeIndexSeed(table, seed));
-      return Status();
-    }));
-    return taken;
   }
 
   FloatArray Lookup(int table, const KeyArray& keys);
