@@ -8,55 +8,35 @@ must be found.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import os
-import random
-import signal
 import sys
-import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("reference", "multirank")]
 
-from tqdm import tqdm  # noqa: E402
-
+from tests import draws  # noqa: E402
 from tests.fuzz_ranks import controls, one_draw, plan  # noqa: E402
 
 
 def main() -> int:
     """See above; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz_ranks", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--draws", type=int, help="how many (default: as many as fit into --minutes, or 20)")
-    parser.add_argument("--minutes", type=float, help="begin no draw after so many")
-    parser.add_argument("--seed", type=int, help="of the first draw; the next ones count up (default: random)")
-    parser.add_argument("--control", action="store_true", help="only the planted faults")
-    parser.add_argument("--no-control", action="store_true", help="no planted faults: to repeat a draw")
-    parser.add_argument("--show", action="store_true", help="the output of every draw")
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends and removes what was started
-    began = time.monotonic()
-    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    show = ("--show", "the output of every draw")
+    arguments = draws.parse("python -m tests.fuzz_ranks", __doc__.split("\n\n")[0], show)
+    seed = arguments.seed
     print(f"seed {seed}", flush=True)
     if not arguments.no_control:
         missed = _missed()
         print("\n".join(missed) or "control: all planted faults were found", flush=True)
         if missed or arguments.control:
             return int(bool(missed))
-    count = arguments.draws or (20 if arguments.minutes is None else 10**6)
-    results = []
-    with tqdm(total=arguments.draws or None, unit="draw", disable=None) as bar:
-        for number in range(count):
-            if arguments.minutes is not None and time.monotonic() - began > arguments.minutes * 60:
-                break
-            bar.set_description(f"seed {seed + number}")
-            result = one_draw.make(plan.draw(seed + number))
-            results.append(result)
-            bar.update()
-            if result.problem or arguments.show:
-                tqdm.write(_told(result))
+    results = draws.make(
+        arguments,
+        lambda one: one_draw.make(plan.draw(one)),
+        lambda result: _told(result) if result.problem or arguments.show else "",
+    )
     return _summary(results, seed)
 
 

@@ -8,37 +8,24 @@ slots, dense weights, step. The control comes first: faults that are planted mus
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
-import random
-import signal
 import sys
-import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("reference", "multirank")]
 
-from tqdm import tqdm  # noqa: E402
-
+from tests import draws  # noqa: E402
 from tests.oracle import controls, draw, one_draw  # noqa: E402
 
 
 def main() -> int:
     """See above; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--draws", type=int, help="how many (default: 20, or as many as fit into --minutes)")
-    parser.add_argument("--minutes", type=float, help="begin no draw after so many")
-    parser.add_argument("--seed", type=int, help="of the first draw; the next ones count up (default: random)")
-    parser.add_argument("--control", action="store_true", help="only the planted faults")
-    parser.add_argument("--no-control", action="store_true", help="no planted faults: to repeat a draw")
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes what was started and made
-    began = time.monotonic()
-    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    arguments = draws.parse("python -m tests.oracle", __doc__.split("\n\n")[0])
+    seed = arguments.seed
     if not arguments.no_control:
         missed = controls.missed(seed)
         for text in missed:
@@ -46,18 +33,11 @@ def main() -> int:
         if missed or arguments.control:
             print("control: " + ("failed" if missed else "all planted faults were found"))
             return int(bool(missed))
-    count = arguments.draws or (20 if arguments.minutes is None else 10**6)
-    results = []
-    with tqdm(total=arguments.draws or None, unit="draw", disable=None) as bar:
-        for number in range(count):
-            if arguments.minutes is not None and time.monotonic() - began > arguments.minutes * 60:
-                break
-            bar.set_description(f"seed {seed + number}")
-            result = one_draw.make(draw.plan(seed + number))
-            results.append(result)
-            bar.update()
-            if result.problems:
-                tqdm.write(told(result))
+    results = draws.make(
+        arguments,
+        lambda one: one_draw.make(draw.plan(one)),
+        lambda result: told(result) if result.problems else "",
+    )
     return summary(results, seed)
 
 
