@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 
 from launch import HOROVOD, VARIABLE
 
@@ -15,6 +16,18 @@ def init() -> Collectives:
     ranks = tsps.init()
     assert ranks.kind == os.environ.get(VARIABLE, HOROVOD), ranks.kind
     return ranks
+
+
+def outcomes_of(ways: Iterable[Callable[[], object]]) -> dict[str, str]:
+    """Calls each; what it raised, by its name."""
+    outcomes = {}
+    for way in ways:
+        try:
+            way()
+            outcomes[way.__name__] = "no error"
+        except Exception as error:
+            outcomes[way.__name__] = f"{type(error).__name__}: {error}"
+    return outcomes
 
 
 def rank() -> int:
