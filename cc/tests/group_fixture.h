@@ -152,7 +152,8 @@ class GroupTest : public ::testing::Test {
     return *table;
   }
   // One SGD or Adagrad step with gradient `g` in every element of every key's row.
-  Status Step(int table, const std::vector<int64_t>& keys, float g) {
+  Status Step(int table, const std::vector<int64_t>& keys, float g,
+              const OptimizerUse& optimizer = {}) {
     const size_t dim = static_cast<size_t>(ConfigOf(*group_, table).dim);
     const std::vector<float> gradients(keys.size() * dim, g);
     const std::vector<float> hyper = {1.0f, 1e-7f};
@@ -162,18 +163,24 @@ class GroupTest : public ::testing::Test {
     update.gradients = gradients.data();
     update.n = keys.size();
     update.hyper = hyper.data();
-    update.n_hyper = static_cast<size_t>(HyperCount(Kind(table)));
-    return writer_->ApplyStep(group_->step() + 1, {update}, executor_);
+    update.n_hyper = static_cast<size_t>(HyperCount(StatsOf(table).optimizer.kind));
+    RowChanges changes;
+    changes.step = group_->step() + 1;
+    changes.updates = {update};
+    changes.optimizer = optimizer;
+    TSPS_RETURN_IF_ERROR(writer_->Prepare(changes, executor_));
+    writer_->Publish();
+    return Status();
   }
-  OptimizerKind Kind(int table) {
-    OptimizerKind kind = OptimizerKind::kNone;
+  TableStats StatsOf(int table) {
+    TableStats stats;
     EXPECT_TRUE(group_
                     ->Read([&](const ReadView& view) {
-                      kind = view.Stats(table).optimizer.kind;
+                      stats = view.Stats(table);
                       return Status();
                     })
                     .ok());
-    return kind;
+    return stats;
   }
 
   TempDir dir_;

@@ -242,7 +242,7 @@ TEST_F(GroupTest, AnotherOptimizerIsRefusedUnlessReplaced) {
   Reopen();
   EXPECT_EQ(ReadImage(*group_), image);
   // Readers that mapped the old slots follow.
-  EXPECT_EQ(Kind(t), OptimizerKind::kAdam);
+  EXPECT_EQ(StatsOf(t).optimizer.kind, OptimizerKind::kAdam);
 }
 
 TEST_F(GroupTest, ASecondWriterIsRefusedWithThePidOfTheFirst) {

@@ -14,17 +14,6 @@
 namespace tsps {
 namespace {
 
-uint64_t SeedOf(Group& group, int table) {
-  uint64_t seed = 0;
-  EXPECT_TRUE(group
-                  .Read([&](const ReadView& view) {
-                    seed = view.Stats(table).index_seed;
-                    return Status();
-                  })
-                  .ok());
-  return seed;
-}
-
 // The inverse of HashKey.
 int64_t KeyWithHash(uint64_t hash, uint64_t seed) {
   const auto inverse = [](uint64_t odd) {  // by Newton's iteration
@@ -44,23 +33,26 @@ TEST(IndexSeed, TheHelperInvertsTheHash) {
   EXPECT_EQ(HashKey(KeyWithHash(0x123456789abcdef0ULL, 77), 77), 0x123456789abcdef0ULL);
 }
 
-class IndexSeedTest : public GroupTest {};
+class IndexSeedTest : public GroupTest {
+ protected:
+  uint64_t SeedOf(int table) { return StatsOf(table).index_seed; }
+};
 
 TEST_F(IndexSeedTest, GroupsOfOneNameHaveOtherSeedsAndOtherLives) {
   const int table = AddTable("t", 2);
-  const uint64_t seed = SeedOf(*group_, table);
+  const uint64_t seed = SeedOf(table);
   const auto other = Group::Create(dir_ / "other", kUuid);
   ASSERT_TRUE(other.ok()) << other.status().message();
   EXPECT_NE((*other)->draw().index_seed, group_->draw().index_seed);
   EXPECT_NE((*other)->draw().life, group_->draw().life);
   Reopen();
-  EXPECT_EQ(SeedOf(*group_, table), seed);
-  EXPECT_NE(SeedOf(*group_, AddTable("u", 2)), seed);
+  EXPECT_EQ(SeedOf(table), seed);
+  EXPECT_NE(SeedOf(AddTable("u", 2)), seed);
 }
 
 TEST_F(IndexSeedTest, TheDirectoryStopsGrowingForKeysThatCollide) {
   const int table = AddTable("t", 2);
-  const uint64_t seed = SeedOf(*group_, table);
+  const uint64_t seed = SeedOf(table);
   // One by one the leading 40 bits are the same: without a bound each split would double the
   // directory until it had 2^26 entries.
   std::vector<int64_t> keys;
@@ -97,7 +89,7 @@ TEST_F(IndexSeedTest, ATableThatNeverHadARowTakesASeedOver) {
   const int table = AddTable("t", 2);
   const auto taken = writer_->TakeIndexSeed(table, 99);
   ASSERT_TRUE(taken.ok() && *taken);
-  EXPECT_EQ(SeedOf(*group_, table), 99u);
+  EXPECT_EQ(SeedOf(table), 99u);
   const auto reader = Group::Open(dir_ / "g");
   ASSERT_TRUE(reader.ok());
   ASSERT_TSPS_OK(Step(table, {5, 6}, 1.0f));
@@ -105,7 +97,7 @@ TEST_F(IndexSeedTest, ATableThatNeverHadARowTakesASeedOver) {
   const auto again = writer_->TakeIndexSeed(table, 100);
   ASSERT_TRUE(again.ok());
   EXPECT_FALSE(*again);
-  EXPECT_EQ(SeedOf(*group_, table), 99u);
+  EXPECT_EQ(SeedOf(table), 99u);
   ASSERT_TSPS_OK(group_->Verify(table));
 }
 

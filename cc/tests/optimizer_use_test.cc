@@ -13,33 +13,7 @@ namespace {
 class OptimizerUseTest : public GroupTest {
  protected:
   Status StepOf(int table, const OptimizerUse& optimizer) {
-    const std::vector<int64_t> keys = {3};
-    const std::vector<float> gradients = {1.0f, 1.0f};
-    const std::vector<float> hyper = {1.0f, 1e-7f};
-    TableUpdate update;
-    update.table = table;
-    update.keys = keys.data();
-    update.gradients = gradients.data();
-    update.n = keys.size();
-    update.hyper = hyper.data();
-    update.n_hyper = kind_ == OptimizerKind::kSgd ? 1 : 2;
-    RowChanges changes;
-    changes.step = group_->step() + 1;
-    changes.updates = {update};
-    changes.optimizer = optimizer;
-    TSPS_RETURN_IF_ERROR(writer_->Prepare(changes, executor_));
-    writer_->Publish();
-    return Status();
-  }
-  TableStats StatsOf(int table) {
-    TableStats stats;
-    EXPECT_TRUE(group_
-                    ->Read([&](const ReadView& view) {
-                      stats = view.Stats(table);
-                      return Status();
-                    })
-                    .ok());
-    return stats;
+    return Step(table, {3}, 1.0f, optimizer);
   }
   float AccumulatorOf(int table, int64_t key) {
     float value = 0;

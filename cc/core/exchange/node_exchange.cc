@@ -23,6 +23,18 @@ Status RanksDiffer() {
                "the ranks of this job differ in something that must be equal on all of them");
 }
 
+namespace {
+
+// What a rank file says of a status: a statement's objection, or a verdict.
+template <typename Record>
+void SetStatus(const Status& status, Record* to) {
+  to->code = static_cast<uint32_t>(status.code());
+  const std::string text = status.message().substr(0, sizeof(to->text) - 1);
+  std::memcpy(to->text, text.c_str(), text.size() + 1);
+}
+
+}  // namespace
+
 Status OfRank(int64_t rank, const Status& objection) {
   return Error(objection.code(), "rank ", rank, ": ", objection.message());
 }
@@ -327,9 +339,7 @@ void NodeExchange::PostStatement(int64_t step, uint64_t digest, const Status& ob
   ExchangeStatement& posted = own().statement();
   posted.step = step;
   posted.digest = digest;
-  posted.code = static_cast<uint32_t>(objection.code());
-  const std::string text = objection.message().substr(0, sizeof(posted.text) - 1);
-  std::memcpy(posted.text, text.c_str(), text.size() + 1);
+  SetStatus(objection, &posted);
   // The leader has read the last one: this rank has its verdict on that step.
   Advance(posted.count, statements_.fetch_add(1) + 1);
 }
@@ -356,9 +366,7 @@ Status NodeExchange::AwaitStatements(const MergeCall& call, Status* agreed) {
 void NodeExchange::PostVerdict(int64_t step, const Status& verdict) {
   ExchangeVerdict& posted = own().verdict();
   posted.step = step;
-  posted.code = static_cast<uint32_t>(verdict.code());
-  const std::string text = verdict.message().substr(0, sizeof(posted.text) - 1);
-  std::memcpy(posted.text, text.c_str(), text.size() + 1);
+  SetStatus(verdict, &posted);
   // The others have read the last one: they have taken part in the step that this one is of.
   Advance(posted.count, verdicts_.fetch_add(1) + 1);
 }
