@@ -84,9 +84,10 @@ class MakeStepKernel {
     TSPS_ASSIGN_OR_RETURN(const int64_t digest, context.Scalar<int64_t>(4 + 5 * tables_, "digest"));
     Status agreed;
     if (exchange != nullptr) {
-      exchange->PostStatement(call.step, static_cast<uint64_t>(digest), owner.TakeObjection());
+      exchange->verdicts().PostStatement(call.step, static_cast<uint64_t>(digest),
+                                         owner.TakeObjection());
       if (!exchange->IsLeader()) return OutputLeadersVerdict(context, *exchange, call);
-      const Status told = exchange->AwaitStatements(call, &agreed);
+      const Status told = exchange->verdicts().AwaitStatements(call, &agreed);
       if (!told.ok()) agreed = told;
     }
     const WorkSpan span("apply");

@@ -151,13 +151,13 @@ class NodeApplyKernel {
     const std::shared_ptr<Executor> executor = SharedExecutor();
     return inputs.owner->WithExchange([&](NodeExchange& exchange) -> Status {
       // Before this rank contributes: the leader has all statements when it has merged.
-      exchange.PostStatement(inputs.call.step, static_cast<uint64_t>(digest),
-                             inputs.owner->TakeObjection());
+      exchange.verdicts().PostStatement(inputs.call.step, static_cast<uint64_t>(digest),
+                                        inputs.owner->TakeObjection());
       // Within the merge: the step is made of what the ranks have merged, where it lies.
       TSPS_RETURN_IF_ERROR(exchange.Merge(
           inputs.call, inputs.tables, *executor, [&](std::vector<ReducedGradients>& reduced) {
             Status agreed;
-            TSPS_RETURN_IF_ERROR(exchange.AwaitStatements(inputs.call, &agreed));
+            TSPS_RETURN_IF_ERROR(exchange.verdicts().AwaitStatements(inputs.call, &agreed));
             const Status taken = agreed.ok() ? updates.TakeReduced(&reduced) : agreed;
             return MakeStep(context, report, inputs.call.step, *inputs.owner, &exchange,
                             [&](GroupWriter& writer) {

@@ -169,21 +169,21 @@ Status MakeStep(const KernelContext& context, const ReportDone& report, int64_t 
         writer.Abort();
         return told;
       }
-      if (exchange != nullptr) exchange->PostVerdict(step, Status());
+      if (exchange != nullptr) exchange->verdicts().PostVerdict(step, Status());
       report();
       writer.Publish();
       return Status();
     });
   });
   if (refused.ok()) return Status();
-  if (exchange != nullptr) exchange->PostVerdict(step, refused);
+  if (exchange != nullptr) exchange->verdicts().PostVerdict(step, refused);
   return context.OutputVector(0, EncodeVerdict(refused));
 }
 
 Status OutputLeadersVerdict(const KernelContext& context, NodeExchange& exchange,
                             const MergeCall& call) {
   Status verdict;
-  TSPS_RETURN_IF_ERROR(exchange.AwaitVerdict(call, &verdict));
+  TSPS_RETURN_IF_ERROR(exchange.verdicts().AwaitVerdict(call, &verdict));
   return context.OutputVector(0, EncodeVerdict(verdict));
 }
 

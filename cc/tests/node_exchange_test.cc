@@ -230,15 +230,16 @@ TEST_F(NodeExchangeTest, TheLeaderLearnsWhatAllRanksSayOfAStep) {
                {{0, 0, 0}, -1, Code::kOk}};
   for (const auto& one : cases) {
     ++call.step;
-    ranks[0]->PostStatement(call.step, one.digests[0], one.objects == 0 ? objection : Status());
+    ranks[0]->verdicts().PostStatement(call.step, one.digests[0],
+                                       one.objects == 0 ? objection : Status());
     std::thread others([&] {
       for (int r = 1; r < 3; ++r) {
-        ranks[static_cast<size_t>(r)]->PostStatement(call.step, one.digests[r],
-                                                     one.objects == r ? objection : Status());
+        ranks[static_cast<size_t>(r)]->verdicts().PostStatement(
+            call.step, one.digests[r], one.objects == r ? objection : Status());
       }
     });
     Status agreed;
-    const Status told = ranks[0]->AwaitStatements(call, &agreed);
+    const Status told = ranks[0]->verdicts().AwaitStatements(call, &agreed);
     others.join();
     ASSERT_TRUE(told.ok()) << told.message();
     EXPECT_EQ(agreed.code(), one.expected) << agreed.message();
@@ -248,10 +249,10 @@ TEST_F(NodeExchangeTest, TheLeaderLearnsWhatAllRanksSayOfAStep) {
     }
   }
   call.timeout_s = 0.01;
-  ranks[0]->PostStatement(++call.step, 1, Status());
-  ranks[1]->PostStatement(call.step, 1, Status());
+  ranks[0]->verdicts().PostStatement(++call.step, 1, Status());
+  ranks[1]->verdicts().PostStatement(call.step, 1, Status());
   Status agreed;
-  EXPECT_EQ(ranks[0]->AwaitStatements(call, &agreed).code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(ranks[0]->verdicts().AwaitStatements(call, &agreed).code(), Code::kDeadlineExceeded);
 }
 
 TEST_F(NodeExchangeTest, TheLeadersVerdictsReachAllRanksInTheirOrder) {
@@ -265,10 +266,10 @@ TEST_F(NodeExchangeTest, TheLeadersVerdictsReachAllRanksInTheirOrder) {
       ASSERT_TRUE(status.ok()) << status.message();
     }
     const Status posted = step % 2 == 0 ? Status() : Error(Code::kResourceExhausted, "no ", step);
-    std::thread leader([&] { ranks[0]->PostVerdict(step, posted); });
+    std::thread leader([&] { ranks[0]->verdicts().PostVerdict(step, posted); });
     for (size_t r = 1; r < 3; ++r) {
       Status verdict = Error(Code::kInternal, "not set");
-      const Status awaited = ranks[r]->AwaitVerdict(call, &verdict);
+      const Status awaited = ranks[r]->verdicts().AwaitVerdict(call, &verdict);
       EXPECT_TRUE(awaited.ok()) << awaited.message();
       EXPECT_EQ(verdict.code(), posted.code());
       EXPECT_EQ(verdict.message(), posted.message());
@@ -281,16 +282,16 @@ TEST_F(NodeExchangeTest, AVerdictThatDoesNotComeIsAnError) {
   auto ranks = JoinAll(2);
   MergeCall call = Call("make", 0.3);
   Status verdict;
-  EXPECT_EQ(ranks[1]->AwaitVerdict(call, &verdict).code(), Code::kDeadlineExceeded);
-  ranks[0]->PostVerdict(8, Status());  // the one that was awaited
-  ranks[0]->PostVerdict(8, Status());
-  const Status other = ranks[1]->AwaitVerdict(call, &verdict);
+  EXPECT_EQ(ranks[1]->verdicts().AwaitVerdict(call, &verdict).code(), Code::kDeadlineExceeded);
+  ranks[0]->verdicts().PostVerdict(8, Status());  // the one that was awaited
+  ranks[0]->verdicts().PostVerdict(8, Status());
+  const Status other = ranks[1]->verdicts().AwaitVerdict(call, &verdict);
   EXPECT_EQ(other.code(), Code::kAborted);
   EXPECT_NE(other.message().find("decided on step 8 when rank 101 had made step 7"),
             std::string::npos)
       << other.message();
   EXPECT_EQ(ranks[0]->Part([] { return Error(Code::kInternal, "broke"); }).code(), Code::kInternal);
-  const Status failed = ranks[1]->AwaitVerdict(Call("make", 20), &verdict);
+  const Status failed = ranks[1]->verdicts().AwaitVerdict(Call("make", 20), &verdict);
   EXPECT_EQ(failed.code(), Code::kAborted);
   EXPECT_NE(failed.message().find("broke"), std::string::npos) << failed.message();
 }

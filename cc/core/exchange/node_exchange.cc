@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/base/futex.h"
-
 // Phases, counted from `base`, the end of the call before:
 //
 //   + 1                announced: the call, and how many rounds this rank needs
@@ -18,34 +16,14 @@
 // out.
 namespace tsps {
 
-Status RanksDiffer() {
-  return Error(Code::kFailedPrecondition,
-               "the ranks of this job differ in something that must be equal on all of them");
-}
-
-namespace {
-
-// What a rank file says of a status: a statement's objection, or a verdict.
-template <typename Record>
-void SetStatus(const Status& status, Record* to) {
-  to->code = static_cast<uint32_t>(status.code());
-  const std::string text = status.message().substr(0, sizeof(to->text) - 1);
-  std::memcpy(to->text, text.c_str(), text.size() + 1);
-}
-
-}  // namespace
-
-Status OfRank(int64_t rank, const Status& objection) {
-  return Error(objection.code(), "rank ", rank, ": ", objection.message());
-}
-
 NodeExchange::NodeExchange(std::string folder, const Options& options,
                            std::unique_ptr<RankFile> own)
     : local_rank_(static_cast<size_t>(options.local_rank)),
       ranks_(static_cast<size_t>(options.local_size)),
       mergers_(static_cast<size_t>(options.mergers == 0 ? options.local_size : options.mergers)),
       window_(options.window),
-      peers_(std::move(folder), local_rank_, ranks_, std::move(own), counters_.waited_ns) {}
+      peers_(std::move(folder), local_rank_, ranks_, std::move(own), counters_.waited_ns),
+      verdicts_(peers_) {}
 
 NodeExchange::~NodeExchange() = default;
 
@@ -335,67 +313,11 @@ Status NodeExchange::Finish(const Use& use) {
   });
 }
 
-void NodeExchange::PostStatement(int64_t step, uint64_t digest, const Status& objection) {
-  ExchangeStatement& posted = own().statement();
-  posted.step = step;
-  posted.digest = digest;
-  SetStatus(objection, &posted);
-  // The leader has read the last one: this rank has its verdict on that step.
-  Advance(posted.count, statements_.fetch_add(1) + 1);
-}
-
-Status NodeExchange::AwaitStatements(const MergeCall& call, Status* agreed) {
-  TSPS_RETURN_IF_ERROR(peers_.Open());
-  const ExchangeStatement& mine = own().statement();
-  const uint64_t count = mine.count.load(std::memory_order_relaxed);
-  bool differ = false;
-  *agreed = Status();
-  for (const RankFile* file : peers_.all()) {
-    const ExchangeStatement& theirs = file->statement();
-    TSPS_RETURN_IF_ERROR(peers_.Await(theirs.count, count, *file, call));
-    const auto code = static_cast<Code>(theirs.code);
-    if (code != Code::kOk && agreed->ok()) {
-      *agreed = OfRank(static_cast<int64_t>(file->live().rank.load()), Status(code, theirs.text));
-    }
-    differ |= theirs.digest != mine.digest || theirs.step != mine.step;
-  }
-  if (agreed->ok() && differ) *agreed = RanksDiffer();
-  return Status();
-}
-
-void NodeExchange::PostVerdict(int64_t step, const Status& verdict) {
-  ExchangeVerdict& posted = own().verdict();
-  posted.step = step;
-  SetStatus(verdict, &posted);
-  // The others have read the last one: they have taken part in the step that this one is of.
-  Advance(posted.count, verdicts_.fetch_add(1) + 1);
-}
-
-Status NodeExchange::AwaitVerdict(const MergeCall& call, Status* verdict) {
-  TSPS_RETURN_IF_ERROR(peers_.Open());
-  const RankFile& leader = peers_.leader();
-  const ExchangeVerdict& posted = leader.verdict();
-  TSPS_RETURN_IF_ERROR(peers_.Await(posted.count, verdicts_.fetch_add(1) + 1, leader, call));
-  if (posted.step != call.step) {
-    return Error(Code::kAborted, "rank ", leader.live().rank.load(), " (pid ",
-                 leader.live().pid.load(), ") decided on step ", posted.step, " when rank ",
-                 own().live().rank.load(), " had made step ", call.step,
-                 ": all ranks must make the same steps");
-  }
-  *verdict = Status(static_cast<Code>(posted.code), posted.text);
-  return Status();
-}
-
 void NodeExchange::SetStep(int64_t step) {
   own().live().step.store(step, std::memory_order_relaxed);
 }
 
 void NodeExchange::Leave() { own().live().left.store(1, std::memory_order_release); }
-
-void NodeExchange::Advance(std::atomic<uint64_t>& word, uint64_t phase) {
-  word.store(phase, std::memory_order_release);
-  FutexWakeAll(word);
-}
 
 Status NodeExchange::AwaitDrained() {
   const uint64_t published = own().live().published.load(std::memory_order_relaxed);

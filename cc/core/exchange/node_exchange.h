@@ -20,7 +20,7 @@
 // - An error is final: the ranks can no longer know what the others have done. Every rank gets it,
 //   naming the rank it came from, and so does every later call.
 // - That the leader refuses a step for what came out of a merge is no error of the exchange but its
-//   verdict, which it posts, and the others await: all have done the same, and the next step works.
+//   verdict (node_verdicts.h): all have done the same, and the next step works.
 #ifndef TFSPS_CORE_EXCHANGE_NODE_EXCHANGE_H_
 #define TFSPS_CORE_EXCHANGE_NODE_EXCHANGE_H_
 
@@ -37,6 +37,7 @@
 #include "core/exchange/exchange_areas.h"
 #include "core/exchange/merge_call.h"
 #include "core/exchange/node_peers.h"
+#include "core/exchange/node_verdicts.h"
 #include "core/exchange/reduced_gradients.h"
 #include "core/gradients/merge.h"
 
@@ -51,12 +52,6 @@ struct ExchangeCounters {
   std::atomic<uint64_t> rows_merged{0};        // by this rank: those of its range
   std::atomic<uint64_t> waited_ns{0};          // for other ranks
 };
-
-// FailedPrecondition: ranks have different digests. Who compares them does not know what they are
-// of; the ranks then tell each other.
-Status RanksDiffer();
-// An objection of a rank, for the others.
-Status OfRank(int64_t rank, const Status& objection);
 
 class NodeExchange {
  public:
@@ -108,19 +103,8 @@ class NodeExchange {
   // the exchange for all ranks.
   Status Part(const std::function<Status()>& part);
 
-  // What a rank says of a step before the leader decides on it, once for every verdict: a digest of
-  // what must be equal on all ranks, and why the rank cannot make the step (OK: it can). Nothing
-  // waits for it but AwaitStatements.
-  void PostStatement(int64_t step, uint64_t digest, const Status& objection);
-  // The leader, which has posted its own: sets *agreed to the first objection, naming its rank, or
-  // to RanksDiffer() if digests differ. Returns an error, as Merge does, when a rank does not come.
-  // Thread-safe, beside a merge too.
-  Status AwaitStatements(const MergeCall& call, Status* agreed);
-  // The leader says whether the step that it prepared can be made.
-  void PostVerdict(int64_t step, const Status& verdict);
-  // Other ranks: sets *verdict to the next one of the leader's, which must be of call.step. Returns
-  // an error, as Merge does, when there will be none. Thread-safe, beside a merge too.
-  Status AwaitVerdict(const MergeCall& call, Status* verdict);
+  // What the ranks say of a step before it is made.
+  NodeVerdicts& verdicts() { return verdicts_; }
 
   // What the others read of this rank outside of merges: the step it is making, and that it needs
   // them no more, so that its end is no death.
@@ -151,16 +135,13 @@ class NodeExchange {
   }
   uint64_t Merged(uint32_t round) const { return base_ + 4 + 2 * uint64_t{round}; }
   RankFile& own() const { return peers_.own(); }
-  // Tells the others how far this rank is.
-  void Advance(std::atomic<uint64_t>& word, uint64_t phase);
   Status AwaitDrained();
 
   const size_t local_rank_, ranks_, mergers_, window_;
   ExchangeCounters counters_;
   NodePeers peers_;
-  std::atomic<uint64_t> verdicts_{0};    // posted, or awaited, by this rank
-  std::atomic<uint64_t> statements_{0};  // posted by this rank
-  uint64_t base_ = 0;                    // phase at the end of the last call
+  NodeVerdicts verdicts_;
+  uint64_t base_ = 0;  // phase at the end of the last call
   Status broken_;
 
   // Of the call that has begun.

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "core/base/crc32c.h"
+#include "core/base/futex.h"
 
 namespace tsps {
 namespace {
@@ -26,6 +27,11 @@ uint32_t ExchangeLayoutHash() {
 }
 
 }  // namespace
+
+void Advance(std::atomic<uint64_t>& word, uint64_t to) {
+  word.store(to, std::memory_order_release);
+  FutexWakeAll(word);
+}
 
 Result<std::unique_ptr<RankFile>> RankFile::Create(const std::string& folder, int local_rank,
                                                    int local_size, int64_t rank) {

@@ -109,6 +109,9 @@ class ArrayArea {
   size_t bytes_ = 0;
 };
 
+// The owner tells the others, who may be waiting, how far it is.
+void Advance(std::atomic<uint64_t>& word, uint64_t to);
+
 class RankFile {
  public:
   // Makes this rank's files in `folder` (which exists) and takes its lock. They must not be there.

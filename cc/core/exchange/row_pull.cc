@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/base/clock.h"
-#include "core/base/futex.h"
 #include "core/base/key_owner.h"
 #include "core/gradients/dedupe.h"
 #include "core/gradients/sort_keys.h"
@@ -325,11 +324,6 @@ Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
     Advance(own().live().phase, base_);
     return Status();
   });
-}
-
-void RowPull::Advance(std::atomic<uint64_t>& word, uint64_t phase) {
-  word.store(phase, std::memory_order_release);
-  FutexWakeAll(word);
 }
 
 }  // namespace tsps

@@ -118,7 +118,6 @@ class RowPull {
   Status TakeRange(Executor& executor);
   Status CheckCall(const MergeCall& call, size_t tables) const;
   RankFile& own() const { return peers_.own(); }
-  void Advance(std::atomic<uint64_t>& word, uint64_t phase);
 
   const size_t local_rank_, ranks_, senders_;
   const uint32_t nodes_, node_;
