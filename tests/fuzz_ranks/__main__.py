@@ -1,9 +1,9 @@
 """python -m tests.fuzz_ranks [--draws N] [--minutes M] [--seed S]: random programs in which one rank is different.
 
-Of two to four ranks one raises, is interrupted, imports a module, writes, saves, evaluates or validates alone, leaves
-out a callback, builds another layer or has another option, at a random moment. Afterwards all ranks agree bit for bit,
-or all have ended in time with a message that names the difference. The controls come first: faults that are planted
-must be found.
+Of two to four ranks one raises, is interrupted, imports a module, writes, sets another learning rate, saves, evaluates
+or validates alone, leaves out a callback, builds another layer or has another option, at a random moment. Afterwards
+all ranks agree bit for bit, or all have ended in time with a message that names the difference. The controls come
+first: faults that are planted must be found.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def main() -> int:
 def _missed() -> list[str]:
     """Makes the controls; returns those that went wrong."""
     found = []
-    for fault, (one, expected) in controls.CONTROLS.items():
+    for name, (one, expected) in controls.CONTROLS.items():
         result = one_draw.make(one, run_s=45.0 if expected == "hang" else one_draw.RUN_S)
         if not result.problem.startswith(expected):
             found.append(
-                f"the planted fault {fault!r} was not found: {result.problem or result.ended}\n{result.output}"
+                f"the planted fault {name!r} was not found: {result.problem or result.ended}\n{result.output}"
             )
     clean = one_draw.make(controls.CLEAN)
     if clean.problem or clean.ended != "agreed":
@@ -70,7 +70,7 @@ def _summary(results: list[one_draw.Result], seed: int) -> int:
     late = [result.late_s for result in results if result.ended == "error"]
     print(f"draws      {len(results)}, seeds {seed} to {seed + len(results) - 1}")
     print(f"agreed     {sum(result.ended == 'agreed' and not result.problem for result in results)}")
-    print(f"errors     {len(late)}, at most {max(late, default=0.0):.0f} s after the event")
+    print(f"errors     {len(late)}, at most {max(late, default=0.0):.0f} s after the last step")
     print(f"events     {dict(collections.Counter(result.plan.event for result in results))}")
     print(f"failures   {len(failed)}")
     for result in failed:

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from tests.fuzz_ranks.plan import Plan, draw
+from tf_sparse_ps.rings import agreement
 
 
 def plant(fault: str, when: str, rank: int, model: Any) -> None:
@@ -26,6 +27,8 @@ def plant(fault: str, when: str, rank: int, model: Any) -> None:
     if fault == "other weights" and when == "end" and rank == 1:
         variable = model.trainable_variables[-1]
         variable.assign(variable + 1e-6)
+    elif fault == "no comparison" and when == "begin":
+        agreement.compared = False
     elif fault == "a hang" and when == "end" and rank == 1:
         time.sleep(3600)
 
@@ -44,10 +47,19 @@ _QUIET = dataclasses.replace(
     who=1,
     detail="",
 )
-# By fault: the plan, and the beginning of what the fuzzer must say.
+_NOT_COMPARED = dataclasses.replace(_QUIET, fault="no comparison")
+# The plan, and the beginning of what the fuzzer must say.
 CONTROLS: dict[str, tuple[Plan, str]] = {
     "other weights": (dataclasses.replace(_QUIET, fault="other weights"), "silent difference"),
     "a hang": (dataclasses.replace(_QUIET, fault="a hang"), "hang"),
+    "rates are not compared": (
+        dataclasses.replace(_NOT_COMPARED, event="rate", moment="step", step=2),
+        "silent difference",
+    ),
+    "tables are not compared": (
+        dataclasses.replace(_NOT_COMPARED, hosts="localhost:1,127.0.0.1:1", event="write", moment="between"),
+        "silent difference",
+    ),
 }
 # A job without a fault.
 CLEAN = _QUIET

@@ -13,6 +13,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "interrupt": ("begin", "step", "between"),
     "import": ("build", "begin", "step", "between"),
     "write": ("begin", "step", "between"),
+    "rate": ("begin", "step", "between"),
     "save": ("begin", "step", "between"),
     "evaluate": ("begin", "step", "between"),
     "predict": ("begin", "between"),

@@ -1,6 +1,6 @@
 """One rank of a draw. Arguments: the plan; the folder for results.
 
-Prints "fuzz: event" when its event begins, and writes `state-<rank>.json` at its end: digests of what must be equal.
+Prints "fuzz: " and what it is when its event begins and when it has made a step, and writes `state-<rank>.json` at its end: digests of what must be equal.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ class Program:
 
     def step_made(self) -> None:
         self.made += 1
+        print(f"fuzz: rank {self.rank} has made step {self.made}", flush=True)
         if self.made == self.plan.step:
             self.at("step")
 
@@ -161,6 +162,8 @@ class Program:
             assert tsps.Checkpointer
         elif event == "write":
             self.layer.set_weights([np.full((KEYS, DIM), 0.25 * (self.rank + 1), np.float32)])
+        elif event == "rate":
+            self.model.optimizer.learning_rate = 0.01
         elif event == "save":
             self.model.save_weights(str(self.folder / f"saved-{self.rank}.weights.h5"))
         elif event == "evaluate":
