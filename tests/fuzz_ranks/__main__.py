@@ -70,6 +70,7 @@ def _summary(results: list[one_draw.Result], seed: int) -> int:
     late = [result.late_s for result in results if result.ended == "error"]
     print(f"draws      {len(results)}, seeds {seed} to {seed + len(results) - 1}")
     print(f"agreed     {sum(result.ended == 'agreed' and not result.problem for result in results)}")
+    print(f"refused    {sum(result.ended == 'refused' and not result.problem for result in results)}")
     print(f"errors     {len(late)}, at most {max(late, default=0.0):.0f} s after the last step")
     print(f"events     {dict(collections.Counter(result.plan.event for result in results))}")
     print(f"failures   {len(failed)}")

@@ -21,7 +21,9 @@ TIMEOUT_S = 15  # TFSPS_TIMEOUT_S
 MARGIN_S = 10.0  # after it, all ranks have ended
 RUN_S = 120.0  # for what a job does beside waiting, on a machine that is busy
 # What an error says that names what differs, beside the rank.
-_NAMES = r"ranks? \[?[\d, ]*\b{who}\b|TFSPS_|configured differently|every rank"
+_NAMES = r"ranks? \[?[\d, ]*\b{who}\b|TFSPS_|configured differently|every rank|different numbers of batches"
+# The lines of errors among all others.
+_ERROR = r"Error|KeyboardInterrupt|tf_sparse_ps:|Lost|the ranks of this job"
 
 
 @dataclasses.dataclass
@@ -31,7 +33,7 @@ class Result:
     Attributes:
       plan: What was drawn.
       problem: What was wrong, in words; "": nothing.
-      ended: How the job ended: "agreed" or "error".
+      ended: How the job ended: "agreed"; "error"; or "refused": ranks differ, and no step was made of it.
       late_s: Seconds to the end of a job with an error, from the event or the last step that a rank made after it.
       output: Of all ranks.
     """
@@ -81,22 +83,30 @@ def make(plan: Plan, run_s: float = RUN_S) -> Result:
 
 def _judge(result: Result, status: int, job: launch.Launch) -> None:
     plan = result.plan
-    if status == 0:
-        result.ended = "agreed"
-        states = [json.loads((job.folder / f"state-{rank}.json").read_text()) for rank in range(plan.ranks)]
-        for rank, state in enumerate(states):
-            for name, value in state.items():
-                expected = next(other[name] for other in states if name in other)
-                if value != expected:
-                    result.problem = f"silent difference: {name} on rank {rank} is {value}, on another {expected}"
-                    return
+    result.ended = "error" if status else "agreed"
+    if status:
+        if not _is_named(plan, job.output):
+            result.problem = f"no message names rank {plan.who} or what differs"
+        elif result.late_s > TIMEOUT_S + MARGIN_S:
+            result.problem = f"late: all ranks have ended only {result.late_s:.0f} s after the last step of a rank"
         return
-    result.ended = "error"
-    said = [line for line in job.output.splitlines() if re.search(r"Error|KeyboardInterrupt|tf_sparse_ps:|Lost", line)]
+    states = [json.loads((job.folder / f"state-{rank}.json").read_text()) for rank in range(plan.ranks)]
+    caught = [state.pop("caught") for state in states]
+    for rank, state in enumerate(states):
+        for name, value in state.items():
+            expected = next(other[name] for other in states if name in other)
+            if value == expected:
+                continue
+            result.ended = "refused"
+            # A program that catches errors goes on; what differs is refused until the end, and all ranks are told.
+            if not all(_is_named(plan, text) for text in caught):
+                result.problem = f"silent difference: {name} on rank {rank} is {value}, on another {expected}"
+                return
+
+
+def _is_named(plan: Plan, output: str) -> bool:
+    """Whether the output has an error that names the rank, or what differs."""
     names = _NAMES.format(who=plan.who)
     if plan.event in ("raise", "interrupt"):
         names += "|FuzzError|KeyboardInterrupt"
-    if not any(re.search(names, line) for line in said):
-        result.problem = f"no message names rank {plan.who} or what differs"
-    elif result.late_s > TIMEOUT_S + MARGIN_S:
-        result.problem = f"late: all ranks have ended only {result.late_s:.0f} s after the last step of a rank"
+    return any(re.search(names, line) for line in output.splitlines() if re.search(_ERROR, line))

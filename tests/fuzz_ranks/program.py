@@ -42,6 +42,7 @@ class Program:
         self.is_it = plan.who == self.rank
         self.made = 0  # steps
         self.happened = False
+        self.caught = ""  # the error of the last fit
 
     # --- the job ---
 
@@ -121,12 +122,14 @@ class Program:
         # With the callback epochs count from the first fit on.
         data = make(0) if self.checkpoint is None else self.checkpoint.dataset(make)
         epochs = epochs if self.checkpoint is None else epochs * (number + 1)
+        self.caught = ""
         try:
             self.model.fit(data, epochs=epochs, validation_data=validation, callbacks=self.callbacks, verbose=0)
         except (Exception, KeyboardInterrupt) as error:
             if not self.plan.catches:
                 raise
-            print(f"fuzz: rank {self.rank} catches {type(error).__name__}: {error}", flush=True)
+            self.caught = f"{type(error).__name__}: {error}"
+            print(f"fuzz: rank {self.rank} catches {self.caught}", flush=True)
 
     # --- the event ---
 
@@ -177,8 +180,8 @@ class Program:
     # --- the end ---
 
     def state(self) -> dict[str, Any]:
-        """Digests of what all ranks must have alike; of a sharded table, those of a node."""
-        found: dict[str, Any] = {"iterations": int(self.model.optimizer.iterations)}
+        """Digests of what all ranks must have alike; of a sharded table, those of a node. And the error of the last fit."""
+        found: dict[str, Any] = {"caught": self.caught, "iterations": int(self.model.optimizer.iterations)}
         node = tsps.job.current().node if self.plan.sharded else 0
         reader = self.layer.bindings[0].reader()
         keys = np.sort(reader.keys())

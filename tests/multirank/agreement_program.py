@@ -24,13 +24,34 @@ ROWS, DIM, IDS, BATCH = 16, 4, 3, 8
 Found = dict[str, Any]
 
 
+class Interrupted(keras.constraints.Constraint):
+    """A constraint of the dense kernel that is interrupted once, in the update of the dense weights."""
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def __call__(self, weight: Any) -> Any:
+        """Returns the weight."""
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+        return weight
+
+
 class Trained:
     """A model, its layers, and this rank's batches."""
 
     def __init__(
-        self, *, rows: int | None = ROWS, tables: bool = True, inner: Any = None, eager: bool = False, **options: Any
+        self,
+        *,
+        rows: int | None = ROWS,
+        tables: bool = True,
+        inner: Any = None,
+        eager: bool = False,
+        constraint: Any = None,
+        **options: Any,
     ) -> None:
-        """Builds it: all ranks begin alike. `inner`: the wrapped optimizer."""
+        """Builds it: all ranks begin alike. `inner`: the wrapped optimizer. `constraint`: of the dense kernel."""
         keras.utils.set_random_seed(1)
         inputs = keras.Input([IDS], dtype="int64")
         self.table: Any = None
@@ -40,7 +61,7 @@ class Trained:
             features = keras.layers.Flatten()(self.table(inputs))
         else:
             features = keras.layers.CategoryEncoding(ROWS, "multi_hot")(inputs)
-        self.dense = keras.layers.Dense(1)
+        self.dense = keras.layers.Dense(1, kernel_constraint=constraint)
         self.model = keras.Model(inputs, self.dense(features))
         optimizer = tsps.DistributedOptimizer(inner or keras.optimizers.Adam(0.05), **options)
         self.model.compile(optimizer, "mse", run_eagerly=eager)
@@ -57,7 +78,7 @@ class Trained:
             spoil(ids)
         try:
             self.model.train_on_batch(ids, targets)
-        except (tf.errors.OpError, ValueError) as error:
+        except (tf.errors.OpError, ValueError, KeyboardInterrupt) as error:
             return f"{type(error).__name__}: {error}"
         return "made"
 
@@ -196,6 +217,38 @@ def look_up_without_a_step() -> Found:
     return {"zeros": float(tf.reduce_sum(tf.abs(zeros))), "said": said}
 
 
+def interrupted(ranks: Callable[[], bool]) -> Found:
+    """Some ranks are interrupted between the tables' step and the update of the dense weights."""
+    constraint = Interrupted()
+    trained = Trained(eager=True, constraint=constraint)
+    said = [trained.step()]
+    constraint.armed = ranks()
+    said += [trained.step(), trained.step()]
+    trained.fit([tsps.callbacks.BroadcastVariables(root=0)])
+    said.append(trained.step())
+    return {"said": said, "state": trained.state()}
+
+
+def two_batches_per_step() -> Found:
+    """A loop that makes one update of two batches stops, and another one resumes from its checkpoint."""
+    folder = Path(sys.argv[2], "two-batches")
+    read: list[list[int]] = []
+    for updates in (3, 2):
+        trained = Trained(inner=keras.optimizers.SGD(0.05))
+        checkpointer = tsps.Checkpointer(str(folder), trained.model, trained.model.optimizer)
+        checkpointer.restore()
+        batches = iter(checkpointer.dataset(lambda _: tf.data.Dataset.range(40)))
+        read.append([])
+        for _ in range(updates):
+            numbers = [int(next(batches)) for _ in range(2)]
+            read[-1] += numbers
+            ids = tf.constant(numbers, tf.int64)[:, None] % ROWS + tf.zeros([1, IDS], tf.int64)
+            trained.model.train_on_batch(ids, tf.ones([2, 1]))
+        checkpointer.save()
+        checkpointer.wait()
+    return {"read": read, "state": trained.state()}
+
+
 def two_writes() -> Found:
     """Rank 0 writes alone, and then all ranks do, rank 0 last."""
     table = tsps.Embedding(ROWS, DIM, "zeros")
@@ -257,6 +310,9 @@ WAYS: dict[str, Callable[[], Found]] = {
     "look-up, eager": lambda: look_up(eager=True),
     "look-up, clipped": lambda: look_up(inner=keras.optimizers.Adam(0.05, global_clipnorm=1.0)),
     "look-up without a step": look_up_without_a_step,
+    "interrupted": lambda: interrupted(lambda: True),
+    "interrupted on rank 1": lambda: interrupted(lambda: on(1)),
+    "two batches per step": two_batches_per_step,
     "two writes": two_writes,
     "at averages": at_averages,
     "control": control,

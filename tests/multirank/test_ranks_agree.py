@@ -12,7 +12,7 @@ from launch import ONE_NODE, TWO_NODES, launched
 Outcomes = list[dict[str, Any]]
 RATE = ["the ranks of this job would train apart", "the learning rate of dense weights: rank 0 has 0.05", "rank 1 has"]
 # Those that need two nodes, or differ between one and two.
-_DAILY = "rate;rows of rank 0;dense;look-up;two writes;rate, dense;control"
+_DAILY = "rate;rows of rank 0;dense;look-up;interrupted;two batches per step;two writes;rate, dense;control"
 
 
 def _outcomes(hosts: str, ranks: int, ways: str = "") -> Iterator[Outcomes]:
@@ -71,6 +71,16 @@ def _check_look_up(outcomes: Outcomes, way: str) -> None:
     assert all("ids[0,0] = 5000" in found[way]["alone"] for found in outcomes)
 
 
+def _check_interrupted(outcomes: Outcomes) -> None:
+    _refused(outcomes, "interrupted", [1], ["KeyboardInterrupt"])
+    _alike(outcomes, "interrupted")
+
+
+def _check_two_batches(outcomes: Outcomes) -> None:
+    assert all(found["two batches per step"]["read"] == [[*range(6)], [*range(6, 10)]] for found in outcomes)
+    _alike(outcomes, "two batches per step")
+
+
 @pytest.mark.daily
 def test_ranks_that_differ_refuse_the_step_and_name_what_differs(quick: Outcomes) -> None:
     _check_rate(quick, "rate")
@@ -82,6 +92,16 @@ def test_ranks_that_differ_refuse_the_step_and_name_what_differs(quick: Outcomes
 @pytest.mark.daily
 def test_a_look_up_that_fails_on_one_rank_is_refused_by_all(quick: Outcomes) -> None:
     _check_look_up(quick, "look-up")
+
+
+@pytest.mark.daily
+def test_ranks_go_on_after_an_interrupt_within_a_step(quick: Outcomes) -> None:
+    _check_interrupted(quick)
+
+
+@pytest.mark.daily
+def test_ranks_resume_after_the_last_batch_of_two_per_step(quick: Outcomes) -> None:
+    _check_two_batches(quick)
 
 
 @pytest.mark.daily
@@ -149,6 +169,20 @@ def test_a_look_up_that_failed_without_a_step_is_an_error_of_the_next_one(outcom
         assert found["look-up without a step"]["zeros"] == 0.0
         assert "an earlier look-up of a training step, which was not made: table " in first
         assert second == "read"
+
+
+def test_interrupts_within_a_step_of_all_ranks_or_one(outcomes: Outcomes) -> None:
+    _check_interrupted(outcomes)
+    for rank, found in enumerate(outcomes):
+        first, second, third, after = found["interrupted on rank 1"]["said"]
+        assert (first, after) == ("made", "made")
+        assert second == ("KeyboardInterrupt: " if rank == 1 else "made")
+        assert "on rank 1 is not that of rank 0" in third
+    _alike(outcomes, "interrupted on rank 1")
+
+
+def test_batches_of_steps_of_two_are_not_read_again(outcomes: Outcomes) -> None:
+    _check_two_batches(outcomes)
 
 
 def test_a_rank_waits_for_the_write_that_all_ranks_make(outcomes: Outcomes) -> None:

@@ -100,19 +100,30 @@ def _skip(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
     """All but so many batches. To read those can take long: other ranks are told that it goes on."""
 
     def report(index: tf.Tensor, batch: Any) -> Any:
-        tf.cond(
-            (index < batches) & (index % _REPORT_EVERY == 0),
-            lambda: tf.numpy_function(_report_progress, [], tf.int64),
-            lambda: tf.constant(0, tf.int64),
-        )
+        _report_function()(index, tf.constant(batches, tf.int64))
         return batch
 
     return dataset.enumerate().map(report).skip(batches)
 
 
-def _report_progress() -> np.int64:
-    activity.progress()
-    return np.int64(0)
+@functools.cache
+def _report_function() -> Any:
+    """Returns a function of the number of a batch, and of the first one that is not skipped. All datasets share it."""
+
+    def report_progress() -> np.int64:
+        activity.progress()
+        return np.int64(0)
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)] * 2, autograph=False)
+    def report(index: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+        return tf.cond(
+            (index < end) & (index % _REPORT_EVERY == 0),
+            lambda: tf.numpy_function(report_progress, [], tf.int64),
+            lambda: tf.constant(0, tf.int64),
+        )
+
+    with tf.init_scope():
+        return report.get_concrete_function()
 
 
 def _count_what_loops_take(dataset: tf.data.Dataset, position: Position) -> None:
