@@ -233,10 +233,10 @@ Status MarkChanges(const KernelContext& context) {
 Status DescribeGroup(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-  const GroupInfo info = owner->group().Info();
-  const GroupCounters& counters = owner->group().counters();
-  TSPS_RETURN_IF_ERROR(context.OutputScalar(0, static_cast<int64_t>(info.step)));
-  TSPS_RETURN_IF_ERROR(context.OutputScalar(1, static_cast<int64_t>(info.version)));
+  const Group& group = owner->group();
+  const GroupCounters& counters = group.counters();
+  TSPS_RETURN_IF_ERROR(context.OutputScalar(0, static_cast<int64_t>(group.step())));
+  TSPS_RETURN_IF_ERROR(context.OutputScalar(1, static_cast<int64_t>(group.version())));
   const auto value = [](const std::atomic<uint64_t>& counter) {
     return static_cast<int64_t>(counter.load(std::memory_order_relaxed));
   };

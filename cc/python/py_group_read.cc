@@ -35,7 +35,12 @@ struct Absent {
 }  // namespace
 
 py::dict PyGroup::Info() const {
-  const GroupInfo info = WithoutGil([&] { return group_->Info(); });
+  GroupInfo info;
+  uint64_t bytes = 0;
+  WithoutGil([&] {
+    info = group_->Info();
+    bytes = group_->Bytes();
+  });
   py::dict result;
   result["path"] = info.path;
   result["uuid"] = info.uuid;
@@ -56,7 +61,7 @@ py::dict PyGroup::Info() const {
     sealed["peers"] = info.sealed->peers;
     result["sealed"] = sealed;
   }
-  result["bytes"] = info.bytes;
+  result["bytes"] = bytes;
   return result;
 }
 

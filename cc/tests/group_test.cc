@@ -424,7 +424,7 @@ TEST_F(GroupTest, AGroupMadeAnewInTheFolderIsLeftAloneByTheOldOnesWriter) {
     EXPECT_EQ(status.code(), Code::kDataLoss) << status.message();
     EXPECT_NE(status.message().find("was replaced"), std::string::npos) << status.message();
   }
-  EXPECT_LT(group_->Info().bytes, 4u << 20);  // reserved ahead; the old one's rows take 12 MiB
+  EXPECT_LT(group_->Bytes(), 4u << 20);  // reserved ahead; the old one's rows take 12 MiB
   EXPECT_TRUE(ReadImage(*group_) == image);
   Reopen();
   EXPECT_TRUE(ReadImage(*group_) == image);
@@ -539,7 +539,7 @@ TEST_F(GroupTest, FilesAreFullyAllocatedAndPrivate) {
       size += static_cast<uint64_t>(info.st_size);
       blocks += static_cast<uint64_t>(info.st_blocks) * 512;
     }
-    told = group_->Info().bytes;
+    told = group_->Bytes();
   }
   EXPECT_EQ(size, blocks);
   EXPECT_EQ(told, size);

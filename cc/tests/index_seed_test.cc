@@ -62,7 +62,7 @@ TEST_F(IndexSeedTest, TheDirectoryStopsGrowingForKeysThatCollide) {
   const Status refused = Step(table, keys, 1.0f);
   EXPECT_EQ(refused.code(), Code::kResourceExhausted) << refused.message();
   EXPECT_NE(refused.message().find("chosen to collide"), std::string::npos) << refused.message();
-  const uint64_t bytes = group_->Info().bytes;
+  const uint64_t bytes = group_->Bytes();
   EXPECT_LT(bytes, 16u << 20);
   // Nothing was changed, and other keys still train.
   EXPECT_EQ(group_->step(), 0u);

@@ -126,7 +126,7 @@ TEST_F(RowChangesTest, CommitsOfAllKindsAreThoseOfAModel) {
   Reopen();
   EXPECT_TRUE(Now() == model);
   // Rows that became free are used again, also by commits that free others.
-  EXPECT_LT(group_->Info().bytes, 4u << 20);
+  EXPECT_LT(group_->Bytes(), 4u << 20);
 }
 
 TEST_F(RowChangesTest, AKeyIsInOnePartAtMost) {

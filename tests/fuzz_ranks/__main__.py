@@ -46,9 +46,7 @@ def _missed() -> list[str]:
     for name, (one, expected) in controls.CONTROLS.items():
         result = one_draw.make(one, run_s=45.0 if expected == "hang" else one_draw.RUN_S)
         if not result.problem.startswith(expected):
-            found.append(
-                f"the planted fault {name!r} was not found: {result.problem or result.ended}\n{result.output}"
-            )
+            found.append(f"the planted fault {name!r} was not found: {result.problem or result.ended}\n{result.output}")
     clean = one_draw.make(controls.CLEAN)
     if clean.problem or clean.ended != "agreed":
         found.append(f"a job without a fault has a problem: {clean.problem or clean.ended}\n{clean.output[-4000:]}")

@@ -1,6 +1,7 @@
 """One rank of a draw. Arguments: the plan; the folder for results.
 
-Prints "fuzz: " and what it is when its event begins and when it has made a step, and writes `state-<rank>.json` at its end: digests of what must be equal.
+Prints "fuzz: " and what it is when its event begins and when it has made a step, and writes `state-<rank>.json` at its
+end: digests of what must be equal.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Program:
         self.is_it = plan.who == self.rank
         self.made = 0  # steps
         self.happened = False
-        self.caught = ""  # the error of the last fit
+        # Errors since the last step. Of one that Keras could not build it says something else the second time.
+        self.caught = ""
 
     # --- the job ---
 
@@ -122,14 +124,13 @@ class Program:
         # With the callback epochs count from the first fit on.
         data = make(0) if self.checkpoint is None else self.checkpoint.dataset(make)
         epochs = epochs if self.checkpoint is None else epochs * (number + 1)
-        self.caught = ""
         try:
             self.model.fit(data, epochs=epochs, validation_data=validation, callbacks=self.callbacks, verbose=0)
         except (Exception, KeyboardInterrupt) as error:
             if not self.plan.catches:
                 raise
-            self.caught = f"{type(error).__name__}: {error}"
-            print(f"fuzz: rank {self.rank} catches {self.caught}", flush=True)
+            self.caught += f"{type(error).__name__}: {error}\n"
+            print(f"fuzz: rank {self.rank} catches {type(error).__name__}: {error}", flush=True)
 
     # --- the event ---
 
@@ -146,6 +147,7 @@ class Program:
 
     def step_made(self) -> None:
         self.made += 1
+        self.caught = ""
         print(f"fuzz: rank {self.rank} has made step {self.made}", flush=True)
         if self.made == self.plan.step:
             self.at("step")
@@ -180,7 +182,7 @@ class Program:
     # --- the end ---
 
     def state(self) -> dict[str, Any]:
-        """Digests of what all ranks must have alike; of a sharded table, those of a node. And the error of the last fit."""
+        """Digests of what all ranks must have alike; of a sharded table, those of a node. And errors of late."""
         found: dict[str, Any] = {"caught": self.caught, "iterations": int(self.model.optimizer.iterations)}
         node = tsps.job.current().node if self.plan.sharded else 0
         reader = self.layer.bindings[0].reader()

@@ -1,18 +1,21 @@
 """The process that is soaked: `fit`, again and again, with checkpoints, evaluations, exports and early ends.
 
 One line of JSON per fit goes to standard output: what the process holds. `measure.py` has the fields. With `--peer` the
-models have Keras's own layers and optimizer: what grows there is TensorFlow's and Keras's. Two things are not a part of
-it, because Keras alone leaks much more there: 70 KB for a Keras file, 500 KB for a model that is compiled and dropped.
+models have Keras's own layers and optimizer, and the dataset is opened by a Python function, as those of checkpoints:
+what grows there is TensorFlow's and Keras's. Two things are not a part of it, because Keras alone leaks much more there:
+70 KB for a Keras file, 500 KB for a model that is compiled and dropped.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +90,7 @@ class Soak:
             callbacks.insert(0, Stop(KeyError("planned")))
         self._epochs += 1
         epochs = 1 if self._peer else self._epochs  # a checkpoint says which of them are over
-        data = self._batches() if self._peer else self._checkpoint.dataset(self._batches)
+        data = _opened(self._batches) if self._peer else self._checkpoint.dataset(self._batches)
         try:
             self._model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
         except KeyError:
@@ -102,6 +105,35 @@ class Soak:
         elif what == "break":
             for _ in self._batches().take(1):
                 break
+
+
+_open: Callable[[], tf.data.Dataset]  # what the Python function of the peer's datasets opens
+_kept: list[tf.data.Dataset] = []
+
+
+@functools.cache
+def _open_function() -> Any:
+    """One function for all datasets: TensorFlow keeps each as long as the process lives."""
+
+    def opened() -> tf.Tensor:
+        _kept[:] = [_open()]  # the iterator needs its dataset's Python objects
+        return tf.data.experimental.to_variant(_kept[0])
+
+    @tf.function(input_signature=[], autograph=False)
+    def open_dataset() -> tf.Tensor:
+        return tf.ensure_shape(tf.py_function(opened, [], tf.variant), [])
+
+    with tf.init_scope():
+        return open_dataset.get_concrete_function()
+
+
+def _opened(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+    """A dataset that a Python function opens when somebody begins to go through it."""
+    global _open
+    _open = make
+    spec = make().element_spec
+    first = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
+    return first.flat_map(lambda _: tf.data.experimental.from_variant(_open_function()(), spec))
 
 
 def _quiet() -> dict[str, bool]:

@@ -237,12 +237,18 @@ GroupInfo Group::Info() const {
     const auto sealed = impl_->control->SealedAfter(state.epoch);
     if (sealed.ok()) info.sealed = *sealed;
   }
-  info.bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
+  return info;
+}
+
+uint64_t Group::Bytes() const {
+  State state;
+  impl_->control->LoadLastState(&state);
+  uint64_t bytes = impl_->control->file().RefreshSize() + impl_->undo->file().RefreshSize();
   for (size_t place = 0; place < state.tables.size(); ++place) {
     if (IsVacant(state.tables[place])) continue;
-    info.bytes += TableFiles::BytesIn(path_ + "/" + impl_->control->TableName(place));
+    bytes += TableFiles::BytesIn(path_ + "/" + impl_->control->TableName(place));
   }
-  return info;
+  return bytes;
 }
 
 GroupDraw Group::draw() const { return impl_->control->draw(); }

@@ -68,7 +68,6 @@ struct GroupInfo {
   bool unfinished = false;       // a mutation is in progress, or was when the writer died
   std::optional<Sealed> sealed;  // of it, if others decide it, too
   uint64_t run_id = 0;
-  uint64_t bytes = 0;  // of all files
 };
 
 // What becomes of a mutation that a killed writer has sealed, together with other groups.
@@ -129,6 +128,8 @@ class Group {
   uint64_t run_id() const;
   GroupDraw draw() const;
   GroupInfo Info() const;
+  // Of all files. Asks the file system for each.
+  uint64_t Bytes() const;
   // DataLoss if the group's directory was removed, or holds another group by now. What is mapped
   // can still be read.
   Status CheckInPlace() const;
