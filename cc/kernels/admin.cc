@@ -230,6 +230,13 @@ Status MarkChanges(const KernelContext& context) {
   return context.OutputScalar(0, static_cast<int64_t>(generation));
 }
 
+Status NumberNextStep(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t known, context.Scalar<int64_t>(1, "known"));
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  return context.OutputScalar(0, std::max(known, static_cast<int64_t>(owner->group().step())) + 1);
+}
+
 Status DescribeGroup(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
@@ -347,6 +354,7 @@ void RegisterAdminKernels() {
   RegisterAsyncKernel<AnnounceKernel>("TspsAnnounce");
   RegisterKernel<FunctionKernel<DiskCounters>>("TspsDiskCounters");
   RegisterKernel<FunctionKernel<DescribeGroup>>("TspsGroupInfo");
+  RegisterKernel<FunctionKernel<NumberNextStep>>("TspsNextStep");
   RegisterKernel<FunctionKernel<RemoveTable>>("TspsRemoveTable");
   RegisterKernel<FunctionKernel<ForgetTable>>("TspsForgetTable");
   RegisterKernel<FunctionKernel<CloseGroup>>("TspsCloseGroup");

@@ -337,6 +337,8 @@ std::vector<OpDefinition> Ops() {
        {},
        {"path: string"},
        {"step: int64", "version: int64", "counters: int64"}},
+      // Not stateful, so that it waits for nothing but its argument, which every step writes.
+      {"TspsNextStep", false, ScalarOutputs, {}, {"path: string", "known: int64"}, {"step: int64"}},
       {"TspsRemoveTable", true, NoOutputs, {}, {"path: string", "uuid: string"}, {}},
       {"TspsForgetTable", true, NoOutputs, {}, {"path: string"}, {}},
       {"TspsCloseGroup", true, NoOutputs, {}, {"path: string"}, {}},

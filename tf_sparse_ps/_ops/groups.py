@@ -349,6 +349,19 @@ def group_info(path: tf.Tensor | str) -> GroupInfo:
     return GroupInfo(*lib.tsps_group_info(path))
 
 
+def next_step(path: tf.Tensor | str, known: tf.Tensor) -> tf.Tensor:
+    """The number of the step that is made next, int64.
+
+    The group counts, too: an exception may have ended the step before when its tables had it, and this process had not
+    noted that yet.
+
+    Args:
+      path: Of the group.
+      known: int64, the last step that this process knows of.
+    """
+    return lib.tsps_next_step(path, known)
+
+
 def remove_table(path: str, uuid: str) -> None:
     """Removes a table and its files; who reads it finds it whole or not at all. Writer only.
 

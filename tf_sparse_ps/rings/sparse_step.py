@@ -39,12 +39,8 @@ class SparseStep:
     loss_scale: float = 1.0
 
     def number(self) -> tf.Tensor:
-        """The number of the step that is made next, int64.
-
-        The group counts, too: an exception may have ended the step before when its tables had it, and this process had
-        not noted that yet.
-        """
-        return tf.maximum(tf.identity(self.job.step), _ops.group_info(self.job.group_path).step) + 1
+        """The number of the step that is made next, int64."""
+        return _ops.next_step(self.job.group_path, tf.identity(self.job.step))
 
     def reduce(self, number: tf.Tensor) -> list[SparseGradient]:
         """See `SparseRing.reduce`."""
