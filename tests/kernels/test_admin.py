@@ -98,6 +98,13 @@ def test_group_info_and_set_step(group):
     assert len(info.counters) == len(_ops.COUNTERS)
 
 
+def test_the_next_step_is_behind_the_groups_last_one_and_the_known_one(group, mode):
+    _ops.set_step(group.path, 3)
+    numbers = mode(lambda known: [_ops.next_step(group.path, known + 2), _ops.next_step(group.path, known)])
+    assert [int(number) for number in numbers(tf.constant(3, i64))] == [6, 4]
+    assert [int(number) for number in numbers(tf.constant(0, i64))] == [4, 4]
+
+
 def test_changes_are_marked(group):
     table = group.table(2, rows=5, optimizer="sgd")
     first = int(_ops.mark_changes(group.path))
