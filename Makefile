@@ -112,11 +112,14 @@ test: test-build  ## what a change must pass, sixteen minutes on two cores; sets
 nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goes on at a stage
 	@$(PY) tools/test_stages.py --tier nightly $(if $(FROM),--from $(FROM))
 
-# Three at a time for two cores, because many tests wait. File by file: modules share what their fixtures have launched.
+# More at a time than there are cores, because many tests wait; those of several ranks wait less. File by file: modules
+# share what their fixtures have launched.
 TEST_PY = $(PY)
-PYTEST = $(TEST_PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+WORKERS = 3
+PYTEST = $(TEST_PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 RESTARTS = $(wildcard tests/multirank/test_rest*.py)
 
+pytest: WORKERS = 4
 pytest: build  ## the Python tests of every day
 	@$(PYTEST) tests $(PYTEST_ARGS)
 

@@ -83,6 +83,7 @@ def test_a_rank_that_fails_on_another_node_ends_all_and_is_shown_on_both(launch:
     assert all(map(gone, pids(launch, 0, 1)))
 
 
+@pytest.mark.nightly
 def test_a_rank_of_node_0_that_is_killed(launch: Launchers) -> None:
     nodes = Nodes(launch)
     first, second = nodes.start(0, NAP), nodes.start(1, NAP)
@@ -116,6 +117,7 @@ def test_ctrl_c_on_one_machine_ends_the_others(which: int, launch: Launchers) ->
     assert all(map(gone, own))
 
 
+@pytest.mark.daily_cases(1)
 @pytest.mark.parametrize("which", [0, 1])
 def test_ctrl_c_where_ranks_are_done_ends_the_others(which: int, launch: Launchers) -> None:
     nodes = Nodes(launch)

@@ -399,6 +399,7 @@ def named(job: str, *, trains: bool, killed: bool = False, flush_every: int | No
     return run_forked(program, TFSPS_JOB=job, **environment)
 
 
+@pytest.mark.nightly
 def test_a_named_job_leaves_all_rows_to_the_next_one() -> None:
     first, second = named("cached-job", trains=True), named("cached-job", trains=False)
     assert first.returncode == second.returncode == 0, first.stderr[-3000:] + second.stderr[-3000:]

@@ -1,8 +1,8 @@
 """The process that is soaked: `fit`, again and again, with checkpoints, evaluations, exports and early ends.
 
 One line of JSON per fit goes to standard output: what the process holds. `measure.py` has the fields. With `--peer` the
-models have Keras's own layers and optimizer, and the dataset is opened by a Python function, as those of checkpoints:
-what grows there is TensorFlow's and Keras's. Two things are not a part of it, because Keras alone leaks much more there:
+models have Keras's own layers and optimizer, and a Python function opens the dataset, as those of checkpoints: what
+grows there is TensorFlow's and Keras's. Two things are not a part of it, because Keras alone leaks much more there:
 70 KB for a Keras file, 500 KB for a model that is compiled and dropped.
 """
 

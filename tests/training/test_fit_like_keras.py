@@ -297,6 +297,7 @@ def test_two_layers_of_keras_and_ours_side_by_side() -> None:
     np.testing.assert_allclose(build(10**9), build(0), rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_compiling_again_with_another_rule_starts_its_slots_anew() -> None:
     ours, _ = twins(lambda: optimizer("Adagrad", 0.05))
     fit(ours, 1)

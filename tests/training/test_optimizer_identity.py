@@ -32,6 +32,7 @@ def first_slot(one: Any) -> np.ndarray:
     return found.slots[0][np.argsort(found.keys)]
 
 
+@pytest.mark.daily_cases(1)
 @pytest.mark.parametrize("name", ["Adam", "Adagrad"])
 def test_a_model_that_is_compiled_again_trains_as_keras_does(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = twins(lambda: optimizer(name, 0.05))
