@@ -106,7 +106,7 @@ train: environment  ## sets up what it needs and trains a click-through model on
 quick: build  ## the inner loop, at most two minutes: lint, and fast tests of every package
 	@$(PY) tools/test_stages.py --tier quick
 
-test: test-build  ## what a change must pass, sixteen minutes on two cores; sets everything up
+test: test-build  ## what a change must pass, fifteen minutes on two cores; sets everything up
 	@$(PY) tools/test_stages.py --tier test
 
 nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goes on at a stage

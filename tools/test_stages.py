@@ -1,7 +1,7 @@
 """Runs the stages of a tier of tests, each a make target, and ends with a table of their times.
 
     make quick                        the inner loop: at most two minutes
-    make test                         before every push: sixteen minutes on two cores
+    make test                         before every push: fifteen minutes on two cores
     make nightly                      everything
     make nightly FROM=matrix          the stages from this one on; the results of earlier ones at this commit are kept
     python tools/test_stages.py --tier nightly asan tsan     these stages
