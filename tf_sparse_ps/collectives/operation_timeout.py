@@ -20,6 +20,7 @@ from tf_sparse_ps.collectives import eager_operations
 from tf_sparse_ps.collectives.protocol import timeout_s
 
 _LONGEST_LOOK_S = 1.0
+_SHORT_GRACE_S = 5.0
 _lock = threading.Lock()
 _stop = threading.Event()
 _thread: threading.Thread | None = None
@@ -30,7 +31,8 @@ def start(rank: int, grace_s: float) -> None:
 
     Args:
       rank: For the message.
-      grace_s: How much longer than TFSPS_TIMEOUT_S an operation may wait for other ranks.
+      grace_s: How much longer than TFSPS_TIMEOUT_S an operation may wait for other ranks, who then find out for whom
+        (`failures.liveness_check`). With a short time they look more often: 5 s are enough.
     """
     global _thread
     with _lock:
@@ -50,12 +52,13 @@ def _watch(rank: int, grace_s: float) -> None:
     limit = timeout_s()
     while not _stop.wait(min(limit / 10, _LONGEST_LOOK_S)):
         limit = timeout_s()
+        grace = min(grace_s, max(_SHORT_GRACE_S, limit / 3))
         now_ns = time.monotonic_ns()
         begins = [(begin, operation) for operation, begin in eager_operations.in_flight()]
         begins += [(begin, operation) for operation, begin, _ in _ops.in_flight()]
         begin_ns, operation = min(begins, default=(now_ns, ""))
         longest = (now_ns - begin_ns) * 1e-9
-        if (now_ns - eager_operations.begin_of_silence_ns(begin_ns)) * 1e-9 > limit + grace_s:
+        if (now_ns - eager_operations.begin_of_silence_ns(begin_ns)) * 1e-9 > limit + grace:
             _tensorflow.abort_collectives(
                 tf.errors.DEADLINE_EXCEEDED,
                 f"rank {rank} has waited {longest:.0f} s for other ranks in operation '{operation}'",

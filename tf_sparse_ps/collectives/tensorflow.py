@@ -33,7 +33,7 @@ class TensorFlowCollectives(RuntimeCollectives):
 
     kind = "tensorflow"
     in_cluster = True
-    grace_s = 5.0  # in which ranks find out for whom they wait
+    grace_s = 10.0
     _strategy: Any = None  # keeps TensorFlow's server
     _server: KeyValueServer | None = None  # keeps the job's key-value store, on rank 0 of a job without a launcher
 
