@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <thread>
@@ -36,17 +37,25 @@ class ReaderTurnsTest : public GroupTest {
   void BesideAWriter(const std::function<void()>& body) {
     std::atomic<bool> stop{false};
     std::thread writer([&] {
-      while (!stop.load()) ASSERT_TSPS_OK(Step(table_, {1, 2, 3}, 1.0f));
+      while (!stop.load()) {
+        ASSERT_TSPS_OK(Step(table_, {1, 2, 3}, 1.0f));
+        ++steps_;
+      }
     });
     body();
     stop = true;
     writer.join();
   }
-  // A read that takes longer than the writer is quiet.
-  bool ReadSlowly(int attempts) {
+  // A read that waits until the writer has made a step beside it. A writer that has yielded makes
+  // none; the read then ends after `longest_s`.
+  bool ReadSlowly(int attempts, double longest_s = 0.004) {
     const auto read = reader_->TryRead(
-        [](const ReadView&) {
-          usleep(4000);
+        [&](const ReadView&) {
+          const auto end =
+              std::chrono::steady_clock::now() + std::chrono::duration<double>(longest_s);
+          // The first step that is counted may have ended before the read began.
+          const int64_t beside = steps_.load() + 2;
+          while (steps_.load() < beside && std::chrono::steady_clock::now() < end) usleep(100);
           return Status();
         },
         60.0, attempts);
@@ -55,6 +64,7 @@ class ReaderTurnsTest : public GroupTest {
   }
 
   int table_ = 0;
+  std::atomic<int64_t> steps_{0};  // of the writer
   std::vector<int64_t> keys_;
   std::shared_ptr<Group> reader_;
 };
@@ -76,7 +86,7 @@ TEST_F(ReaderTurnsTest, WithoutTurnsItLosesEveryTime) {
     table_ = AddTable("t", kDim);
     reader_ = *Group::Open(dir_ / "own");
     bool read = true;
-    BesideAWriter([&] { read = ReadSlowly(20); });
+    BesideAWriter([&] { read = ReadSlowly(20, 10.0); });
     _exit(read ? 1 : 0);
   }
   int status = 0;
