@@ -26,7 +26,7 @@ import tf_sparse_ps as tsps
 from benchmarks.harness import Cycle
 from benchmarks.rank_job import interface_counters
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.rings import rank_weight
+from tf_sparse_ps.reduction import rank_weight
 from tf_sparse_ps.schedules import Plan, Schedule, ScheduleState, Synchronous, TimedBuckets
 from tf_sparse_ps.schedules.bucket_plan import Gradient
 

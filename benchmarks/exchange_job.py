@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.collectives.protocol import FUSION_BYTES
-from tf_sparse_ps.rings import binding, node_exchange, sparse_ring, topologies
+from tf_sparse_ps.collectives.horovod_setup import FUSION_BYTES
+from tf_sparse_ps.reduction import handshake, node_exchange, sparse_reducer, sparse_reducers
 
 DIM = 64
 _RESULT_ROW_BYTES = 8 + 4 + 4 * DIM  # key, count, gradient
@@ -52,14 +52,14 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     ranks = tsps.init()
     job = tsps.job.current()
-    binding.on_all(ranks, node_exchange.of(job).join, "bench.join")
-    ring = topologies.HierarchicalRing(job, "frequency", options.wire)
+    handshake.on_all(ranks, node_exchange.of(job).join, "bench.join")
+    ring = sparse_reducers.HierarchicalReducer(job, "frequency", options.wire)
 
     @tf.function(
         input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM]), tf.TensorSpec([], tf.int64)]
     )
     def run_rounds(keys: tf.Tensor, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return ring.run_rounds([sparse_ring.SparseGradient(keys, rows)], "bench.sparse", step)
+        return ring.run_rounds([sparse_reducer.SparseGradient(keys, rows)], "bench.sparse", step)
 
     draw = np.random.default_rng(1 + ranks.rank)
     figures = {}

@@ -61,7 +61,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import job_sizes
-from tf_sparse_ps.rings.node_exchange import exchange_window
+from tf_sparse_ps.reduction.node_exchange import exchange_window
 
 METHODS = (
     "flat",

@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps._compat import _registration
-from tf_sparse_ps.collectives import protocol as _protocol
+from tf_sparse_ps.collectives import horovod_setup as _horovod_setup
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr__` imports the same names
     from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
     from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
-    from tf_sparse_ps.collectives.protocol import init
+    from tf_sparse_ps.collectives.registry import init
     from tf_sparse_ps.config import DeviceCache, FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.table import Table
@@ -53,10 +53,10 @@ __all__ = [
     "table",
 ]
 
-_protocol.prepare()
+_horovod_setup.set_environment()
 
 _HOME = {
-    "init": "collectives.protocol",
+    "init": "collectives.registry",
     "Checkpointer": "checkpoints.checkpointer",
     "Embedding": "layers.embedding",
     "EmbeddingReduce": "layers.embedding_reduce",

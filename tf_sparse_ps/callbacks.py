@@ -23,9 +23,9 @@ from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.config.plain_numbers import plain
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
-from tf_sparse_ps.rings.binding import reconcile
+from tf_sparse_ps.reduction.handshake import reconcile
 from tf_sparse_ps.training import distributed_optimizer, fits
-from tf_sparse_ps.training.equal_weights import broadcast_variables
+from tf_sparse_ps.training.initial_sync import broadcast_variables
 
 _NOT_A_NUMBER_OF_BATCHES = {
     0: "none: give every rank at least one",

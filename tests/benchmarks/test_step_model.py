@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import harness, scaling_model, step_model
 from benchmarks.step_model import Cluster, Costs, Job
-from tf_sparse_ps.rings.node_exchange import exchange_window
+from tf_sparse_ps.reduction.node_exchange import exchange_window
 
 # 4 equally frequent ids, 3 per rank: U(3) = 4 (1 - 0.75^3) = 2.3125, U(6) = 4 (1 - 0.75^6) = 3.288...
 TINY = Job(rows=4, dim=2, ids=3, dense=10, exponent=0.0)

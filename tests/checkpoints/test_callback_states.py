@@ -314,7 +314,7 @@ def test_each_rank_gets_its_own_state_and_equal_arrays_are_stored_once(tmp_path:
     class Recorder(Ranks):
         def allgather_object(self, own: Any, name: str) -> list[Any]:
             sent[name] = own
-            first = (None, [], [f"float64[1000]-{same}"]) if name.endswith("callbacks") else {}
+            first = (None, ([], [f"float64[1000]-{same}"])) if name.endswith("callbacks") else {}
             return [first, own]
 
     import hashlib

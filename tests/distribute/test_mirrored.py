@@ -20,7 +20,7 @@ from workers import HERE, environment
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import job
-from tf_sparse_ps.collectives import protocol, runtime, tf_distribute
+from tf_sparse_ps.collectives import horovod_setup, registry, runtime, strategies, tf_distribute
 from tf_sparse_ps.node import node_discovery
 
 pytestmark = pytest.mark.nightly  # tests/distribute/test_workers.py runs every day
@@ -99,7 +99,7 @@ def test_what_cannot_work_is_refused_with_the_reason(folder: Path, way: str, wor
 
 
 def test_tf_distribute_without_a_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_horovod_initialised", lambda: False)  # another test may have
+    monkeypatch.setattr(horovod_setup, "is_initialised", lambda: False)  # another test may have
     with pytest.raises(ValueError, match=r"strategy\.scope\(\)"):
         tsps.DistributedOptimizer("sgd", collectives="tf.distribute")
     with pytest.raises(ValueError, match=r"tf\.distribute"):
@@ -127,8 +127,8 @@ def test_the_chief_is_rank_0_and_an_evaluator_is_alone() -> None:
 
 def test_a_table_made_before_the_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     job.current()
-    monkeypatch.setattr(protocol, "active_strategy", lambda: SimpleNamespace())
-    monkeypatch.setattr(protocol, "current", lambda: SimpleNamespace(size=2, rank=1))
+    monkeypatch.setattr(strategies, "active_strategy", lambda: SimpleNamespace())
+    monkeypatch.setattr(registry, "current", lambda: SimpleNamespace(size=2, rank=1))
     with pytest.raises(ValueError, match=r"outside of the strategy's scope.*worker 1 of 2"):
         job.current()
 

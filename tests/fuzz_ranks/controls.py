@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from tests.fuzz_ranks.plan import Plan, draw
-from tf_sparse_ps.rings import agreement
+from tf_sparse_ps.reduction import agreement
 
 
 def plant(fault: str, when: str, rank: int, model: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
-from tf_sparse_ps.rings import agreement
+from tf_sparse_ps.reduction import agreement
 
 pytestmark = [pytest.mark.keras2_smoke, pytest.mark.quick]
 

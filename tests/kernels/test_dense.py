@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
-from tf_sparse_ps.rings import rank_weight
+from tf_sparse_ps.reduction import rank_weight
 
 pytestmark = pytest.mark.quick
 

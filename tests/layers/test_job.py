@@ -44,7 +44,7 @@ class Ranks(LocalCollectives):
     def allgather_object(self, obj, name):
         return [dataclasses.replace(obj, local_rank=rank) for rank in range(2)]
 
-collectives.protocol._instances["local"] = Ranks()
+collectives.registry._instances["local"] = Ranks()
 me = job.current()
 """
 ONE = "from tf_sparse_ps import job\nfrom tf_sparse_ps.config import TableConfig\nme = job.current()\n"

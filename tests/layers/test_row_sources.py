@@ -17,7 +17,7 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.layers.row_source import RowSource, SharedTable
 from tf_sparse_ps.layers.table_layer import TableLayer
-from tf_sparse_ps.rings.sparse_ring import SparseGradient
+from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
 
 LIBRARY = str(Path(tsps.__file__).with_name("_ops_lib.so"))
 COMBINERS = ("sum", "mean", "sqrtn")

@@ -17,7 +17,7 @@ import tensorflow as tf
 import this_rank
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.rings import agreement
+from tf_sparse_ps.reduction import agreement
 
 keras = tf.keras
 ROWS, DIM, IDS, BATCH = 16, 4, 3, 8

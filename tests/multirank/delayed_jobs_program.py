@@ -64,7 +64,7 @@ class Watch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Whether gradients were outstanding."""
-        self.apart += self.model.optimizer._step.outstanding()
+        self.apart += self.model.optimizer._step_builder.outstanding()
         # Whatever else ranks do meanwhile must not disturb it.
         tsps.collectives.current().allgather_object(batch, "test.metric")
         if this_rank.rank() == 0:

@@ -20,7 +20,7 @@ import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.local import LocalCollectives
-from tf_sparse_ps.rings import node_exchange, topologies
+from tf_sparse_ps.reduction import node_exchange, sparse_reducers
 
 keras = tf.keras
 OPTIMIZERS = {
@@ -98,10 +98,10 @@ def train(
     functions = [
         tf.function(functools.partial(step, out), input_signature=signature, autograph=False) for out in (False, True)
     ]
-    reduce_over = topologies.reduce_over
+    reduce_over = sparse_reducers.reduce_over
     if control:
         # Nothing travels: every leader sees its own gradients only.
-        topologies.reduce_over = lambda _, *args, **options: reduce_over(LocalCollectives(), *args, **options)
+        sparse_reducers.reduce_over = lambda _, *args, **options: reduce_over(LocalCollectives(), *args, **options)
     try:
         for i in range(steps):
             one = batches.batch(i, this_rank.rank())
@@ -112,7 +112,7 @@ def train(
                 [tf.constant(targets) for targets in one.dense_targets],
             )
     finally:
-        topologies.reduce_over = reduce_over
+        sparse_reducers.reduce_over = reduce_over
     results: dict[str, Any] = {}
     for t, layer in enumerate(tables):
         results[f"first{t}"], results[f"last{t}"] = first[t], numbers(layer, batches.all_keys(t))

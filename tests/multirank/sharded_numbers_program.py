@@ -19,7 +19,7 @@ from sharded_cases import CASES, ON_DISK, ROUNDS_PULLS, SHARDED, STEPS, name_of
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _table
-from tf_sparse_ps.rings import topologies
+from tf_sparse_ps.reduction import sparse_reducers
 
 keras = tf.keras
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad, "adam": keras.optimizers.Adam}
@@ -165,7 +165,7 @@ def main() -> None:
     numbers, _, control = sys.argv[1].partition("-")
     folder = Path(sys.argv[2])
     if control:
-        topologies.unique = list
+        sparse_reducers.unique = list
     for number in map(int, numbers.split(",")):
         case = CASES[number]
         print(f"rank {this_rank.rank()}: {name_of(case)}", flush=True)  # shown when the test times out

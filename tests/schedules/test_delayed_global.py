@@ -76,7 +76,7 @@ def test_on_one_rank_nothing_is_delayed() -> None:
     for one, other in zip(weights, plain_weights, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(rows, plain_rows)
-    assert not optimizer._step.outstanding()
+    assert not optimizer._step_builder.outstanding()
 
 
 def test_drain_needs_our_optimizer() -> None:

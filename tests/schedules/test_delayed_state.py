@@ -17,10 +17,10 @@ import tensorflow as tf
 import tf_sparse_ps as tsps
 from tf_sparse_ps import collectives, errors, failures
 from tf_sparse_ps.collectives.local import LocalCollectives
-from tf_sparse_ps.rings import agreement
-from tf_sparse_ps.rings.sparse_ring import SparseGradient, Update
-from tf_sparse_ps.rings.sparse_step import SparseStep
-from tf_sparse_ps.rings.topologies import FlatRing
+from tf_sparse_ps.reduction import agreement
+from tf_sparse_ps.reduction.sparse_reducer import SparseGradient, Update
+from tf_sparse_ps.reduction.sparse_reducers import FlatReducer
+from tf_sparse_ps.reduction.sparse_step import SparseStep
 from tf_sparse_ps.schedules.communication_threads import CommunicationThreads
 
 keras = tf.keras
@@ -55,7 +55,7 @@ def test_the_anchor_of_a_frozen_table_is_no_statistic_to_average() -> None:
     model = trained(table, keras.layers.GlobalAveragePooling1D(), keras.layers.BatchNormalization())
     assert any(one is table.non_trainable_variables[0] for one in model.non_trainable_variables)
     assert model.optimizer.schedule_report()["global_gradients"] == 5
-    assert not model.optimizer._step.outstanding()
+    assert not model.optimizer._step_builder.outstanding()
 
 
 def test_a_constraint_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_dense_gradients_outstanding_keep_no_other_optimizer_from_tables(table: 
     delayed, other = Way(table, Delayed(sparse=False)), Way(table, None)
     delayed.step()
     other.step()
-    assert delayed.optimizer._step.outstanding()
+    assert delayed.optimizer._step_builder.outstanding()
     np.testing.assert_allclose(np.asarray(table(tf.constant([3]))), [[-0.2, -0.2]], rtol=1e-6)
 
 
@@ -116,7 +116,7 @@ def test_a_key_counts_once_in_a_rank_whatever_the_first_trace_was() -> None:
     once = SparseGradient(tf.constant([5], tf.int64), tf.ones([1, 2]), unique=True)
     first = SparseStep(
         job,
-        {"replicated": FlatRing(job, "frequency", "float32")},
+        {"replicated": FlatReducer(job, "frequency", "float32")},
         "test",
         [once],
         Update([table], [tf.zeros([1])], tf.zeros([2], tf.int64)),

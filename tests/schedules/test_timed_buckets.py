@@ -86,7 +86,7 @@ WAYS: dict[str, Callable[[Any, Any], None]] = {
 
 def recorded(optimizer: Any) -> int:
     """Ready times that were recorded since the last call."""
-    (one,) = optimizer._step._started._sets.values()
+    (one,) = optimizer._step_builder._started._sets.values()
     return len(_ops.ready_times(one.recorder))
 
 
@@ -111,7 +111,7 @@ def test_as_long_as_there_is_no_plan_every_step_is_recorded(way: str) -> None:
     model, optimizer = make_model(), wrapped(profile_steps=40)
     WAYS[way](model, optimizer)
     WAYS[way](model, optimizer)
-    state = optimizer._step._started
+    state = optimizer._step_builder._started
     (one,) = state._sets.values()
     one._advance()  # looks at what the last call has recorded
     assert optimizer.schedule_report() == {"plan": None, "plans": [], "profiled_steps": 13}

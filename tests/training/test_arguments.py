@@ -10,7 +10,7 @@ import tensorflow as tf
 from models import keras
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.rings import gradients
+from tf_sparse_ps.reduction import gradients
 
 pytestmark = pytest.mark.keras2_smoke
 

@@ -276,7 +276,7 @@ def test_a_layer_called_twice_counts_a_key_once() -> None:
 
 def test_two_layers_of_keras_and_ours_side_by_side() -> None:
     """Sparse gradients of other layers: small ones are made dense, big ones stay sparse and come out unique."""
-    from tf_sparse_ps.rings import gradients
+    from tf_sparse_ps.reduction import gradients
 
     def build(limit: int) -> np.ndarray:
         keras.utils.set_random_seed(2)

@@ -10,7 +10,7 @@ import pytest
 from fork_server import AT_IMPORT, ForkServer
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.collectives import launchers, protocol
+from tf_sparse_ps.collectives import launchers, registry
 
 _OF_LAUNCHERS = (
     "TFSPS_SIZE TFSPS_LOCAL_SIZE "
@@ -78,7 +78,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Of no launcher."""
     for name in _OF_LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(protocol, "_said_to_be_alone", protocol.threading.Event())
+    monkeypatch.setattr(registry, "_local_chosen", registry.threading.Event())
     return monkeypatch
 
 
@@ -118,6 +118,6 @@ def test_one_rank_is_enough_when_it_says_so_for_one_optimizer(environment: pytes
     environment.setenv("PMI_SIZE", "2")
     for kind in ("auto", "horovod"):
         with pytest.raises(RuntimeError, match=r"PMI_SIZE=2|hvd\.init\(\)"):
-            protocol.resolve(kind)
+            registry.resolve(kind)
     assert tsps.DistributedOptimizer("sgd", collectives="local").collectives == "local"
-    assert protocol.current().size == 1
+    assert registry.current().size == 1

@@ -43,7 +43,7 @@ def test_a_step_of_two_placements_is_the_step_of_one(
         one, expected = trained(["replicated", "replicated"], patch, **options)
     with monkeypatch.context() as patch:
         two, found = trained(["replicated", "elsewhere"], patch, **options)
-    assert set(one._step._binding.rings) == {"replicated"}
-    assert set(two._step._binding.rings) == {"replicated", "elsewhere"}
+    assert set(one._step_builder._binding.reducers) == {"replicated"}
+    assert set(two._step_builder._binding.reducers) == {"replicated", "elsewhere"}
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from models import BATCH, DIM, IDS, KERAS_3, ROWS, TARGETS, difference, fit, keras, optimizer, twins
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.rings import gradients
+from tf_sparse_ps.reduction import gradients
 
 LEGACY = [] if KERAS_3 else ["legacy.SGD"]
 

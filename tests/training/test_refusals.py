@@ -11,7 +11,7 @@ from models import DIM, KERAS_3, ROWS, fit, keras, model, optimizer
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.collectives import protocol
+from tf_sparse_ps.collectives import horovod_setup, registry
 from tf_sparse_ps.errors import UnsupportedError
 
 
@@ -162,24 +162,24 @@ def test_a_gradient_that_is_not_finite_leaves_the_step_unmade() -> None:
 def test_local_collectives_ask_for_init(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    monkeypatch.setattr(protocol, "_horovod_initialised", lambda: False)
+    monkeypatch.setattr(horovod_setup, "is_initialised", lambda: False)
     for kind in ("auto", "horovod", "local"):
         with pytest.raises(RuntimeError, match=r"hvd\.init\(\)"):
-            protocol.resolve(kind)
+            registry.resolve(kind)
 
 
 def test_horovodruns_elastic_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     for begin in (
         tsps.init,
-        protocol.resolve,
-        lambda: protocol.resolve("local"),
+        registry.resolve,
+        lambda: registry.resolve("local"),
         lambda: wrapped("sgd"),
     ):
         with pytest.raises(UnsupportedError, match=r"elastic mode .* HOROVOD_ELASTIC=1"):
             begin()
     monkeypatch.setenv("HOROVOD_ELASTIC", "0")
-    assert protocol.resolve() is not None
+    assert registry.resolve() is not None
 
 
 class TestHorovodsWrappers:
@@ -219,7 +219,7 @@ class TestHorovodsWrappers:
     def test_a_table_whose_gradient_was_gathered_in_a_graph(self, hvd: Any, nested: bool) -> None:
         import horovod.tensorflow as base
 
-        from tf_sparse_ps.rings import gradients
+        from tf_sparse_ps.reduction import gradients
 
         layer = tsps.Embedding(ROWS, DIM)
         layer.build(None)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from models import DIM, IDS, ROWS, TARGETS, model, optimizer
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.rings import sparse_step
+from tf_sparse_ps.reduction import sparse_step
 
 pytestmark = pytest.mark.quick
 

@@ -39,6 +39,30 @@ from tf_sparse_ps._ops.caches import (
     slow_copy,
 )
 from tf_sparse_ps._ops.dense import mean_split, weighted_concat
+from tf_sparse_ps._ops.exchange import (
+    RING_COUNTERS,
+    Merged,
+    in_flight,
+    join_exchange,
+    keep_if,
+    leave_exchange,
+    mark,
+    merge,
+    node_apply,
+    node_merge,
+    pack,
+    ready,
+    ready_times,
+    ring_collect,
+    ring_info,
+    ring_prepare,
+    ring_put,
+    ring_rounds,
+    ring_take,
+    start_timeline,
+    stop_timeline,
+    unpack_merge,
+)
 from tf_sparse_ps._ops.groups import (
     COUNTERS,
     NOBODY,
@@ -98,30 +122,6 @@ from tf_sparse_ps._ops.pulls import (
     pull_counters,
     pull_step_made,
     pulls_look_ahead,
-)
-from tf_sparse_ps._ops.rings import (
-    RING_COUNTERS,
-    Merged,
-    in_flight,
-    join_exchange,
-    keep_if,
-    leave_exchange,
-    mark,
-    merge,
-    node_apply,
-    node_merge,
-    pack,
-    ready,
-    ready_times,
-    ring_collect,
-    ring_info,
-    ring_prepare,
-    ring_put,
-    ring_rounds,
-    ring_take,
-    start_timeline,
-    stop_timeline,
-    unpack_merge,
 )
 
 __all__ = [

@@ -148,7 +148,7 @@ class TableCache:
           keys: R of int64[u_r], unique.
           gradients: R of float32[u_r, dim].
           devices: R: where they are.
-          reduction: What the sum is divided by: "frequency", "average" or "sum" (`sparse_ring.REDUCTIONS`).
+          reduction: What the sum is divided by: "frequency", "average" or "sum" (`sparse_reducer.REDUCTIONS`).
 
         Returns:
           Of each store, its keys, unique, and their gradients, on its device.

@@ -21,8 +21,8 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import array_file, manifest
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives.all_or_none import all_or_none
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
-from tf_sparse_ps.layers.sharded_content import raise_failed, text_of
 
 # Attributes of Keras's classes, of Keras 3 and 2; one that a version does not have is left out.
 _ATTRIBUTES = {
@@ -100,21 +100,19 @@ class CallbackStates:
         """
         self._watch()
         arrays: dict[str, npt.NDArray[Any]] = {}
-        records: list[Any] = []
-        error: Exception | None = None
-        try:
-            for one in self._carried:
-                records.append([_name(one), _encode(_state_of(one), arrays, type(one).__name__)])
-        except Exception as caught:
-            error = caught
-        everyone = ranks.allgather_object((text_of(error), records, list(arrays)), "tsps.checkpoint.callbacks")
-        raise_failed([text for text, *_ in everyone], error, "saving the states of callbacks")
-        of_all = set(arrays).intersection(*(names for *_, names in everyone))
-        if any(len(names) > len(of_all) for *_, names in everyone):
+
+        def encode() -> tuple[list[Any], list[str]]:
+            records = [[_name(one), _encode(_state_of(one), arrays, type(one).__name__)] for one in self._carried]
+            return records, list(arrays)
+
+        call = "saving the states of callbacks"
+        everyone = all_or_none(ranks, encode, call, "tsps.checkpoint.callbacks")
+        of_all = set(arrays).intersection(*(names for _, names in everyone))
+        if any(len(names) > len(of_all) for _, names in everyone):
             more = {name: array for name, array in arrays.items() if name not in of_all}
             for theirs in ranks.allgather_object(more, "tsps.checkpoint.callbacks.arrays"):
                 arrays |= theirs
-        return CapturedStates([theirs for _, theirs, _ in everyone], arrays if keep else {})
+        return CapturedStates([records for records, _ in everyone], arrays if keep else {})
 
     def restore(self, stored: Sequence[Record] | None) -> None:
         """Gives the callbacks their states. A warning names each that has none, or that is none of this `fit`.

@@ -24,16 +24,21 @@ from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.checkpoints.saver import Saver
 from tf_sparse_ps.checkpoints.writers import Copies
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives.all_or_none import (
+    UNREACHABLE,
+    error_text,
+    must_agree,
+    raise_failures,
+    raising_on_all,
+)
 from tf_sparse_ps.errors import (
     NotSavedError,
     StateError,
     UnsupportedError,
 )
 from tf_sparse_ps.job.table_binding import TableBinding
-from tf_sparse_ps.layers.sharded_content import LOST, raise_failed, text_of
 from tf_sparse_ps.node import activity
-from tf_sparse_ps.rings.binding import must_agree
-from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
+from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 
@@ -322,18 +327,18 @@ class Checkpointer:
         error: Exception | None = None
         try:
             read()
-        except LOST:
+        except UNREACHABLE:
             raise
         except Exception as caught:
             error = caught
         # A file of another step is one that was put there, or damage.
         damaged = not is_read and error is not None and (isinstance(error, StateError) or is_damage(error))
-        found = self._ranks.allgather_object((text_of(error), damaged), "tsps.checkpoint.whole")
+        found = self._ranks.allgather_object((error_text(error), damaged), "tsps.checkpoint.whole")
         if all(text is None or theirs for text, theirs in found):
             if text := next((text for text, _ in found if text is not None), None):
                 warnings.warn(f"checkpoint {path} is not whole, an older one is looked for: {text}", stacklevel=4)
             return text is None
-        raise_failed([text for text, _ in found], error, f"restoring {path}")
+        raise_failures([text for text, _ in found], error, f"restoring {path}")
         return True
 
     def _stored_variables(self, checked: Checked) -> variables.Stored:
@@ -532,16 +537,10 @@ class Checkpointer:
     def _entries(self) -> list[variables.Entry]:
         return variables.collect(self._model, self._optimizer, self._extra)
 
-    def _together(self, action: Any, call: str) -> None:
+    def _together(self, action: Callable[[], Any], call: str) -> None:
         """Does something on every rank, and raises on all if it fails on one."""
-        error: Exception | None = None
-        try:
+        with raising_on_all(self._ranks, call, "tsps.checkpoint.together"):
             action()
-        except LOST:
-            raise
-        except Exception as caught:
-            error = caught
-        raise_failed(self._ranks.allgather_object(text_of(error), "tsps.checkpoint.together"), error, call)
 
 
 def check_arguments(directory: Any, keep: Any, extra: Any) -> None:

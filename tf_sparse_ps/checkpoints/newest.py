@@ -7,7 +7,9 @@ newest that all nodes have, told by its id.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +18,8 @@ from tf_sparse_ps.checkpoints import directory as directory_lib
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
 from tf_sparse_ps.checkpoints.saver import WRITER
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives.all_or_none import all_or_none, error_text, raise_failures, raising_on_all
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError
-from tf_sparse_ps.layers.sharded_content import raise_failed, text_of
 from tf_sparse_ps.table.progress import bar
 
 
@@ -68,19 +70,16 @@ def agree(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool
         except Exception as caught:
             error = caught
     chosen = None if found is None else (found.path.name, found.data)
-    text, chosen, is_read = ranks.broadcast_object((text_of(error), chosen, is_read), WRITER, "tsps.checkpoint.newest")
+    own = (error_text(error), chosen, is_read)
+    text, chosen, is_read = ranks.broadcast_object(own, WRITER, "tsps.checkpoint.newest")
     if text is not None:
-        raise_failed([text], error, f"looking for checkpoints in {directory.path}")
+        raise_failures([text], error, f"looking for checkpoints in {directory.path}")
     if chosen is None:
         return Chosen(None, True, passed_over)
     name, data = chosen
     path = directory.path / name
-    seen: Checked | None = None
-    try:
+    with raising_on_all(ranks, f"restoring {path}", "tsps.checkpoint.seen"):
         seen = _see(path, data)
-    except Exception as caught:
-        error = caught
-    raise_failed(ranks.allgather_object(text_of(error), "tsps.checkpoint.seen"), error, f"restoring {path}")
     return Chosen(seen, bool(is_read), passed_over)
 
 
@@ -106,39 +105,32 @@ def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_o
       UnsupportedError: On all ranks: one is of a later version of the format.
     """
     own: dict[str, Path] = {}
-    trained: list[str] = []
-    error: Exception | None = None
+    found: Checked | None = None
     is_leader = job.current().is_leader
-    damage: dict[Path, str] = {}  # of those of this node that are passed over
-    try:
+    damage: dict[Path, str] = {}  # checkpoints of this node that are passed over, and why
+
+    def find_own() -> tuple[list[str], list[str]]:
         trained = _trained(directory)
         for one in directory.find():
-            try:
+            with _noting_damage(one.path, damage):
                 own.setdefault(directory_lib.look(one.path).manifest.id, one.path)
-            except Exception as caught:
-                if not directory_lib.is_damage(caught):
-                    raise
-                damage[one.path] = str(caught)
-    except Exception as caught:
-        error = caught
-    everyone = ranks.allgather_object((text_of(error), list(own)), "tsps.checkpoint.newest")
-    raise_failed([text for text, _ in everyone], error, f"looking for checkpoints in {directory.path}")
-    common = [one for one in everyone[WRITER][1] if all(one in theirs for _, theirs in everyone)]
-    found: Checked | None = None
+        return list(own), trained
+
+    def is_whole(path: Path, *, rows: bool) -> bool:
+        nonlocal found
+        found = None
+        with _noting_damage(path, damage):
+            found = _check(path, rows=rows) if is_leader else directory_lib.look(path)
+        return found is not None
+
+    call = f"looking for checkpoints in {directory.path}"
+    everyone = all_or_none(ranks, find_own, call, "tsps.checkpoint.newest")
+    common = [one for one in everyone[WRITER][0] if all(one in ids for ids, _ in everyone)]
     is_read, chosen = True, None
     for number, id_ in enumerate(common):
         is_read = not read_once or number == len(common) - 1
-        found = None
-        try:
-            found = _check(own[id_], rows=is_read) if is_leader else directory_lib.look(own[id_])
-        except Exception as caught:
-            if directory_lib.is_damage(caught):
-                damage[own[id_]] = str(caught)
-            else:
-                error = caught
-        everywhere = ranks.allgather_object((found is not None, text_of(error)), "tsps.checkpoint.is_whole")
-        raise_failed([text for _, text in everywhere], error, f"looking at {own[id_]}")
-        if all(is_whole for is_whole, _ in everywhere):
+        check = functools.partial(is_whole, own[id_], rows=is_read)
+        if all(all_or_none(ranks, check, f"looking at {own[id_]}", "tsps.checkpoint.is_whole")):
             chosen = id_
             break
     for id_, path in own.items():
@@ -150,15 +142,26 @@ def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_o
             warnings.warn(f"checkpoint {path} is passed over: {why}", stacklevel=4)
     if chosen is None:
         said = {path.name: why for path, why in damage.items()}
-        of_nodes = ranks.allgather_object((trained, said), "tsps.checkpoint.none")
-        if any(theirs for theirs, _ in of_nodes):
-            shown = {f"node {node}": of_nodes[leader][1] for node, leader in enumerate(job.current().leaders)}
+        of_nodes = ranks.allgather_object(said, "tsps.checkpoint.none")
+        if any(trained for _, trained in everyone):
+            shown = {f"node {node}": of_nodes[leader] for node, leader in enumerate(job.current().leaders)}
             raise StateError(
                 f"no checkpoint in {directory.path} is whole on all nodes: {shown}. Give the job the machines, or the "
                 "directories, that it had; or remove these, to begin anew"
             )
         found = None
     return Chosen(found, is_read, list(damage) if is_leader else [])
+
+
+@contextlib.contextmanager
+def _noting_damage(path: Path, damage: dict[Path, str]) -> Iterator[None]:
+    """Surrounds reading a checkpoint: if it is damaged, notes why, in place of raising."""
+    try:
+        yield
+    except Exception as error:
+        if not directory_lib.is_damage(error):
+            raise
+        damage[path] = str(error)
 
 
 def _trained(directory: CheckpointDirectory) -> list[str]:

@@ -21,10 +21,11 @@ from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
 from tf_sparse_ps.checkpoints.writers import CheckpointWriter, Copies, PartWriter, Writer
-from tf_sparse_ps.collectives import Collectives, protocol
+from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives.all_or_none import error_text, raise_failures
+from tf_sparse_ps.collectives.timeout import timeout_s
 from tf_sparse_ps.errors import NotSavedError, PartNotSavedError, StateError, UnavailableError, WriterLockedError
 from tf_sparse_ps.job.table_binding import TableBinding
-from tf_sparse_ps.layers.sharded_content import raise_failed, text_of
 
 WRITER = 0  # the rank that writes manifests
 _ONE_DIRECTORY = ". If several machines see this directory, per_node=True is to be left out: each writes a part then"
@@ -69,7 +70,7 @@ class Saver:
     def finish_own(self) -> None:
         """Waits until this process has written what it writes, but not for ever: others may have failed."""
         if self._pending is not None and self._pending.writing is not None:
-            self._pending.writing.wait(protocol.timeout_s() / 4)
+            self._pending.writing.wait(timeout_s() / 4)
 
     def begin_with(self, checkpoint: Path | None, passed_over: list[Path]) -> None:
         """The other checkpoints of the directory, if any, are this run's.
@@ -221,7 +222,7 @@ class Saver:
         self._beside = True
         has_ended = pending.writing is None
         # A slow disk is no lost rank: none waits for another for long at a time.
-        longest_s = min(_WAIT_S, protocol.timeout_s() / 4)
+        longest_s = min(_WAIT_S, timeout_s() / 4)
         while True:
             if not has_ended:
                 assert pending.writing is not None
@@ -229,7 +230,7 @@ class Saver:
                     error = pending.writing.result()
             written = pending.writing.manifest if has_ended and pending.writing is not None else None
             kind = (isinstance(error, PartNotSavedError), isinstance(error, UnavailableError))
-            own = (has_ended, written is not None, text_of(error), kind)
+            own = (has_ended, written is not None, error_text(error), kind)
             everyone = self._ranks.allgather_object(own, "tsps.checkpoint.end")
             for rank, (*_, text, (of_another, unavailable)) in enumerate(everyone):
                 if text is not None and rank not in texts:
@@ -270,12 +271,12 @@ class Saver:
 
     def _raise_together(self, error: Exception | None, step: int, name: str) -> None:
         """Raises an error of one rank on all."""
-        everyone = self._ranks.allgather_object((text_of(error), _of_files(error)), name)
+        everyone = self._ranks.allgather_object((error_text(error), _of_files(error)), name)
         if all(of_files for text, of_files in everyone if text is not None):
             text = _first([text for text, _ in everyone])
             if text is not None:
                 raise self._not_saved(step, text) from error
-        raise_failed([text for text, _ in everyone], error, f"saving a checkpoint to {self._directory.path}")
+        raise_failures([text for text, _ in everyone], error, f"saving a checkpoint to {self._directory.path}")
 
     def _not_saved(self, step: int, text: str) -> NotSavedError:
         return NotSavedError(f"a checkpoint of step {step} was not saved to {self._directory.path}: {text}")

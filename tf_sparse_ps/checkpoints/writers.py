@@ -19,7 +19,7 @@ from tf_sparse_ps.checkpoints import fault_points, node_part
 from tf_sparse_ps.checkpoints.directory import Save, SaveFolder
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
-from tf_sparse_ps.collectives import protocol
+from tf_sparse_ps.collectives.timeout import timeout_s
 from tf_sparse_ps.errors import PartNotSavedError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class CheckpointWriter:
             if not threading.main_thread().is_alive():  # this process is ending: nobody will tell what became of others
                 before, size = size, self._save.size()
                 if size != before:
-                    until = time.monotonic() + protocol.timeout_s()
+                    until = time.monotonic() + timeout_s()
             if self._stopped.wait(pause_s) or time.monotonic() > until:
                 raise PartNotSavedError(f"node {node} has not written its part of {self._save.path}")
             pause_s = min(2 * pause_s, longest_s)

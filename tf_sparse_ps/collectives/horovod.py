@@ -34,9 +34,9 @@ from horovod.tensorflow import mpi_ops
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _horovod, _keras
 from tf_sparse_ps.collectives import eager_operations, exit_report
+from tf_sparse_ps.collectives.horovod_setup import PROCESS_SETS
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
-from tf_sparse_ps.collectives.protocol import PROCESS_SETS
 from tf_sparse_ps.errors import CollectivesError
 
 # Horovod raises tf.errors of these types from a graph, and its own type from an eager call.

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps.collectives.protocol import Collectives
+from tf_sparse_ps.collectives.interface import Collectives
 
 
 class LocalCollectives(Collectives):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.collectives import eager_operations
-from tf_sparse_ps.collectives.protocol import timeout_s
+from tf_sparse_ps.collectives.timeout import timeout_s
 
 _LONGEST_LOOK_S = 1.0
 _SHORT_GRACE_S = 5.0

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps.collectives import exit_report
+from tf_sparse_ps.collectives.interface import Collectives
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT
-from tf_sparse_ps.collectives.protocol import Collectives
 
 _EXIT_BARRIER_SECONDS = 30.0
 

@@ -21,8 +21,8 @@ from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.collectives import cluster_config, meeting
 from tf_sparse_ps.collectives.cluster_config import VARIABLE
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
-from tf_sparse_ps.collectives.protocol import timeout_s
 from tf_sparse_ps.collectives.runtime import ALL_RANKS, RuntimeCollectives
+from tf_sparse_ps.collectives.timeout import timeout_s
 
 # What TensorFlow itself may take to connect processes that are all there, on a machine with much else to do.
 _CONNECTING_S = 15.0

@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
-from tf_sparse_ps.collectives import Collectives, CollectivesError, exit_report, protocol
+from tf_sparse_ps.collectives import Collectives, CollectivesError, exit_report, registry
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, FOUND, KeyValueStore
 from tf_sparse_ps.collectives.processes import ProcessCollectives
 from tf_sparse_ps.errors import ExchangeFailed, LeaderDied, RankDied, RankLost, RankStopped
@@ -177,4 +177,4 @@ def _say(key: str, text: str) -> None:
         _key_values.write_first(key, text)
 
 
-protocol.when_connected(report)
+registry.when_connected(report)

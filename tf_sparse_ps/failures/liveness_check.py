@@ -24,7 +24,7 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives, eager_operations
 from tf_sparse_ps.collectives.eager_operations import Wait
 from tf_sparse_ps.collectives.key_values import FOUND, KeyValueStore
-from tf_sparse_ps.collectives.protocol import timeout_s
+from tf_sparse_ps.collectives.timeout import timeout_s
 from tf_sparse_ps.errors import RankDied, RankLost, RankStopped
 from tf_sparse_ps.failures import source_line
 from tf_sparse_ps.failures.members import Member, Members, name_of

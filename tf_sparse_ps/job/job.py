@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.collectives import Collectives, protocol
+from tf_sparse_ps.collectives import Collectives, registry, strategies
+from tf_sparse_ps.collectives.timeout import timeout_s
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.job.identity import Identity
 from tf_sparse_ps.job.job_tables import JobTables
@@ -34,7 +35,7 @@ class Job:
     def __init__(self, collectives: Collectives) -> None:
         """Meets the other ranks, and makes the node's group or waits for it. Eager; every rank calls it."""
         self.collectives = collectives
-        self.timeout_s = protocol.timeout_s()
+        self.timeout_s = timeout_s()
         self.identity = Identity.agree(collectives)
         self.group = NodeGroup(self.identity, collectives)
         self.tables = JobTables(self.identity, self.group)
@@ -135,8 +136,8 @@ def current() -> Job:
     global _current
     with _current_lock:
         if _current is None:
-            _current = Job(protocol.current())
-        elif protocol.active_strategy() is not None and (found := protocol.current()).size != _current.size:
+            _current = Job(registry.current())
+        elif strategies.active_strategy() is not None and (found := registry.current()).size != _current.size:
             raise ValueError(
                 f"this process's first table was made outside of the strategy's scope, for a job of "
                 f"{_current.size} rank; here it is worker {found.rank} of {found.size}. Build every layer "

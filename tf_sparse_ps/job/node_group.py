@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 
 from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.collectives import Collectives, eager_operations, protocol
+from tf_sparse_ps.collectives import Collectives, eager_operations
+from tf_sparse_ps.collectives.all_or_none import all_or_none
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT
+from tf_sparse_ps.collectives.timeout import timeout_s
 from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, WaitTimeoutError, WriterLockedError
 from tf_sparse_ps.job import job_end, undecided_step
 from tf_sparse_ps.job.identity import Identity
@@ -54,28 +56,19 @@ class NodeGroup:
         if identity.name is not None:
             outcome = undecided_step.settle(self.path, identity, collectives)
         # Behind it, an undecided step of a named job is settled on all nodes: this run is another one.
-        self._on_all(collectives, lambda: self._make(collectives, outcome) if identity.is_leader else None)
+        all_or_none(
+            collectives,
+            lambda: self._make(collectives, outcome) if identity.is_leader else None,
+            "making the group of tables",
+            "tsps.groups",
+            UnavailableError,
+        )
         if identity.is_leader:
             with eager_ops(f"opening the group {self.path}") as _ops:
                 _ops.set_run(self.path, identity.run_id)
         else:
             self.session.join()
         self.found_at_step = 0 if identity.name is None else self.committed_step()
-
-    def _on_all(self, collectives: Collectives, make: Callable[[], None]) -> None:
-        """Makes the groups of all nodes, and returns when they are there; an error of one rank is raised on all."""
-        error: Exception | None = None
-        try:
-            make()
-        except Exception as caught:
-            error = caught
-        own = None if error is None else f"{type(error).__name__}: {error}"
-        texts = collectives.allgather_object(own, "tsps.groups")
-        if error is not None:
-            raise error
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
-        if failed:
-            raise UnavailableError(f"the group of tables could not be made on {'; '.join(failed)}")
 
     @property
     def is_leader(self) -> bool:
@@ -130,7 +123,7 @@ class NodeGroup:
           UnavailableError: The leader has ended, or the group is gone.
           WaitTimeoutError: No rank that is waited for has made progress for TFSPS_TIMEOUT_S.
         """
-        timeout_s, own = protocol.timeout_s(), self._identity
+        longest_s, own = timeout_s(), self._identity
         begin = look = time.monotonic()
         awaited = tuple(
             rank
@@ -148,10 +141,10 @@ class NodeGroup:
                         heartbeat = beat
                         eager_operations.others_progressed(time.monotonic_ns())
                 silent_s = (time.monotonic_ns() - eager_operations.begin_of_silence_ns(wait.begin_ns)) * 1e-9
-                if wait.reason or silent_s > timeout_s + (_GRACE_S if self._key_values.there else 0.0):
+                if wait.reason or silent_s > longest_s + (_GRACE_S if self._key_values.there else 0.0):
                     reason = f" ({wait.reason})" if wait.reason else ""
                     raise WaitTimeoutError(
-                        f"rank {own.rank} waited {now - begin:.0f} s for {what}. For the last {timeout_s:g} s it heard "
+                        f"rank {own.rank} waited {now - begin:.0f} s for {what}. For the last {longest_s:g} s it heard "
                         f"of no progress there{reason}. All ranks must build the same layers and write the same "
                         "tables, in the same order. If other ranks do something else that takes long, set "
                         "TFSPS_TIMEOUT_S to more"

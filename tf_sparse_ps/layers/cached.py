@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tf_sparse_ps.cache.device_store import resolve_device
 from tf_sparse_ps.cache.table_cache import TableCache
-from tf_sparse_ps.collectives import protocol
+from tf_sparse_ps.collectives import active_strategy
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.table import newer_rows
 
@@ -55,7 +55,7 @@ def refuse_several(config: TableConfig, job: Job) -> None:
 
 def _replica_devices() -> list[str]:
     """Of the strategy in whose scope this is called; none if there is none."""
-    strategy = protocol.active_strategy()
+    strategy = active_strategy()
     return [] if strategy is None else [resolve_device(one) for one in strategy.extended.worker_devices]
 
 

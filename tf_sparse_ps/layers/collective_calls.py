@@ -19,10 +19,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import _table, failures, job
+from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, all_or_none, error_text, must_agree, raising_on_all
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.table_binding import number_of
-from tf_sparse_ps.layers.sharded_content import CHUNK_BYTES, LOST, ShardedContent, raise_failed, text_of
-from tf_sparse_ps.rings.binding import must_agree
+from tf_sparse_ps.layers.sharded_content import CHUNK_BYTES, ShardedContent
 from tf_sparse_ps.table.arrays import checksum
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class CollectiveSave:
 
     def end(self, error: BaseException | None) -> None:
         """The writer has saved, or could not."""
-        if not self._ended and not isinstance(error, LOST):
-            self._ranks.broadcast_object((_END, text_of(error)), WRITER, "tsps.save.next")
+        if not self._ended and not isinstance(error, UNREACHABLE):
+            self._ranks.broadcast_object((_END, error_text(error)), WRITER, "tsps.save.next")
         self._ended = True
 
     def serve(self) -> None:
@@ -88,7 +88,7 @@ class CollectiveSave:
                 with self._content(_sharded[what], detail) as content:
                     for _ in content:
                         pass
-            except LOST:
+            except UNREACHABLE:
                 raise
             except Exception as error:  # the writer has it, too, and will say that it ends
                 failed = error
@@ -114,19 +114,20 @@ def fill(binding: TableBinding) -> None:
         return
     this_job = job.current()
     ranks, dim, limit = this_job.collectives, binding.config.dim, binding.config.key_limit or 0
-    error: Exception | None = None
-    matrix: npt.NDArray[np.float32] = np.empty((0, dim), np.float32)
     step = this_job.group.committed_step()
-    if ranks.rank == WRITER and (binding.unfilled or step == 0):
-        try:
+    makes_matrix = ranks.rank == WRITER and (binding.unfilled or step == 0)
+    matrix: npt.NDArray[np.float32] = np.empty((0, dim), np.float32)
+
+    def begin() -> tuple[bool, int]:
+        nonlocal matrix
+        if makes_matrix:
             matrix = values()
-        except Exception as caught:
-            error = caught
+        return binding.unfilled, step
+
     call = f"making table {binding.ordinal} ('{binding.config.name}')"
-    mine = binding.unfilled, step, text_of(error)
-    everyone = ranks.allgather_object(mine, "tsps.fill.begin")
-    raise_failed([text for *_, text in everyone], error, call)
+    everyone = all_or_none(ranks, begin, call, "tsps.fill.begin")
     unfilled = [everyone[leader][0] for leader in this_job.leaders]
+    error: Exception | None = None
     # At step 0 an earlier run was killed while nodes wrote these rows: all of them write them again.
     trained = any(everyone[leader][1] > 0 for leader in this_job.leaders)
     if trained and any(unfilled) != all(unfilled):
@@ -167,14 +168,8 @@ def loading(binding: TableBinding, call: str, facts: Mapping[str, str]) -> Itera
     call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
     with tf.init_scope():  # a checkpoint that was restored before the layer was built: Keras may be tracing
         must_agree(ranks.allgather_object({"call": call, **facts}, "tsps.load"))
-    error: Exception | None = None
-    try:
+    with raising_on_all(ranks, call, "tsps.loaded"):
         yield
-    except Exception as caught:
-        error = caught
-    with tf.init_scope():
-        texts = ranks.allgather_object(text_of(error), "tsps.loaded")
-    raise_failed(texts, error, call)
 
 
 def digest(array: npt.NDArray[Any]) -> str:

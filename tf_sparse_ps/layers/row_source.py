@@ -22,7 +22,7 @@ from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.cache import device_bags, device_store
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.layers import anchor, saving, sharded
-from tf_sparse_ps.rings import node_exchange, row_pull
+from tf_sparse_ps.reduction import node_exchange, row_pull
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from tf_sparse_ps import failures
 from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps.collectives.all_or_none import all_or_none
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.job import Job
-from tf_sparse_ps.rings import binding, node_exchange
+from tf_sparse_ps.reduction import node_exchange
 
 
 def refuse_workers(config: TableConfig, this_job: Job) -> None:
@@ -35,7 +36,7 @@ def prepare(this_job: Job) -> None:
     if exchange.joined_by_all:
         return
     failures.report(this_job.collectives)
-    binding.on_all(this_job.collectives, exchange.join, "tsps.exchange")
+    all_or_none(this_job.collectives, exchange.join, "joining the exchange of rows", "tsps.exchange")
     failures.watch(this_job)
     exchange.cross_node_group()
     exchange.joined_by_all = True

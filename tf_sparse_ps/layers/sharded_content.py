@@ -8,7 +8,7 @@ failed: then all stop, and none waits for another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import _table, job
-from tf_sparse_ps.errors import CollectivesError, RankError, StateError
-from tf_sparse_ps.rings import binding as agreement
+from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, all_or_none, error_text, must_agree, raise_failures
+from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.table.table import Block
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 20
 _COPIES_MORE = 4  # of a chunk, that TensorFlow's collectives have
 _SMALLEST = 1 << 12
-# After these no other rank can be reached.
-LOST = (CollectivesError, RankError)
 
 
 class ShardedContent:
@@ -59,21 +57,11 @@ class ShardedContent:
         self._binding, self._slots = binding, slots
         self._scan: Scan | None = None
         self._finished = False
-        error: Exception | None = None
-        own: dict[str, Any] = {}
-        if self._job.is_leader:
-            try:
-                self._scan = binding.reader().scan(slots=slots)
-                own = {"rows": len(self._scan), "step": self._scan.step, "optimizer": self._scan.optimizer}
-                own["trained_by"] = self._scan.trained_by
-            except Exception as caught:
-                error = caught
         call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
         facts = {"call": call, "slots": str(slots), "who gets the rows": str(to)}
-        everyone = self._ranks.allgather_object((facts, own, text_of(error)), "tsps.content.begin")
         try:
-            agreement.must_agree([facts for facts, *_ in everyone])
-            raise_failed([text for *_, text in everyone], error, call)
+            everyone = all_or_none(self._ranks, lambda: (facts, self._begin()), call, "tsps.content.begin")
+            must_agree([facts for facts, _ in everyone])
             shards = [everyone[leader][1] for leader in self._job.leaders]
             if any(shard[name] != shards[0][name] for shard in shards for name in ("step", "optimizer", "trained_by")):
                 raise StateError(f"{call}: the nodes have it of different steps or optimizers, {shards}")
@@ -87,6 +75,13 @@ class ShardedContent:
         dim = binding.config.dim
         self._widths = [dim, *(_table.slot_widths(self.optimizer["kind"], dim) if slots else [])]
         self._record = 8 + 4 * sum(self._widths)
+
+    def _begin(self) -> dict[str, Any]:
+        """Opens the scan of this node's shard on its leader, and describes it for the other ranks."""
+        if not self._job.is_leader:
+            return {}
+        self._scan = scan = self._binding.reader().scan(slots=self._slots)
+        return {"rows": len(scan), "step": scan.step, "optimizer": scan.optimizer, "trained_by": scan.trained_by}
 
     @property
     def receives(self) -> bool:
@@ -128,7 +123,7 @@ class ShardedContent:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._close()
-        if self._finished or isinstance(error, LOST):
+        if self._finished or isinstance(error, UNREACHABLE):
             return
         # The others are to stop, too: this rank has, because of an error or before the end.
         with contextlib.suppress(Exception):
@@ -158,8 +153,8 @@ class ShardedContent:
         failed, n = map(int, found)
         if failed:
             self._finished = True  # nobody goes on
-            texts = self._ranks.allgather_object(text_of(error), "tsps.content.failed")
-            raise_failed(texts, error, self._call)
+            texts = self._ranks.allgather_object(error_text(error), "tsps.content.failed")
+            raise_failures(texts, error, self._call)
         return n
 
     def _send(self, packed: npt.NDArray[np.uint8], n: int, leader: int) -> npt.NDArray[np.uint8]:
@@ -215,23 +210,3 @@ class ShardedContent:
 def _padded(n: int) -> int:
     """A power of two: few sizes mean few graphs."""
     return max(_SMALLEST, 1 << (n - 1).bit_length())
-
-
-def text_of(error: BaseException | None) -> str | None:
-    """For other ranks."""
-    return None if error is None else f"{type(error).__name__}: {error}"
-
-
-def raise_failed(texts: Sequence[str | None], own: BaseException | None, call: str) -> None:
-    """Raises this rank's own error, or a StateError with those of others; nothing if there are none.
-
-    Args:
-      texts: Of each rank, `text_of` its error.
-      own: This rank's.
-      call: What they have failed in.
-    """
-    if own is not None:
-        raise own
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
-    if failed:
-        raise StateError(f"{call} has failed on other ranks: " + "; ".join(failed))

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import dense_ring, rank_weight
-from tf_sparse_ps.rings.agreement import Agreement
+from tf_sparse_ps.reduction import dense_mean, rank_weight
+from tf_sparse_ps.reduction.agreement import Agreement
 from tf_sparse_ps.schedules.bucket_plan import Plan
 
 # An all-to-all, and a broadcast, take one tensor, so large gradients are concatenated too.
-_ALL = dense_ring.CONCATENATE_ALL
+_ALL = dense_mean.CONCATENATE_ALL
 
 
 class BucketServer:
@@ -60,7 +60,7 @@ class BucketServer:
         self.exchanged = []
         for number, (members, owner) in enumerate(zip(self._plan.buckets, self._plan.owners, strict=True)):
             own = agreement if number == 0 else None
-            packing = dense_ring.WeightedPacking([gradients[i] for i in members], weight, _ALL, agreement=own)
+            packing = dense_mean.WeightedPacking([gradients[i] for i in members], weight, _ALL, agreement=own)
             with tf.control_dependencies(before):  # until they are handed over, as without a server
                 before = [tf.identity(one) for one in packing.buffers]
             sums = [self._to_owner(one, owner, f"{self._name}.bucket.{number}.{one.dtype.name}") for one in before]
@@ -143,6 +143,6 @@ class BucketServer:
         return total
 
     def _from_owner(self, tensors: Sequence[tf.Tensor], owner: int, name: str) -> list[tf.Tensor]:
-        packing = dense_ring.Packing(tensors, _ALL)
+        packing = dense_mean.Packing(tensors, _ALL)
         buffers = [self._collectives.broadcast(one, owner, f"{name}.{one.dtype.name}") for one in packing.buffers]
         return packing.unpack(buffers)

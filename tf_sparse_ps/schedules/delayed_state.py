@@ -18,15 +18,15 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.table_binding import binding_of
-from tf_sparse_ps.rings import dense_ring, rank_weight
-from tf_sparse_ps.rings.gradients import DenseGradient, mean_of
+from tf_sparse_ps.reduction import dense_mean, rank_weight
+from tf_sparse_ps.reduction.gradients import DenseGradient, mean_of
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_rules import Correction
 from tf_sparse_ps.schedules.in_flight_gradients import InFlightGradients, ReducedStep
 from tf_sparse_ps.schedules.protocol import LocalStep, ScheduleState
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.rings.sparse_step import SparseStep
+    from tf_sparse_ps.reduction.sparse_step import SparseStep
     from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 
 
@@ -80,7 +80,7 @@ class DelayedState(ScheduleState):
         if step.tables is None or self.delays_tables:
             return []
         _warn_of_synchronous_tables(self._options)
-        return [step.tables.prepare(step.dense, [])]
+        return [step.tables.reduce_and_commit(step.dense, [])]
 
     def update(self, step: LocalStep) -> None:
         """Moves the dense weights by this rank's own gradients, sends those, and takes global ones that have come."""
@@ -253,7 +253,7 @@ class DelayedState(ScheduleState):
         done = self._with_samples / tf.cast(self._in_cycle, tf.float32)
         values = [tf.cast(one, tf.float32) for one in variables]
         agreement = None if self.make_agreement is None else self.make_agreement()
-        packing = dense_ring.WeightedPacking(values, done, dense_ring.CONCATENATE_ALL, agreement=agreement)
+        packing = dense_mean.WeightedPacking(values, done, dense_mean.CONCATENATE_ALL, agreement=agreement)
         means, total = packing.means(self._collectives.allreduce(packing.buffers, f"{self._name}.cycle", average=False))
         agreed = [] if agreement is None else agreement.check(means)
         with tf.control_dependencies(agreed):

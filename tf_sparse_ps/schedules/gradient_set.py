@@ -11,8 +11,9 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import binding, dense_ring
-from tf_sparse_ps.rings.agreement import Agreement
+from tf_sparse_ps.collectives.all_or_none import must_agree
+from tf_sparse_ps.reduction import dense_mean
+from tf_sparse_ps.reduction.agreement import Agreement
 from tf_sparse_ps.schedules import bucket_cost, bucket_profile
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
@@ -118,7 +119,7 @@ class GradientSet:
         own = [(one.shape, one.dtype) for one in self._gradients]
         planned = [(one.shape, one.dtype) for one in plan.gradients]
         facts = {"plan of buckets": repr(plan), "its hash": plan.hash, "gradients as in the plan": str(own == planned)}
-        binding.must_agree(self._collectives.allgather_object(facts, f"{self.name}.agreed"))
+        must_agree(self._collectives.allgather_object(facts, f"{self.name}.agreed"))
         if plan.owners and self._collectives.size > 1:
             self.server = BucketServer(plan, self._variables, self._collectives, self.name)
         self.plan = plan
@@ -141,7 +142,7 @@ def average_in_buckets(
     weight: tf.Tensor,
     agreement: Agreement | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """As `dense_ring.average`, one operation per bucket.
+    """As `dense_mean.average`, one operation per bucket.
 
     A bucket waits until those before it are handed over, never until they are sent: what it depends on is what goes
     into them.
@@ -151,7 +152,7 @@ def average_in_buckets(
     before: list[tf.Tensor] = []
     for number, members in enumerate(plan.buckets):
         own = agreement if number == 0 else None  # with the first bucket
-        packing = dense_ring.WeightedPacking([gradients[i] for i in members], weight, agreement=own)
+        packing = dense_mean.WeightedPacking([gradients[i] for i in members], weight, agreement=own)
         with tf.control_dependencies(before):
             before = [tf.identity(one) for one in packing.buffers]
         label = f"{name}.bucket.{number}"

@@ -14,13 +14,13 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import rank_weight
+from tf_sparse_ps.reduction import rank_weight
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.communication_threads import CommunicationThreads, EmptyMessages
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
-    from tf_sparse_ps.rings.sparse_step import SparseStep
+    from tf_sparse_ps.reduction.sparse_step import SparseStep
     from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 
 # In place of a local step's number. Where late ranks are not waited for: this rank was late; and: it is at the end of a

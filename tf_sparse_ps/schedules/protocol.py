@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import dense_ring, rank_weight
-from tf_sparse_ps.rings.agreement import Agreement, MakeAgreement
-from tf_sparse_ps.rings.gradients import DenseGradient, mean_of, take_back
-from tf_sparse_ps.rings.sparse_step import SparseStep
+from tf_sparse_ps.reduction import dense_mean, rank_weight
+from tf_sparse_ps.reduction.agreement import Agreement, MakeAgreement
+from tf_sparse_ps.reduction.gradients import DenseGradient, mean_of, take_back
+from tf_sparse_ps.reduction.sparse_step import SparseStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,10 @@ class LocalStep:
     weight: tf.Tensor
     agreement: Agreement | None = None
 
-    def publish(self, certain: Sequence[tf.Tensor]) -> None:
-        """Waits until the node's tables have the step that `ScheduleState.reduce` has found certain."""
+    def wait_until_published(self, step_numbers: Sequence[tf.Tensor]) -> None:
+        """Waits until readers of the node's tables see the step whose number `ScheduleState.reduce` returned."""
         if self.tables is not None:
-            for number in certain:
+            for number in step_numbers:
                 self.tables.wait(number)
 
 
@@ -81,7 +81,7 @@ class Schedule(abc.ABC):
 class ScheduleState:
     """A schedule at work for one optimizer. This one is the synchronous schedule's; others change what they must.
 
-    A step is `reduce`, `update`, and `LocalStep.publish`.
+    A step is `reduce`, `update`, and `LocalStep.wait_until_published`.
 
     Attributes:
       delays_tables: Steps of tables are made later than the steps that they belong to, by `update`.
@@ -100,12 +100,12 @@ class ScheduleState:
     def reduce(self, step: LocalStep) -> list[tf.Tensor]:
         """Reduces a step's gradients over the ranks, and prepares that of its tables. In a graph, or eagerly.
 
-        Neither ring waits for the other: both get gradients that are ready, and neither gets what the other made.
+        Neither reduction waits for the other: both get gradients that are ready, and neither gets what the other made.
 
         Returns:
-          The number of the tables' step, once it is certain that it is made: nothing may change before. Where no tables
-          are updated in this step the number of updates before it, once ranks agree, or nothing. Eagerly a step that is
-          not made has raised its error.
+          The number of the tables' step, once all ranks have committed to it; nothing may change before that. If the
+          step has no tables: the number of updates before it, once the ranks agree, or an empty list. In eager mode a
+          refused step has raised its error.
         """
         dense, weight = step.dense, step.weight
         big = [one.gradient for one in dense if one.big]
@@ -119,13 +119,13 @@ class ScheduleState:
             [one.value for one in to_average], [one.variable for one in to_average], weight, agreement
         )
         take_back(dense, averaged, reduced)
-        certain = [] if step.tables is None else [step.tables.prepare(dense, self.in_flight())]
+        step_numbers = [] if step.tables is None else [step.tables.reduce_and_commit(dense, self.in_flight())]
         if agreement is not None and not self.agrees_later():
-            certain += agreement.check([*sums, *weights, *self.in_flight()])
+            step_numbers += agreement.check([*sums, *weights, *self.in_flight()])
         of_tape = next((mean for mean in (mean_of(one.value) for one in dense) if mean is not None), None)
         weights = [*weights, *sums, *(of_tape.sums if of_tape else [])]
         rank_weight.check(weights, weight, of_tape.weight if of_tape else None)
-        return certain
+        return step_numbers
 
     def update(self, step: LocalStep) -> None:
         """Updates the dense weights by what `reduce` has made of their gradients."""
@@ -144,12 +144,12 @@ class ScheduleState:
           gradients: Floating tensors of known shapes, the same list on all ranks.
           variables: Whose they are.
           weight: Of this rank, from `rank_weight.allowed`.
-          agreement: As `dense_ring.average` has it.
+          agreement: As `dense_mean.average` has it.
 
         Returns:
-          As `dense_ring.average`.
+          As `dense_mean.average`.
         """
-        return dense_ring.average(gradients, self._collectives, f"{self._name}.dense", weight, agreement)
+        return dense_mean.average(gradients, self._collectives, f"{self._name}.dense", weight, agreement)
 
     def agrees_later(self) -> bool:
         """Whether the ranks learn from `update`, and not from `reduce`, whether they agree."""

@@ -18,8 +18,8 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.config.plain_numbers import make_plain
-from tf_sparse_ps.rings import clipping
-from tf_sparse_ps.rings.agreement import Agreement
+from tf_sparse_ps.reduction import clipping
+from tf_sparse_ps.reduction.agreement import Agreement
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
 from tf_sparse_ps.schedules.gradient_set import GradientSet, average_in_buckets

@@ -19,9 +19,10 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import optimizers, schedules
 from tf_sparse_ps._compat import _keras, _keras_hooks
+from tf_sparse_ps.config import placement
 from tf_sparse_ps.job.table_binding import binding_of
-from tf_sparse_ps.rings import sparse_ring, topologies
-from tf_sparse_ps.training import fits, loaded_options, refusals, replicas, step
+from tf_sparse_ps.reduction import sparse_reducer, sparse_reducers
+from tf_sparse_ps.training import fits, loaded_options, refusals, replicas, step_builder
 
 
 def _of_wrapped(name: str) -> Any:
@@ -88,14 +89,14 @@ class DistributedOptimizer(_keras.Optimizer):
         """
         optimizer = _keras.keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
         refusals.refuse_unsupported(optimizer, self)
-        if sparse_reduction not in sparse_ring.REDUCTIONS:
+        if sparse_reduction not in sparse_reducer.REDUCTIONS:
             raise ValueError(
-                f"`sparse_reduction` must be one of {sparse_ring.REDUCTIONS}. Received: {sparse_reduction!r}"
+                f"`sparse_reduction` must be one of {sparse_reducer.REDUCTIONS}. Received: {sparse_reduction!r}"
             )
-        if topology not in topologies.TOPOLOGIES:
-            raise ValueError(f"`topology` must be one of {topologies.TOPOLOGIES}. Received: {topology!r}")
-        if wire not in sparse_ring.WIRES:
-            raise ValueError(f"`wire` must be one of {sparse_ring.WIRES}. Received: {wire!r}")
+        if topology not in sparse_reducers.TOPOLOGIES:
+            raise ValueError(f"`topology` must be one of {sparse_reducers.TOPOLOGIES}. Received: {topology!r}")
+        if wire not in placement.WIRES:
+            raise ValueError(f"`wire` must be one of {placement.WIRES}. Received: {wire!r}")
         if not isinstance(broadcast, bool):
             raise ValueError(f"`broadcast` must be True or False. Received: {broadcast!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule
@@ -116,7 +117,7 @@ class DistributedOptimizer(_keras.Optimizer):
         self._schedule = schedule
         self.broadcast = broadcast
         self.collectives = collectives
-        self._step = step.Step(self, found, rule)
+        self._step_builder = step_builder.StepBuilder(self, found, rule)
 
     # --- what Keras calls ---
 
@@ -128,12 +129,12 @@ class DistributedOptimizer(_keras.Optimizer):
           UnsupportedError: A table is sharded, and these options cannot train it.
         """
         tables = [table for variable in variables if (table := binding_of(variable)) is not None]
-        self._step.match_rule()  # the wrapped optimizer may have been changed since
+        self._step_builder.match_rule()  # the wrapped optimizer may have been changed since
         for table in tables:
-            self._step.rule_of(table)
+            self._step_builder.rule_of(table)
         refusals.refuse_sharded(self, tables)
         dense = [variable for variable in variables if binding_of(variable) is None]
-        self._step.variables = list(variables)
+        self._step_builder.variables = list(variables)
         if dense:
             _keras.build_optimizer(self.inner_optimizer, dense)
         self.built = True
@@ -162,20 +163,20 @@ class DistributedOptimizer(_keras.Optimizer):
         """
         if skip_gradients_aggregation or not experimental_aggregate_gradients:
             raise ValueError("DistributedOptimizer always aggregates; ranks would drift apart otherwise")
-        self._step.make(list(grads_and_vars))
+        self._step_builder.make(list(grads_and_vars))
         return self.iterations
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """As `apply_gradients`, with Keras 3's arguments."""
         if trainable_variables is None:
-            trainable_variables = self._step.variables
+            trainable_variables = self._step_builder.variables
             if len(trainable_variables) != len(grads):
                 raise ValueError(
                     "`apply(grads)` without variables needs `build(variables)` first, with one variable for each "
                     f"gradient. Received: {len(grads)} gradients for {len(trainable_variables)} variables"
                 )
-        self._step.make(list(zip(grads, trainable_variables, strict=True)))
+        self._step_builder.make(list(zip(grads, trainable_variables, strict=True)))
 
     @property
     def variables(self) -> Any:
@@ -202,7 +203,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        if self._step.outstanding():
+        if self._step_builder.outstanding():
             self.drain()
         self.inner_optimizer.learning_rate = value
 
@@ -241,7 +242,7 @@ class DistributedOptimizer(_keras.Optimizer):
             raise ValueError("exclude_from_weight_decay() must be called before the optimizer is built")
         listed = list(var_list or ())
         dense = [one for one in listed if binding_of(one) is None]
-        self._step.no_decay = [table for one in listed if (table := binding_of(one)) is not None]
+        self._step_builder.no_decay = [table for one in listed if (table := binding_of(one)) is not None]
         self.inner_optimizer.exclude_from_weight_decay(var_list=dense, var_names=list(var_names or ()))
 
     @property
@@ -251,7 +252,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
     @schedule.setter
     def schedule(self, value: schedules.Schedule) -> None:
-        if self._step.begun:
+        if self._step_builder.begun:
             raise ValueError(
                 f"the schedule cannot be changed once training has begun: gradients may be on their way, and functions "
                 f"are traced for {self._schedule!r}. Make a new DistributedOptimizer. Received: {value!r}"
@@ -267,35 +268,35 @@ class DistributedOptimizer(_keras.Optimizer):
         contributes nothing: no dense gradient, not even NaN, and no key of a table. Other weights do not act on tables.
         Read by each step when it runs; not a part of checkpoints and configurations.
         """
-        return self._step.weight.variable
+        return self._step_builder.weight.variable
 
     def begin_with(self, rank: int) -> None:
         """Has the first step begin with this rank's variables in place of rank 0's. Every rank calls it before."""
-        self._step.equal.root = rank
+        self._step_builder.equal.root = rank
 
     def begin_restored(self) -> None:
         """Has the first step begin with each rank's variables as they are: a checkpoint has set them, on all ranks.
 
         Statistics of normalisation may then differ between ranks, as they did when it was saved.
         """
-        self._step.equal.leave_as_they_are()
+        self._step_builder.equal.leave_as_they_are()
 
     @property
     def begun(self) -> bool:
         """Whether this process has traced, or made, a first step."""
-        return self._step.begun
+        return self._step_builder.begun
 
     @property
     def trained_variables(self) -> list[Any]:
         """The variables that it was built for: dense ones, and those that stand for tables."""
-        return self._step.variables
+        return self._step_builder.variables
 
     def weigh_until(self, iterations: int | None) -> None:
         """Gives this rank weight 0 in the steps from this number of updates on; None: in none.
 
         For `tsps.callbacks.EqualSteps`: one call for an epoch, however many steps a call of TensorFlow makes.
         """
-        self._step.weight.only_until(iterations)
+        self._step_builder.weight.only_until(iterations)
 
     def statistics(self) -> dict[str, float]:
         """What this process has put on the rings since it began, all its optimizers together.
@@ -321,7 +322,7 @@ class DistributedOptimizer(_keras.Optimizer):
             divided by the mean, when nodes were last compared: at the first step, and at the end of `fit`.
           - dense_bytes_per_step: dense gradients that this optimizer hands to the all-reduce in a step.
         """
-        return self._step.statistics()
+        return self._step_builder.statistics()
 
     def schedule_report(self) -> dict[str, Any]:
         """What the schedule has found out and done so far; nothing before the first step, or under `Synchronous()`.
@@ -334,7 +335,7 @@ class DistributedOptimizer(_keras.Optimizer):
             without_own: this rank was late for them (`late_after_s`).
           - most_late: the largest number of local steps between a local step and its correction.
         """
-        return self._step.report()
+        return self._step_builder.report()
 
     def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
         """Gives the schedule variables that are no parameters, to be averaged with them: statistics of normalisation.
@@ -344,7 +345,7 @@ class DistributedOptimizer(_keras.Optimizer):
         Args:
           variables: Called when they are needed: `lambda: model.non_trainable_variables`.
         """
-        self._step.also_average(variables)
+        self._step_builder.also_average(variables)
 
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the wrapped optimizer's `loss_scale_factor`, if it has one."""
@@ -355,7 +356,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
         Eager; every rank calls it, after the same step. Does nothing under `Synchronous()`.
         """
-        self._step.drain()
+        self._step_builder.drain()
 
     def save_own_variables(self, store: Any) -> None:
         """Keras calls it when it saves. It saves the wrapped optimizer too, which is an attribute, but no legacy one.
@@ -363,7 +364,7 @@ class DistributedOptimizer(_keras.Optimizer):
         Raises:
           RuntimeError: The schedule has something outstanding: this rank's weights are not the job's.
         """
-        if self._step.outstanding():
+        if self._step_builder.outstanding():
             raise RuntimeError(
                 f"gradients are outstanding under {self.schedule}: this rank's weights are not the job's. Call "
                 "optimizer.drain() on all ranks before any of them saves; in fit, use tsps.callbacks.Drain()"
@@ -378,7 +379,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Keras calls it at the end of `fit`. Drains, and compares how many rows of sharded tables the nodes have."""
-        self._step.finish()
+        self._step_builder.finish()
 
     def get_config(self) -> dict[str, Any]:
         """A serializable configuration."""
@@ -409,7 +410,7 @@ class DistributedOptimizer(_keras.Optimizer):
         kind = type(inner).__name__
         if not hasattr(inner, name):
             raise ValueError(f"the wrapped {kind} has no `{name}`. Received: {name}={value!r}")
-        if self._step.begun:
+        if self._step_builder.begun:
             raise ValueError(
                 f"`{name}` cannot be changed once training has begun: functions are traced for "
                 f"{getattr(inner, name)!r}. Make a new DistributedOptimizer({kind}({name}=...)). Received: {value!r}"

@@ -14,9 +14,9 @@ from typing import Any
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives.all_or_none import must_agree
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.node import activity
-from tf_sparse_ps.rings.binding import must_agree
 from tf_sparse_ps.training import refusals
 
 # Of a callback whose methods make collectives: returns its settings that must be equal on all ranks, by name; None: it

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.job.table_binding import binding_of
-from tf_sparse_ps.rings import gradients as gradients_lib
-from tf_sparse_ps.rings import rank_weight
+from tf_sparse_ps.reduction import gradients as gradients_lib
+from tf_sparse_ps.reduction import rank_weight
 from tf_sparse_ps.training import replicas
 
 

@@ -1,8 +1,10 @@
 """`lookahead`: what the next batches need is known, and fetched, ahead of them.
 
-Of a table that is partly on disk a thread reads the rows of coming batches (`cc/kernels/stager.h`). Of a sharded table
-every step pulls rows of the batch behind it (`rings/rows_ahead.py`). Of one that is partly on a device a thread copies
-rows there (`cache/copier.py`). A dataset does local work alone: it announces.
+- For a tiered table, a thread reads the rows of the next batches from disk (`cc/kernels/stager.h`).
+- For a sharded table, every step pulls the rows of the next batch (`reduction/rows_ahead.py`).
+- For a table with a device cache, a thread copies the rows of the next batches to the device (`cache/copier.py`).
+
+The dataset itself only announces the batches. It makes no collective operation.
 """
 
 from __future__ import annotations

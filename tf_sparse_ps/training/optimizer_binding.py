@@ -13,12 +13,13 @@ import tensorflow as tf
 from tf_sparse_ps import _ops, _table, failures, optimizers
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives.all_or_none import all_or_none
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.job.table_binding import TableBinding
-from tf_sparse_ps.rings import binding, clipping, node_exchange, topologies
-from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient
-from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
-from tf_sparse_ps.rings.sparse_ring import SparseRing
+from tf_sparse_ps.reduction import clipping, handshake, node_exchange, sparse_reducers
+from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient
+from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
+from tf_sparse_ps.reduction.sparse_reducer import SparseReducer
 from tf_sparse_ps.training import refusals
 from tf_sparse_ps.training.balance import Balance
 
@@ -30,7 +31,7 @@ class OptimizerBinding:
     """Binds an optimizer to its ranks and tables, as they come.
 
     Attributes:
-      rings: What reduces the gradients of tables, by the tables' placement; made when the first of them is bound.
+      reducers: What reduces the gradients of tables, by the tables' placement; made when the first of them is bound.
       balance: Of the nodes' parts of sharded tables.
     """
 
@@ -44,7 +45,7 @@ class OptimizerBinding:
           collectives: The rank's collectives.
           rule: Of tables without their own; None: what the wrapped optimizer does.
         """
-        self.rings: dict[str, SparseRing] = {}
+        self.reducers: dict[str, SparseReducer] = {}
         self.balance = Balance()
         self._owner, self._collectives, self._given = owner, collectives, rule
         self._rule: optimizers.RowOptimizer | ValueError  # why there is none, which matters when there is a table
@@ -131,7 +132,7 @@ class OptimizerBinding:
         rules = [self.rule_of(table) for table in new]
         iterations = int(tf.convert_to_tensor(self._owner.iterations))
         identity = OptimizerIdentity.of(self._owner.inner_optimizer)
-        self._number = binding.bind(self._collectives, job, new, rules, settings, identity, iterations, root)
+        self._number = handshake.handshake(self._collectives, job, new, rules, settings, identity, iterations, root)
         self._job = self._job or job
         if self._collectives.size > 1:
             self._watch(job)
@@ -189,15 +190,19 @@ class OptimizerBinding:
 
     def _join(self, job: Job, new: Sequence[TableBinding]) -> None:
         if self._collectives.size > 1:
-            binding.on_all(self._collectives, node_exchange.of(job).join, "tsps.exchange")
+            all_or_none(
+                self._collectives, node_exchange.of(job).join, "joining the exchange of gradients", "tsps.exchange"
+            )
             failures.watch(job)
             # A step that is made later, beside others, is not the one that a look-up belongs to. The optimizer that was
             # bound last decides: programs have one at a time.
             delays = getattr(self._owner.schedule, "sparse", False)
             _ops.allow_objections(job.group_path, allowed=not delays)
         owner = self._owner
-        for placement in sorted({table.placement for table in new} - self.rings.keys()):
-            self.rings[placement] = topologies.make(placement, owner.topology, job, owner.sparse_reduction, owner.wire)
+        for placement in sorted({table.placement for table in new} - self.reducers.keys()):
+            self.reducers[placement] = sparse_reducers.make(
+                placement, owner.topology, job, owner.sparse_reduction, owner.wire
+            )
         self.balance.add(job, new)
 
 

@@ -11,7 +11,7 @@ from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.table_layer import TableLayer
-from tf_sparse_ps.rings.clipping import Clipping
+from tf_sparse_ps.reduction.clipping import Clipping
 from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 from tf_sparse_ps.schedules.protocol import Schedule
 

@@ -21,9 +21,9 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives, active_strategy
-from tf_sparse_ps.rings import clipping, dense_ring, rank_weight
-from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient, mean_of
-from tf_sparse_ps.rings.sparse_ring import SparseGradient
+from tf_sparse_ps.reduction import clipping, dense_mean, rank_weight
+from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient, mean_of
+from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
 from tf_sparse_ps.training import refusals
 
 Pairs = list[tuple[Any, Any]]
@@ -88,7 +88,7 @@ def as_one(strategy: Any, pairs: Pairs, make: Callable[[list[Pairs], int], Any])
 def average(
     gradients: Sequence[tf.Tensor], collectives: Collectives, name: str, weight: tf.Tensor
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """`dense_ring.average`, over all replicas where there are some; called in each of them.
+    """`dense_mean.average`, over all replicas where there are some; called in each of them.
 
     Args:
       gradients, collectives, name: As there.
@@ -103,10 +103,10 @@ def average(
     strategy = strategy_of_step(collectives)
     own = list(gradients)
     if strategy is None:
-        return dense_ring.average(own, collectives, name, weight)
+        return dense_mean.average(own, collectives, name, weight)
     if collectives.size > 1:
         factor = tf.constant(strategy.num_replicas_in_sync, tf.float32)
-        return dense_ring.average([clipping.scale(one, factor) for one in own], collectives, name, weight)
+        return dense_mean.average([clipping.scale(one, factor) for one in own], collectives, name, weight)
     sums = tf.distribute.get_replica_context().all_reduce("SUM", own) if own else own
     return [rank_weight.mean(rank_weight.weighted(one, weight), weight) for one in sums], [weight]
 
@@ -117,7 +117,7 @@ def combine(parts: Sequence[Split], n_replicas: int, reduction: str, devices: Se
     Args:
       parts: What `gradients.split` made of each replica's.
       n_replicas: Of all processes; 1 without a strategy.
-      reduction: One of `sparse_ring.REDUCTIONS`, for several replicas; these are then all there are.
+      reduction: One of `sparse_reducer.REDUCTIONS`, for several replicas; these are then all there are.
       devices: Of the replicas; none without a strategy.
 
     Returns:

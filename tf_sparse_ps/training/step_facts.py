@@ -1,4 +1,4 @@
-"""What the ranks of an optimizer must agree on in a step: see `rings/agreement.py`."""
+"""What the ranks of an optimizer must agree on in a step: see `reduction/agreement.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.table_binding import TableBinding, number_of
-from tf_sparse_ps.rings.agreement import SAME_PROGRAM, SAME_RATE, SAME_ROWS, SAME_WEIGHTS, Agreement
-from tf_sparse_ps.rings.gradients import DenseGradient
+from tf_sparse_ps.reduction.agreement import SAME_PROGRAM, SAME_RATE, SAME_ROWS, SAME_WEIGHTS, Agreement
+from tf_sparse_ps.reduction.gradients import DenseGradient
 
 # Of a variable whose gradient is sparse so many rows are compared: TensorFlow would copy it to read it in whole.
 _ROWS = 16

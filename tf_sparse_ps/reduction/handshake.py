@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,15 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops, _table, optimizers
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.collectives.all_or_none import all_or_none, must_agree
 from tf_sparse_ps.errors import StateError
-from tf_sparse_ps.rings.optimizer_identity import Claim, OptimizerIdentity, SlotsOf
+from tf_sparse_ps.reduction.optimizer_identity import Claim, OptimizerIdentity, SlotsOf
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 _ordinals = itertools.count()
 
 
-def bind(
+def handshake(
     collectives: Collectives,
     job: Any,
     tables: Sequence[Any],
@@ -90,7 +91,7 @@ def bind(
             if job.is_leader and table.trained_by()[0] not in (0, identity.number):  # the root has loaded rows alone
                 table.set_trained_by(0, 0)
 
-    on_all(collectives, make_slots, "tsps.slots")
+    all_or_none(collectives, make_slots, "making the tables' slots", "tsps.slots", ValueError)
     identity.trains([table.ordinal for table in tables])
     if collectives.rank == 0:
         _say_renewed([table for table in tables if table.ordinal in claim.renewed], claim, job)
@@ -130,35 +131,6 @@ def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: i
             _copy_to_other_nodes(collectives, job, table, root)
         table.agree(writes, content)
     collectives.barrier("tsps.bound")
-
-
-def must_agree(facts: list[dict[str, str]]) -> None:
-    """Raises ValueError when a rank's facts differ from rank 0's; on all ranks, since all have all facts."""
-    differences = []
-    for rank, theirs in enumerate(facts):
-        for name in sorted({*facts[0], *theirs}):
-            first, other = facts[0].get(name, "(none)"), theirs.get(name, "(none)")
-            if first != other:
-                differences.append(f"{name}: rank 0 has {first}, rank {rank} has {other}")
-    if differences:
-        shown = "; ".join(differences[:10])
-        more = f" (and {len(differences) - 10} more)" if len(differences) > 10 else ""
-        raise ValueError(f"the ranks of this job are configured differently. {shown}{more}")
-
-
-def on_all(collectives: Collectives, action: Callable[[], None], name: str) -> None:
-    """Runs `action` on every rank, and returns when all have; an error on one is raised on all."""
-    error: Exception | None = None
-    try:
-        action()
-    except Exception as caught:
-        error = caught
-    texts = collectives.allgather_object(None if error is None else f"{type(error).__name__}: {error}", name)
-    if error is not None:
-        raise error
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
-    if failed:
-        raise ValueError("tables cannot be trained: " + "; ".join(failed))
 
 
 def _say_renewed(tables: Sequence[Any], claim: Claim, job: Any) -> None:

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.config.placement import Sharded
-from tf_sparse_ps.rings import node_exchange, row_pull
-from tf_sparse_ps.rings.sparse_ring import SparseGradient
+from tf_sparse_ps.reduction import node_exchange, row_pull
+from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job

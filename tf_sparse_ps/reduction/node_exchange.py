@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.collectives import Collectives, protocol
+from tf_sparse_ps.collectives import Collectives, horovod_setup
 from tf_sparse_ps.job.job import Job
 
 # What merging gradients may take of a rank's memory beside the gradients themselves, before and after; more on many
@@ -15,7 +15,7 @@ from tf_sparse_ps.job.job import Job
 EXCHANGE_BUDGET_BYTES = 64 << 20
 _LEAST_PIECE_BYTES = 256 << 10
 # Of that: Horovod's buffer for several tensors at once, and the order of a rank's rows, 4 bytes each.
-_FUSION_BYTES, _ORDER_BYTES = protocol.FUSION_BYTES, 8 << 20
+_FUSION_BYTES, _ORDER_BYTES = horovod_setup.FUSION_BYTES, 8 << 20
 
 
 def exchange_window(nodes: int, mergers: int, owners: int = 1) -> int:

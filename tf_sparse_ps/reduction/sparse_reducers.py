@@ -1,4 +1,4 @@
-"""Which way sparse gradients go from rank to rank: the topologies of the sparse ring."""
+"""The implementations of `SparseReducer`, one for each path that sparse gradients can take between ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.job import Job
-from tf_sparse_ps.rings import node_exchange
-from tf_sparse_ps.rings.sparse_ring import (
+from tf_sparse_ps.reduction import node_exchange
+from tf_sparse_ps.reduction.sparse_reducer import (
     SparseGradient,
-    SparseRing,
+    SparseReducer,
     Update,
     as_gradients,
     of_one_rank,
@@ -23,16 +23,16 @@ from tf_sparse_ps.rings.sparse_ring import (
 TOPOLOGIES = ("hierarchical", "flat")
 
 
-class FlatRing(SparseRing):
+class FlatReducer(SparseReducer):
     """Every rank's gradients travel to every rank."""
 
     def __init__(self, job: Job, reduction: str, wire: str) -> None:
-        """`reduction`: one of `REDUCTIONS`; `wire`: one of `WIRES`."""
+        """`reduction`: one of `REDUCTIONS`; `wire`: one of `config.placement.WIRES`."""
         super().__init__(job)
         self._reduction, self._wire = reduction, wire
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
-        """See `SparseRing.reduce`."""
+        """See `SparseReducer.reduce`."""
         if self._job.size == 1:  # every reduction is the identity; rows may be on a device
             return unique(gradients)
         return reduce_over(
@@ -46,11 +46,11 @@ class FlatRing(SparseRing):
         )
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseRing.apply`."""
+        """See `SparseReducer.apply`."""
         return self.apply_reduced(self.reduce(gradients, name, step), name, step, update)
 
 
-class NodeRing(SparseRing):
+class NodeReducer(SparseReducer):
     """On the only node of a job: its ranks merge their gradients in shared memory. Nothing is sent."""
 
     def __init__(self, job: Job, reduction: str) -> None:
@@ -59,7 +59,7 @@ class NodeRing(SparseRing):
         self._reduction = reduction
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseRing.apply`. The leader applies the merged gradients from where they lie."""
+        """See `SparseReducer.apply`. The leader applies the merged gradients from where they lie."""
         own = unique(gradients)
         return _ops.node_apply(
             [one.keys for one in own],
@@ -78,7 +78,7 @@ class NodeRing(SparseRing):
         )
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
-        """See `SparseRing.reduce`."""
+        """See `SparseReducer.reduce`."""
         own = unique(gradients)
         merged = _ops.node_merge(
             [one.keys for one in own],
@@ -95,7 +95,7 @@ class NodeRing(SparseRing):
         return as_gradients(merged)
 
 
-class HierarchicalRing(SparseRing):
+class HierarchicalReducer(SparseReducer):
     """The ranks of a node merge their gradients in shared memory, each a range of keys, and send what comes of it.
 
     A rank exchanges its range with the ranks of its number on the other nodes, and leaves the result to the leader. All
@@ -110,7 +110,7 @@ class HierarchicalRing(SparseRing):
         Args:
           job: The rank's job, which joins the exchange of its node.
           reduction: One of `REDUCTIONS`.
-          wire: One of `WIRES`.
+          wire: One of `config.placement.WIRES`.
         """
         super().__init__(job)
         self._reduction, self._wire = reduction, wire
@@ -118,7 +118,7 @@ class HierarchicalRing(SparseRing):
         self._cross_node_group = self._exchange.cross_node_group()
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseRing.apply`. The leader applies the reduced gradients from where they lie."""
+        """See `SparseReducer.apply`. The leader applies the reduced gradients from where they lie."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             prepared = _ops.ring_prepare(
                 self._job.group_path,
@@ -132,7 +132,7 @@ class HierarchicalRing(SparseRing):
         return self._decide(prepared, name, update)
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
-        """See `SparseRing.reduce`."""
+        """See `SparseReducer.reduce`."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
         return as_gradients(reduced)
@@ -199,10 +199,10 @@ class HierarchicalRing(SparseRing):
             return tf.identity(made)
 
 
-class ShardedRing(HierarchicalRing):
+class ShardedReducer(HierarchicalReducer):
     """The same for tables whose rows are spread over the nodes: a gradient goes to the node that has its row, alone.
 
-    The sums are those of `HierarchicalRing`: over the ranks of each node first, then over the nodes in their order.
+    The sums are those of `HierarchicalReducer`: over the ranks of each node first, then over the nodes in their order.
     """
 
     @property
@@ -213,7 +213,7 @@ class ShardedRing(HierarchicalRing):
         return group.alltoall(packed, splits, name)[0]
 
 
-def make(placement: str, topology: str, job: Job, reduction: str, wire: str) -> SparseRing:
+def make(placement: str, topology: str, job: Job, reduction: str, wire: str) -> SparseReducer:
     """The ring of a job for tables of one placement. Every rank calls it, with the same arguments.
 
     Args:
@@ -221,12 +221,12 @@ def make(placement: str, topology: str, job: Job, reduction: str, wire: str) -> 
       topology: One of `TOPOLOGIES`, of replicated tables.
       job: The rank's job.
       reduction: One of `REDUCTIONS`.
-      wire: One of `WIRES`.
+      wire: One of `config.placement.WIRES`.
     """
     if placement == "sharded":
-        return ShardedRing(job, reduction, wire)
+        return ShardedReducer(job, reduction, wire)
     if topology == "flat" or job.size == 1:
-        return FlatRing(job, reduction, wire)
+        return FlatReducer(job, reduction, wire)
     if len(job.leaders) == 1:
-        return NodeRing(job, reduction)
-    return HierarchicalRing(job, reduction, wire)
+        return NodeReducer(job, reduction)
+    return HierarchicalReducer(job, reduction, wire)

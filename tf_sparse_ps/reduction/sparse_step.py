@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.job.job import Job
-from tf_sparse_ps.rings import clipping as clipping_lib
-from tf_sparse_ps.rings import rows_ahead
-from tf_sparse_ps.rings.agreement import SAME_PROGRAM
-from tf_sparse_ps.rings.gradients import DenseGradient, unscale
-from tf_sparse_ps.rings.sparse_ring import SparseGradient, SparseRing, Update, unique
+from tf_sparse_ps.reduction import clipping as clipping_lib
+from tf_sparse_ps.reduction import rows_ahead
+from tf_sparse_ps.reduction.agreement import SAME_PROGRAM
+from tf_sparse_ps.reduction.gradients import DenseGradient, unscale
+from tf_sparse_ps.reduction.sparse_reducer import SparseGradient, SparseReducer, Update, unique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SparseStep:
 
     Attributes:
       job: The rank's job.
-      rings: What reduces, by the tables' placement.
+      reducers: What reduces, by the tables' placement.
       name: Of the operations.
       gradients: This rank's, in the order of the tables' ordinals.
       update: What is made of reduced ones.
@@ -31,7 +31,7 @@ class SparseStep:
     """
 
     job: Job
-    rings: Mapping[str, SparseRing]
+    reducers: Mapping[str, SparseReducer]
     name: str
     gradients: list[SparseGradient]
     update: Update
@@ -43,37 +43,37 @@ class SparseStep:
         return _ops.next_step(self.job.group_path, tf.identity(self.job.step))
 
     def reduce(self, number: tf.Tensor) -> list[SparseGradient]:
-        """See `SparseRing.reduce`."""
+        """See `SparseReducer.reduce`."""
         members = self._members()
         if len(members) == 1:
-            return self._ring.reduce(self.gradients, self.name, number)
+            return self._reducer.reduce(self.gradients, self.name, number)
         reduced = list(self.gradients)
         for placement, indices in members.items():
             own = [self.gradients[i] for i in indices]
-            found = self.rings[placement].reduce(own, f"{self.name}.{placement}", number)
+            found = self.reducers[placement].reduce(own, f"{self.name}.{placement}", number)
             for i, one in zip(indices, found, strict=True):
                 reduced[i] = one
         return reduced
 
     def apply(self, number: tf.Tensor) -> tf.Tensor:
-        """Reduces, and the leaders make the step: the verdict on it (see `SparseRing.apply`)."""
+        """Reduces, and the leaders make the step: the verdict on it (see `SparseReducer.apply`)."""
         if len(self._members()) == 1:
-            return self._ring.apply(self.gradients, self.name, number, self.update)
+            return self._reducer.apply(self.gradients, self.name, number, self.update)
         return self.apply_reduced(number, self.reduce(number))
 
     def apply_reduced(self, number: tf.Tensor, reduced: Sequence[SparseGradient]) -> tf.Tensor:
         """`apply`, of what `reduce` returned: one step of all tables, whatever their placement."""
-        return self._ring.apply_reduced(reduced, self.name, number, self.update)
+        return self._reducer.apply_reduced(reduced, self.name, number, self.update)
 
-    def prepare(self, dense: Sequence[DenseGradient], in_flight: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Reduces, and the leaders prepare the step.
+    def reduce_and_commit(self, dense: Sequence[DenseGradient], in_flight: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Reduces the gradients; the leaders write the step and all ranks commit to it.
 
         Args:
-          dense: The step's dense gradients, reduced; with `clipping.global_norm` they are clipped here, too.
-          in_flight: What comes out of the step's other collectives beside those.
+          dense: The reduced dense gradients of the step. With `clipping.global_norm` this method clips them, too.
+          in_flight: Results of the step's other collectives.
 
         Returns:
-          The number of the step, int64, once it is certain that it is made.
+          The number of the step, int64, once all ranks have committed to it.
         """
         # Beside computing: it waits for nothing but the look-ups before it. So it comes before what needs gradients:
         # TensorFlow keeps ops that have a state in their order.
@@ -95,7 +95,7 @@ class SparseStep:
         return self.check(number, verdict, [*taken_part, *in_flight, *ahead])
 
     def _prepared_after(self, done: Sequence[tf.Tensor], against: list[tf.Tensor]) -> SparseStep:
-        """The same, whose tables are written only then. TensorFlow does not order the loop of a ring after that."""
+        """The same, whose tables are written only then. TensorFlow does not order the loop of a reducer after that."""
         if not done:
             return self
         with tf.control_dependencies(done):
@@ -144,12 +144,12 @@ class SparseStep:
           after: What comes out of the step's other collectives.
         """
         with tf.control_dependencies(after):
-            certain = _ops.check_step(number, verdict)
+            committed = _ops.check_step(number, verdict)
         # Noted here, and not after the update of dense weights, which may fail or be interrupted.
-        with tf.control_dependencies([certain]):
-            noted = self.job.step.assign(certain, read_value=False)
+        with tf.control_dependencies([committed]):
+            noted = self.job.step.assign(committed, read_value=False)
         with tf.control_dependencies([] if noted is None else [noted]):
-            return rows_ahead.step_made(certain, self.update.tables)
+            return rows_ahead.step_made(committed, self.update.tables)
 
     def wait(self, done: tf.Tensor) -> list[tf.Operation]:
         """Waits until the node's tables have the step that `check` returned.
@@ -164,9 +164,9 @@ class SparseStep:
         return [] if noted is None else [noted]
 
     @property
-    def _ring(self) -> SparseRing:
-        """The one ring of the tables; of several the first, which makes steps of what each has reduced."""
-        return self.rings[next(iter(self._members()))]
+    def _reducer(self) -> SparseReducer:
+        """The reducer of the tables. If there are several, the first one makes the step from what all have reduced."""
+        return self.reducers[next(iter(self._members()))]
 
     def _members(self) -> dict[str, list[int]]:
         """Which tables each placement has."""

@@ -19,13 +19,13 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.table_binding import binding_of
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.rings.rank_weight import RankWeight
+    from tf_sparse_ps.reduction.rank_weight import RankWeight
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
 _SHOWN = 5
 
 
-class EqualWeights:
+class InitialSync:
     """Makes the ranks of one optimizer equal, once.
 
     Attributes:

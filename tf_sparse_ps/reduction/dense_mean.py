@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import rank_weight
-from tf_sparse_ps.rings.agreement import TAIL, Agreement
+from tf_sparse_ps.reduction import rank_weight
+from tf_sparse_ps.reduction.agreement import TAIL, Agreement
 
 # Smaller tensors travel in one buffer per type, larger ones as they are. Measured on two ranks, with TensorFlow's ops
 # in place of the kernels that pack now (with which 120 of 256 KiB take as long either way), all-reduce of many tensors

@@ -16,25 +16,25 @@ from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.node import activity
-from tf_sparse_ps.rings import rank_weight
-from tf_sparse_ps.rings.agreement import Agreement
-from tf_sparse_ps.rings.clipping import Clipping
-from tf_sparse_ps.rings.gradients import DenseGradient, TableGradient, mean_of, split
-from tf_sparse_ps.rings.optimizer_identity import OptimizerIdentity
-from tf_sparse_ps.rings.sparse_ring import Update
-from tf_sparse_ps.rings.sparse_step import SparseStep
+from tf_sparse_ps.reduction import rank_weight
+from tf_sparse_ps.reduction.agreement import Agreement
+from tf_sparse_ps.reduction.clipping import Clipping
+from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient, mean_of, split
+from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
+from tf_sparse_ps.reduction.sparse_reducer import Update
+from tf_sparse_ps.reduction.sparse_step import SparseStep
 from tf_sparse_ps.schedules.protocol import LocalStep
-from tf_sparse_ps.training import equal_weights, replicas, step_facts
+from tf_sparse_ps.training import initial_sync, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 
-_CERTAIN = "_tsps_certain"  # of a graph
+_STEP_NUMBERS = "_tsps_step_numbers"  # attribute of a graph: the committed steps of the training steps in it
 
 
-class Step:
-    """Makes the steps of one optimizer.
+class StepBuilder:
+    """Builds the training steps of one optimizer, in graphs and eagerly.
 
     Attributes:
       variables: That the optimizer was built for.
@@ -54,7 +54,7 @@ class Step:
         """
         self._variables: list[Any] = []
         self.weight = rank_weight.RankWeight()
-        self.equal = equal_weights.EqualWeights(owner, collectives, self.weight)
+        self.equal = initial_sync.InitialSync(owner, collectives, self.weight)
         self._owner, self._collectives = owner, collectives
         self._binding = OptimizerBinding(owner, collectives, rule)
         self._started: schedules.ScheduleState | None = None  # with the first step
@@ -99,7 +99,7 @@ class Step:
     def statistics(self) -> dict[str, float]:
         """See `DistributedOptimizer.statistics`."""
         found = dict.fromkeys(_ops.RING_COUNTERS, 0.0)
-        if self._binding.rings:
+        if self._binding.reducers:
             counters = _ops.ring_info(job.current().group_path).numpy().tolist()
             found = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
         for name in ("waited", "sending", "overlapped"):
@@ -109,7 +109,7 @@ class Step:
         found |= {"rows_read_before": float(disk.cached)}
         found |= {"disk_bytes": float(disk.bytes), "disk_waited_s": float(disk.waited_ns) * 1e-9}
         found |= {"rows_pulled": 0.0, "rows_pulled_before": 0.0}
-        if self._binding.rings:
+        if self._binding.reducers:
             pulls = _ops.pull_counters(job.current().group_path)
             found |= {"rows_pulled": float(pulls.looked_up), "rows_pulled_before": float(pulls.ahead)}
         dense_bytes = 0 if self._started is None else self._started.dense_bytes
@@ -164,25 +164,25 @@ class Step:
         if step.tables is None and (this_job := job.made()) is not None and this_job.size > 1:
             _ops.raise_objection(this_job.group_path)  # a look-up has failed, and no step of tables can say so
         self._binding.count_step()
-        certain = self._state.reduce(step)
-        with tf.control_dependencies(certain):
+        step_numbers = self._state.reduce(step)
+        with tf.control_dependencies(step_numbers):
             self._state.update(step)
-        step.publish(certain)
-        return certain
+        step.wait_until_published(step_numbers)
+        return step_numbers
 
     def _make_in_replicas(self, strategy: Any, pairs: list[tuple[Any, Any]]) -> list[tf.Tensor]:
         replicas.check_optimizer(self._owner.inner_optimizer, strategy)
 
         def together(per_replica: list[replicas.Pairs], n_replicas: int) -> tuple[list[Any], list[tf.Tensor]]:
             step = self._take_in(per_replica, n_replicas, strategy.extended.worker_devices)
-            certain = self._state.reduce(step)
-            step.publish(certain)
-            return [one.result for one in step.dense], certain
+            step_numbers = self._state.reduce(step)
+            step.wait_until_published(step_numbers)
+            return [one.result for one in step.dense], step_numbers
 
-        results, certain = replicas.as_one(strategy, pairs, together)
-        with tf.control_dependencies(certain):
+        results, step_numbers = replicas.as_one(strategy, pairs, together)
+        with tf.control_dependencies(step_numbers):
             self._state.apply([variable for _, variable in pairs if binding_of(variable) is None], results)
-        return certain
+        return step_numbers
 
     @property
     def _state(self) -> schedules.ScheduleState:
@@ -277,7 +277,7 @@ class Step:
         agreement = self._agreement(rate, dense=dense, tables=[one.table for one in tables], hyper=hyper)
         return SparseStep(
             this_job,
-            self._binding.rings,
+            self._binding.reducers,
             f"{self._binding.name}.sparse",
             rank_weight.kept([one.gradient for one in tables], weight),
             Update(
@@ -295,10 +295,10 @@ class Step:
         return self._started is not None and self._started.delays_tables and self._started.outstanding()
 
 
-_with_tables: weakref.WeakSet[Step] = weakref.WeakSet()
+_with_tables: weakref.WeakSet[StepBuilder] = weakref.WeakSet()
 
 
-def _refuse_beside_delayed(step: Step) -> None:
+def _refuse_beside_delayed(step: StepBuilder) -> None:
     """Notes that an optimizer makes steps of this process's tables.
 
     Raises:
@@ -320,5 +320,5 @@ def _after_steps_of_this_graph() -> Iterator[Callable[[list[tf.Tensor]], None]]:
     would not come to them.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    with tf.control_dependencies(getattr(graph, _CERTAIN, [])):
-        yield lambda made: None if graph is None else setattr(graph, _CERTAIN, made)
+    with tf.control_dependencies(getattr(graph, _STEP_NUMBERS, [])):
+        yield lambda made: None if graph is None else setattr(graph, _STEP_NUMBERS, made)

@@ -19,15 +19,14 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import cached_step
+from tf_sparse_ps.reduction import cached_step
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
     from tf_sparse_ps.job.table_binding import TableBinding
-    from tf_sparse_ps.rings.agreement import Agreement
+    from tf_sparse_ps.reduction.agreement import Agreement
 
 REDUCTIONS = ("frequency", "average", "sum")
-WIRES = ("float32", "bfloat16", "float16")
 # Ops with N features and T tables whose outputs N to N + T - 1 are each a set of unique keys.
 _UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup", "TspsUnique")
 
@@ -135,7 +134,7 @@ class Update:
         return max(table.nodes if table.placement == "sharded" else 1 for table in self.tables)
 
 
-class SparseRing(abc.ABC):
+class SparseReducer(abc.ABC):
     """Makes one gradient per key and table of all ranks' gradients, and a step of the tables of those.
 
     A step is made on all nodes or on none. `apply` and `apply_reduced` return the verdict, uint8[n], the same on all
@@ -203,7 +202,7 @@ def reduce_over(
       own: This process's gradients, keys unique, with the number of ranks in which each occurred.
       name: Of the operation.
       reduction: One of `REDUCTIONS`.
-      wire: One of `WIRES`. This process's own gradients are rounded, too.
+      wire: One of `config.placement.WIRES`. This process's own gradients are rounded, too.
       world_size: What "average" divides by.
       wanted: Whether this process needs the result. It sends in any case.
 

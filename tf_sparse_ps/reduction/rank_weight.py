@@ -17,9 +17,9 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.rings import sparse_ring
-from tf_sparse_ps.rings.agreement import Agreement
-from tf_sparse_ps.rings.sparse_ring import SparseGradient
+from tf_sparse_ps.reduction import sparse_reducer
+from tf_sparse_ps.reduction.agreement import Agreement
+from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
 
 _ALWAYS = tf.int64.max
 
@@ -142,7 +142,7 @@ def average_sparse(
       collectives: The rank's collectives.
       name: Of the operation.
       weight: Of this rank, from `allowed`.
-      agreement: As `dense_ring.average` has it.
+      agreement: As `dense_mean.average` has it.
 
     Returns:
       On every rank one gradient per key that a rank of weight > 0 has; the sum of weights, for `check`, if there was
@@ -152,14 +152,14 @@ def average_sparse(
         return [], []
     sent = kept(gradients, weight)
     if collectives.size == 1:
-        return sparse_ring.sum_replicated(sent, collectives, name), [weight]
+        return sparse_reducer.sum_replicated(sent, collectives, name), [weight]
     # Weights travel as the gradient of one more weight, of one row, which is 1 on every rank.
     sent = [dataclasses.replace(one, rows=weighted(one.rows, weight)) for one in sent]
     row = tf.reshape(weight, [1, 1])
     if agreement is not None:
         row = tf.concat([row, agreement.tail[None]], 1)
     sent.append(SparseGradient(tf.zeros([1], tf.int64), row))
-    *sums, last = sparse_ring.sum_replicated(sent, collectives, name)
+    *sums, last = sparse_reducer.sum_replicated(sent, collectives, name)
     weights = last.rows[0, 0]
     if agreement is not None:
         agreement.take(last.rows[0, 1:])
