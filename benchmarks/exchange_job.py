@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives.horovod_setup import FUSION_BYTES
-from tf_sparse_ps.reduction import handshake, node_exchange, sparse_reducer, sparse_reducers
+from tf_sparse_ps.reduction import handshake, node_exchange, sparse_gradient, sparse_reducers
 
 DIM = 64
 _RESULT_ROW_BYTES = 8 + 4 + 4 * DIM  # key, count, gradient
@@ -59,7 +59,7 @@ def main() -> None:
         input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM]), tf.TensorSpec([], tf.int64)]
     )
     def run_rounds(keys: tf.Tensor, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return ring.run_rounds([sparse_reducer.SparseGradient(keys, rows)], "bench.sparse", step)
+        return ring.run_rounds([sparse_gradient.SparseGradient(keys, rows)], "bench.sparse", step)
 
     draw = np.random.default_rng(1 + ranks.rank)
     figures = {}

@@ -18,8 +18,8 @@ from store_support import ones
 from tf_sparse_ps import errors, optimizers
 from tf_sparse_ps.config import TableConfig, Tiered
 from tf_sparse_ps.table import Changes, Table
+from tf_sparse_ps.table.several_tables import scan as scan_tables
 from tf_sparse_ps.table.shards import Shard
-from tf_sparse_ps.table.table import scan as scan_tables
 
 DIM = 4
 HERE = Path(__file__).resolve().parent

@@ -62,7 +62,7 @@ def test_of_large_values_every_part_is_looked_at_sooner_or_later(n):
 
 def test_statements_among_the_verdicts_refuse_a_step_when_digests_differ(group):
     group.table(2, rows=4, optimizer="sgd")
-    nothing = tf.constant(list(_ops.NOTHING_AGAINST), tf.uint8)
+    nothing = tf.constant(list(_ops.NO_OBJECTIONS), tf.uint8)
 
     def decide(*digests):
         said = [one for digest in digests for one in (nothing, _ops.statement(group.path, tf.constant(digest, i64)))]
@@ -83,7 +83,7 @@ def test_statements_among_the_verdicts_refuse_a_step_when_digests_differ(group):
         with pytest.raises(tf.errors.FailedPreconditionError, match="the ranks of this job differ"):
             _ops.check_step(1, refused)
     assert _ops.group_info(group.path).step == 0
-    assert bytes(decide(-7, -7, -7).numpy()) == _ops.NOTHING_AGAINST
+    assert bytes(decide(-7, -7, -7).numpy()) == _ops.NO_OBJECTIONS
     assert _ops.wait_step(group.path, 1, 5.0) == 1
 
 
@@ -123,11 +123,11 @@ def test_a_difference_is_named_with_the_rank_the_values_and_the_remedy(mode):
         names = ["count", "rate", "rows"]
         return _ops.explain_difference(verdict, gathered, names, "ifh", ["do this", "do that"], [0, 1, 1])
 
-    differ, nothing = (tf.constant(list(one), tf.uint8) for one in (_ops.RANKS_DIFFER, _ops.NOTHING_AGAINST))
+    differ, nothing = (tf.constant(list(one), tf.uint8) for one in (_ops.RANKS_DIFFER, _ops.NO_OBJECTIONS))
     bits = [int(np.float32(one).view(np.uint32)) for one in (0.5, 0.25)]
     explain = mode(explained)
     alike = tf.constant([1, bits[0], 9] * 3, i64)
-    assert bytes(explain(nothing, alike).numpy()) == _ops.NOTHING_AGAINST
+    assert bytes(explain(nothing, alike).numpy()) == _ops.NO_OBJECTIONS
     assert bytes(explain(differ, alike).numpy()) == _ops.RANKS_DIFFER
     with pytest.raises(tf.errors.FailedPreconditionError) as error:
         _ops.check_step(1, explain(differ, tf.constant([1, bits[0], 9, 1, bits[0], 9, 1, bits[1], 8], i64)))

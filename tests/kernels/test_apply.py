@@ -173,7 +173,7 @@ def test_a_step_is_prepared_and_then_decided(group, mode):
     one = tf.constant(1, i64)
 
     verdict = prepare(one, grads[0])
-    assert bytes(verdict.numpy()) == _ops.NOTHING_AGAINST
+    assert bytes(verdict.numpy()) == _ops.NO_OBJECTIONS
     np.testing.assert_array_equal(table.rows(range(6)), before)
     refused = prepare(tf.constant(2, i64), grads[0])  # of another node, say; ours is dropped with it
     with pytest.raises(tf.errors.FailedPreconditionError, match="step 2 cannot be applied"):

@@ -105,7 +105,7 @@ def test_a_node_of_one_rank_merges_with_itself_and_applies(group, tmp_path, wind
             [k], [g], 1, group.path, step, 5.0, group.paths, group.uuids, [h], reduction="sum", operation="apply"
         )
     )
-    assert bytes(apply(keys, grads, tf.constant([0.5]), tf.constant(1, i64)).numpy()) == _ops.NOTHING_AGAINST
+    assert bytes(apply(keys, grads, tf.constant([0.5]), tf.constant(1, i64)).numpy()) == _ops.NO_OBJECTIONS
     assert _ops.wait_step(group.path, 1, 5.0) == 1
     np.testing.assert_allclose(
         table.rows([0, 1, 2, 9]), before - [[2, 2.5, 3], [0, 0, 0], [0.5, 1, 1.5], [3.5, 4, 4.5]], rtol=1e-6

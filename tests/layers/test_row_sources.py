@@ -14,10 +14,9 @@ from layer_support import keras, run_child
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _ops
-from tf_sparse_ps.layers import anchor
 from tf_sparse_ps.layers.row_source import RowSource, SharedTable
 from tf_sparse_ps.layers.table_layer import TableLayer
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
 
 LIBRARY = str(Path(tsps.__file__).with_name("_ops_lib.so"))
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -169,8 +168,8 @@ def test_a_plain_layer_is_one_lookup_op_and_what_names_its_table():
 
     @tf.function
     def by_hand(ids: tf.Tensor) -> tf.Tensor:
-        (weight,) = layer._bound.anchors
-        table = [anchor.path_of(weight)], [layer.bindings[0].uuid], [anchor.carrier_of(weight)]
+        source = layer._row_source(0)
+        table = [source.path], [layer.bindings[0].uuid], [source.carrier]
         return _ops.lookup([ids], *table, [0]).rows[0]
 
     types = op_types(by_hand)
@@ -211,8 +210,8 @@ def test_a_saved_model_with_the_lookup_op_alone_is_served(tmp_path):
     want = layer(IDS).numpy()
     module = tf.Module()
     module.anchor = anchor_value = tf.Variable(tf.zeros([0, 4]), trainable=False)
-    module.tsps_asset = asset = layer._bound.anchors[0]
-    path = anchor.path_of(asset)
+    module.tsps_asset = layer._bound.anchors[0]
+    path = layer._row_source(0).path
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])
     def serve(ids: tf.Tensor) -> tf.Tensor:

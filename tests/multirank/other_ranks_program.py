@@ -22,7 +22,7 @@ from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.checkpoints import tables, variables
-from tf_sparse_ps.table.table import Block
+from tf_sparse_ps.table.scan import Block
 
 BATCH, MORE = 8, 4  # samples of each rank, steps after a restore
 # Keys that were trained, that were not, and that no batch ever has.

@@ -20,7 +20,7 @@ import weighted_batches as weighted
 from equality_program import OPTIMIZERS, layers, numbers
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.reduction import dense_mean, gradients, rank_weight, sparse_reducer
+from tf_sparse_ps.reduction import dense_mean, gradients, rank_weight, sparse_gradient, sparse_reducer
 
 keras = tf.keras
 
@@ -104,12 +104,12 @@ def plain_means() -> dict[str, Any]:
     dense = [tf.constant(random.normal(size=shape), tf.float32) for shape in ((3, 5), (1,), (200, 100), (7,))]
     dense += [tf.constant(random.normal(size=9), dtype) for dtype in (tf.float64, tf.float16)]
     keys = tf.constant(random.permutation(20)[:12])
-    sparse = sparse_reducer.SparseGradient(keys, tf.constant(random.normal(size=(12, 4)), tf.float32))
+    sparse = sparse_gradient.SparseGradient(keys, tf.constant(random.normal(size=(12, 4)), tf.float32))
     one = rank_weight.allowed(1.0)
     ours, _ = dense_mean.average(dense, world, "t.ours", one)
     plain = world.allreduce(dense, "t.plain")
     (rows,), _ = rank_weight.average_sparse([sparse], world, "t.ours.sparse", one)
-    own = sparse_reducer.of_one_rank([sparse])
+    own = sparse_gradient.of_one_rank([sparse])
     (mean,) = sparse_reducer.reduce_over(
         world, own, "t.plain.sparse", reduction="average", wire="float32", world_size=world.size
     )

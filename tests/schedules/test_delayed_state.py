@@ -18,7 +18,7 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import collectives, errors, failures
 from tf_sparse_ps.collectives.local import LocalCollectives
 from tf_sparse_ps.reduction import agreement
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient, Update
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient, Update
 from tf_sparse_ps.reduction.sparse_reducers import FlatReducer
 from tf_sparse_ps.reduction.sparse_step import SparseStep
 from tf_sparse_ps.schedules.communication_threads import CommunicationThreads

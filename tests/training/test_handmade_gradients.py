@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat._keras import keras
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
 
 
 def lookup_op(indices: tf.Tensor) -> tf.Operation:

@@ -65,8 +65,8 @@ from tf_sparse_ps._ops.exchange import (
 )
 from tf_sparse_ps._ops.groups import (
     COUNTERS,
+    NO_OBJECTIONS,
     NOBODY,
-    NOTHING_AGAINST,
     RANKS_DIFFER,
     DiskCounters,
     GroupInfo,
@@ -128,7 +128,7 @@ __all__ = [
     "CACHE_COUNTERS",
     "COUNTERS",
     "NOBODY",
-    "NOTHING_AGAINST",
+    "NO_OBJECTIONS",
     "RANKS_DIFFER",
     "RING_COUNTERS",
     "TENSORFLOW_RANGE",

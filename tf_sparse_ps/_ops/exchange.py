@@ -372,7 +372,7 @@ def ring_prepare(
         voters: as in `prepare_step`.
 
     Returns:
-        As `prepare_step`; on ranks other than the leader nothing against the step.
+        As `prepare_step`; no objections on ranks other than the leader.
 
     Raises:
         OpError: as `node_merge`.

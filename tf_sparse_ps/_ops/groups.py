@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_sparse_ps._ops.library import lib
 
-NOTHING_AGAINST = bytes(1)  # a verdict, as uint8
+NO_OBJECTIONS = bytes(1)  # a verdict, as uint8
 NOBODY = (0, 0)  # of the `optimizer` of a step: any table may be trained
 # A verdict that digests differ: its code, that of FailedPrecondition, and a text.
 RANKS_DIFFER = b"\4the ranks of this job differ in something that must be equal on all of them\0"
@@ -103,13 +103,13 @@ def prepare_step(
             sealed: if the job ends before `decide_step`, the next one must ask the others what became of it.
 
     Returns:
-        uint8[n], what this node has against the step; `NOTHING_AGAINST` if it has nothing.
+        uint8[n], the objections of this node to the step; `NO_OBJECTIONS` if there are none.
     """
     return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper, optimizer, voters=voters)
 
 
 def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
-    """Makes the step that was prepared if no node has anything against it, else drops it. Every rank calls it.
+    """Makes the prepared step if no node objects, else drops it. Every rank calls it.
 
     Returns when it is certain which; the leader then writes beside what follows.
 

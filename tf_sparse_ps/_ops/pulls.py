@@ -128,7 +128,7 @@ def pulls_look_ahead(path: str) -> tf.Tensor:
 
 
 def check_looked_up(keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor], uuids: Sequence[Any]) -> tf.Tensor:
-    """What this rank has against a step, uint8[n], as `prepare_step`: gradients of keys that its look-ups did not have.
+    """Returns the objections of this rank to a step, as `prepare_step`: gradients of keys that no lookup had.
 
     Args:
         keys: T of int64[n], of this rank's gradients.

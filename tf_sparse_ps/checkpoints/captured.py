@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tf_sparse_ps.checkpoints import array_file
 from tf_sparse_ps.checkpoints.manifest import TablePart
 from tf_sparse_ps.table import parameter_files
-from tf_sparse_ps.table.table import Scan
+from tf_sparse_ps.table.scan import Scan
 
 
 class NewFile(NamedTuple):

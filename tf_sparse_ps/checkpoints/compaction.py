@@ -15,7 +15,7 @@ from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import NotFoundError, TableError
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.progress import bar
-from tf_sparse_ps.table.table import Block
+from tf_sparse_ps.table.scan import Block
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.table.arrays import checksum
 from tf_sparse_ps.table.progress import bar
-from tf_sparse_ps.table.table import Block
+from tf_sparse_ps.table.scan import Block
 
 
 def compare(old: Checked, new: Checked) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.manifest import TablePart
 from tf_sparse_ps.errors import DamagedFileError, StateError
 from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import Shard, describe
-from tf_sparse_ps.table.table import Block
 
 _FILTER_BITS = 24
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

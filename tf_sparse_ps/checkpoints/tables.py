@@ -27,10 +27,10 @@ from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError, Uns
 from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_layer import TableLayer
-from tf_sparse_ps.table import newer_rows, parameter_files, table
+from tf_sparse_ps.table import newer_rows, parameter_files, several_tables
 from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import describe
-from tf_sparse_ps.table.table import Block
 
 _JOINED_BYTES = 4 << 20  # of rows, without slots
 
@@ -93,7 +93,7 @@ def capture(bindings: Sequence[TableBinding], since: Mapping[str, str], step: in
     readers = [binding.reader() for binding in bindings]
     # As many images as there are rows, if all of them are trained meanwhile.
     most = max(1 << 30, sum(int(reader.stats()["bytes"]) for reader in readers))
-    scans = table.scan(
+    scans = several_tables.scan(
         {reader: since.get(binding.uuid) for reader, binding in zip(readers, bindings, strict=True)}, max_bytes=most
     )
     found = []

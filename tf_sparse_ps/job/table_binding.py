@@ -19,8 +19,9 @@ from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.node import activity
 from tf_sparse_ps.table.arrays import checksum
+from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import Shard
-from tf_sparse_ps.table.table import Block, Table
+from tf_sparse_ps.table.table import Table
 
 if TYPE_CHECKING:
     from tf_sparse_ps import optimizers

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras, _tensorflow
 from tf_sparse_ps.errors import UnsupportedError
-from tf_sparse_ps.layers import rows
+from tf_sparse_ps.layers import row_source, rows
 from tf_sparse_ps.layers.table_asset import TableAsset
 
 if TYPE_CHECKING:
@@ -46,23 +46,6 @@ _ASSIGNMENTS = (
     "scatter_nd_update",
     "batch_scatter_update",
 )
-
-
-def path_of(variable: Any) -> tf.Tensor:
-    """What names the anchor's table in a graph, a string scalar that travels with a SavedModel."""
-    if _keras.is_deferred(variable):
-        path: tf.Tensor = variable.tsps_binding.path_tensor
-        return path
-    asset: TableAsset = _keras.tf_variable(variable).tsps_asset
-    return asset.asset_path
-
-
-def carrier_of(variable: Any) -> tf.Tensor:
-    """The anchor's value, float32[0, dim]."""
-    if _keras.is_deferred(variable):
-        return tf.zeros([0, variable.tsps_binding.config.dim])
-    carrier: tf.Tensor = _keras.tf_variable(variable).carrier()
-    return carrier
 
 
 def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
@@ -143,8 +126,6 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _k
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Rows by their ids, float32[*indices.shape, dim]: what `tf.gather` calls."""
-        from tf_sparse_ps.layers import row_source  # which imports this module
-
         ids = tf.cast(indices, tf.int64)
         return row_source.look_up([row_source.of(self.tsps_binding, self)], [ids], [0])[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps.layers.table_layer import to_int64
+from tf_sparse_ps.layers.ids import to_int64
 
 
 @dataclasses.dataclass

@@ -19,7 +19,8 @@ from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import cached, row_source, rows
-from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, map_flat, refuse_other_than_integers, table_name
+from tf_sparse_ps.layers.ids import dense_ids, map_flat, refuse_other_than_integers
+from tf_sparse_ps.layers.table_layer import TableLayer, table_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,7 +10,8 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import FeatureConfig, TableConfig
 from tf_sparse_ps.layers import bags, cached, row_source
-from tf_sparse_ps.layers.table_layer import TableLayer, dense_ids, refuse_other_than_integers
+from tf_sparse_ps.layers.ids import dense_ids, refuse_other_than_integers
+from tf_sparse_ps.layers.table_layer import TableLayer
 
 
 @_keras.register("EmbeddingCollection")

@@ -14,7 +14,7 @@ from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags, row_source
 from tf_sparse_ps.layers.embedding import Embedding, EmbeddingOptions
-from tf_sparse_ps.layers.table_layer import refuse_other_than_integers
+from tf_sparse_ps.layers.ids import refuse_other_than_integers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops, job
-from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps._compat import _keras, _tensorflow
 from tf_sparse_ps.cache import device_bags, device_store
 from tf_sparse_ps.config.placement import Sharded
-from tf_sparse_ps.layers import anchor, saving, sharded
+from tf_sparse_ps.layers import saving, sharded
 from tf_sparse_ps.reduction import node_exchange, row_pull
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
     from tf_sparse_ps.layers.bags import Bags
+    from tf_sparse_ps.layers.table_asset import TableAsset
 
 
 class RowSource(abc.ABC):
@@ -39,13 +40,20 @@ class RowSource(abc.ABC):
 
     @property
     def path(self) -> tf.Tensor:
-        """What names the table in a graph, a string scalar."""
-        return anchor.path_of(self._weight)
+        """The table's name in a graph: a string scalar, which travels with a SavedModel."""
+        if _keras.is_deferred(self._weight):
+            path: tf.Tensor = self._weight.tsps_binding.path_tensor
+            return path
+        asset: TableAsset = _keras.tf_variable(self._weight).tsps_asset
+        return asset.asset_path
 
     @property
     def carrier(self) -> tf.Tensor:
-        """float32[0, dim]; the table's sparse gradient arrives at it."""
-        return anchor.carrier_of(self._weight)
+        """The anchor's value, float32[0, dim]. The table's sparse gradient arrives at it."""
+        if _keras.is_deferred(self._weight):
+            return tf.zeros([0, self._weight.tsps_binding.config.dim])
+        carrier: tf.Tensor = _keras.tf_variable(self._weight).carrier()
+        return carrier
 
     @classmethod
     @abc.abstractmethod

@@ -26,7 +26,7 @@ from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.layers import collective_calls, saving
 from tf_sparse_ps.table.progress import bar
-from tf_sparse_ps.table.table import Block
+from tf_sparse_ps.table.scan import Block
 
 if TYPE_CHECKING:
     from tf_sparse_ps.config.table_config import TableConfig

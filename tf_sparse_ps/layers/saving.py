@@ -25,7 +25,7 @@ from tf_sparse_ps.table.path_claim import claimed
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
-    from tf_sparse_ps.table.table import Scan
+    from tf_sparse_ps.table.scan import Scan
 
 
 class _Save:

@@ -18,11 +18,11 @@ import tensorflow as tf
 from tf_sparse_ps import _table, job
 from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, all_or_none, error_text, must_agree, raise_failures
 from tf_sparse_ps.errors import StateError
-from tf_sparse_ps.table.table import Block
+from tf_sparse_ps.table.scan import Block
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
-    from tf_sparse_ps.table.table import Scan
+    from tf_sparse_ps.table.scan import Scan
 
 # Of what is sent at once. A process has it a few times: packed, as a tensor, received, and cut into arrays.
 CHUNK_BYTES = 8 << 20

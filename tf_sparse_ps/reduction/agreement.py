@@ -157,7 +157,7 @@ class Agreement:
         sums, squares = tf.split(tf.cast(self._sums, tf.float64), 2)
         # The squares' mean is the square of the mean of equal numbers alone.
         equal = tf.reduce_all(tf.equal(squares * self._collectives.size, sums * sums))
-        good, bad = (tf.constant(list(one), tf.uint8) for one in (_ops.NOTHING_AGAINST, _ops.RANKS_DIFFER))
+        good, bad = (tf.constant(list(one), tf.uint8) for one in (_ops.NO_OBJECTIONS, _ops.RANKS_DIFFER))
         verdict = self.explained(tf.cond(equal, lambda: tf.identity(good), lambda: tf.identity(bad)))
         with tf.control_dependencies(list(after)):
             return [_ops.check_step(self._seed, verdict)]

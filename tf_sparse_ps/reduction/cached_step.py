@@ -13,7 +13,7 @@ from tf_sparse_ps import _ops
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
     from tf_sparse_ps.job.table_binding import TableBinding
-    from tf_sparse_ps.reduction.sparse_reducer import SparseGradient, Update
+    from tf_sparse_ps.reduction.sparse_gradient import SparseGradient, Update
 
 _HOST = "/CPU:0"
 

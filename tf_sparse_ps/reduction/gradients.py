@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.reduction import clipping
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
 
 # Gradients of other layers that arrive as IndexedSlices travel dense when the variable is at most this big, and in the
 # sparse ring otherwise.

@@ -19,7 +19,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.reduction import sparse_reducer
 from tf_sparse_ps.reduction.agreement import Agreement
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
 
 _ALWAYS = tf.int64.max
 

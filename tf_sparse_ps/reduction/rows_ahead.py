@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.reduction import node_exchange, row_pull
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
@@ -73,8 +73,8 @@ def _pull(job: Job, tables: Sequence[TableBinding], name: str, wire: str) -> lis
     return row_pull.rows_for(pull, asked, nothing, named, node_exchange.of(job).cross_node_group(), name)
 
 
-def against(job: Job, tables: Sequence[TableBinding], gradients: Sequence[SparseGradient]) -> list[tf.Tensor]:
-    """What this rank has against a step: verdicts, uint8[n].
+def objections(job: Job, tables: Sequence[TableBinding], gradients: Sequence[SparseGradient]) -> list[tf.Tensor]:
+    """Returns the objections of this rank to a step: verdicts, uint8[n].
 
     Args:
       job: The rank's job.

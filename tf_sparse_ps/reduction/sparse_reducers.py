@@ -10,15 +10,8 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.reduction import node_exchange
-from tf_sparse_ps.reduction.sparse_reducer import (
-    SparseGradient,
-    SparseReducer,
-    Update,
-    as_gradients,
-    of_one_rank,
-    reduce_over,
-    unique,
-)
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient, Update, as_gradients, of_one_rank, unique
+from tf_sparse_ps.reduction.sparse_reducer import SparseReducer, reduce_over
 
 TOPOLOGIES = ("hierarchical", "flat")
 

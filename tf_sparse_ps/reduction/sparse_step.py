@@ -13,7 +13,8 @@ from tf_sparse_ps.reduction import clipping as clipping_lib
 from tf_sparse_ps.reduction import rows_ahead
 from tf_sparse_ps.reduction.agreement import SAME_PROGRAM
 from tf_sparse_ps.reduction.gradients import DenseGradient, unscale
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient, SparseReducer, Update, unique
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient, Update, unique
+from tf_sparse_ps.reduction.sparse_reducer import SparseReducer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +80,13 @@ class SparseStep:
         # TensorFlow keeps ops that have a state in their order.
         ahead = rows_ahead.fetch(self.job, self.update.tables, self.name)
         # What reads tables comes before a leader has written the step and waits for the others' votes, or both wait.
-        against = rows_ahead.against(self.job, self.update.tables, self.gradients)
-        with tf.control_dependencies(against):
+        objections = rows_ahead.objections(self.job, self.update.tables, self.gradients)
+        with tf.control_dependencies(objections):
             number = self.number()
         agreement = self.update.agreement
         if agreement is not None:
             agreement.numbers(["the number of the step"], tf.reshape(number, [1]), SAME_PROGRAM)
-        step = self._prepared_after(ahead, against)
+        step = self._prepared_after(ahead, objections)
         plain = self.clipping == clipping_lib.NONE and self.loss_scale == 1.0
         verdict = step.apply(number) if plain else step.apply_reduced(number, step._clipped(number, dense))
         if agreement is not None:
@@ -94,13 +95,13 @@ class SparseStep:
         taken_part = [one.values if isinstance(one, tf.IndexedSlices) else one for one in results]
         return self.check(number, verdict, [*taken_part, *in_flight, *ahead])
 
-    def _prepared_after(self, done: Sequence[tf.Tensor], against: list[tf.Tensor]) -> SparseStep:
+    def _prepared_after(self, done: Sequence[tf.Tensor], objections: list[tf.Tensor]) -> SparseStep:
         """The same, whose tables are written only then. TensorFlow does not order the loop of a reducer after that."""
         if not done:
             return self
         with tf.control_dependencies(done):
             hyper = [tf.identity(one) for one in self.update.hyper]
-        return dataclasses.replace(self, update=dataclasses.replace(self.update, hyper=hyper, against=against))
+        return dataclasses.replace(self, update=dataclasses.replace(self.update, hyper=hyper, objections=objections))
 
     def _clipped(self, number: tf.Tensor, dense: Sequence[DenseGradient]) -> list[SparseGradient]:
         clipping, reduced = self.clipping, self.reduce(number)

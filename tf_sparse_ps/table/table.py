@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,134 +21,14 @@ import numpy.typing as npt
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.config.metadata import MetadataPlane, as_planes
 from tf_sparse_ps.config.table_config import TableConfig
-from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, StateError, TableExistsError
-from tf_sparse_ps.table import disk_folders, groups, newer_rows, parameter_files
-from tf_sparse_ps.table.arrays import Keys, Rows, as_counts, as_keys, as_rows, block_rows, chunks
-from tf_sparse_ps.table.shards import Shard
-
-# keys and gradients, or keys, gradients and counts
-Update = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None]
+from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError
+from tf_sparse_ps.table import disk_folders, groups, newer_rows, several_tables
+from tf_sparse_ps.table.arrays import Keys, Rows, as_keys, as_rows, chunks
+from tf_sparse_ps.table.parameter_files import ParameterFiles
+from tf_sparse_ps.table.scan import Changes, Report, Scan
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What `Table.verify` found.
-
-    Attributes:
-      ok: Nothing is wrong.
-      problems: What is wrong, in words.
-      rows: Live keys of the table.
-      step: The group's committed step.
-    """
-
-    ok: bool
-    problems: tuple[str, ...]
-    rows: int
-    step: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Changes:
-    """What `Table.changes_since` tells.
-
-    Attributes:
-      everything: What changed is not known: `written` has all keys, and any other key may have been erased.
-      written: Keys that are there and were written, int64[n], each once.
-      erased: Keys that were erased, int64[m], each once. A key that is in `written`, too, was written afterwards.
-    """
-
-    everything: bool
-    written: Keys
-    erased: Keys
-
-
-_UNKNOWN = 2**32 - 1  # a change generation that there is not
-# Of a table its uuid; the life of its group, which marks of earlier versions do not have; the change generation.
-_MARK = re.compile(r"([0-9a-fA-F]{32}):(?:([0-9a-f]{16}):)?([0-9]+)")
-
-
-class Block(NamedTuple):
-    """Rows of a `Scan`."""
-
-    keys: Keys
-    """int64[n]."""
-    rows: Rows
-    """float32[n, dim]."""
-    slots: tuple[Rows, ...]
-    """float32[n, width] each; none if they were not asked for."""
-    metadata: dict[str, npt.NDArray[Any]]
-    """As `Table.metadata`; empty if slots were not asked for."""
-
-
-class Scan:
-    """A table as of one committed state; see `Table.scan`. Ends with its `with` block, or when it is dropped.
-
-    Attributes:
-      step: Of that state.
-      optimizer: Whose slots the rows have, as the core says it.
-      trained_by: Which optimizer made the slots, 0 if any may go on with them, and after how many of its steps.
-      erased: Of a scan since a mark, the keys that were erased, int64[m]. One that is among the rows, too, was written
-        afterwards. None: all rows come; a copy that another scan began with is of no use.
-    """
-
-    def __init__(self, core: Any, dim: int) -> None:
-        self._core = core
-        self._block = block_rows(dim)
-        self.step = int(core.step())
-        self.optimizer: dict[str, Any] = core.optimizer()
-        self.trained_by: tuple[int, int] = core.trained_by()
-        self.erased: Keys | None = core.erased()
-        self._rows = int(core.rows())
-
-    def __len__(self) -> int:
-        """Rows of the table; of a scan since a mark, or of a shard, not all of them come."""
-        return self._rows
-
-    def take_shard(self, shard: Shard) -> None:
-        """Leaves out the rows and the erased keys of other shards. Before the first row."""
-        self._core.take_shard(shard.node, shard.nodes)
-        self.erased = self._core.erased()
-
-    def __iter__(self) -> Iterator[Block]:
-        while len((block := self._next()).keys):
-            yield block
-
-    def _next(self) -> Block:
-        return self.take(self._block)
-
-    def write_to(self, writer: Any, n: int) -> int:
-        """Appends the next rows, about `n`, to a `_table.ParameterFileWriter`; returns how many, 0 at the end."""
-        return int(writer.append_scan(self._core, n))
-
-    def take(self, n: int) -> Block:
-        """The next rows, at most `n` of them; none when all have been read."""
-        keys, rows, slots, metadata = self._core.next(n)
-        return Block(keys, rows, tuple(slots), metadata)
-
-    def read(self) -> Block:
-        """All blocks as one, or what is left of them."""
-        blocks = [self._next()]
-        while len(blocks[-1].keys):
-            blocks.append(self._next())
-        return Block(
-            np.concatenate([block.keys for block in blocks]),
-            np.concatenate([block.rows for block in blocks]),
-            tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
-            {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
-        )
-
-    def __enter__(self) -> Scan:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the scan: the writer keeps no images for it any more."""
-        self._core.close()
-
-
-class Table:
+class Table(ParameterFiles):
     """One table of a group. Reads are thread-safe; writes are serialised per group.
 
     Use `create` or `open`. A context manager: leaving it closes the table.
@@ -158,22 +36,12 @@ class Table:
     Attributes:
       path: `<group directory>/<table>`.
       mode: "r" or "r+".
-      config: What the table is. Of a table that was opened, `config.initializer` is the resolved one, and
-        `config.optimizer` is the one given to `open`.
+      config: The configuration. After `open`, `config.initializer` is the resolved initializer, and `config.optimizer`
+        is the one that was given to `open`.
       uuid: 32 hexadecimal digits.
-      shard: Of a table that a job has spread over nodes, whose keys these are; None: all of them. Other nodes' keys can
-        be neither looked up nor written here.
+      shard: The part of a sharded table that this node has; None: the whole table. Keys of other nodes can be neither
+        looked up nor written here.
     """
-
-    def __init__(self, group: Any, index: int, config: TableConfig, mode: str) -> None:
-        info = group.table_info(index)
-        self.path = os.path.join(group.info()["path"], info["name"])
-        self.mode = mode
-        self.config = config
-        self.uuid: str = info["uuid"]
-        self.shard = Shard.of(info)
-        self._open_group: Any = group
-        self._index = index
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: TableConfig) -> Table:
@@ -279,10 +147,6 @@ class Table:
         )
         return cls(group, index, seen, mode)
 
-    def close(self) -> None:
-        """Gives up the mapping and, with the group's last table of this process, the writer lock."""
-        self._open_group = None
-
     def __enter__(self) -> Table:
         return self
 
@@ -296,29 +160,6 @@ class Table:
     def __repr__(self) -> str:
         shard = "" if self.shard is None else f" shard: {self.shard}"
         return f"<tf_sparse_ps.Table {self.path} dim={self.config.dim} mode={self.mode!r}{shard}>"
-
-    @property
-    def step(self) -> int:
-        """The group's committed step."""
-        return int(self._group.step())
-
-    def version(self) -> tuple[int, int]:
-        """The group's step and its count of other changes: equal before and after, nothing was written in between."""
-        info = self._group.info()
-        return info["step"], info["version"]
-
-    @property
-    def _group(self) -> Any:
-        """The group, whose table has all rows that this process has of it."""
-        group = self._group_as_it_is
-        newer_rows.flush(self.path)
-        return group
-
-    @property
-    def _group_as_it_is(self) -> Any:
-        if self._open_group is None:
-            raise StateError(f"table {self.path} is closed")
-        return self._open_group
 
     # --- reading ---
 
@@ -336,7 +177,7 @@ class Table:
             node than this shard.
           KeyRangeError: A key outside a bounded table.
         """
-        ids = self._own(keys)
+        ids = self._own_keys(keys)
         rows: Rows = self._group.lookup(self._index, ids.reshape(-1))
         return rows.reshape(*ids.shape, self.config.dim)
 
@@ -384,7 +225,7 @@ class Table:
               for block in scan:
                   index.add(block.keys, block.rows)
         """
-        (one,) = scan({self: since}, slots=slots, max_bytes=max_bytes).values()
+        (one,) = several_tables.scan({self: since}, slots=slots, max_bytes=max_bytes).values()
         return one
 
     def metadata(self, keys: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
@@ -498,7 +339,7 @@ class Table:
           StateError: Mode is "r", or no optimizer is bound.
           NoSpaceError: No room for the new rows; nothing is applied.
         """
-        return step({self: (keys, grads, counts)})
+        return several_tables.step({self: (keys, grads, counts)})
 
     def assign(
         self,
@@ -522,9 +363,9 @@ class Table:
             of the table's type is an invalid argument, too, and a key that is not of this shard.
           StateError: Mode is "r".
         """
-        self._writable().assign(
+        self._writable_group().assign(
             self._index,
-            self._own(keys),
+            self._own_keys(keys),
             as_rows(rows, "rows"),
             [as_rows(values, "slots") for values in slots],
             as_planes(metadata),
@@ -532,7 +373,7 @@ class Table:
 
     def erase(self, keys: npt.ArrayLike) -> int:
         """Removes keys, integers [n], and returns how many of them were there."""
-        return int(self._writable().erase(self._index, as_keys(keys)))
+        return int(self._writable_group().erase(self._index, as_keys(keys)))
 
     def mark_changes(self) -> str:
         """Returns a mark of now for `changes_since`. Any number of consumers may have marks; none costs anything.
@@ -546,7 +387,7 @@ class Table:
         Raises:
           StateError: Mode is "r".
         """
-        return self.mark(self._writable().mark_changes())
+        return self.mark(self._writable_group().mark_changes())
 
     def mark(self, generation: int) -> str:
         """What `mark_changes` returns of a change generation that has begun."""
@@ -562,220 +403,9 @@ class Table:
         Raises:
           StateError: Another rule is bound and `replace` is False.
         """
-        self._writable().bind_optimizer(self._index, optimizer.kind, list(optimizer.slot_init), replace)
+        self._writable_group().bind_optimizer(self._index, optimizer.kind, list(optimizer.slot_init), replace)
         self.config = dataclasses.replace(self.config, optimizer=optimizer)
-
-    # --- files (parameter_files.py) ---
-
-    def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
-        """Writes rows, slots and metadata to a sparse-parameter file (docs/format.md), whole or not at all.
-
-        Of a shard its rows alone; the file says which shard that is.
-
-        Args:
-          path: The file; replaced if there.
-          slots: Write the optimizer's slots and the metadata planes too.
-          progress: Show a progress bar if it takes longer than two seconds.
-
-        Returns:
-          The number of rows written.
-
-        Raises:
-          UnavailableError: The table kept changing.
-          WriterLockedError: Another process or thread is writing this file.
-        """
-        return parameter_files.export(self, path, slots=slots, progress=progress)
-
-    def load_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
-        """Assigns every row of a sparse-parameter file, block by block; to a shard those of its keys.
-
-        Warns if the file has the rows of one node alone, of a table that was spread over several, and this is not that
-        node's shard: it is whole when the files of all nodes have been loaded.
-
-        Args:
-          path: The file.
-          slots: Also read its slots and metadata. A table without an optimizer then gets the file's; metadata planes
-            that the file does not have get their initial value. False: rows alone; present keys keep their slots and
-            metadata.
-          progress: Show a progress bar if it takes longer than two seconds.
-
-        Returns:
-          The number of rows assigned.
-
-        Raises:
-          NotFoundError, DamagedFileError: The file is missing, truncated, foreign, newer or damaged. Blocks before a
-            damaged one have been assigned.
-          InvalidArgumentError: The file's rows have another width.
-          StateError: The file has slots of another rule than the table, or a metadata plane that the table does not
-            have, or has with another type or width; nothing has been assigned. Mode is "r".
-        """
-        return parameter_files.load(self, path, slots=slots, progress=progress)
-
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with all planes; returns its path.
-
-        Of a shard its rows alone, and the file says so; `model.save()` in the job that trains it writes those of all.
-
-        Raises:
-          UnavailableError: The table kept changing.
-          WriterLockedError: Another process or thread is writing this file.
-        """
-        return parameter_files.save(self, folder)
-
-    def restore(self, folder: str | os.PathLike[str]) -> int:
-        """Makes the table what `save` wrote to `folder`: other keys are erased. The step stays.
-
-        A restore that is killed leaves a mixture; restore again. Returns the number of rows.
-
-        Raises:
-          StateError: The file has the rows of one shard, and this is another one, or a whole table.
-        """
-        return parameter_files.restore(self, folder)
-
-    # --- helpers ---
-
-    def _generation(self, mark: str) -> int:
-        """The change generation of a mark; of one that is not this table's, one that there is not."""
-        found = _MARK.fullmatch(mark)
-        if found is None:
-            raise InvalidArgumentError(f"mark must be what mark_changes() returned. Received: {mark!r}")
-        uuid, life, generation = found.groups()
-        is_mine = uuid == self.uuid and life is not None and int(life, 16) == self._group.life()
-        return min(int(generation), _UNKNOWN) if is_mine else _UNKNOWN
-
-    def check_writable(self) -> None:
-        """Raises StateError unless the mode is "r+"."""
-        self._writable()
-
-    def set_trained_by(self, identity: int, steps: int) -> None:
-        """Says which optimizer made the slots, and how many steps it had made; 0: any may go on with them."""
-        self._writable().set_optimizer(self._index, identity, steps)
-
-    def bind_slots(self, kind: str, slot_init: Sequence[float], otherwise: str) -> None:
-        """Makes slots of this rule if the table has none.
-
-        Args:
-          kind: The rule's name in the core: "sgd", "adagrad", "adam" or "rowwise_adagrad".
-          slot_init: Initial value of the elements of each slot.
-          otherwise: See below.
-
-        Raises:
-          StateError: It has slots of another rule; `otherwise` starts the message.
-        """
-        group = self._writable()
-        bound = group.stats(self._index)["optimizer"]["kind"]
-        if bound == "none":
-            group.bind_optimizer(self._index, kind, list(slot_init), False)
-        elif bound != kind:
-            raise StateError(f"{otherwise}: table {self.path} is trained by {bound}")
-
-    def _writable(self) -> Any:
-        if self.mode != "r+":
-            raise StateError(f'table {self.path} is open for reading; open it with mode "r+"')
-        return self._group
-
-    def _own(self, keys: npt.ArrayLike) -> Keys:
-        """Keys as int64; of a shard all must be its own."""
-        ids = as_keys(keys)
-        if self.shard is not None:
-            self.shard.check(ids, self.path)
-        return ids
 
     def _assign_chunked(self, keys: Keys, rows: Rows) -> None:
         for chunk in chunks(len(keys), self.config.dim):
             self.assign(keys[chunk], rows[chunk])
-
-
-def step(updates: Mapping[Table, Update]) -> int:
-    """Makes one optimizer step of a group on several of its tables: all of it, or nothing.
-
-    Args:
-      updates: For each table its keys and gradients, and counts if wanted; see `Table.apply_gradients`. Tables of the
-        group that are left out keep their rows.
-
-    Returns:
-      The group's step after this one.
-
-    Raises:
-      InvalidArgumentError: The tables are not of one group; or as `Table.apply_gradients`.
-      StateError: A table is open for reading, or has no optimizer.
-    """
-    if not updates:
-        raise InvalidArgumentError("a step needs at least one table")
-    groups = [table._writable() for table in updates]
-    if any(group is not groups[0] for group in groups):
-        raise InvalidArgumentError(f"the tables of a step must be of one group. Received: {[t.path for t in updates]}")
-    group = groups[0]
-    number = group.step() + 1
-    parts = []
-    for table, (keys, grads, *rest) in updates.items():
-        optimizer = table.config.optimizer
-        if optimizer is None:
-            raise StateError(
-                f"table {table.path} has no optimizer: give one to TableConfig(optimizer=...) when creating it, "
-                "to Table.open(config=...), or to bind_optimizer"
-            )
-        hyper = optimizer.hyper_values(number)
-        if (constraint := table.config.resolved_constraint()) is not None:
-            hyper += constraint.parameters
-        counts = None
-        if rest and rest[0] is not None:
-            counts = as_counts(rest[0])
-        parts.append((table._index, table._own(keys), as_rows(grads, "gradients"), counts, hyper))
-    group.apply_step(number, parts)
-    return int(number)
-
-
-def scan(tables: Mapping[Table, str | None], *, slots: bool = True, max_bytes: int | None = None) -> dict[Table, Scan]:
-    """Scans several tables of a group, all as of one committed state: see `Table.scan`.
-
-    Args:
-      tables: For each the mark since which its rows are wanted, or None: all of them.
-      slots: As of `Table.scan`.
-      max_bytes: How much memory the images may take, of all tables together.
-
-    Returns:
-      For each table its scan; they are read one at a time, by one thread. Images are kept until all are closed.
-
-    Raises:
-      InvalidArgumentError: The tables are not of one group; no mark.
-      UnavailableError: As of `Table.scan`.
-    """
-    group = _common_group(tables, "a scan")
-    marks = [None if mark is None else table._generation(mark) for table, mark in tables.items()]
-    cores = group.scans([table._index for table in tables], slots, max_bytes or 0, marks)
-    return {table: Scan(core, table.config.dim) for table, core in zip(tables, cores, strict=True)}
-
-
-def _common_group(tables: Mapping[Table, Any], call: str) -> Any:
-    """The group of tables.
-
-    Raises:
-      InvalidArgumentError: They are of several.
-    """
-    groups = {id(group): group for group in (table._group for table in tables)}
-    if len(groups) != 1:
-        raise InvalidArgumentError(f"{call} needs tables of one group. Received: {[t.path for t in tables]}")
-    (group,) = groups.values()
-    return group
-
-
-def read(reads: Mapping[Table, npt.ArrayLike]) -> tuple[int, dict[Table, Rows]]:
-    """Looks keys up in several tables of a group, all of one committed step.
-
-    Args:
-      reads: For each table its keys, integers of any shape.
-
-    Returns:
-      The step, and for each table float32[*keys.shape, dim].
-
-    Raises:
-      InvalidArgumentError: The tables are not of one group; or as `Table.lookup`.
-    """
-    group = _common_group(reads, "a read")
-    ids = [table._own(keys) for table, keys in reads.items()]
-    step, rows = group.lookup_tables([(t._index, k.reshape(-1)) for t, k in zip(reads, ids, strict=True)])
-    return int(step), {t: values.reshape(*k.shape, t.config.dim) for t, k, values in zip(reads, ids, rows, strict=True)}
-
-
-__all__ = ["NotFoundError", "Report", "Table", "TableExistsError", "as_keys", "step"]

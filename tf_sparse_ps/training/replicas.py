@@ -23,7 +23,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives, active_strategy
 from tf_sparse_ps.reduction import clipping, dense_mean, rank_weight
 from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient, mean_of
-from tf_sparse_ps.reduction.sparse_reducer import SparseGradient
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
 from tf_sparse_ps.training import refusals
 
 Pairs = list[tuple[Any, Any]]

@@ -21,7 +21,7 @@ from tf_sparse_ps.reduction.agreement import Agreement
 from tf_sparse_ps.reduction.clipping import Clipping
 from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient, mean_of, split
 from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
-from tf_sparse_ps.reduction.sparse_reducer import Update
+from tf_sparse_ps.reduction.sparse_gradient import Update
 from tf_sparse_ps.reduction.sparse_step import SparseStep
 from tf_sparse_ps.schedules.protocol import LocalStep
 from tf_sparse_ps.training import initial_sync, replicas, step_facts

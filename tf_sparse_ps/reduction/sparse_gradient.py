@@ -1,0 +1,145 @@
+"""`SparseGradient` and `Update`: the gradient of a table, and how a step updates tables with such gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import _ops
+
+if TYPE_CHECKING:
+    from tf_sparse_ps.job.table_binding import TableBinding
+    from tf_sparse_ps.reduction.agreement import Agreement
+
+# Ops with N features and T tables whose outputs N to N + T - 1 are each a set of unique keys.
+_UNIQUE_KEYS = ("TspsLookup", "TspsPooledLookup", "TspsUnique")
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseGradient:
+    """The gradient of one table.
+
+    Attributes:
+      keys: int64[n].
+      rows: float32[n, dim].
+      unique: Whether no key repeats.
+      device: TensorFlow's name of the device that holds the rows, for a table with a device cache; None: the host.
+    """
+
+    keys: tf.Tensor
+    rows: tf.Tensor
+    unique: bool = True
+    device: str | None = None
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which ops run on the device of the rows."""
+        return contextlib.nullcontext() if self.device is None else tf.device(self.device)
+
+    @classmethod
+    def nothing(cls, dim: int) -> SparseGradient:
+        """Returns the gradient of a table that this rank did not look up."""
+        return cls(tf.zeros([0], tf.int64), tf.zeros([0, dim], tf.float32))
+
+    @classmethod
+    def of(cls, slices: Sequence[tf.IndexedSlices], dim: int) -> SparseGradient:
+        """Joins the gradients that arrived at the anchors of one table.
+
+        Args:
+          slices: Each has `values=float32[n, dim], indices=int64[n]`. Empty: this rank did not look up the table.
+          dim: Floats per row.
+        """
+        if not slices:
+            return cls.nothing(dim)
+        keys = [tf.cast(one.indices, tf.int64) for one in slices]
+        rows = [_matrix(tf.cast(one.values, tf.float32), dim) for one in slices]
+        if len(slices) > 1:
+            return cls(tf.concat(keys, axis=0), tf.concat(rows, axis=0), unique=False)
+        return cls(keys[0], rows[0], unique=_comes_from_one_lookup(slices[0].indices))
+
+
+def _matrix(rows: tf.Tensor, dim: int) -> tf.Tensor:
+    # The gradient of a lookup already has this shape, and the step then needs no op for it.
+    return rows if rows.shape.rank == 2 and rows.shape[1] == dim else tf.reshape(rows, [-1, dim])
+
+
+def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
+    """Whether keys are the unique keys of a lookup op. False if their origin is unknown."""
+    if tf.executing_eagerly():
+        return False
+    while keys.op.type == "Identity":
+        keys = keys.op.inputs[0]
+    if keys.op.type == "TspsCacheTake":  # of one table
+        return bool(keys.value_index == keys.op.get_attr("N"))
+    if keys.op.type not in _UNIQUE_KEYS:
+        return False
+    first = keys.op.get_attr("N")
+    return bool(first <= keys.value_index < first + keys.op.get_attr("T"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """How a step updates tables once their gradients are reduced.
+
+    Attributes:
+      tables: The tables of the step.
+      hyper: The hyperparameters of each table, as `_ops.make_step` takes them.
+      optimizer: The identity of the optimizer and its number of steps, int64[2].
+      objections: This rank's objections to the step, independent of the reduction: verdicts, uint8[n].
+      agreement: What ranks must agree on before the step is made; None: nothing.
+    """
+
+    tables: list[TableBinding]
+    hyper: list[tf.Tensor]
+    optimizer: tf.Tensor
+    objections: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    agreement: Agreement | None = None
+
+    @property
+    def digest(self) -> tf.Tensor:
+        """The digest of what ranks must agree on, int64; 0: nothing."""
+        return tf.zeros([], tf.int64) if self.agreement is None else self.agreement.digest
+
+    @property
+    def paths(self) -> list[tf.Tensor]:
+        """The tables' names in a graph, string scalars. A graph that captures them keeps the tables in use."""
+        return [table.path_tensor for table in self.tables]
+
+    @property
+    def uuids(self) -> list[str]:
+        """The uuids of the tables."""
+        return [table.uuid for table in self.tables]
+
+    @property
+    def voters(self) -> int:
+        """The number of nodes that publish the step together or not at all, even if one of them is killed meanwhile.
+
+        1 for replicated tables: all nodes make the same step, each for itself.
+        """
+        return max(table.nodes if table.placement == "sharded" else 1 for table in self.tables)
+
+
+def of_one_rank(gradients: Sequence[SparseGradient]) -> _ops.Merged:
+    """Adds the counts that reducing needs: each key occurred in one rank, this one."""
+    keys = [one.keys for one in gradients]
+    return _ops.Merged(keys, [one.rows for one in gradients], [tf.ones_like(one, dtype=tf.int32) for one in keys])
+
+
+def as_gradients(merged: _ops.Merged) -> list[SparseGradient]:
+    """Returns the gradient of each table, without the counts."""
+    return [SparseGradient(keys, rows) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
+
+
+def unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
+    """Adds up rows with equal keys: a rank counts once for each key, however often its layers looked it up."""
+    result = list(gradients)
+    repeated = [i for i, gradient in enumerate(result) if not gradient.unique]
+    if repeated:
+        merged = _ops.merge(*of_one_rank([result[i] for i in repeated]), 1, "local")
+        for i, keys, rows in zip(repeated, merged.keys, merged.grads, strict=True):
+            rows.set_shape([None, result[i].rows.shape[1]])
+            result[i] = SparseGradient(keys, rows)
+    return result

@@ -1,0 +1,127 @@
+"""Results of reading a whole table: `Scan` and its `Block`s of rows, `Changes`, `Report`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_sparse_ps.table.arrays import Keys, Rows, block_rows
+from tf_sparse_ps.table.shards import Shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The result of `Table.verify`.
+
+    Attributes:
+      ok: Whether no problem was found.
+      problems: The problems, as sentences.
+      rows: The number of live keys.
+      step: The group's committed step.
+    """
+
+    ok: bool
+    problems: tuple[str, ...]
+    rows: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """The result of `Table.changes_since`.
+
+    Attributes:
+      everything: Whether the changes are unknown. Then `written` has all keys, and any other key may have been erased.
+      written: The live keys that were written, int64[n], each once.
+      erased: The keys that were erased, int64[m], each once. A key that is also in `written` was written after that.
+    """
+
+    everything: bool
+    written: Keys
+    erased: Keys
+
+
+class Block(NamedTuple):
+    """Rows of a `Scan`."""
+
+    keys: Keys
+    """int64[n]."""
+    rows: Rows
+    """float32[n, dim]."""
+    slots: tuple[Rows, ...]
+    """float32[n, width] each; none if they were not asked for."""
+    metadata: dict[str, npt.NDArray[Any]]
+    """As `Table.metadata`; empty if slots were not asked for."""
+
+
+class Scan:
+    """A table at one committed state; see `Table.scan`. Ends with its `with` block, or when the object is dropped.
+
+    Attributes:
+      step: The step of that state.
+      optimizer: The update rule that the slots belong to, as the core describes it.
+      trained_by: The identity of the optimizer that made the slots, 0 if any optimizer may use them, and its number of
+        steps.
+      erased: For a scan since a mark, the keys that were erased since, int64[m]; a key that is also among the rows was
+        written after that. None: the scan returns all rows, and what an earlier scan returned must be dropped.
+    """
+
+    def __init__(self, core: Any, dim: int) -> None:
+        self._core = core
+        self._block = block_rows(dim)
+        self.step = int(core.step())
+        self.optimizer: dict[str, Any] = core.optimizer()
+        self.trained_by: tuple[int, int] = core.trained_by()
+        self.erased: Keys | None = core.erased()
+        self._rows = int(core.rows())
+
+    def __len__(self) -> int:
+        """The number of rows of the table. A scan since a mark, or of a shard, returns fewer."""
+        return self._rows
+
+    def take_shard(self, shard: Shard) -> None:
+        """Skips the rows and erased keys of other shards. Call it before the first row is read."""
+        self._core.take_shard(shard.node, shard.nodes)
+        self.erased = self._core.erased()
+
+    def __iter__(self) -> Iterator[Block]:
+        while len((block := self._next()).keys):
+            yield block
+
+    def _next(self) -> Block:
+        return self.take(self._block)
+
+    def write_to(self, writer: Any, n: int) -> int:
+        """Appends about `n` of the next rows to a `_table.ParameterFileWriter`. Returns their number, 0 at the end."""
+        return int(writer.append_scan(self._core, n))
+
+    def take(self, n: int) -> Block:
+        """Returns the next rows, at most `n`; an empty block at the end."""
+        keys, rows, slots, metadata = self._core.next(n)
+        return Block(keys, rows, tuple(slots), metadata)
+
+    def read(self) -> Block:
+        """Returns all remaining rows as one block."""
+        blocks = [self._next()]
+        while len(blocks[-1].keys):
+            blocks.append(self._next())
+        return Block(
+            np.concatenate([block.keys for block in blocks]),
+            np.concatenate([block.rows for block in blocks]),
+            tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
+            {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
+        )
+
+    def __enter__(self) -> Scan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the scan. The writer stops keeping images of rows for it."""
+        self._core.close()
