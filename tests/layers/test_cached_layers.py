@@ -12,6 +12,7 @@ from layer_support import keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.cache.device_store import DeviceStore
+from tf_sparse_ps.job.cached_binding import cache_of
 
 ROWS, DIM, BATCH, BATCHES = 300, 4, 8, 30
 _random = np.random.default_rng(0)
@@ -209,7 +210,7 @@ def test_collections_are_trained_as_without_caches(optimizer: str) -> None:
     np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=2e-5)
     for table in range(3):
         check_close(layer, expected, 2 * TOLERANCES[optimizer], table)
-    assert [one.cache is not None for one in layer.bindings] == [True, True, False]
+    assert [cache_of(binding) is not None for binding in layer.bindings] == [True, True, False]
     found = layer.cache_statistics()
     assert set(found) == {"words", "places"}
     for one in found.values():

@@ -103,7 +103,7 @@ def assign(model: Any, given: dict[str, Any]) -> None:
             given[f"{name}.{number}"] for number in range(sum(name + "." in one for one in given) - 1)
         ]
         binding.replace([Block(keys, rows, tuple(slots), {})], whole=True)
-        binding.explicit = False
+        binding.leader_wrote_values = False
     this_job = job.current()
     step = int(given["step of the tables"])
     if this_job.is_leader:

@@ -1,4 +1,9 @@
-"""What a table is: its options, checked, and what each row keeps beside its embedding."""
+"""The configuration of tables, checked at construction.
+
+- `table_config`: `TableConfig` and `FeatureConfig`; `metadata`: `MetadataPlane`.
+- `tiered`, `placement`, `device_cache`: where rows are, `Tiered`, `Sharded` and `DeviceCache`.
+- `initializers`, `constraints`: Keras's objects as the core knows them; `keras_objects`, `plain_numbers`: helpers.
+"""
 
 from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.metadata import MetadataPlane

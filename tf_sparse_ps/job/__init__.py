@@ -1,4 +1,11 @@
-"""This process's part of a job: its rank and node, its group of tables, and the tables that layers use."""
+"""This process's part of a job.
+
+- `job`: `Job`, which joins `identity` (rank and node), `node_group` (the node's tables) and `job_tables`.
+- `table_binding`, `cached_binding`: a layer's table in this process; `table_lifetime`: when it is freed.
+- `table_seeds`: seeds and salts of initial values.
+- `session`: what the ranks of a node tell each other outside of steps; `job_end`: what happens when a job ends.
+- `undecided_step`: publishes or drops a step that a killed run has written on some nodes only.
+"""
 
 from tf_sparse_ps.job.job import Job, current, made
 from tf_sparse_ps.job.table_binding import TableBinding

@@ -18,6 +18,7 @@ from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError, UnsupportedError
+from tf_sparse_ps.job.cached_binding import CachedBinding
 from tf_sparse_ps.job.identity import Identity, digest
 from tf_sparse_ps.job.node_group import NodeGroup
 from tf_sparse_ps.job.table_binding import TableBinding, number_of
@@ -65,14 +66,14 @@ class JobTables:
             )
         binding, initializer = self._bind_next(config, salt, values is not None)
         if binding.placement == "sharded" and values is not None:
-            binding.given = f"of checksum {checksum(np.asarray(values, np.float32))}"
+            binding.weights_checksum = f"of checksum {checksum(np.asarray(values, np.float32))}"
         self.lifetimes.add(binding)
-        explicit = binding.explicit
+        leader_wrote_values = binding.leader_wrote_values
         with binding.writing(number_of("made")) as writes:
             if writes:
                 self._make_or_attach(binding, initializer, values)
         binding.agree(0, 0)
-        binding.explicit = explicit
+        binding.leader_wrote_values = leader_wrote_values
         if not os.path.exists(binding.path):
             raise StateError(
                 f"table {binding.ordinal} of this job is {self._group.table_folders(binding.ordinal)} on the leader "
@@ -93,7 +94,8 @@ class JobTables:
         seed = next(seed for seed in (config.seed, initializer.seed, seed_of_job) if seed is not None)
         config = dataclasses.replace(config, seed=seed)
         path = os.path.join(self._group.path, f"t{ordinal:04d}-{config.name}"[:128])
-        binding = TableBinding(
+        binding_type = TableBinding if config.cache is None else CachedBinding
+        binding = binding_type(
             group=self._group,
             path=path,
             path_tensor=_tensor_of(path),
@@ -101,10 +103,7 @@ class JobTables:
             config=config,
             ordinal=ordinal,
             salt=next_salt if salt is None else salt,
-            config_hash=config.hash(),
-            explicit=has_values or initializer.values is not None,
-            nodes=len(self._identity.leaders),
-            node=self._identity.node,
+            leader_wrote_values=has_values or initializer.values is not None,
         )
         return binding, initializer
 
@@ -135,7 +134,7 @@ class JobTables:
             self._make(binding, initializer)
         if values is None and initializer.values is not None:
             if binding.placement == "sharded":  # one rank makes the matrix: every process would draw another one
-                binding.unfilled = True
+                binding.needs_initial_matrix = True
                 return
             values = initializer.values()
         if values is not None:

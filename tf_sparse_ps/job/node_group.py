@@ -71,6 +71,16 @@ class NodeGroup:
         self.found_at_step = 0 if identity.name is None else self.committed_step()
 
     @property
+    def nodes(self) -> int:
+        """The number of nodes of the job."""
+        return len(self._identity.leaders)
+
+    @property
+    def node(self) -> int:
+        """The number of this node."""
+        return self._identity.node
+
+    @property
     def is_leader(self) -> bool:
         """Whether this process is the group's writer."""
         return self._identity.is_leader

@@ -35,26 +35,24 @@ class TableBinding:
     """A layer's table in this process.
 
     Attributes:
-      group: The job's group on this node, where the table is.
+      group: The job's group on this node, which contains the table.
       path: `<group>/<table folder>`.
-      path_tensor: `path` as a string scalar, by which graphs name the table: it is in use as long as anyone holds
-        this, or a graph has captured it (`table_lifetime`).
+      path_tensor: `path` as a string scalar, which names the table in graphs. The table is in use as long as a program
+        holds this tensor or a graph has captured it (`table_lifetime`).
       uuid: 32 hexadecimal digits, the same on all ranks and nodes.
-      config: What it is; `config.seed` is filled in.
-      ordinal: Its number in the job.
-      salt: Tells its initial values from those of other tables with the same seed.
-      optimizer: The update rule bound to it, or None.
-      explicit: The leader wrote values, so that a node whose leader did not must be given them.
-      config_hash: Equal on all ranks, or their layers are not the same.
-      nodes: Of the job.
-      node: This one.
-      writes: Writes outside of steps, since all rows were set or ranks agreed. Steps compare it.
-      content: A number that stands for what was written, the same on ranks that have written the same. Steps of
-        replicated tables compare it.
-      given: Tells `weights=` that a sharded table began with from others; "": it was given none.
-      cache: Its rows on a device (`cache/device_store.py`), or None.
-      weight_name: Of the variable that stands for the table in Keras.
-      unfilled: This leader has made a sharded table whose initializer makes a whole matrix, of which it has no row yet.
+      config: The configuration. `config.seed` is filled in.
+      ordinal: The number of the table in the job.
+      salt: A number that makes initial values differ from those of other tables with the same seed.
+      optimizer: The update rule that is bound to the table, or None.
+      leader_wrote_values: Whether this node's leader wrote values outside of steps, which nodes whose leaders did not
+        must be given when the table is bound.
+      writes: The number of writes outside of steps since all rows were set or the ranks agreed. Steps compare it.
+      content: A number that stands for what was written, equal on ranks that have written the same. Steps of replicated
+        tables compare it.
+      weights_checksum: Describes the `weights=` that a sharded table was made with; "": none.
+      weight_name: The name of the variable that stands for the table in Keras.
+      needs_initial_matrix: Whether this leader has made a sharded table whose initializer makes a whole matrix, and the
+        table has no row of it yet.
     """
 
     group: NodeGroup
@@ -64,50 +62,56 @@ class TableBinding:
     config: TableConfig
     ordinal: int
     salt: int
-    config_hash: str
     optimizer: optimizers.RowOptimizer | None = None
-    explicit: bool = False
-    nodes: int = 1
-    node: int = 0
+    leader_wrote_values: bool = False
     writes: int = 0
     content: int = 0
-    given: str = ""
-    unfilled: bool = False
-    cache: Any = None
+    weights_checksum: str = ""
+    needs_initial_matrix: bool = False
     weight_name: str = ""
     _reader: Any = None
-    _loaded: tuple[int, int] | None = None  # whose slots were loaded, while the table itself does not say it
+    _loaded: tuple[int, int] | None = None  # the optimizer of loaded slots, while the table itself does not record it
     _version: Any = None
 
     @property
+    def nodes(self) -> int:
+        """The number of nodes of the job."""
+        return self.group.nodes
+
+    @property
+    def node(self) -> int:
+        """The number of this node."""
+        return self.group.node
+
+    @property
     def version(self) -> tf.Variable:
-        """int64[2], `writes` and `content`: what graphs read. A variable of this process."""
+        """`writes` and `content` as int64[2], a variable of this process that graphs read."""
         if self._version is None:
             self._version = _keras.local_variable([self.writes, self.content], "int64", "tsps.version")
         return self._version
 
     def agree(self, writes: int, content: int) -> None:
-        """From now on the table has this version: it is the same on all ranks. Every rank calls it."""
-        self.writes, self.content, self.explicit = writes, content, False
+        """Sets the version of the table, which is the same on all ranks. Every rank calls it."""
+        self.writes, self.content, self.leader_wrote_values = writes, content, False
         if self._version is not None:
             with tf.init_scope():
                 self._version.assign([writes, content])
 
     def _note(self, what: int, *, whole: bool) -> None:
-        """Notes a write. `whole`: what was written before does not matter any more."""
+        """Counts a write. `whole`: it replaces everything that was written before."""
         content = what if whole else number_of(self.content, what)
-        explicit = self.explicit
+        leader_wrote_values = self.leader_wrote_values
         self.agree(1 if whole else self.writes + 1, content)
-        self.explicit = explicit
+        self.leader_wrote_values = leader_wrote_values
 
     @property
     def placement(self) -> str:
-        """Where its rows are: "replicated", all of them on every node, or "sharded", each on one of several nodes."""
+        """ "replicated": every node has all rows; or "sharded": each row is on one of several nodes."""
         return "sharded" if isinstance(self.config.placement, Sharded) and self.nodes > 1 else "replicated"
 
     @property
     def shard(self) -> Shard | None:
-        """The keys that a hash gives to this node: of a sharded table those that it has. None: there is one node."""
+        """The keys that a hash assigns to this node: its part of a sharded table. None: there is one node."""
         return Shard(self.node, self.nodes) if self.nodes > 1 else None
 
     def reader(self) -> Any:
@@ -117,14 +121,18 @@ class TableBinding:
         return self._reader
 
     def trained_by(self) -> tuple[int, int]:
-        """Which optimizer made the slots that this node has, 0 if any may go on, and after how many of its steps."""
+        """The identity of the optimizer that made the slots of this node, and its number of steps.
+
+        Identity 0: any optimizer may use the slots.
+        """
         identity, steps = self.reader().stats()["trained_by"]
         return self._loaded if identity == 0 and self._loaded is not None else (identity, steps)
 
     def load_trained_by(self, identity: int, steps: int) -> None:
-        """Slots were loaded that this optimizer made, after that many of its steps. Every rank calls it; leaders act.
+        """Records that loaded slots were made by an optimizer, after `steps` of its steps. Every rank calls it.
 
-        An optimizer that trains the table now goes on with them. To one that has not begun they are the other one's.
+        If an optimizer trains the table now, it continues with these slots. An optimizer that has not started yet
+        treats them as slots of another one.
         """
         if not self.group.is_leader or self.trained_by()[0] in (0, identity):
             self.set_trained_by(identity, steps)
@@ -133,51 +141,48 @@ class TableBinding:
             self._loaded = (identity, steps)
 
     def set_trained_by(self, identity: int, steps: int) -> None:
-        """Says what `trained_by` is to return. Every rank calls it; the leader acts."""
+        """Sets what `trained_by` returns. Every rank calls it; the leader writes."""
         self._loaded = None
         if self.group.is_leader:
             with eager_ops(f"setting the optimizer of table {self.path}") as _ops:
                 _ops.set_optimizer(self.path, self.uuid, identity, steps)
 
     def take_index_seed(self, index_seed: int) -> None:
-        """Gives the index this seed, if the table has never had a row. Every rank calls it; the leader acts."""
+        """Sets the seed of the index, if the table has never had a row. Every rank calls it; the leader writes."""
         if self.group.is_leader:
             with eager_ops(f"setting the index seed of table {self.path}") as _ops:
                 _ops.take_index_seed(self.path, self.uuid, index_seed)
 
     def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False, renew: bool = False) -> None:
-        """Gives the table its update rule and slots. Every rank calls it; the leader acts.
+        """Gives the table its update rule and slots. Every rank calls it; the leader writes.
 
         Args:
           optimizer: The rule.
-          replace: Slots of another rule are dropped.
-          renew: Slots of the same rule get their initial values.
+          replace: Drop the slots of another rule.
+          renew: Reset the slots of the same rule to their initial values.
 
         Raises:
           StateError: Another rule is bound and `replace` is False.
         """
-        if self.cache is not None:
-            self.cache.flush()
         if self.group.is_leader:
             with eager_ops(f"binding {optimizer.kind} to table {self.path}") as _ops:
                 _ops.bind_optimizer(self.path, self.uuid, optimizer.kind, optimizer.slot_init, replace=replace)
                 if renew:
                     _ops.renew_slots(self.path, self.uuid)
         self.optimizer = optimizer
-        if self.cache is not None:
-            self.cache.bind(optimizer)
 
     @contextlib.contextmanager
     def writing(self, what: int, *, rows: bool = False, whole: bool = False) -> Iterator[bool]:
-        """Surrounds a write outside of steps: the leader writes, the node's other ranks leave when it has done so.
+        """Surrounds a write outside of steps. The leader writes; the node's other ranks wait until it has done so.
 
-        The leader does not wait for anyone, so that rank 0 may load weights by itself. Another rank waits until the
-        leader has written the same.
+        The leader waits for nobody, so that rank 0 may load weights alone. Another rank waits until the leader has
+        written the same.
 
         Args:
-          what: Stands for what is written, from `number_of`: the same on all ranks that write the same.
-          rows: Every row is written or erased.
-          whole: Every row and slot is written or erased, so that rows which a failed step has lost are there again.
+          what: A number that stands for what is written, from `number_of`: equal on all ranks that write the same.
+          rows: Whether every row is written or erased.
+          whole: Whether every row and slot is written or erased, so that the table recovers from a failed step that
+            lost rows.
 
         Yields:
           Whether this rank is to write.
@@ -185,10 +190,8 @@ class TableBinding:
         Raises:
           UnavailableError, WaitTimeoutError: The leader did not get there (`NodeGroup.wait`).
         """
-        with contextlib.ExitStack() as stack:
-            if self.cache is not None:
-                stack.enter_context(self.cache.host_writes(whole=whole))
-            yield stack.enter_context(self.group.one_writes(self.ordinal, what, self.path))
+        with self.group.one_writes(self.ordinal, what, self.path) as writes:
+            yield writes
         self._note(what, whole=rows or whole)
 
     def assign(
@@ -199,29 +202,29 @@ class TableBinding:
         *,
         every: bool = False,
     ) -> None:
-        """Sets rows (and slots) on this node, in chunks. Every rank calls it; the leader acts.
+        """Sets rows (and slots) on this node, in chunks. Every rank calls it; the leader writes.
 
         Args:
           keys: int64[n].
           rows: float32[n, dim].
-          slots: float32[n, dim] each; empty: rows that are there keep theirs.
-          every: The keys are all that the table can have.
+          slots: float32[n, dim] each; empty: present rows keep their slots.
+          every: Whether the keys are all keys that the table can have.
         """
-        self.explicit = True
+        self.leader_wrote_values = True
         arrays: list[npt.NDArray[Any]] = [keys, rows, *slots]
         with self.writing(number_of(*map(checksum, arrays)), rows=every) as writes:
             if writes:
                 self.write_rows(keys, rows, slots)
 
     def replace(self, blocks: Iterable[Block], what: int, *, whole: bool) -> None:
-        """Sets rows (and slots) on this node, and erases every other key. Every rank calls it; the leader reads blocks.
+        """Sets rows (and slots) on this node and erases every other key. Every rank calls it; the leader writes.
 
         Args:
-          blocks: With arguments of `assign`; keys are in one of them.
-          what: Stands for the blocks, from `number_of`.
-          whole: The blocks have slots, if the table has some.
+          blocks: Keys, rows and slots as for `assign`. Each key is in one block. Only the leader reads them.
+          what: A number that stands for the blocks, from `number_of`.
+          whole: Whether the blocks have all slots of the table.
         """
-        self.explicit = True
+        self.leader_wrote_values = True
         with self.writing(what, rows=True, whole=whole) as writes:
             if not writes:
                 return
@@ -236,9 +239,9 @@ class TableBinding:
                     _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), np.concatenate(written)))
 
     def write_rows(self, keys: Any, rows: Any, slots: Any = ()) -> None:
-        """Sets rows on this node, in chunks: the leader's part of `assign`, with its arguments.
+        """Writes rows on this node, in chunks: the leader's part of `assign`, with its arguments.
 
-        Of a sharded table those that the node has: all nodes are given the same.
+        All nodes are given the same rows of a sharded table, and each writes those that it owns.
         """
         with eager_ops(f"writing table {self.path}") as _ops:
             size = max(1, _CHUNK_BYTES // (4 * self.config.dim))
@@ -251,10 +254,10 @@ class TableBinding:
 
 
 def number_of(*parts: object) -> int:
-    """A number of 63 bits that stands for texts and numbers: for what is written to a table."""
+    """Returns a hash of 63 bits of texts and numbers; it stands for what is written to a table."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def binding_of(variable: Any) -> TableBinding | None:
-    """The table behind a variable, Keras's or TensorFlow's, or None if it is no anchor (`layers/anchor.py`)."""
+    """Returns the table of an anchor (`layers/anchor.py`), a Keras or TensorFlow variable; None for other variables."""
     return getattr(variable, "tsps_binding", None)

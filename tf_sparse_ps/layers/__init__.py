@@ -1,4 +1,12 @@
-"""Keras layers over shared tables."""
+"""Keras layers over shared tables.
+
+- `embedding`, `embedding_reduce`, `embedding_collection`: the public layers; `table_layer`: their base class.
+- `row_source`: where rows come from; `ids`, `bags`: inputs as lookups take them; `anchor`: the weight of a table.
+- `cached`: tables with a device cache; `sharded`: tables that are spread over machines.
+- `rows`, `saving`, `table_asset`: tables in files, checkpoints and SavedModels; `collective_calls` and
+  `sharded_content`: the same for sharded tables, by all ranks together.
+- `table_keys`: the ids that a model will look up for a batch, for `tsps.lookahead`.
+"""
 
 from tf_sparse_ps.layers.embedding import Embedding
 from tf_sparse_ps.layers.embedding_collection import EmbeddingCollection

@@ -8,6 +8,7 @@ from tf_sparse_ps.cache.device_store import resolve_device
 from tf_sparse_ps.cache.table_cache import TableCache
 from tf_sparse_ps.collectives import active_strategy
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.job.cached_binding import CachedBinding
 from tf_sparse_ps.table import newer_rows
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _replica_devices() -> list[str]:
 
 def attach(binding: TableBinding, cache: DeviceCache, job: Job) -> None:
     """Gives a table its cache, which is flushed before the table is read here, and when a named job ends."""
+    assert isinstance(binding, CachedBinding)
     if binding.cache is not None:
         raise ValueError(f"table {binding.path} has a cache already; a table has one")
     store = TableCache(

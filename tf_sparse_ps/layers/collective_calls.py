@@ -110,19 +110,19 @@ def fill(binding: TableBinding) -> None:
       StateError: Rank 0 could not make the matrix; or some nodes have the table of an earlier run of the job.
     """
     values = binding.config.resolved_initializer().values
-    if binding.placement != "sharded" or values is None or binding.given:
+    if binding.placement != "sharded" or values is None or binding.weights_checksum:
         return
     this_job = job.current()
     ranks, dim, limit = this_job.collectives, binding.config.dim, binding.config.key_limit or 0
     step = this_job.group.committed_step()
-    makes_matrix = ranks.rank == WRITER and (binding.unfilled or step == 0)
+    makes_matrix = ranks.rank == WRITER and (binding.needs_initial_matrix or step == 0)
     matrix: npt.NDArray[np.float32] = np.empty((0, dim), np.float32)
 
     def begin() -> tuple[bool, int]:
         nonlocal matrix
         if makes_matrix:
             matrix = values()
-        return binding.unfilled, step
+        return binding.needs_initial_matrix, step
 
     call = f"making table {binding.ordinal} ('{binding.config.name}')"
     everyone = all_or_none(ranks, begin, call, "tsps.fill.begin")
@@ -145,7 +145,7 @@ def fill(binding: TableBinding) -> None:
                     error = caught
         if error is not None:
             raise error
-    binding.unfilled = False
+    binding.needs_initial_matrix = False
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from tf_sparse_ps.config.placement import Placement
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers import cached, row_source, rows
 from tf_sparse_ps.layers.ids import dense_ids, map_flat, refuse_other_than_integers
 from tf_sparse_ps.layers.table_layer import TableLayer, table_name
@@ -236,12 +237,12 @@ class Embedding(TableLayer):
         Raises:
           ValueError: The layer has no cache, or is not built.
         """
-        if not self._bound.bindings or self._bound.bindings[0].cache is None:
+        cache = cache_of(self._bound.bindings[0]) if self._bound.bindings else None
+        if cache is None:
             raise ValueError(
                 f"layer {self.name!r} has no cache" + ("" if self.cache is None else " before it is built")
             )
-        found: dict[str, float] = self._bound.bindings[0].cache.statistics()
-        return found
+        return cache.statistics()
 
     # --- the call ---
 

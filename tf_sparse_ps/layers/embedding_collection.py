@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import FeatureConfig, TableConfig
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers import bags, cached, row_source
 from tf_sparse_ps.layers.ids import dense_ids, refuse_other_than_integers
 from tf_sparse_ps.layers.table_layer import TableLayer
@@ -72,7 +73,11 @@ class EmbeddingCollection(TableLayer):
         Raises:
           ValueError: No table has a cache, or the layer is not built.
         """
-        found = {one.config.name: one.cache.statistics() for one in self._bound.bindings if one.cache is not None}
+        found = {
+            binding.config.name: cache.statistics()
+            for binding in self._bound.bindings
+            if (cache := cache_of(binding)) is not None
+        }
         if not found:
             built = bool(self._bound.bindings)
             raise ValueError(f"layer {self.name!r} has no cache" + ("" if built else " before it is built"))

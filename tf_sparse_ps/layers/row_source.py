@@ -21,20 +21,31 @@ from tf_sparse_ps import _ops, job
 from tf_sparse_ps._compat import _keras, _tensorflow
 from tf_sparse_ps.cache import device_bags, device_store
 from tf_sparse_ps.config.placement import Sharded
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers import saving, sharded
 from tf_sparse_ps.reduction import node_exchange, row_pull
 
 if TYPE_CHECKING:
+    from tf_sparse_ps.cache.table_cache import TableCache
     from tf_sparse_ps.job.table_binding import TableBinding
     from tf_sparse_ps.layers.bags import Bags
     from tf_sparse_ps.layers.table_asset import TableAsset
 
 
 class RowSource(abc.ABC):
-    """Where the rows of one table come from."""
+    """Where the rows of one table come from.
+
+    A lookup of several features is one call per class of row source. This class dedupes the ids, reads the rows of the
+    unique keys, and gathers or combines them.
+    """
 
     def __init__(self, binding: TableBinding, weight: Any) -> None:
-        """`binding`: of the table. `weight`: the table's anchor, at which its gradient arrives."""
+        """Makes the source of a table.
+
+        Args:
+          binding: The table.
+          weight: The table's anchor, at which its gradient arrives.
+        """
         self.binding = binding
         self._weight = weight
 
@@ -58,19 +69,37 @@ class RowSource(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Rows of unique keys, of several tables of this class at once. No gradient passes through it.
+        """Reads rows of unique keys from several tables of this class at once. No gradient passes through it.
 
         Args:
-          sources: T, of this class.
+          sources: T sources of this class.
           keys: T of int64[u_t].
 
         Returns:
           T of float32[u_t, dim].
         """
 
+    @classmethod
+    def look_up(
+        cls, sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """`look_up` of this module, for tables of this class."""
+        unique = _ops.unique(ids, table_of, len(sources))
+        return _ops.gather_rows(unique, cls.read(sources, unique.keys), _carriers(sources), table_of)
+
+    @classmethod
+    def pool(
+        cls, sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
+    ) -> list[tf.Tensor]:
+        """`pool` of this module, for tables of this class."""
+        ids, splits, weights = _flat(bags)
+        unique = _ops.unique(ids, table_of, len(sources))
+        rows = cls.read(sources, unique.keys)
+        return _ops.pool_rows(unique, splits, weights, rows, _carriers(sources), table_of, combiners)
+
 
 class SharedTable(RowSource):
-    """A table in this machine's shared memory, or, in a SavedModel, in a file beside it.
+    """A table in this machine's shared memory, or, in a SavedModel, in a file of the model.
 
     Lookups of such tables alone are one op, which dedupes and reads.
     """
@@ -80,6 +109,21 @@ class SharedTable(RowSource):
         """See `RowSource.read`."""
         return _ops.read_rows(keys, *_named(sources))
 
+    @classmethod
+    def look_up(
+        cls, sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """See `RowSource.look_up`."""
+        return _ops.lookup(ids, *_named(sources), table_of, in_step=_is_in_step(sources)).rows
+
+    @classmethod
+    def pool(
+        cls, sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
+    ) -> list[tf.Tensor]:
+        """See `RowSource.pool`."""
+        in_step = _is_in_step(sources)
+        return _ops.pooled_lookup(*_flat(bags), *_named(sources), table_of, combiners, in_step=in_step).pooled
+
 
 class ShardedTable(RowSource):
     """A table whose rows are spread over the machines of the job. All ranks look up together, in the same order."""
@@ -88,39 +132,84 @@ class ShardedTable(RowSource):
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See `RowSource.read`. Tables whose rows travel as the same type are one exchange."""
         rows: dict[int, tf.Tensor] = {}
-        for wire in dict.fromkeys(_wire(one) for one in sources):
-            at = [t for t, one in enumerate(sources) if _wire(one) == wire]
-            found = _pull([sources[t] for t in at], [keys[t] for t in at], wire)
-            rows |= dict(zip(at, found, strict=True))
+        for wire in dict.fromkeys(_wire(source) for source in sources):
+            at = [t for t, source in enumerate(sources) if _wire(source) == wire]
+            pulled = _pull([sources[t] for t in at], [keys[t] for t in at], wire)
+            rows |= dict(zip(at, pulled, strict=True))
         return [rows[t] for t in range(len(sources))]
 
 
-class CachedTable(SharedTable):
-    """A table of which some rows are on a device. In a SavedModel it is a `SharedTable`, as any."""
+class CachedTable(RowSource):
+    """A table with some rows on a device. In a SavedModel it is a `SharedTable`, as any other."""
+
+    @property
+    def _cache(self) -> TableCache:
+        cache = cache_of(self.binding)
+        assert cache is not None
+        return cache
+
+    @tf.autograph.experimental.do_not_convert
+    def _take(self, ids: Sequence[tf.Tensor]) -> tuple[_ops.Unique, tf.Tensor]:
+        return self._cache.take(ids, self.path, job.current().step.read_value())
 
     @classmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See `RowSource.read`."""
-        return [one._take([own])[1] for one, own in zip(sources, keys, strict=True) if isinstance(one, CachedTable)]
+        return [source._take([own])[1] for source, own in zip(_cached(sources), keys, strict=True)]
 
-    @tf.autograph.experimental.do_not_convert
-    def _take(self, ids: Sequence[tf.Tensor]) -> tuple[_ops.Unique, tf.Tensor]:
-        found: tuple[_ops.Unique, tf.Tensor] = self.binding.cache.take(ids, self.path, job.current().step.read_value())
-        return found
+    @classmethod
+    def look_up(
+        cls, sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """See `RowSource.look_up`. The rows are on the table's device."""
+        results: dict[int, tf.Tensor] = {}
+        for t, source in enumerate(_cached(sources)):
+            features = [f for f, table in enumerate(table_of) if table == t]
+            unique, unique_rows = source._take([ids[f] for f in features])
+            rows = device_store.gather(source.carrier, unique_rows, unique, source._cache.device)
+            results |= dict(zip(features, rows, strict=True))
+        return [results[f] for f in range(len(table_of))]
 
-    def look_up(self, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Rows of the ids of N features of this table, N of float32[*ids.shape, dim], on the device."""
-        found, rows = self._take(ids)
-        return device_store.gather(self.carrier, rows, found, self.binding.cache.device)
-
-    def pool(self, bags: Sequence[Bags], combiners: Sequence[str]) -> list[tf.Tensor]:
-        """Combined rows of the bags of N features of this table, N of float32[bags_f, dim], on the device."""
-        rows = self.look_up([one.ids for one in bags])
-        device = self.binding.cache.device
+    @classmethod
+    def pool(
+        cls, sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
+    ) -> list[tf.Tensor]:
+        """See `RowSource.pool`. The rows are combined on the table's device."""
+        rows = cls.look_up(sources, [bag.ids for bag in bags], table_of)
+        devices = [source._cache.device for source in _cached(sources)]
         return [
-            device_bags.combine(found, one.splits, one.weights, combiner, device)
-            for found, one, combiner in zip(rows, bags, combiners, strict=True)
+            device_bags.combine(rows[f], bag.splits, bag.weights, combiners[f], devices[table_of[f]])
+            for f, bag in enumerate(bags)
         ]
+
+
+def _cached(sources: Sequence[RowSource]) -> list[CachedTable]:
+    return [source for source in sources if isinstance(source, CachedTable)]
+
+
+def _carriers(sources: Sequence[RowSource]) -> list[tf.Tensor]:
+    return [source.carrier for source in sources]
+
+
+def _named(sources: Sequence[RowSource]) -> tuple[list[tf.Tensor], list[str], list[tf.Tensor]]:
+    """Returns paths, uuids and carriers, as the ops take them."""
+    return [source.path for source in sources], [source.binding.uuid for source in sources], _carriers(sources)
+
+
+def _flat(bags: Sequence[Bags]) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+    """Returns ids, splits and weights, as the ops take them."""
+    return [bag.ids for bag in bags], [bag.splits for bag in bags], [bag.weights for bag in bags]
+
+
+@tf.autograph.experimental.do_not_convert
+def _is_in_step(sources: Sequence[RowSource]) -> bool:
+    """Whether the lookup belongs to a training step of several ranks, which refuse the step together if it fails."""
+    return (
+        _tensorflow.is_recording()
+        and not saving.traces_for_export()
+        and any(source._weight.trainable for source in sources)
+        and job.current().size > 1
+    )
 
 
 # All pulls of a process are one after another, in the order of the program (`NodeExchange.pulls`): one exchange of the
@@ -198,125 +287,63 @@ def _eager_pull(pull: _Pull) -> Any:
 
 
 def of(binding: TableBinding, weight: Any) -> RowSource:
-    """Where the rows of a table come from. `weight`: the table's anchor."""
+    """Returns the row source of a table. `weight`: the table's anchor."""
     if binding.placement == "sharded" and not saving.traces_for_export():
         return ShardedTable(binding, weight)
-    if binding.cache is not None and not saving.traces_for_export():
+    if cache_of(binding) is not None and not saving.traces_for_export():
         return CachedTable(binding, weight)
     return SharedTable(binding, weight)
 
 
 def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[tf.Tensor]:
-    """Rows of the ids of N features: N of float32[*ids.shape, dim].
+    """Looks up the ids of N features: N of float32[*ids.shape, dim].
 
     Args:
-      sources: Of T tables.
+      sources: The sources of T tables.
       ids: N of int64, any shape.
-      table_of: N positions in sources.
+      table_of: For each feature, the position of its table in `sources`.
     """
-
-    def plain(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
-        return _ops.lookup([ids[f] for f in at], *_named(own), of, in_step=_is_in_step(own)).rows
-
-    def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
-        if isinstance(own[0], CachedTable):
-            return _by_table(own, of, lambda table, features: table.look_up([ids[at[f]] for f in features]))
-        found = _ops.unique([ids[f] for f in at], of, len(own))
-        return _ops.gather_rows(found, type(own[0]).read(own, found.keys), [one.carrier for one in own], of)
-
-    recording = _recording.get()
-    if recording is not None:
-        return recording.take(sources, ids, table_of, [tf.shape(one, tf.int64) for one in ids])
-    return _by_class(sources, table_of, plain, in_parts)
+    if (recording := _recording.get()) is not None:
+        return recording.take(sources, ids, table_of, [tf.shape(feature, tf.int64) for feature in ids])
+    return _by_class(sources, table_of, lambda cls, own, at, of: cls.look_up(own, [ids[f] for f in at], of))
 
 
 def pool(
     sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
 ) -> list[tf.Tensor]:
-    """Combined rows of the bags of N features: N of float32[bags_f, dim].
+    """Looks up and combines the bags of N features: N of float32[bags_f, dim].
 
     Args:
-      sources: Of T tables.
+      sources: The sources of T tables.
       bags: N.
-      table_of: N positions in sources.
+      table_of: For each feature, the position of its table in `sources`.
       combiners: N of "sum", "mean", "sqrtn".
     """
-
-    def bags_at(at: Sequence[int]) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        own = [bags[f] for f in at]
-        return [one.ids for one in own], [one.splits for one in own], [one.weights for one in own]
-
-    def plain(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
-        own_combiners = [combiners[f] for f in at]
-        return _ops.pooled_lookup(*bags_at(at), *_named(own), of, own_combiners, in_step=_is_in_step(own)).pooled
-
-    def in_parts(own: Sequence[RowSource], at: Sequence[int], of: Sequence[int]) -> list[tf.Tensor]:
-        if isinstance(own[0], CachedTable):
-
-            def pool_one(table: CachedTable, features: Sequence[int]) -> list[tf.Tensor]:
-                return table.pool([bags[at[f]] for f in features], [combiners[at[f]] for f in features])
-
-            return _by_table(own, of, pool_one)
-        ids, splits, weights = bags_at(at)
-        found = _ops.unique(ids, of, len(own))
-        rows, carriers = type(own[0]).read(own, found.keys), [one.carrier for one in own]
-        return _ops.pool_rows(found, splits, weights, rows, carriers, of, [combiners[f] for f in at])
-
-    recording = _recording.get()
-    if recording is not None:
-        ids = [one.ids for one in bags]
-        return recording.take(sources, ids, table_of, [tf.shape(one.splits, tf.int64) - 1 for one in bags])
-    return _by_class(sources, table_of, plain, in_parts)
-
-
-# Looks up the features at some positions, in tables of one class; the last argument is each one's table among those.
-_Part = Callable[[Sequence[RowSource], Sequence[int], Sequence[int]], list[tf.Tensor]]
-
-
-def _by_class(sources: Sequence[RowSource], table_of: Sequence[int], plain: _Part, in_parts: _Part) -> list[tf.Tensor]:
-    """One call for the tables of each class."""
-    sharded.refuse_in_dataset([one.binding.config for one in sources])
-    results: dict[int, tf.Tensor] = {}
-    for cls in dict.fromkeys(type(one) for one in sources):
-        tables = [t for t, one in enumerate(sources) if type(one) is cls]
-        features = [f for f, table in enumerate(table_of) if table in tables]
-        if not features:
-            continue
-        look = plain if cls is SharedTable else in_parts
-        found = look([sources[t] for t in tables], features, [tables.index(table_of[f]) for f in features])
-        results |= dict(zip(features, found, strict=True))
-    return [results[f] for f in range(len(table_of))]
-
-
-def _by_table(
-    tables: Sequence[RowSource],
-    table_of: Sequence[int],
-    look: Callable[[CachedTable, Sequence[int]], list[tf.Tensor]],
-) -> list[tf.Tensor]:
-    """One call for the features of each table that has rows on a device."""
-    results: dict[int, tf.Tensor] = {}
-    for number in dict.fromkeys(table_of):
-        table = tables[number]
-        assert isinstance(table, CachedTable)
-        features = [f for f, of in enumerate(table_of) if of == number]
-        results |= dict(zip(features, look(table, features), strict=True))
-    return [results[f] for f in range(len(table_of))]
-
-
-@tf.autograph.experimental.do_not_convert
-def _is_in_step(sources: Sequence[RowSource]) -> bool:
-    """Whether a look-up belongs to a step of these tables that several ranks make: they then refuse it together."""
-    return (
-        _tensorflow.is_recording()
-        and not saving.traces_for_export()
-        and any(one._weight.trainable for one in sources)
-        and job.current().size > 1
+    if (recording := _recording.get()) is not None:
+        shapes = [tf.shape(bag.splits, tf.int64) - 1 for bag in bags]
+        return recording.take(sources, [bag.ids for bag in bags], table_of, shapes)
+    return _by_class(
+        sources,
+        table_of,
+        lambda cls, own, at, of: cls.pool(own, [bags[f] for f in at], of, [combiners[f] for f in at]),
     )
 
 
-def _named(sources: Sequence[RowSource]) -> tuple[list[tf.Tensor], list[str], list[tf.Tensor]]:
-    """Paths, uuids and carriers, as the ops take them."""
-    return [one.path for one in sources], [one.binding.uuid for one in sources], [one.carrier for one in sources]
+# The arguments: a class, sources of that class, the positions of their features, and each feature's table.
+_Call = Callable[[type[RowSource], Sequence[RowSource], Sequence[int], Sequence[int]], list[tf.Tensor]]
+
+
+def _by_class(sources: Sequence[RowSource], table_of: Sequence[int], call: _Call) -> list[tf.Tensor]:
+    """Makes one call for the tables of each class of row source."""
+    sharded.refuse_in_dataset([source.binding.config for source in sources])
+    results: dict[int, tf.Tensor] = {}
+    for cls in dict.fromkeys(type(source) for source in sources):
+        tables = [t for t, source in enumerate(sources) if type(source) is cls]
+        features = [f for f, table in enumerate(table_of) if table in tables]
+        if features:
+            rows = call(cls, [sources[t] for t in tables], features, [tables.index(table_of[f]) for f in features])
+            results |= dict(zip(features, rows, strict=True))
+    return [results[f] for f in range(len(table_of))]
 
 
 # --- the ids that lookups ask for, without the lookups ---

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps import _ops
+from tf_sparse_ps.job.cached_binding import cache_of
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
@@ -55,8 +56,8 @@ def make(job: Job, step: tf.Tensor, reduced: Sequence[SparseGradient], update: U
                 moved += store.move(part, one.hyper, step)
     with tf.control_dependencies([made, *moved]):
         for one in tables:
-            if one.table.cache is not None:
-                one.table.cache.flush_after(step)
+            if (cache := cache_of(one.table)) is not None:
+                cache.flush_after(step)
         return tf.identity(verdict)
 
 
@@ -91,7 +92,8 @@ class _OfTable:
 def _tables(update: Update, reduced: Sequence[SparseGradient]) -> list[_OfTable]:
     found: dict[str, _OfTable] = {}
     for table, hyper, gradient in zip(update.tables, update.hyper, reduced, strict=True):
-        stores = [] if table.cache is None else table.cache.stores
+        cache = cache_of(table)
+        stores = [] if cache is None else cache.stores
         one = found.setdefault(table.path, _OfTable(table, hyper, gradient, stores, []))
         if stores:
             one.parts.append(stores[len(one.parts)].plan(gradient.keys, gradient.rows))

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.reduction import clipping
 from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
@@ -58,8 +59,8 @@ class TableGradient:
         """As one set of keys and rows."""
         if self.merged is not None:
             return self.merged
-        if self.table.cache is not None:
-            return self.on(self.table.cache.devices[0])
+        if (cache := cache_of(self.table)) is not None:
+            return self.on(cache.devices[0])
         return SparseGradient.of(self.slices, self.table.config.dim)
 
     def on(self, device: str) -> SparseGradient:
@@ -67,7 +68,9 @@ class TableGradient:
         with tf.device(device):
             found = SparseGradient.of(self.slices, self.table.config.dim)
         if not found.unique:
-            found = SparseGradient(*self.table.cache.merge(found.keys, found.rows, device))
+            cache = cache_of(self.table)
+            assert cache is not None
+            found = SparseGradient(*cache.merge(found.keys, found.rows, device))
         return dataclasses.replace(found, device=device)
 
 

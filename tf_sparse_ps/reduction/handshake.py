@@ -61,11 +61,11 @@ def handshake(
     facts["number of tables"] = str(len(tables))
     for table, rule in zip(tables, rules, strict=True):
         label = f"table {table.ordinal} ('{table.config.name}')"
-        facts[f"configuration hash of {label}"] = table.config_hash
+        facts[f"configuration hash of {label}"] = table.config.hash()
         facts[f"uuid of {label}"] = table.uuid
         facts[f"update rule of {label}"] = f"{rule.kind}{rule.slot_init}"
         if table.placement == "sharded":
-            facts[f"`weights` of {label}"] = table.given
+            facts[f"`weights` of {label}"] = table.weights_checksum
     if tables:
         facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
     found = [SlotsOf(table.ordinal, *table.trained_by()) for table in tables]
@@ -114,7 +114,7 @@ def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: i
     Raises:
       ValueError: Ranks have different tables.
     """
-    own = [(table.uuid, table.writes, table.content, table.explicit) for table in tables]
+    own = [(table.uuid, table.writes, table.content, table.leader_wrote_values) for table in tables]
     everyone = collectives.allgather_object(own, "tsps.written")
     for rank, theirs in enumerate(everyone):
         if [uuid for uuid, *_ in theirs] != [uuid for uuid, *_ in own]:
@@ -126,8 +126,8 @@ def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: i
         if table.placement != "replicated":
             continue
         versions = [theirs[t][1:] for theirs in everyone]
-        writes, content, explicit = versions[root]
-        if len(job.leaders) > 1 and (explicit or len(set(versions)) > 1):
+        writes, content, leader_wrote_values = versions[root]
+        if len(job.leaders) > 1 and (leader_wrote_values or len(set(versions)) > 1):
             _copy_to_other_nodes(collectives, job, table, root)
         table.agree(writes, content)
     collectives.barrier("tsps.bound")

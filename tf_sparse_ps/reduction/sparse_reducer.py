@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.reduction import cached_step
 from tf_sparse_ps.reduction.sparse_gradient import SparseGradient, Update, as_gradients, of_one_rank, unique
 
@@ -57,7 +58,7 @@ class SparseReducer(abc.ABC):
 
     def apply_reduced(self, reduced: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """The leaders make a step of what `reduce` returned. Every rank calls it."""
-        if any(table.cache is not None for table in update.tables):
+        if any(cache_of(table) is not None for table in update.tables):
             return cached_step.make(self._job, step, reduced, update)
         job, keys, rows = self._job, [one.keys for one in reduced], [one.rows for one in reduced]
         args = update.paths, update.uuids, keys, rows, update.hyper, update.optimizer

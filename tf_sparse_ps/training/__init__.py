@@ -1,1 +1,8 @@
-"""Training on one or many ranks: the optimizer wrapper, the two rings, and what binds tables to them."""
+"""Training on one or many ranks.
+
+- `distributed_optimizer`, `gradient_tape`: the public wrappers. `step_builder`: builds the training step.
+- `optimizer_binding`: connects an optimizer with ranks and tables; `step_facts`: what ranks compare in each step.
+- `initial_sync`: makes the ranks' weights equal before the first step; `fits`: what ranks compare when `fit` begins.
+- `replicas`: steps under a tf.distribute strategy; `balance`: how evenly sharded tables lie on nodes.
+- `look_ahead`: reads the rows of the next batches; `refusals`, `loaded_options`: what cannot work, and saved options.
+"""

@@ -20,6 +20,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.plain_numbers import plain
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers.table_keys import KeysOf, table_keys
 from tf_sparse_ps.layers.table_layer import TableLayer
 
@@ -70,7 +71,7 @@ def lookahead(
     every = [one for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings]
     tiered = {os.path.basename(one.path): one for one in every if one.config.storage != "memory"}
     sharded = {os.path.basename(one.path): one for one in every if isinstance(one.config.placement, Sharded)}
-    cached = {os.path.basename(one.path): one.cache for one in every if one.cache is not None}
+    cached = {os.path.basename(one.path): cache for one in every if (cache := cache_of(one)) is not None}
     if not tiered and not sharded and not cached:
         raise UnsupportedError(
             f"model {model.name!r} has all its rows in memory of this machine: there is nothing to look ahead for. See "

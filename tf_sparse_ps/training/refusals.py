@@ -9,6 +9,7 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.reduction.clipping import Clipping
@@ -104,7 +105,7 @@ def refuse_sharded(owner: DistributedOptimizer, tables: Sequence[TableBinding]) 
 
 def refuse_cached(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
     """Raises UnsupportedError, with the reason, if a schedule cannot train a table that has rows on a device."""
-    cached = [table.config.name for table in tables if table.cache is not None]
+    cached = [table.config.name for table in tables if cache_of(table) is not None]
     if cached and isinstance(schedule, DelayedGlobal) and schedule.sparse:
         raise UnsupportedError(
             f"table {cached[0]!r} has a cache and cannot be trained with {schedule}: rows would be updated after other "

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives, active_strategy
+from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.reduction import clipping, dense_mean, rank_weight
 from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient, mean_of
 from tf_sparse_ps.reduction.sparse_gradient import SparseGradient
@@ -123,14 +124,15 @@ def combine(parts: Sequence[Split], n_replicas: int, reduction: str, devices: Se
     Returns:
       Of a table with rows on several devices there is one gradient for each of these, in their order.
     """
-    several = any(one.table.cache is not None and len(one.table.cache.devices) > 1 for one in parts[0][0])
+    caches = [cache_of(one.table) for one in parts[0][0]]
+    several = any(cache is not None and len(cache.devices) > 1 for cache in caches)
     if n_replicas == 1 and not several:
         return parts[0]
     tables: list[TableGradient] = []
     for ones in zip(*(tables for tables, _ in parts), strict=True):
-        if ones[0].table.cache is not None:
+        if cache_of(ones[0].table) is not None:
             tables += _combine_cached(ones, n_replicas, reduction, devices)
-    plain = [[one for one in tables if one.table.cache is None] for tables, _ in parts]
+    plain = [[one for one in tables if cache_of(one.table) is None] for tables, _ in parts]
     tables += _combine_tables(plain, n_replicas, reduction)
     tables.sort(key=lambda one: one.table.ordinal)
     if n_replicas == 1:
@@ -159,7 +161,8 @@ def _combine_cached(
     ones: Sequence[TableGradient], n_replicas: int, reduction: str, devices: Sequence[str]
 ) -> list[TableGradient]:
     """Of a table with rows on devices: the gradients of its replicas go to the devices that have the keys."""
-    cache = ones[0].table.cache
+    cache = cache_of(ones[0].table)
+    assert cache is not None
     own = list(devices) or cache.devices[:1]
     gradients = [one.on(device) for one, device in zip(ones, own, strict=True)]
     reduced = cache.reduce([one.keys for one in gradients], [one.rows for one in gradients], own, reduction)
