@@ -20,7 +20,7 @@ from tf_sparse_ps.job.table_binding import binding_of
 
 if TYPE_CHECKING:
     from tf_sparse_ps.reduction.rank_weight import RankWeight
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+    from tf_sparse_ps.training.options import OptimizerOptions
 
 _SHOWN = 5
 
@@ -32,7 +32,7 @@ class InitialSync:
       root: Whose variables all ranks get.
     """
 
-    def __init__(self, owner: DistributedOptimizer, collectives: Collectives, weight: RankWeight) -> None:
+    def __init__(self, owner: OptimizerOptions, collectives: Collectives, weight: RankWeight) -> None:
         """Does nothing yet.
 
         Args:

@@ -24,7 +24,7 @@ from tf_sparse_ps.training import refusals
 from tf_sparse_ps.training.balance import Balance
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+    from tf_sparse_ps.training.options import OptimizerOptions
 
 
 class OptimizerBinding:
@@ -36,7 +36,7 @@ class OptimizerBinding:
     """
 
     def __init__(
-        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | None
+        self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None
     ) -> None:
         """Binds nothing yet.
 

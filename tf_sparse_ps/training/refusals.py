@@ -17,7 +17,7 @@ from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 from tf_sparse_ps.schedules.protocol import Schedule
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+    from tf_sparse_ps.training.options import OptimizerOptions
 
 LOSS_SCALING = (
     "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "
@@ -79,7 +79,7 @@ def refuse_tiered(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
             )
 
 
-def refuse_sharded(owner: DistributedOptimizer, tables: Sequence[TableBinding]) -> None:
+def refuse_sharded(owner: OptimizerOptions, tables: Sequence[TableBinding]) -> None:
     """Raises UnsupportedError, with the reason, if an optimizer cannot train a table that is spread over machines.
 
     On one machine, too, where such a table has all its rows: what cannot run on several should not get there.

@@ -28,7 +28,7 @@ from tf_sparse_ps.training import initial_sync, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 
 if TYPE_CHECKING:
-    from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+    from tf_sparse_ps.training.options import OptimizerOptions
 
 _STEP_NUMBERS = "_tsps_step_numbers"  # attribute of a graph: the committed steps of the training steps in it
 
@@ -43,7 +43,7 @@ class StepBuilder:
     """
 
     def __init__(
-        self, owner: DistributedOptimizer, collectives: Collectives, rule: optimizers.RowOptimizer | None
+        self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None
     ) -> None:
         """Makes nothing yet.
 
