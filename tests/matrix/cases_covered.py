@@ -81,7 +81,7 @@ covered(
 )
 covered(
     "training",
-    "a look-up of a sharded table by some ranks only, or in a function of a `tf.data.Dataset`",
+    "a lookup of a sharded table by some ranks only, or in a function of a `tf.data.Dataset`",
     f"{_SHARDED}::test_ranks_that_do_not_look_up_are_named_by_those_that_wait",
     f"{_LAYERS}::test_a_look_up_in_a_dataset_is_refused",
     refused=True,
