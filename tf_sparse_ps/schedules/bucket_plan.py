@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_sparse_ps.schedules import bucket_plot
+
 _FORMAT = "tf_sparse_ps bucket plan 1"
 
 
@@ -173,10 +175,22 @@ class Plan:
         return cls.of(path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws gradients, points, buckets and communication over time, as a PNG. Needs matplotlib."""
-        from tf_sparse_ps.schedules import bucket_plot  # imports this module
+        """Draws gradients, time points, buckets and communication over time, as a PNG.
 
-        bucket_plot.draw(self, path)
+        Raises:
+          ImportError: matplotlib is not installed.
+          ValueError: The plan has no times.
+        """
+        if not self.ready_s:
+            raise ValueError("this plan was not made from a profile: it has no times to draw")
+        bucket_plot.draw(
+            path,
+            ready_s=self.ready_s,
+            buckets=self.buckets,
+            sending_s=self.sending_s(),
+            points_s=self.points_s,
+            world_size=self.world_size,
+        )
 
 
 def sending(

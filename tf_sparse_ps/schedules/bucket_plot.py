@@ -1,23 +1,30 @@
-"""A picture of a plan: when gradients become ready, where the points lie, what is sent when."""
+"""A picture of a plan: when gradients become ready, where its time points lie, and when each bucket is sent."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.schedules.bucket_plan import Plan
+from collections.abc import Sequence
 
 
-def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
+def draw(
+    path: str | os.PathLike[str],
+    *,
+    ready_s: Sequence[float],
+    buckets: Sequence[Sequence[int]],
+    sending_s: Sequence[tuple[float, float]],
+    points_s: Sequence[float],
+    world_size: int,
+) -> None:
     """Writes a PNG.
 
+    Args:
+      path: Of the file.
+      ready_s, buckets, points_s, world_size: As in `Plan`.
+      sending_s: From when until when each bucket is on its way, in seconds.
+
     Raises:
-      ImportError: There is no matplotlib.
-      ValueError: The plan has no times.
+      ImportError: matplotlib is not installed.
     """
-    if not plan.ready_s:
-        raise ValueError("this plan was not made from a profile: it has no times to draw")
     try:
         import matplotlib  # optional
     except ImportError as error:
@@ -28,20 +35,19 @@ def draw(plan: Plan, path: str | os.PathLike[str]) -> None:
     figure, (gradients, wire) = pyplot.subplots(
         2, 1, sharex=True, figsize=(11, 5), height_ratios=[4, 1], layout="constrained"
     )
-    spans = plan.sending_s()
-    for number, (bucket, (begin, end)) in enumerate(zip(plan.buckets, spans, strict=True)):
-        color, ready = f"C{number % 10}", [plan.ready_s[i] * 1e3 for i in bucket]
+    for number, (bucket, (begin, end)) in enumerate(zip(buckets, sending_s, strict=True)):
+        color, ready = f"C{number % 10}", [ready_s[i] * 1e3 for i in bucket]
         gradients.scatter(ready, bucket, s=12, color=color, zorder=3)
         gradients.axvspan(min(ready), max(ready), color=color, alpha=0.15, linewidth=0)
         wire.broken_barh([(begin * 1e3, (end - begin) * 1e3)], (0.1, 0.8), color=color)
         wire.text((begin + end) / 2 * 1e3, 0.5, str(number), ha="center", va="center", fontsize=7)
     for axis in (gradients, wire):
-        for point in plan.points_s:
+        for point in points_s:
             axis.axvline(point * 1e3, color="black", linestyle="--", linewidth=0.8)
     gradients.set_ylabel("gradient, in the model's order")
     gradients.set_title(
-        f"{len(plan.gradients)} gradients (dots, when ready) in {len(plan.buckets)} buckets (bands), points (dashed), "
-        f"on {plan.world_size} ranks",
+        f"{len(ready_s)} gradients (dots, when ready) in {len(buckets)} buckets (bands), points (dashed), "
+        f"on {world_size} ranks",
         fontsize=9,
         loc="left",
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.schedules import delayed_rules
+from tf_sparse_ps.schedules.delayed_options import DelayedOptions
+from tf_sparse_ps.schedules.delayed_state import DelayedState
 from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
-
-_APPLY = ("all", "newest")
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayedGlobal(Schedule):
+class DelayedGlobal(DelayedOptions, Schedule):
     """Every rank steps with its own gradient at once; global gradients replace the local ones as they arrive.
 
     Experimental: its options may change in a minor version. What a step does is compared with a reference, and tested.
@@ -39,40 +37,6 @@ class DelayedGlobal(Schedule):
       reproducible: A global gradient is applied exactly S iterations after its own, not sooner, so that a run can
         be repeated.
     """
-
-    staleness: int = 1
-    cycle: int = 100
-    _: dataclasses.KW_ONLY
-    apply: str = "all"
-    sparse: bool = True
-    late_after_s: float | None = None
-    reproducible: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-          ValueError: One is out of range.
-        """
-        make_plain(self, "staleness", "cycle", "late_after_s")
-        for name in ("staleness", "cycle"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"DelayedGlobal: {name} must be an integer of at least 1. Received: {value!r}")
-        if self.apply not in _APPLY:
-            raise ValueError(f"DelayedGlobal: apply must be one of {_APPLY}. Received: {self.apply!r}")
-        for name in ("sparse", "reproducible"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"DelayedGlobal: {name} must be a bool. Received: {getattr(self, name)!r}")
-
-        late = self.late_after_s
-        if late is not None and not (isinstance(late, (int, float)) and 0 < late < math.inf):
-            raise ValueError(f"DelayedGlobal: late_after_s must be a positive number or None. Received: {late!r}")
-        if late is not None and self.reproducible:
-            raise ValueError(
-                "DelayedGlobal: who is late differs from run to run. Received: "
-                f"reproducible=True, late_after_s={late!r}"
-            )
 
     @property
     def refuses_tiered(self) -> str | None:
@@ -110,8 +74,6 @@ class DelayedGlobal(Schedule):
         """See `Schedule.start`. On one rank there is nothing to wait for, and nothing is delayed."""
         if collectives.size == 1:
             return ScheduleState(optimizer, collectives, name)
-        from tf_sparse_ps.schedules.delayed_state import DelayedState  # imports this module for its type
-
         return DelayedState(self, optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:

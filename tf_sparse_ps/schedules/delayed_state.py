@@ -21,13 +21,13 @@ from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.reduction import dense_mean, rank_weight
 from tf_sparse_ps.reduction.gradients import DenseGradient, mean_of
 from tf_sparse_ps.schedules import delayed_rules
+from tf_sparse_ps.schedules.delayed_options import DelayedOptions
 from tf_sparse_ps.schedules.delayed_rules import Correction
 from tf_sparse_ps.schedules.in_flight_gradients import InFlightGradients, ReducedStep
 from tf_sparse_ps.schedules.protocol import LocalStep, ScheduleState
 
 if TYPE_CHECKING:
     from tf_sparse_ps.reduction.sparse_step import SparseStep
-    from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DelayedState(ScheduleState):
 
     ranks_part = True
 
-    def __init__(self, options: DelayedGlobal, optimizer: Any, collectives: Collectives, name: str) -> None:
+    def __init__(self, options: DelayedOptions, optimizer: Any, collectives: Collectives, name: str) -> None:
         """See `Schedule.start`."""
         super().__init__(optimizer, collectives, name)
         self._options = options
@@ -269,7 +269,7 @@ def _tables_of(sparse: SparseStep | None) -> list[str]:
     return [] if sparse is None else [table.path for table in sparse.update.tables]
 
 
-def _refuse_reduced(options: DelayedGlobal, dense: Sequence[DenseGradient]) -> None:
+def _refuse_reduced(options: DelayedOptions, dense: Sequence[DenseGradient]) -> None:
     """Raises ValueError, with the reason, for gradients that are not this rank's own."""
     for one in dense:
         if one.big:
@@ -281,7 +281,7 @@ def _refuse_reduced(options: DelayedGlobal, dense: Sequence[DenseGradient]) -> N
         raise ValueError(f"{options} steps with a rank's own gradients. Received for {one.variable.name}: {wrong}")
 
 
-def _warn_of_synchronous_tables(options: DelayedGlobal) -> None:
+def _warn_of_synchronous_tables(options: DelayedOptions) -> None:
     """Says that little is gained where dense gradients are delayed and those of tables are not."""
     warnings.warn(
         f"{options}: the step of the tables is synchronous, so that ranks wait for each other in every step. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,11 +15,9 @@ from tf_sparse_ps.collectives.all_or_none import must_agree
 from tf_sparse_ps.reduction import dense_mean
 from tf_sparse_ps.reduction.agreement import Agreement
 from tf_sparse_ps.schedules import bucket_cost, bucket_profile
+from tf_sparse_ps.schedules.bucket_options import BucketOptions
 from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 from tf_sparse_ps.schedules.bucket_server import BucketServer
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.schedules.timed_buckets import TimedBuckets
 
 
 class GradientSet:
@@ -35,7 +33,7 @@ class GradientSet:
 
     def __init__(
         self,
-        schedule: TimedBuckets,
+        options: BucketOptions,
         gradients: list[Gradient],
         variables: list[Any],
         collectives: Collectives,
@@ -44,7 +42,7 @@ class GradientSet:
         """Takes the schedule's plan, if it has one. Eager, on all ranks.
 
         Args:
-          schedule: With the options.
+          options: The schedule's.
           gradients: What is known of each.
           variables: Whose they are.
           collectives: The rank's collectives.
@@ -56,19 +54,19 @@ class GradientSet:
         self.plan: Plan | None = None
         self.server: BucketServer | None = None
         self.name, self.recorder, self.profiled_steps = name, name, 0
-        self._schedule, self._gradients, self._variables = schedule, gradients, variables
+        self._options, self._gradients, self._variables = options, gradients, variables
         self._collectives = collectives
         self._profile, self._profiles = bucket_profile.Profile(len(gradients)), 0
         self._hook = _keras.CallHook(self._advance)
         self._warned = False
-        if schedule.plan is not None:
-            if different := schedule.plan.differences(gradients, collectives.size):
+        if options.plan is not None:
+            if different := options.plan.differences(gradients, collectives.size):
                 more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
                 raise ValueError(
                     f"`plan` of TimedBuckets is of another model or job: {'; '.join(different[:5])}{more}. Leave it "
                     "out: a new one is made in the first steps."
                 )
-            self._begin(schedule.plan)
+            self._begin(options.plan)
 
     def plan_of_this_step(self) -> Plan | None:
         """The plan by which a step is to be made, or traced, now; None: it is to be recorded."""
@@ -93,20 +91,20 @@ class GradientSet:
             return
         self._profile.add(_ops.ready_times(self.recorder))
         self.profiled_steps = self._profile.steps
-        if self.profiled_steps < self._schedule.profile_steps * (self._profiles + 1):
+        if self.profiled_steps < self._options.profile_steps * (self._profiles + 1):
             return
         self._profiles += 1
-        world, schedule, times = self._collectives, self._schedule, self._profile.times()
-        found = bool(bucket_profile.unconfirmed(times, schedule.gap_threshold))
+        world, options, times = self._collectives, self._options, self._profile.times()
+        found = bool(bucket_profile.unconfirmed(times, options.gap_threshold))
         erratic = world.broadcast_object(found, 0, f"{self.name}.erratic")
-        if erratic and self._profiles < schedule.max_profiles:
+        if erratic and self._profiles < options.max_profiles:
             return
         made = bucket_profile.make_plan(
             self._gradients,
             times,
             world.size,
             bucket_cost.measure(world, f"{self.name}.cost"),
-            server=schedule.server,
+            server=options.server,
             profiles=self._profiles,
             erratic=erratic,
         )

@@ -17,11 +17,11 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.reduction import rank_weight
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.communication_threads import CommunicationThreads, EmptyMessages
+from tf_sparse_ps.schedules.delayed_options import DelayedOptions
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
     from tf_sparse_ps.reduction.sparse_step import SparseStep
-    from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 
 # In place of a local step's number. Where late ranks are not waited for: this rank was late; and: it is at the end of a
 # cycle, and sends no more until all ranks are there.
@@ -59,7 +59,7 @@ class InFlightGradients:
 
     def __init__(
         self,
-        options: DelayedGlobal,
+        options: DelayedOptions,
         rule: delayed_rules.Rule,
         sparse: SparseStep | None,
         collectives: Collectives,

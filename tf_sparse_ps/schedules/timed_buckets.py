@@ -8,8 +8,7 @@ synchronous schedule. docs/schedules.md has the rules.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,17 +16,17 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.reduction import clipping
 from tf_sparse_ps.reduction.agreement import Agreement
-from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
+from tf_sparse_ps.schedules.bucket_options import BucketOptions
+from tf_sparse_ps.schedules.bucket_plan import Gradient
 from tf_sparse_ps.schedules.bucket_server import BucketServer
 from tf_sparse_ps.schedules.gradient_set import GradientSet, average_in_buckets
 from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TimedBuckets(Schedule):
+class TimedBuckets(BucketOptions, Schedule):
     """Synchronous training whose dense gradients travel in buckets, each as soon as its last gradient is ready.
 
     Experimental: its options may change in a minor version, and it needs private names of TensorFlow
@@ -42,40 +41,6 @@ class TimedBuckets(Schedule):
       plan: To begin with, in place of a profile: a `Plan` of the same model and number of ranks, or the path of one
         that was saved. `optimizer.schedule_report()["plan"]` is the one that was made.
     """
-
-    profile_steps: int = 8
-    gap_threshold: float = 1e-3
-    max_profiles: int = 3
-    server: bool = False
-    plan: Any = None
-
-    def __post_init__(self) -> None:
-        """Checks the options and reads the plan.
-
-        Raises:
-          ValueError: An option that cannot work, with the reason.
-          OSError: The plan's file cannot be read.
-        """
-        make_plain(self, "profile_steps", "max_profiles", "gap_threshold")
-        for name in ("profile_steps", "max_profiles"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` must be a number of 1 or more. Received: {value!r}")
-        if isinstance(self.gap_threshold, bool) or not isinstance(self.gap_threshold, (int, float)):
-            raise ValueError(f"`gap_threshold` must be a number of seconds. Received: {self.gap_threshold!r}")
-        if not self.gap_threshold > 0:
-            raise ValueError(f"`gap_threshold` must be more than 0 seconds. Received: {self.gap_threshold!r}")
-        if not isinstance(self.server, bool):
-            raise ValueError(f"`server` must be True or False. Received: {self.server!r}")
-        if self.plan is None:
-            return
-        if not isinstance(self.plan, (Plan, Mapping, str, os.PathLike)):
-            raise ValueError(f"`plan` must be a Plan or the path of a saved one. Received: {self.plan!r}")
-        plan = Plan.of(self.plan)
-        if bool(plan.owners) != self.server:
-            has = "has" if plan.owners else "has no"
-            raise ValueError(f"`plan` {has} owners of buckets, which does not go with server={self.server}")
-        object.__setattr__(self, "plan", plan)
 
     @property
     def refuses_tiered(self) -> str | None:
@@ -134,9 +99,9 @@ class TimedBuckets(Schedule):
 class _TimedState(ScheduleState):
     """Keeps the sets of gradients that its optimizer is given: nearly always one."""
 
-    def __init__(self, schedule: TimedBuckets, optimizer: Any, collectives: Collectives, name: str) -> None:
+    def __init__(self, options: BucketOptions, optimizer: Any, collectives: Collectives, name: str) -> None:
         super().__init__(optimizer, collectives, name)
-        self._schedule = schedule
+        self._options = options
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
         self._servers: list[BucketServer] = []  # of the step that is being made
 
@@ -161,7 +126,7 @@ class _TimedState(ScheduleState):
             number = len(self._sets)
             name = f"{self._name}.set{number}" if number else self._name
             with tf.init_scope():
-                self._sets[key] = GradientSet(self._schedule, described, list(variables), self._collectives, name)
+                self._sets[key] = GradientSet(self._options, described, list(variables), self._collectives, name)
         found = self._sets[key]
         plan = found.plan_of_this_step()
         if plan is None:
