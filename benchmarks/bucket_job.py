@@ -29,6 +29,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.reduction import rank_weight
 from tf_sparse_ps.schedules import Plan, Schedule, ScheduleState, Synchronous, TimedBuckets
 from tf_sparse_ps.schedules.bucket_plan import Gradient
+from tf_sparse_ps.schedules.synchronous import SynchronousState
 
 _RATE = 1e-3
 _BATCHES = 4  # different ones, in turn
@@ -51,11 +52,11 @@ class PerTensor(Schedule):
         return {}
 
 
-class _PerTensorState(ScheduleState):
+class _PerTensorState(SynchronousState):
     def average(
-        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor, agreement: Any = None
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """See `ScheduleState.average`."""
+        """See `SynchronousState.average`. The ranks compare nothing here, as under Horovod's own optimizers."""
         (weights,) = self._collectives.allreduce([weight], f"{self._name}.weight", average=False)
         sums = [
             self._collectives.allreduce(

@@ -9,7 +9,8 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_options import DelayedOptions
 from tf_sparse_ps.schedules.delayed_state import DelayedState
-from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
+from tf_sparse_ps.schedules.schedule import Schedule, ScheduleState
+from tf_sparse_ps.schedules.synchronous import SynchronousState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class DelayedGlobal(DelayedOptions, Schedule):
     def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
         """See `Schedule.start`. On one rank there is nothing to wait for, and nothing is delayed."""
         if collectives.size == 1:
-            return ScheduleState(optimizer, collectives, name)
+            return SynchronousState(optimizer, collectives, name)
         return DelayedState(self, optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:

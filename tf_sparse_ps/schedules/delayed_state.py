@@ -24,7 +24,7 @@ from tf_sparse_ps.schedules import delayed_rules
 from tf_sparse_ps.schedules.delayed_options import DelayedOptions
 from tf_sparse_ps.schedules.delayed_rules import Correction
 from tf_sparse_ps.schedules.in_flight_gradients import InFlightGradients, ReducedStep
-from tf_sparse_ps.schedules.protocol import LocalStep, ScheduleState
+from tf_sparse_ps.schedules.schedule import LocalStep, ScheduleState
 
 if TYPE_CHECKING:
     from tf_sparse_ps.reduction.sparse_step import SparseStep

@@ -22,7 +22,8 @@ from tf_sparse_ps.schedules.bucket_options import BucketOptions
 from tf_sparse_ps.schedules.bucket_plan import Gradient
 from tf_sparse_ps.schedules.bucket_server import BucketServer
 from tf_sparse_ps.schedules.gradient_set import GradientSet, average_in_buckets
-from tf_sparse_ps.schedules.protocol import Schedule, ScheduleState
+from tf_sparse_ps.schedules.schedule import Schedule, ScheduleState
+from tf_sparse_ps.schedules.synchronous import SynchronousState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class TimedBuckets(BucketOptions, Schedule):
         return found | {"plan": None if self.plan is None else self.plan.to_dict()}
 
 
-class _TimedState(ScheduleState):
+class _TimedState(SynchronousState):
     """Keeps the sets of gradients that its optimizer is given: nearly always one."""
 
     def __init__(self, options: BucketOptions, optimizer: Any, collectives: Collectives, name: str) -> None:
@@ -112,7 +113,7 @@ class _TimedState(ScheduleState):
         weight: tf.Tensor,
         agreement: Agreement | None = None,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """See `ScheduleState.average`."""
+        """See `SynchronousState.average`."""
         self._servers = []
         if not gradients:
             return [], []
@@ -140,15 +141,15 @@ class _TimedState(ScheduleState):
         return found.server.reduce(gradients, weight, agreement), []
 
     def agrees_later(self) -> bool:
-        """See `ScheduleState.agrees_later`: with a server, the first bucket's owner knows it, and tells the others."""
+        """See `SynchronousState.agrees_later`: with a server, the facts travel with the first bucket and come back."""
         return bool(self._servers)
 
     def in_flight(self) -> list[tf.Tensor]:
-        """See `ScheduleState.in_flight`: with a server, most ranks get nothing of a bucket."""
+        """See `SynchronousState.in_flight`: with a server, most ranks get nothing of a bucket."""
         return [one for server in self._servers for one in server.exchanged]
 
     def apply(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """See `ScheduleState.apply`."""
+        """See `SynchronousState.apply`."""
         for server in self._servers:
             variables, gradients = server.own(variables, gradients)
         super().apply(variables, gradients)

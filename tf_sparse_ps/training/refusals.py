@@ -14,7 +14,7 @@ from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.reduction.clipping import Clipping
 from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
-from tf_sparse_ps.schedules.protocol import Schedule
+from tf_sparse_ps.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from tf_sparse_ps.training.options import OptimizerOptions

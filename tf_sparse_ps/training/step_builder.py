@@ -23,7 +23,8 @@ from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient, mean_
 from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.reduction.sparse_gradient import Update
 from tf_sparse_ps.reduction.sparse_step import SparseStep
-from tf_sparse_ps.schedules.protocol import LocalStep
+from tf_sparse_ps.schedules.schedule import LocalStep
+from tf_sparse_ps.schedules.synchronous import SynchronousState
 from tf_sparse_ps.training import initial_sync, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 
@@ -180,8 +181,10 @@ class StepBuilder:
             return [one.result for one in step.dense], step_numbers
 
         results, step_numbers = replicas.as_one(strategy, pairs, together)
+        state = self._state
+        assert isinstance(state, SynchronousState)  # other schedules refuse tf.distribute
         with tf.control_dependencies(step_numbers):
-            self._state.apply([variable for _, variable in pairs if binding_of(variable) is None], results)
+            state.apply([variable for _, variable in pairs if binding_of(variable) is None], results)
         return step_numbers
 
     @property
