@@ -24,6 +24,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from benchmarks.harness import Cycle
+from benchmarks.operation_counts import operation_counts
 from benchmarks.rank_job import interface_counters
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.reduction import rank_weight
@@ -220,14 +221,14 @@ def _block(
 ) -> dict[str, float]:
     """Figures per step of some steps that all ranks make together."""
     world.barrier("bench.block")
-    before, sent = world.enqueued(), _sent(options.count_bytes)
+    before, sent = operation_counts(world), _sent(options.count_bytes)
     times, began_cpu = [], time.process_time()
     for _ in range(options.steps):
         began = time.perf_counter()
         variant.step(following())
         times.append(time.perf_counter() - began)
     cpu = time.process_time() - began_cpu
-    ran = {name: count - before.get(name, 0) for name, count in world.enqueued().items()}
+    ran = {name: count - before.get(name, 0) for name, count in operation_counts(world).items()}
     world.barrier("bench.block")  # a rank may be done while its neighbour still sends
     return {
         "step_ms": float(np.median(times)) * 1e3,

@@ -1,7 +1,7 @@
 """The cache suite: a table of which some rows are on a device, beside the same without a cache, and looking ahead.
 
 What travels between host and device is counted. Where there is no device with a link of its own, a slow one stands in
-(`tf_sparse_ps.cache.link.SlowLink`): how much of its time looking ahead hides is what is measured then.
+(`benchmarks/slow_link.py`): how much of its time looking ahead hides is what is measured then.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from benchmarks import harness, rules, steps
-from tf_sparse_ps import _ops
-from tf_sparse_ps.cache import device_store, link
+from benchmarks import harness, rules, spans, steps
+from benchmarks.slow_link import SlowLink
+from tf_sparse_ps.cache import device_store
 
 _SUITE = "cache"
 
@@ -83,13 +83,13 @@ def record(steps: int, *, quick: bool) -> tuple[list[tuple[str, int, int]], floa
     with _slow_link(sizes, batches, gradient) as (rate, _):
         one = _Variant(sizes, tsps.DeviceCache(rows=sizes.rows // 10), 1, batches, gradient)
         one.count(sizes.warmup)
-        _ops.start_timeline()
+        spans.start()
         made = []
         for _ in range(steps):
             begun = time.monotonic_ns()
             one.step()
             made.append(("step", begun, time.monotonic_ns()))
-        return [*_ops.stop_timeline(), *made], rate
+        return [*spans.stop(), *made], rate
 
 
 def _bytes(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
@@ -194,7 +194,7 @@ def _slow_link(sizes: _Sizes, batches: Any, gradient: Any) -> Iterator[tuple[flo
     counted, seconds = _timed(_Variant(sizes, tsps.DeviceCache(rows=sizes.rows // 10), 0, batches, gradient), sizes)
     rate = (counted["bytes_down"] + counted["bytes_up"]) / seconds
     before = device_store.link
-    device_store.link = link.SlowLink(rate)
+    device_store.link = SlowLink(rate)
     try:
         yield rate, seconds
     finally:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
+from benchmarks import spans
 from benchmarks.harness import Cycle, zipf_ids
 from tf_sparse_ps import _ops
 
@@ -59,9 +60,9 @@ def main() -> None:
     document: dict[str, Any] = {"step_ms": figures}
     if options.record:
         ranks.barrier("bench.record")
-        _ops.start_timeline()
+        spans.start()
         _block(ways[options.record], batches, 5, None)
-        document["spans"] = ranks.allgather_object(_ops.stop_timeline(), "bench.spans")
+        document["spans"] = ranks.allgather_object(spans.stop(), "bench.spans")
         ways[options.record].drain()
     if ranks.rank == 0:
         options.out.write_text(json.dumps(document))

@@ -40,7 +40,7 @@ class _Store:
 
     def apply(self, keys: tf.Tensor, grads: tf.Tensor) -> None:
         step = self.step.assign_add(1)
-        _ops.apply(step, [self.path], [self.uuid], [keys], [grads], [self.hyper])
+        _ops.lib.tsps_apply(step, [self.path], [self.uuid], [keys], [grads], [self.hyper], _ops.NOBODY)
 
     def dense_apply(self, keys: tf.Tensor, grads: tf.Tensor) -> None:
         tf.raw_ops.ResourceSparseApplyAdagradV2(

@@ -138,14 +138,14 @@ def _fill(rows: int, ids: int, work: _Work) -> Iterator[np.ndarray]:
 def _spans(steps: int, step: Callable[[], Any]) -> list[list[tuple[str, int, int]]]:
     """What every rank did in some steps: name, beginning and end, in nanoseconds of the machine's clock."""
     import tf_sparse_ps as tsps
-    from tf_sparse_ps import _ops
+    from benchmarks import spans
 
     ranks = tsps.collectives.current()
     ranks.barrier("bench.timeline")
-    _ops.start_timeline()
+    spans.start()
     for _ in range(steps):
         step()
-    return ranks.allgather_object(_ops.stop_timeline(), "bench.spans")
+    return ranks.allgather_object(spans.stop(), "bench.spans")
 
 
 def _passed(interface: str, work: _Work, action: Callable[[], Any]) -> dict[str, Any]:

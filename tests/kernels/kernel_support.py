@@ -18,6 +18,18 @@ from tf_sparse_ps import _ops
 GROUP_UUID = "c" * 32
 
 
+def apply_step(
+    step: tf.Tensor | int,
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    hyper: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """Applies one step to T tables of one group, publishes it, and returns it. Arguments as in `_ops.make_step`."""
+    return _ops.lib.tsps_apply(step, paths, uuids, keys, grads, hyper, _ops.NOBODY)
+
+
 @dataclasses.dataclass
 class Table:
     """A table and a dense copy of its first rows."""
@@ -83,7 +95,7 @@ class Group:
         """One SGD step on table 0."""
         table = self.tables[0]
         grads = tf.fill([len(keys), table.dim], grad)
-        return _ops.apply(step, [table.path], [table.uuid], [tf.constant(keys, tf.int64)], [grads], [[rate]])
+        return apply_step(step, [table.path], [table.uuid], [tf.constant(keys, tf.int64)], [grads], [[rate]])
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from kernel_support import Group, child, run_child
+from kernel_support import Group, apply_step, child, run_child
 
 from tf_sparse_ps import _ops
 from tf_sparse_ps._ops import library
@@ -33,7 +33,7 @@ def test_assign_sets_slots(group):
     table = group.table(2, optimizer="adagrad")
     key = tf.constant([1], i64)
     _ops.assign(table.path, table.uuid, key, tf.zeros([1, 2]), [tf.constant([[4.0, 9.0]])])
-    _ops.apply(1, [table.path], [table.uuid], [key], [tf.ones([1, 2])], [[1.0, 0.0]])
+    apply_step(1, [table.path], [table.uuid], [key], [tf.ones([1, 2])], [[1.0, 0.0]])
     np.testing.assert_allclose(table.rows([1]), [[-1 / np.sqrt(5), -1 / np.sqrt(10)]], rtol=1e-6)
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"has 1 slots \(optimizer adagrad\). Received: 2"):
         _ops.assign(table.path, table.uuid, key, tf.zeros([1, 2]), [tf.zeros([1, 2])] * 2)
@@ -45,7 +45,7 @@ def test_assign_sets_a_slot_of_one_float(group):
     table = group.table(2, optimizer="rowwise_adagrad")
     keys = tf.constant([1, 2], i64)
     _ops.assign(table.path, table.uuid, keys, tf.zeros([2, 2]), [tf.constant([[4.0], [9.0]])])
-    _ops.apply(1, [table.path], [table.uuid], [keys], [tf.constant([[1.0, 3.0], [4.0, 4.0]])], [[1.0, 1.0]])
+    apply_step(1, [table.path], [table.uuid], [keys], [tf.constant([[1.0, 3.0], [4.0, 4.0]])], [[1.0, 1.0]])
     np.testing.assert_allclose(table.rows([1, 2]), [[-1 / 4, -3 / 4], [-4 / 6, -4 / 6]], rtol=1e-6)
     for wrong in (tf.zeros([2, 2]), tf.zeros([1, 1]), tf.zeros([2])):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"slots for table .*/t0 must have shape \[2,1\]"):
@@ -119,7 +119,7 @@ def test_changes_are_marked(group):
 def test_paths_are_compared_without_their_spelling(group, monkeypatch, folder):
     table = group.table(2, optimizer="sgd")
     monkeypatch.chdir(folder)
-    _ops.apply(1, ["./g//t0/"], [table.uuid], [[1]], [tf.ones([1, 2])], [[1.0]])
+    apply_step(1, ["./g//t0/"], [table.uuid], [[1]], [tf.ones([1, 2])], [[1.0]])
     assert _ops.wait_step("g/", 1, 1.0) == 1
 
 
@@ -217,7 +217,7 @@ def test_a_removed_table_is_gone_for_functions_that_have_found_it(group):
         lambda: look(ids, going.path, going.uuid),
         lambda: _ops.remove_table(going.path, going.uuid),
         lambda: _ops.assign(going.path, going.uuid, ids, tf.zeros([1, 3])),
-        lambda: _ops.apply(2, [going.path], [going.uuid], [ids], [tf.ones([1, 3])], [[1.0]]),
+        lambda: apply_step(2, [going.path], [going.uuid], [ids], [tf.ones([1, 3])], [[1.0]]),
     ):
         with pytest.raises(tf.errors.NotFoundError, match="no table 't1'"):
             use()

@@ -7,7 +7,7 @@ import concurrent.futures
 import numpy as np
 import pytest
 import tensorflow as tf
-from kernel_support import run_child
+from kernel_support import apply_step, run_child
 
 from tf_sparse_ps import _ops, _table
 
@@ -57,7 +57,7 @@ def test_merge_refuses_what_does_not_fit():
 def test_a_step_over_two_tables_is_one_step(group, mode):
     first, second = group.table(3, rows=4, optimizer="sgd"), group.table(2, optimizer="adagrad")
     before = first.rows([1, 2, 3]), second.rows([-9, 7])
-    body = mode(lambda step, *x: _ops.apply(step, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
+    body = mode(lambda step, *x: apply_step(step, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
     keys = tf.constant([3, 1], i64), tf.constant([-9], i64)
     grads = tf.constant([[1.0, 2, 3], [4, 5, 6]]), tf.constant([[3.0, -4]])
     assert body(tf.constant(1, i64), *keys, *grads, tf.constant([0.5]), tf.constant([0.5, 0.0])) == 1
@@ -91,13 +91,13 @@ def test_refused_steps_change_nothing(group):
     table = group.table(2, rows=3, optimizer="sgd", key_limit=3)
     before = table.rows([0, 1, 2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="gradient of key 2 is not finite"):
-        _ops.apply(1, [table.path], [table.uuid], [[0, 2]], [[[1.0, 1], [1, np.nan]]], [[1.0]])
+        apply_step(1, [table.path], [table.uuid], [[0, 2]], [[[1.0, 1], [1, np.nan]]], [[1.0]])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 3 .*not in \[0, 3\)"):
         group.apply(1, [3])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"/t0 must have shape \[1,2\]. Received: \[1,3\]"):
-        _ops.apply(1, [table.path], [table.uuid], [[0]], [[[1.0, 1, 1]]], [[1.0]])
+        apply_step(1, [table.path], [table.uuid], [[0]], [[[1.0, 1, 1]]], [[1.0]])
     with pytest.raises(tf.errors.InvalidArgumentError):
-        _ops.apply(1, [table.path], [table.uuid], [[0]], [[[1.0, 1]]], [[1.0, 2.0]])
+        apply_step(1, [table.path], [table.uuid], [[0]], [[[1.0, 1]]], [[1.0, 2.0]])
     np.testing.assert_array_equal(table.rows([0, 1, 2]), before)
     assert _ops.group_info(group.path).step == 0
 
@@ -117,7 +117,7 @@ from tf_sparse_ps import _ops, _table
 path, uuid = {table.path.numpy().decode()!r}, {table.uuid.numpy().decode()!r}
 print(_ops.lookup([tf.constant([1], tf.int64)], [path], [uuid], [tf.zeros([0, 2])], [0]).rows[0].numpy().tolist())
 for attempt in (
-    lambda: _ops.apply(1, [path], [uuid], [[1]], [[[1.0, 1]]], [[1.0]]),
+    lambda: _ops.lib.tsps_apply(1, [path], [uuid], [[1]], [[[1.0, 1]]], [[1.0]], _ops.NOBODY),
     lambda: _ops.assign(path, uuid, [1], [[1.0, 1]]),
     lambda: _ops.erase(path, uuid, [1]),
     lambda: _ops.set_step({group.path!r}, 4),
@@ -143,7 +143,7 @@ def test_a_repeated_key_is_refused_by_table_and_key(group, mode):
     first = group.table(2, rows=3, optimizer="sgd")
     group.table(2, optimizer="adagrad")
     before = first.rows([0, 1, 2, 7])
-    body = mode(lambda *x: _ops.apply(1, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
+    body = mode(lambda *x: apply_step(1, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
 
     def apply(*keys):
         grads = [tf.ones([len(one), 2]) for one in keys]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from kernel_support import run_child
+from kernel_support import apply_step, run_child
 
 from tf_sparse_ps import _ops
 
@@ -84,7 +84,7 @@ def test_shapes_of_the_other_ops(group):
     def body(keys, grads, counts):
         merged = _ops.merge([keys], [grads], [counts], 2, "sum")
         assert shapes(merged.keys + merged.grads + merged.counts) == [[None], [None, 4], [None]]
-        applied = _ops.apply(1, group.paths, group.uuids, merged.keys, merged.grads, [[1.0]])
+        applied = apply_step(1, group.paths, group.uuids, merged.keys, merged.grads, [[1.0]])
         info = _ops.group_info(group.path)
         assert shapes([applied, _ops.wait_step(group.path, 1, 1.0), *info]) == [[], [], [], [], [8]]
         assert shapes([_ops.erase(*group.paths, *group.uuids, keys), _ops.open_writer(group.path)]) == [[], []]
@@ -105,7 +105,7 @@ def test_graph_optimizers_leave_reads_and_writes_alone(group):
 
         first = row()
         for step in (1, 2, 3):  # results unused
-            _ops.apply(step, [table.path], [table.uuid], [tf.constant(ids, i64)], [tf.ones([1, 2])], [[1.0]])
+            apply_step(step, [table.path], [table.uuid], [tf.constant(ids, i64)], [tf.ones([1, 2])], [[1.0]])
         second = row()
         _ops.set_step(group.path, 10)
         return first, second

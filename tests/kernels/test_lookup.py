@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from kernel_support import apply_step
 
 from tf_sparse_ps import _ops
 
@@ -150,7 +151,7 @@ def test_a_lookup_sees_one_step_while_another_thread_trains(group):
         grads = [tf.ones([3000, 8]), tf.ones([3000, 4])]
         while not stop.is_set():
             steps += 1
-            _ops.apply(steps, group.paths, group.uuids, [keys] * 2, grads, [[1.0]] * 2)
+            apply_step(steps, group.paths, group.uuids, [keys] * 2, grads, [[1.0]] * 2)
 
     look = tf.function(lambda: group.lookup([keys, keys], [0, 1]).rows)
     thread = threading.Thread(target=train)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import spans
 from tf_sparse_ps import _ops
 
 i64 = tf.int64
@@ -201,16 +202,16 @@ def test_the_timeline_has_collectives_and_work_while_it_is_recorded(group):
 
     before = _ops.ring_info(group.path).numpy()[-2]
     step(tf.ones([2]))
-    _ops.start_timeline()
+    spans.start()
     np.testing.assert_array_equal(step(tf.constant([1.0, 3.0])), [2.0, 6.0])
     group.lookup([tf.constant([1], i64)], [0])
-    spans = _ops.stop_timeline()
-    assert [name for name, _, _ in spans] == ["tsps.0.nodes", "lookup"]
-    assert all(begin <= end for _, begin, end in spans)
-    assert spans[0][2] <= spans[1][1]
-    assert _ops.ring_info(group.path).numpy()[-2] >= before + spans[0][2] - spans[0][1]
+    recorded = spans.stop()
+    assert [name for name, _, _ in recorded] == ["tsps.0.nodes", "lookup"]
+    assert all(begin <= end for _, begin, end in recorded)
+    assert recorded[0][2] <= recorded[1][1]
+    assert _ops.ring_info(group.path).numpy()[-2] >= before + recorded[0][2] - recorded[0][1]
     step(tf.ones([2]))
-    assert _ops.stop_timeline() == []
+    assert spans.stop() == []
 
 
 def test_a_mark_of_a_constant_is_made_at_every_run(group):
@@ -222,10 +223,10 @@ def test_a_mark_of_a_constant_is_made_at_every_run(group):
         return _ops.mark(begun, "of a constant", "end", count)
 
     step()
-    _ops.start_timeline()
+    spans.start()
     for _ in range(3):
         step()
-    assert len(_ops.stop_timeline()) == 3
+    assert len(spans.stop()) == 3
 
 
 def test_a_mark_passes_gradients_on():

@@ -97,7 +97,7 @@ def run_waits_and_then_apply(make_wait, n_waits, first_step, last_step):
         feed = tf.compat.v1.placeholder(tf.int64, [])
         begun = tf.compat.v1.py_func(lambda: (started.set(), True)[1], [], tf.bool)
         waits = [make_wait(feed) for _ in range(n_waits)]
-        applied = _ops.apply(feed, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]])
+        applied = _ops.lib.tsps_apply(feed, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]], _ops.NOBODY)
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
     reached = []
     with tf.compat.v1.Session(graph=graph, config=config) as session:
@@ -149,7 +149,7 @@ def test_one_inter_op_thread_and_another_rank(folder):
         + """
 print("ready", flush=True)
 for step in range(1, 51):
-    _ops.apply(step, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]])
+    _ops.lib.tsps_apply(step, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]], _ops.NOBODY)
 print("done", flush=True)
 time.sleep(600)
 """
@@ -179,7 +179,7 @@ def test_the_death_of_the_leader_is_an_error_that_names_it(folder):
     leader = (
         f"PATH = {folder + '/g'!r}\n{ONE_THREAD}"
         + """
-_ops.apply(1, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]])
+_ops.lib.tsps_apply(1, [path + "/t"], [uuid], [[1]], [[[1.0, 1.0]]], [[1.0]], _ops.NOBODY)
 print("ready", flush=True)
 time.sleep(600)
 """

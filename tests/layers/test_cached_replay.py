@@ -91,13 +91,14 @@ def replay(
         _, rows, slots = binding.reader().entries(one.keys[held])
         new = device_rule(tf.constant(one.hyper), tf.constant(one.gradients[held]), [rows, *map(tf.constant, slots)])
         new[0] = tf.cast(row_rounding.to(binding.config.dtype, new[0], None), tf.float32)
-        _ops.apply(
+        _ops.lib.tsps_apply(
             tf.constant(int(_ops.group_info(group).step) + 1, tf.int64),
             [binding.path_tensor],
             [binding.uuid],
             [tf.constant(one.keys[left])],
             [tf.constant(one.gradients[left])],
             [tf.constant(one.hyper)],
+            _ops.NOBODY,
         )
         if len(held):
             binding.assign(one.keys[held], new[0].numpy(), tuple(slot.numpy() for slot in new[1:]))

@@ -23,6 +23,7 @@ import this_rank
 from bucket_sizes import GATE, HALVES, NO_SAMPLES, PROFILE, SIZES, STEPS
 
 import tf_sparse_ps as tsps
+from benchmarks.operation_counts import operation_counts
 from tf_sparse_ps import _ops
 from tf_sparse_ps.schedules import bucket_cost
 
@@ -88,7 +89,7 @@ class UntilSent:
         self.opened += sent
 
     def _sent(self) -> int:
-        return sum(n for label, n in tsps.collectives.current().enqueued().items() if self._bucket in label)
+        return sum(n for label, n in operation_counts(tsps.collectives.current()).items() if self._bucket in label)
 
 
 def first_weights() -> list[tf.Variable]:
@@ -120,7 +121,7 @@ def train(
     say_ready_times(seconds)
     weights, world = first_weights(), tsps.collectives.current()
     ours = tsps.DistributedOptimizer(optimizer, schedule=schedule)
-    before = world.enqueued()
+    before = operation_counts(world)
 
     def step(inputs: tf.Tensor, targets: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
@@ -150,7 +151,7 @@ def train(
 def note(name: str, weights: list[Any], ours: Any, before: dict[str, int]) -> None:
     ran = {
         label.split(".", 2)[2]: count - before.get(label, 0)
-        for label, count in tsps.collectives.current().enqueued().items()
+        for label, count in operation_counts(tsps.collectives.current()).items()
         if count > before.get(label, 0) and label.startswith("tsps.") and label.count(".") > 1
     }
     plan = ours.schedule_report().get("plan")
@@ -174,7 +175,7 @@ def fit(name: str, schedule: tsps.schedules.Schedule) -> None:
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1), schedule=schedule)
     model.compile(optimizer, "mse", steps_per_execution=2)
     inputs = np.random.default_rng(this_rank.rank()).integers(0, 50, (7 * 8, 3))
-    before = tsps.collectives.current().enqueued()
+    before = operation_counts(tsps.collectives.current())
     callbacks = [tsps.callbacks.BroadcastVariables()]
     model.fit(inputs, inputs.sum(1) % 7, batch_size=8, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
     note(name, [*model.trainable_variables[1:], model.layers[1](tf.range(50))], optimizer, before)

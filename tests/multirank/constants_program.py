@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 import this_rank
 
+from benchmarks.operation_counts import operation_counts
 from tf_sparse_ps import collectives
 
 CALLS = 3
@@ -51,7 +52,7 @@ def main() -> None:
             for call in range(CALLS):
                 outputs = step(tf.constant([1.0, 2.0]))
                 results[f"{name}.{call}"] = [np.asarray(one).tolist() for one in outputs]
-    counts = {name: count for name, count in world.enqueued().items() if name.split(".")[0] in operations}
+    counts = {name: count for name, count in operation_counts(world).items() if name.split(".")[0] in operations}
     (Path(sys.argv[1]) / f"{this_rank.rank()}.json").write_text(json.dumps({"results": results, "counts": counts}))
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 import this_rank
 
 import tf_sparse_ps as tsps
+from benchmarks.operation_counts import operation_counts
 from tf_sparse_ps import callbacks
 
 keras = tf.keras
@@ -126,7 +127,7 @@ def collectives_work() -> dict[str, Any]:
         return result
 
     last = steps()
-    before = {name: count for name, count in world.enqueued().items() if name.startswith("t.")}
+    before = {name: count for name, count in operation_counts(world).items() if name.startswith("t.")}
     rows, counts = world.alltoall(tf.range(world.size * 2) + 100 * rank, tf.fill([world.size], 2), "t.alltoall")
     ragged = world.allgather([tf.fill([rank], rank), tf.fill([rank, 1], float(rank)), tf.zeros([0, 3])], "t.ragged")
     means = world.allreduce([tf.constant([float(rank)]), tf.constant([1.0, rank], tf.float64)], "t.means")

@@ -36,7 +36,6 @@ from tf_sparse_ps._ops.caches import (
     cache_stage,
     cache_step,
     cache_take,
-    slow_copy,
 )
 from tf_sparse_ps._ops.dense import mean_split, weighted_concat
 from tf_sparse_ps._ops.exchange import (
@@ -59,8 +58,6 @@ from tf_sparse_ps._ops.exchange import (
     ring_put,
     ring_rounds,
     ring_take,
-    start_timeline,
-    stop_timeline,
     unpack_merge,
 )
 from tf_sparse_ps._ops.groups import (
@@ -71,7 +68,6 @@ from tf_sparse_ps._ops.groups import (
     DiskCounters,
     GroupInfo,
     announce,
-    apply,
     assign,
     bind_optimizer,
     check_step,
@@ -147,7 +143,6 @@ __all__ = [
     "Unique",
     "allow_objections",
     "announce",
-    "apply",
     "assign",
     "bind_optimizer",
     "cache_clear",
@@ -224,10 +219,7 @@ __all__ = [
     "set_run",
     "set_step",
     "set_threads",
-    "slow_copy",
-    "start_timeline",
     "statement",
-    "stop_timeline",
     "take_index_seed",
     "unique",
     "unpack_merge",

@@ -107,17 +107,6 @@ def cache_close(cache: tf.Tensor) -> None:
     lib.tsps_cache_close(cache)
 
 
-def slow_copy(rows: tf.Tensor, bytes_per_second: float, direction: str) -> tf.Tensor:
-    """A copy of float32 rows, which takes as long as it would by a link of that rate. For measurements.
-
-    Args:
-        rows: any shape.
-        bytes_per_second: of each direction.
-        direction: "down" or "up". Copies of one direction are one after another.
-    """
-    return lib.tsps_slow_copy(rows, bytes_per_second, direction)
-
-
 class Plan(NamedTuple):
     """What `cache_plan` returns."""
 

@@ -164,23 +164,14 @@ def ready_times(profile: str) -> list[tuple[int, int]]:
     return [(gradient, when) for gradient, when in found]
 
 
-def start_timeline() -> None:
-    """From now on this process records what its kernels and collectives do, up to 65,536 spans. Eager only."""
-    lib.tsps_timeline(action="start")
-
-
-def stop_timeline() -> list[tuple[str, int, int]]:
-    """What has been recorded: names, beginnings and ends, in nanoseconds of the monotonic clock. Eager only."""
-    return _spans("stop")
-
-
 def in_flight() -> list[tuple[str, int, int]]:
-    """Collectives of this process that have begun and not ended, likewise; their end is now. Eager only."""
-    return _spans("in_flight")
+    """The collectives of this process that have begun and not ended. Eager only.
 
-
-def _spans(action: str) -> list[tuple[str, int, int]]:
-    return [(name, begin, end) for name, begin, end in json.loads(bytes(lib.tsps_timeline(action=action).numpy()))]
+    Returns:
+        Their names, and their beginning and the present in nanoseconds of the monotonic clock.
+    """
+    spans = json.loads(bytes(lib.tsps_timeline(action="in_flight").numpy()))
+    return [(name, begin, now) for name, begin, now in spans]
 
 
 def node_merge(
@@ -245,7 +236,7 @@ def node_apply(
         step: int64, the committed step + 1.
         paths: T scalar strings.
         uuids: T scalar strings.
-        hyper, optimizer: as in `apply`.
+        hyper, optimizer: as in `make_step`.
         digest: as in `make_step`.
 
     Returns:

@@ -16,36 +16,6 @@ NOBODY = (0, 0)  # of the `optimizer` of a step: any table may be trained
 RANKS_DIFFER = b"\4the ranks of this job differ in something that must be equal on all of them\0"
 
 
-def apply(
-    step: tf.Tensor | int,
-    paths: Sequence[tf.Tensor],
-    uuids: Sequence[tf.Tensor],
-    keys: Sequence[tf.Tensor],
-    grads: Sequence[tf.Tensor],
-    hyper: Sequence[tf.Tensor],
-    optimizer: tf.Tensor | tuple[int, int] = NOBODY,
-) -> tf.Tensor:
-    """Applies one optimizer step to T tables of one group and publishes it. Returns the step. Writer only.
-
-    Args:
-        step: int64, the committed step + 1.
-        paths: T scalar strings.
-        uuids: T scalar strings.
-        keys: T of int64[u_t], unique within a table (`merge` sees to it).
-        grads: T of float32[u_t, dim].
-        hyper: T of float32: the hyperparameters of each table's optimizer, in the order of
-            cc/core/table/row_optimizer.h.
-        optimizer: int64[2]: who makes the step, and how many it has made with this one (`OptimizerIdentity`).
-
-    Raises:
-        FailedPreconditionError: this process is not the writer; no optimizer is bound; a table's slots are another
-            optimizer's; step is not the next one.
-        InvalidArgumentError: a gradient that is not finite or a key that repeats, naming table and key; a wrong shape.
-        ResourceExhaustedError: no room for new rows; the step is not applied.
-    """
-    return lib.tsps_apply(step, paths, uuids, keys, grads, hyper, optimizer)
-
-
 def make_step(
     path: str,
     step: tf.Tensor,
@@ -67,13 +37,22 @@ def make_step(
 
     Args:
         path: of the group.
-        step, paths, uuids, keys, grads, hyper, optimizer: as in `apply`.
+        step: int64, the committed step + 1.
         timeout_s: how long ranks wait for the leader.
+        paths: T scalar strings, of the tables.
+        uuids: T scalar strings.
+        keys: T of int64[u_t], unique within a table (`merge` sees to it).
+        grads: T of float32[u_t, dim].
+        hyper: T of float32: the hyperparameters of each table's optimizer, in the order of
+            cc/core/table/row_optimizer.h.
+        optimizer: int64[2]: who makes the step, and how many it has made with this one (`OptimizerIdentity`).
         digest: int64, of `facts`: where ranks have different ones the step is refused (FailedPrecondition).
         operation: a name for messages, of at most 127 characters.
 
     Returns:
-        uint8[n], the verdict, the same on all ranks, for `check_step`: whatever `apply` would raise is in it.
+        uint8[n], the verdict, the same on all ranks, for `check_step`, which raises what the leader refuses the step
+        for: no optimizer is bound; a table's slots are another optimizer's; the step is not the next one; a gradient
+        that is not finite or a key that repeats, naming table and key; a wrong shape; no room for new rows.
 
     Raises:
         UnavailableError, DeadlineExceededError, AbortedError: as `node_merge`, about the leader.
@@ -98,7 +77,7 @@ def prepare_step(
 
     Args:
         path: of the group.
-        step, paths, uuids, keys, grads, hyper, optimizer: as in `apply`.
+        step, paths, uuids, keys, grads, hyper, optimizer: as in `make_step`.
         voters: groups that make the step together or not at all. Of several the step is written, too, and the group
             sealed: if the job ends before `decide_step`, the next one must ask the others what became of it.
 
@@ -127,7 +106,7 @@ def check_step(step: tf.Tensor, verdict: tf.Tensor) -> tf.Tensor:
     """Returns `step`, int64, if it is made.
 
     Raises:
-        OpError: it was refused; of the type and with the text that `apply` has on the node that refused it.
+        OpError: it was refused; of the type and with the text of the leader that refused it.
     """
     return lib.tsps_check_step(step, verdict)
 

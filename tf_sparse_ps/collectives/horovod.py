@@ -151,10 +151,6 @@ class HorovodCollectives(ProcessCollectives):
             ) from error
         return HorovodCollectives(process_set) if self.rank in ranks else None
 
-    def enqueued(self) -> dict[str, int]:
-        """How often each operation has run in this process, by name."""
-        return {name: int(counter.numpy()) for name, counter in self._counters.items()}
-
     # --- inner workings ---
 
     def _by_type(

@@ -201,14 +201,6 @@ class RuntimeCollectives(ProcessCollectives):
         group = ALL_RANKS + 1 + int.from_bytes(hashlib.sha256(repr(ranks).encode()).digest()[:3], "big")
         return type(self)(self._device, ranks.index(self.rank), len(ranks), group, self._keys)
 
-    def enqueued(self) -> dict[str, int]:
-        """How often each operation of the runtime has run in this process, by name."""
-        found: dict[str, int] = {}
-        for label, token in self._tokens.items():
-            name = label.partition("[")[0]
-            found[name] = found.get(name, 0) + int(token.numpy())
-        return found
-
     # --- inner workings ---
 
     def _sums(self, tensors: list[tf.Tensor], label: str) -> list[tf.Tensor]:

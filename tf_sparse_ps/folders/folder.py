@@ -150,14 +150,6 @@ class Folder:
         """
         return _open_file(name, os.path.join(self.path, name), flags, mode, self.descriptor, error)
 
-    def sync(self) -> None:
-        """Brings the list of names to the disk. Some file systems cannot do this for folders; they need no sync."""
-        try:
-            os.fsync(self.descriptor)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-
     # --- removal ---
 
     def rename(self, name: str, new_name: str) -> None:
