@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "flat": (lambda: tsps.DistributedOptimizer("sgd", topology="flat"), "topology='flat': a gradient goes to"),
     "delayed": (
         lambda: tsps.DistributedOptimizer("sgd", schedule=tsps.schedules.DelayedGlobal(staleness=1)),
-        "DelayedGlobal.*look-ups of such tables need all ranks at one step",
+        "DelayedGlobal.*lookups of such tables need all ranks at one step",
     ),
     "server": (
         lambda: tsps.DistributedOptimizer("sgd", schedule=tsps.schedules.TimedBuckets(server=True)),

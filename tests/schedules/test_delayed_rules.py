@@ -88,7 +88,7 @@ def test_a_local_step_is_keras_step_of_that_gradient(kind: str) -> None:
     variables, optimizer = first_weights(), OPTIMIZERS[kind]()
     optimizer.apply_gradients(zip(pieces(own), variables, strict=True))
     np.testing.assert_allclose(flat(rule.variables), flat(variables), atol=1e-6)
-    if rule.has_share:
+    if rule.keeps_steps:
         np.testing.assert_allclose(before - flat(rule.variables), flat(share), atol=1e-6)
 
 

@@ -1,1 +1,1 @@
-"""Rows of tables on a device: the variables that hold them, what moves them, and the row optimizers' rules there."""
+"""Rows of tables on devices: variables that hold them, code that moves them, and the row optimizers' rules there."""

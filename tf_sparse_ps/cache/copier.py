@@ -1,7 +1,7 @@
 """The thread that copies rows of coming batches to a device, while the batches before them train.
 
-It decides nothing: `cc/core/cache/staging_queue.h` says which rows, and which of them still count when they are taken.
-The copies wait on the device, by number, until a look-up takes them.
+The thread decides nothing: `cc/core/cache/staging_queue.h` says which rows to copy, and which copies still count when
+they are taken. A copy waits on the device, under its number, until a lookup takes it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ _running: set[Copier] = set()
 
 
 class Copier:
-    """Of one cache; runs until the cache is removed, or the process ends."""
+    """The copying thread of one cache. It runs until the cache is removed, or the process ends."""
 
     def __init__(
         self, number: tf.Tensor, area: str, path: tf.Tensor, uuid: str, table: str, dtype: str, device: str, link: Link
     ) -> None:
-        """Starts it.
+        """Starts the thread.
 
         Args:
-          number: Of the cache.
-          area: Its name on the device (`area_of`).
-          path, uuid, table, dtype: Of its table, its name, and its rows.
-          device: Where the rows go.
-          link: By which they go there.
+          number: The number of the cache, an int64 scalar.
+          area: The name of the waiting copies on the device (`area_of`).
+          path: The path of the table, a string scalar.
+          uuid: The table's uuid.
+          table: The table's name.
+          dtype: The type of its rows, by name.
+          device: TensorFlow's name of the device.
+          link: The way to the device.
         """
         self._number, self._area, self._path, self._uuid, self._table = number, area, path, uuid, table
         self._dtype, self._device, self._link = dtype, device, link
@@ -49,8 +52,8 @@ class Copier:
         try:
             self._copy()
         except Exception:
-            # Look-ups read what is not copied.
-            logging.getLogger(__name__).exception("rows of table %s are not copied ahead any more", self._table)
+            text = "rows of table %s are no longer copied ahead: lookups read them when they need them"
+            logging.getLogger(__name__).exception(text, self._table)
             _ops.cache_close(self._number)
         finally:
             _running.discard(self)
@@ -66,40 +69,40 @@ class Copier:
             if state == _ASTRAY:
                 warnings.warn(
                     f"table {self._table!r}: most of what tsps.lookahead announced was not looked up next. Was the "
-                    "dataset made for another model, or shuffled or cached after tsps.lookahead? Rows are copied when "
-                    "they are needed",
+                    "dataset made for another model, or shuffled or cached after tsps.lookahead? Such rows are copied "
+                    "when a lookup needs them, which takes longer",
                     stacklevel=1,
                 )
             with tf.device(self._device):
-                for one in work.removed.numpy().tolist():
-                    unstage(self._area, tf.constant(one, tf.int64), self._dtype)
+                for number in work.removed.numpy().tolist():
+                    unstage(self._area, tf.constant(number, tf.int64), self._dtype)
             if copied:
                 with tf.device("/CPU:0"):
                     rows = self._link.down(tf.cast(work.rows, self._dtype))
                 stage(self._area, work.copy, rows, self._device)
 
     def end(self) -> None:
-        """Ends it, at the end of the process."""
+        """Ends the thread, at the end of the process."""
         _ops.cache_close(self._number)
         self._thread.join(_END_S)
 
 
 def area_of(number: int) -> str:
-    """The name of what a cache of this number has waiting on its device."""
+    """Returns the name under which copies of the cache with this number wait on its device."""
     return f"tsps_copies_{number}"
 
 
 def stage(area: str, copy: tf.Tensor, rows: tf.Tensor, device: str) -> None:
-    """Copies rows, [n, dim], to a device, where they wait for `unstage`."""
+    """Copies rows, [n, dim], to a device, where they wait for `unstage` under the number `copy`, an int64 scalar."""
     with tf.device(device):
         tf.raw_ops.MapStage(key=copy, indices=[0], values=[rows], dtypes=[rows.dtype], shared_name=area)
 
 
 def unstage(area: str, copy: tf.Tensor, dtype: str) -> tf.Tensor:
-    """Takes the rows of a copy, which is there, on the device that the caller is at. It would wait for another one."""
+    """Returns the rows of a waiting copy, [n, dim], on the current device. Blocks if there is no such copy."""
     return tf.raw_ops.MapUnstage(key=copy, indices=[0], dtypes=[tf.as_dtype(dtype)], shared_name=area)[0]
 
 
 def _end() -> None:
-    for one in list(_running):
-        one.end()
+    for copier in list(_running):
+        copier.end()

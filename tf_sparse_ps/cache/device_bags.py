@@ -1,4 +1,4 @@
-"""Bags of rows combined on a device, as the host combines them (`cc/core/gradients/bags.h`)."""
+"""Combines bags of rows on a device as the host does (`cc/core/gradients/bags.h`)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import tensorflow as tf
 
 
 def combine(rows: tf.Tensor, splits: tf.Tensor, weights: tf.Tensor, combiner: str, device: str) -> tf.Tensor:
-    """One vector for each bag. Gradients reach rows and weights.
+    """Combines the rows of each bag into one vector. Gradients reach rows and weights.
 
     Args:
-      rows: float32[n, dim], of the items of all bags.
+      rows: float32[n, dim], the rows of all bags' items.
       splits: int64[bags + 1]; bag b is items [splits[b], splits[b + 1]).
       weights: float32[n], or float32[0]: every weight is 1.
-      combiner: "sum": sum(w x); "mean": sum(w x) / sum(w); "sqrtn": sum(w x) / sqrt(sum(w^2)). A bag that is empty, or
-        whose divisor is 0, gives zeros.
-      device: TensorFlow's name.
+      combiner: "sum": sum(w x); "mean": sum(w x) / sum(w); "sqrtn": sum(w x) / sqrt(sum(w^2)). An empty bag, and one
+        whose divisor is 0, give zeros.
+      device: TensorFlow's name of the device.
 
     Returns:
       float32[bags, dim].
 
     Raises:
-      InvalidArgumentError (TensorFlow's): Splits that decrease or do not end at n; another number of weights.
+      tf.errors.InvalidArgumentError: The splits decrease or do not end at n, or there are not n weights.
     """
     weighted = not (weights.shape.rank == 1 and weights.shape[0] == 0)
     with tf.device("/CPU:0"):

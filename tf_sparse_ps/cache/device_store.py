@@ -1,8 +1,8 @@
-"""`DeviceStore`: the rows of one table that are on one device. docs/device-cache.md has the method.
+"""`DeviceStore`: the rows of one table that are on one device. docs/device-cache.md describes the method.
 
-The host decides which (`cc/core/cache/slot_directory.h`); here are the variables, one for the embedding and one for
-each slot of the optimizer, and what moves rows into and out of them. Those that move are read and written in place, at
-positions: a variable is never read whole.
+The host decides which rows these are (`cc/core/cache/slot_directory.h`). This module has the variables, one for the
+embedding and one for each slot of the optimizer, and moves rows into and out of them. It reads and writes rows in
+place, by their positions, and never reads a whole variable.
 """
 
 from __future__ import annotations
@@ -30,33 +30,39 @@ if TYPE_CHECKING:
     from tf_sparse_ps.optimizers import RowOptimizer
 
 _HOST = "/CPU:0"
-_FLUSHES = 8  # how often a flush begins again, for rows that another thread has trained meanwhile
-# Of this process's caches. Tests and measurements put a slow one here.
+_FLUSHES = 8  # how often a flush is repeated for rows that another thread has trained meanwhile
+# The link of caches that this process makes. Measurements put a slow one here.
 link = Link()
-# Numbers of caches whose stores are gone, and their processes. Garbage is collected in any thread and between any two
-# instructions, in graphs too, so all that is done there is to append; the next cache that is made removes them.
+# Numbers of caches whose stores are garbage, and their processes. Garbage is collected in any thread and between any
+# two instructions, also while a graph is traced, so a finalizer only appends; the next new cache removes these.
 _gone: collections.deque[tuple[int, int]] = collections.deque()
 
 
 def resolve_device(name: str | None) -> str:
-    """The full name of a device of this process. None: its first GPU, or the CPU.
+    """Returns the full name of a device of this process.
+
+    Args:
+      name: TensorFlow's name, full or short ("GPU:0"). None: the first GPU, or the CPU if there is none.
 
     Raises:
-      ValueError: There is none of this name.
+      ValueError: There is no device of this name.
     """
     with tf.init_scope():
-        found = [one.name for one in tf.config.list_logical_devices()]
+        devices = [device.name for device in tf.config.list_logical_devices()]
     if name is None:
-        return next((one for one in found if ":GPU:" in one), "/device:CPU:0")
-    wanted = name.rsplit("/", 1)[-1].removeprefix("device:").upper()
-    for one in found:
-        if one.rsplit("/", 1)[-1].removeprefix("device:").upper() == wanted:
-            return one
-    raise ValueError(f"DeviceCache(device={name!r}): there is no such device. TensorFlow has: {', '.join(found)}")
+        return next((device for device in devices if ":GPU:" in device), "/device:CPU:0")
+    for device in devices:
+        if _short(device) == _short(name):
+            return device
+    raise ValueError(f"DeviceCache(device={name!r}): there is no such device. TensorFlow has: {', '.join(devices)}")
+
+
+def _short(device: str) -> str:
+    return device.rsplit("/", 1)[-1].removeprefix("device:").upper()
 
 
 def refuse_determinism(device: str, table: str) -> None:
-    """Raises UnsupportedError if ops on a device are to be deterministic, and would copy what they write to."""
+    """Raises UnsupportedError if ops on a device must be deterministic, and would copy the variables they write to."""
     if ":GPU:" in device and _tensorflow.is_deterministic():
         raise UnsupportedError(
             f"table {table!r}: with tf.config.experimental.enable_op_determinism() TensorFlow copies a whole variable "
@@ -66,15 +72,15 @@ def refuse_determinism(device: str, table: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StepPart:
-    """What a step does to a table with rows on a device.
+    """A step's changes to a table with rows on a device.
 
     Attributes:
-      keys: int64[u], of the step.
-      plan: Of the host.
-      gradients: float32[u, dim], of all keys of the step.
-      left_keys, left_gradients: Of rows that stay on the host.
-      victims: Rows that leave the device: float32[v, width] for each plane.
-      not_finite: int64[0 or 1]: a key whose gradient is not finite.
+      keys: int64[u], the step's keys.
+      plan: The host's plan of the rows that move.
+      gradients: float32[u, dim], the gradients of all keys.
+      left_keys, left_gradients: int64[l] and float32[l, dim], for rows that stay on the host.
+      victims: The rows that leave the device: float32[v, width] for each plane.
+      not_finite: int64[0 or 1], a key whose gradient is not finite.
     """
 
     keys: tf.Tensor
@@ -87,33 +93,33 @@ class StepPart:
 
 
 class DeviceStore:
-    """See the module. Of several devices each has the rows of its keys (`table_cache.py`).
+    """The rows of one table that are on one device. With several devices, each has the rows of its keys.
 
     Attributes:
-      options: As they were given.
-      device: Where the rows are, TensorFlow's full name.
-      number: int64 scalar, by which the ops know it.
+      options: The options of the cache.
+      device: TensorFlow's full name of the device.
+      number: The number of the cache for the ops, an int64 scalar.
     """
 
     def __init__(
         self, path: str, path_tensor: tf.Tensor, uuid: str, config: TableConfig, options: DeviceCache, device: str
     ) -> None:
-        """Makes it, with all slots free.
+        """Makes a cache whose slots are all free.
 
         Args:
-          path, path_tensor, uuid, config: Of the table (`TableBinding`).
-          options: Of the cache.
-          device: As `resolve_device` returns it.
+          path, path_tensor, uuid, config: The attributes of the table's `TableBinding`.
+          options: The options of the cache.
+          device: The device's name, from `resolve_device`.
 
         Raises:
-          UnsupportedError: TensorFlow would copy whole variables there.
+          UnsupportedError: TensorFlow would copy whole variables on this device.
         """
         refuse_determinism(device, config.name)
         self.options = options
         self.device = device
         self._path, self._path_tensor, self._uuid, self._config = path, path_tensor, uuid, config
         self._kind: str | None = None
-        self._given_up = False  # rows that are lost are being written by others
+        self._given_up = False  # while others write the rows that a failed step has lost
         with eager_ops(f"making the cache of table {path}") as _ops_, tf.device(_HOST):
             _remove_gone(_ops_)
             self.number = _ops_.cache_create(options.rows, options.policy, path)
@@ -123,8 +129,8 @@ class DeviceStore:
         self._copier: copier.Copier | None = None
         self._constraint = config.resolved_constraint()
         self._planes = [self._variable(config.dim, "rows", config.dtype)]
-        known = weakref.finalize(self, _gone.append, (int(self.number), os.getpid()))
-        known.atexit = False  # type: ignore[misc]  # the process gives up everything
+        finalizer = weakref.finalize(self, _gone.append, (int(self.number), os.getpid()))
+        finalizer.atexit = False  # type: ignore[misc]  # the end of the process frees everything
 
     def _variable(self, width: int, name: str, dtype: str = "float32") -> tf.Variable:
         with tf.init_scope(), tf.device(self.device):
@@ -134,18 +140,18 @@ class DeviceStore:
             )
 
     def bind(self, rule: RowOptimizer) -> None:
-        """Makes room for the slots of the rule that trains the table. Nothing is newer here than on the host.
+        """Makes variables for the slots of the rule that trains the table. No row may be newer here than on the host.
 
         Raises:
-          UnsupportedError: The rule has no form for devices; TensorFlow would copy whole variables there.
+          UnsupportedError: The rule has no form for devices, or TensorFlow would copy whole variables on this device.
         """
         refuse_determinism(self.device, self._config.name)
         if self._kind == rule.kind:
             return
         if rule.kind not in row_rules.RULES:
             raise UnsupportedError(
-                f"table {self._config.name!r}: rows of the rule {rule.kind!r} cannot be on a device (cache=...), only "
-                f"of {', '.join(row_rules.RULES)}"
+                f"table {self._config.name!r}: the rule {rule.kind!r} cannot train rows on a device (cache=...). Rules "
+                f"that can: {', '.join(row_rules.RULES)}"
             )
         self.clear()
         widths = _table.slot_widths(rule.kind, self._config.dim)
@@ -157,33 +163,33 @@ class DeviceStore:
     def take(
         self, ids: Sequence[tf.Tensor], path: tf.Tensor, after: tf.Tensor, to: str
     ) -> tuple[_ops.Unique, tf.Tensor]:
-        """The unique keys of one call's ids, and their rows, on the device `to`: see `TableCache.take`."""
+        """Returns the unique keys of one call's ids, and their rows on the device `to`. See `TableCache.take`."""
         with tf.device(_HOST):
             with tf.control_dependencies([after]):
-                found = _ops.cache_take(self.number, ids)
-            (from_host,) = _ops.read_rows([found.absent], [path], [self._uuid], [self._carrier])
+                taken = _ops.cache_take(self.number, ids)
+            (from_host,) = _ops.read_rows([taken.absent], [path], [self._uuid], [self._carrier])
             from_host = self._link.down(self._stored(from_host))
             if to != self.device:
-                _ops.cache_exchanged(self.number, tf.size(found.slots) + tf.size(found.positions), 0)
+                _ops.cache_exchanged(self.number, tf.size(taken.slots) + tf.size(taken.positions), 0)
         with tf.device(self.device):
-            here = [_gather(self._planes[0], found.slots), self._copied(found)]
+            here = [_gather(self._planes[0], taken.slots), self._copied(taken)]
         with tf.device(to):
-            rows = tf.gather(tf.concat([*here, from_host], 0), found.order)
-            return _ops.Unique(found.inverses, [found.keys]), tf.cast(rows, tf.float32)
+            rows = tf.gather(tf.concat([*here, from_host], 0), taken.order)
+            return _ops.Unique(taken.inverses, [taken.keys]), tf.cast(rows, tf.float32)
 
-    def _copied(self, found: _ops.Taken) -> tf.Tensor:
-        """Rows that were copied ahead, [c, dim], as they are stored."""
+    def _copied(self, taken: _ops.Taken) -> tf.Tensor:
+        """Returns the rows that were copied ahead, [c, dim], in the type in which they are stored."""
         dim, dtype = self._config.dim, self._config.dtype
 
         def take() -> tf.Tensor:
             with tf.device(self.device):
-                rows = tf.gather(copier.unstage(self._area, found.copy, dtype), found.positions)
+                rows = tf.gather(copier.unstage(self._area, taken.copy, dtype), taken.positions)
                 return tf.ensure_shape(rows, [None, dim])
 
-        return tf.cond(found.copy > 0, take, lambda: tf.zeros([0, dim], dtype))
+        return tf.cond(taken.copy > 0, take, lambda: tf.zeros([0, dim], dtype))
 
     def look_ahead(self) -> None:
-        """From now on rows that a dataset announces (`_ops.cache_stage`) are copied to the device ahead."""
+        """Starts to copy rows that a dataset announces (`_ops.cache_stage`) to the device ahead of their lookups."""
         if self._copier is None:
             with tf.init_scope():
                 self._copier = copier.Copier(
@@ -198,7 +204,7 @@ class DeviceStore:
                 )
 
     def _stored(self, rows: tf.Tensor) -> tf.Tensor:
-        """Rows of the host, of the type that they have there and here."""
+        """Casts rows that an op has read on the host to the type in which they are stored, there and here."""
         return tf.cast(rows, self._config.dtype)
 
     # --- a step ---
@@ -206,14 +212,14 @@ class DeviceStore:
     def merge(self, keys: tf.Tensor, gradients: tf.Tensor, device: str) -> tuple[tf.Tensor, tf.Tensor]:
         """See `TableCache.merge`."""
         with tf.device(_HOST):
-            found = _ops.unique([keys], [0], 1)
+            unique = _ops.unique([keys], [0], 1)
         with tf.device(device):
-            sums = tf.math.unsorted_segment_sum(gradients, found.inverses[0], tf.shape(found.keys[0])[0])
+            sums = tf.math.unsorted_segment_sum(gradients, unique.inverses[0], tf.shape(unique.keys[0])[0])
             sums.set_shape([None, self._config.dim])
-        return found.keys[0], sums
+        return unique.keys[0], sums
 
     def plan(self, keys: tf.Tensor, gradients: tf.Tensor) -> StepPart:
-        """Decides what a step moves, and reads what leaves.
+        """Decides which rows a step moves, and reads the rows that leave the device.
 
         Args:
           keys: int64[u], unique.
@@ -235,15 +241,15 @@ class DeviceStore:
         return StepPart(keys, plan, gradients, left_keys, left_gradients, victims, not_finite)
 
     def move(self, part: StepPart, hyper: tf.Tensor, step: tf.Tensor) -> list[tf.Operation]:
-        """Does on the device what was planned, when the step is made: new rows come, and all that are here are trained.
+        """Does the planned changes on the device, once the step is made: rows enter, and the rows here are trained.
 
         Args:
-          part: The step's.
-          hyper: Of the table's rule, and of its constraint, float32[n].
-          step: That was made, int64.
+          part: What `plan` returned.
+          hyper: float32[n], the hyperparameters of the table's rule and of its constraint.
+          step: The number of the step, int64.
 
         Returns:
-          What says that it is done, in a graph; nothing eagerly. Before that the rows are used by nobody.
+          The operation that ends the move, in a graph; nothing eagerly. Nobody uses the rows before that.
         """
         assert self._kind is not None  # it is bound
         plan = part.plan
@@ -251,11 +257,11 @@ class DeviceStore:
             coming = [self._stored(plan.rows[0]), *plan.rows[1:]]
             draws = self._draws(part, step)
         with tf.device(self.device):
-            came = [
+            entered = [
                 _put(plane, plan.entering, self._link.down(rows))
                 for plane, rows in zip(self._planes, coming, strict=True)
             ]
-            with tf.control_dependencies([one for one in came if one is not None]):
+            with tf.control_dependencies([operation for operation in entered if operation is not None]):
                 rows = [_gather(plane, plan.slots) for plane in self._planes]
             hyper = tf.identity(hyper)
             rows[0] = tf.cast(rows[0], tf.float32)
@@ -263,20 +269,20 @@ class DeviceStore:
             if self._constraint is not None:
                 trained[0] = row_constraints.apply(self._constraint.kind, hyper[-4:], trained[0])
             trained[0] = row_rounding.to(self._config.dtype, trained[0], draws)
-            done = [_put(plane, plan.slots, new) for plane, new in zip(self._planes, trained, strict=True)]
-        with tf.control_dependencies([one for one in done if one is not None]), tf.device(_HOST):
+            written = [_put(plane, plan.slots, new) for plane, new in zip(self._planes, trained, strict=True)]
+        with tf.control_dependencies([operation for operation in written if operation is not None]), tf.device(_HOST):
             moved = _ops.cache_moved(self.number, plan.plan)
         return [] if moved is None else [moved]
 
     def _draws(self, part: StepPart, step: tf.Tensor) -> tf.Tensor | None:
-        """What the rounding of the rows that are trained depends on, int64[h]; None: they are not rounded at random."""
+        """Returns the random bits for rounding the trained rows, int64[h]; None if they are not rounded at random."""
         if self._config.dtype == "float32" or self._config.rounding != "stochastic":
             return None
         keys = tf.gather(part.keys, part.plan.held)
         return _ops.cache_draws(self._path_tensor, self._uuid, keys, step)
 
     def flush_after(self, step: tf.Tensor) -> None:
-        """Flushes after every so many steps, if the cache's options say so. `step`: the one that was made, int64."""
+        """Flushes every `flush_every` steps, if the options have it. `step`: the number of the step made, int64."""
         every = self.options.flush_every
         if every is None:
             return
@@ -290,7 +296,7 @@ class DeviceStore:
     # --- the host's rows ---
 
     def flush(self) -> None:
-        """Gives the host all rows that are newer here, in one commit. Eagerly; does nothing if there are none."""
+        """Writes all rows that are newer here to the host, in one commit. Eager. Does nothing if there are none."""
         if self._given_up:
             return
         with eager_ops(f"flushing the cache of table {self._path}"):
@@ -299,7 +305,7 @@ class DeviceStore:
                     return
 
     def _flush(self) -> tf.Tensor:
-        """Returns how many rows were left, because a step of another thread has trained or moved them; int64."""
+        """Returns the number of rows left, int64, because a step of another thread has trained or moved them."""
         with tf.device(_HOST):
             newer = _ops.cache_newer(self.number)
         with tf.device(self.device):
@@ -310,15 +316,15 @@ class DeviceStore:
 
     @property
     def failed(self) -> bool:
-        """Whether a step was made on the host and not here: rows are lost, and what is here is not to be used."""
+        """Whether a step was made on the host and not here: rows are lost, and the rows here must not be used."""
         return bool(self.counters()["moving"])
 
     @contextlib.contextmanager
     def host_writes(self, *, whole: bool) -> Iterator[None]:
-        """Surrounds a write of others to the table: all newer rows are flushed, and then none is here any more.
+        """Surrounds a write to the table by others. Flushes all newer rows before it, and clears the cache after it.
 
         Args:
-          whole: They write everything. So rows that a failed step has lost are there again, and are not asked for.
+          whole: Whether the write replaces all rows. It then also restores rows that a failed step has lost.
         """
         self._given_up = whole and self.failed
         try:
@@ -334,68 +340,69 @@ class DeviceStore:
             self._given_up = False
 
     def clear(self) -> None:
-        """Frees all slots: the host's rows are the ones that count, from now on."""
+        """Frees all slots: from now on the host's rows count."""
         with eager_ops(f"clearing the cache of table {self._path}") as _ops_:
             _ops_.cache_clear(self.number)
 
     def counters(self) -> dict[str, int]:
-        """`CACHE_COUNTERS`, by name."""
+        """Returns `CACHE_COUNTERS`, by name. Eager."""
         with tf.init_scope(), tf.device(_HOST):
-            found = _ops.cache_counters(self.number).numpy().tolist()
-        return dict(zip(_ops.CACHE_COUNTERS, found, strict=True))
+            values = _ops.cache_counters(self.number).numpy().tolist()
+        return dict(zip(_ops.CACHE_COUNTERS, values, strict=True))
 
     def statistics(self) -> dict[str, float]:
-        """What it did since it was made: `CACHE_COUNTERS`, and what follows from them.
+        """Returns the `CACHE_COUNTERS` since the cache was made, and figures that follow from them.
 
-        `hit_rate` is that of steps; `bytes_down` went from the host to the device, `bytes_up` back: rows of forward
-        passes, copied ahead or when they were needed, rows that entered, gradients of rows that stayed, and rows that
-        left or were flushed. `bytes_between` went from one device to another: rows that others looked up, and
-        gradients that came back.
+        - `hit_rate`: the share of the steps' keys that had slots.
+        - `bytes_down`: bytes from the host to the device, for lookups, copied ahead or not, and for rows that entered.
+        - `bytes_up`: bytes from the device to the host, for gradients of rows that stayed there, and for rows that left
+          or were flushed.
+        - `bytes_between`: bytes between devices, for rows that others looked up, and for gradients that came back.
         """
-        found = self.counters()
-        del found["moving"]
+        counters = self.counters()
+        del counters["moving"]
         row, gradient = (size * self._config.dim for size in (self._planes[0].dtype.size, 4))
         all_planes = sum(plane.dtype.size * int(plane.shape[1]) for plane in self._planes)
-        left = found["keys"] - found["hits"] - found["entered"]
+        left = counters["keys"] - counters["hits"] - counters["entered"]
+        looked_up = counters["missed"] + counters["copied_ahead"]
         return {
-            **{name: float(value) for name, value in found.items()},
-            "hit_rate": found["hits"] / found["keys"] if found["keys"] else 0.0,
-            "bytes_down": float((found["missed"] + found["copied_ahead"]) * row + found["entered"] * all_planes),
-            "bytes_between": float(found["pulled"] * row + found["pushed"] * gradient),
-            "bytes_up": float(left * gradient + (found["written"] + found["flushed"]) * all_planes),
+            **{name: float(value) for name, value in counters.items()},
+            "hit_rate": counters["hits"] / counters["keys"] if counters["keys"] else 0.0,
+            "bytes_down": float(looked_up * row + counters["entered"] * all_planes),
+            "bytes_between": float(counters["pulled"] * row + counters["pushed"] * gradient),
+            "bytes_up": float(left * gradient + (counters["written"] + counters["flushed"]) * all_planes),
         }
 
 
-def gather(carrier: tf.Tensor, rows: tf.Tensor, found: _ops.Unique, device: str) -> list[tf.Tensor]:
-    """Rows of the ids of N features, on a device; their gradient arrives at the carrier, summed there per key.
+def gather(carrier: tf.Tensor, rows: tf.Tensor, unique: _ops.Unique, device: str) -> list[tf.Tensor]:
+    """Gathers the rows of N features' ids on a device. Their gradient arrives at the carrier, summed per key.
 
     Args:
-      carrier: float32[0, dim], of the table.
-      rows: float32[u, dim], of the unique keys.
-      found: Of the features of this table alone.
-      device: TensorFlow's name.
+      carrier: float32[0, dim], the carrier of the table.
+      rows: float32[u, dim], the rows of the unique keys.
+      unique: The unique keys of these features alone, and the positions of their ids in them.
+      device: TensorFlow's name of the device.
 
     Returns:
       N of float32[*ids.shape, dim].
     """
-
-    (keys,) = found.keys
+    (keys,) = unique.keys
 
     @tf.custom_gradient
     def gathered(carrier: tf.Tensor, rows: tf.Tensor) -> Any:
         def grad(*upstream: tf.Tensor) -> Sequence[Any]:
             _ops.refuse_constructs()
             with tf.device(device):
-                flat = _joined([tf.reshape(one, [-1, carrier.shape[1]]) for one in upstream])
-                positions = _joined([tf.reshape(one, [-1]) for one in found.inverses])
+                flat = _joined([tf.reshape(gradient, [-1, carrier.shape[1]]) for gradient in upstream])
+                positions = _joined([tf.reshape(inverse, [-1]) for inverse in unique.inverses])
                 sums = tf.math.unsorted_segment_sum(flat, positions, tf.shape(keys)[0])
             return tf.IndexedSlices(sums, keys), None
 
-        return [tf.gather(rows, one) for one in found.inverses], grad
+        return [tf.gather(rows, inverse) for inverse in unique.inverses], grad
 
     with tf.device(device):
-        found_rows: list[tf.Tensor] = gathered(carrier, tf.stop_gradient(rows))
-        return found_rows
+        features: list[tf.Tensor] = gathered(carrier, tf.stop_gradient(rows))
+        return features
 
 
 def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -415,5 +422,5 @@ def _put(plane: tf.Variable, slots: tf.Tensor, rows: tf.Tensor) -> tf.Operation 
 def _remove_gone(ops: Any) -> None:
     while _gone:
         number, pid = _gone.popleft()
-        if pid == os.getpid():  # not of a parent's
+        if pid == os.getpid():  # a parent process removes its own
             ops.cache_remove(number)

@@ -1,4 +1,4 @@
-"""Constraints of rows in TensorFlow's ops, for rows on a device: as cc/core/table/row_updater.cc has them."""
+"""Constraints in TensorFlow's ops, for rows on a device. cc/core/table/row_updater.cc has them for the host."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ _NONNEG, _UNITNORM, _MINMAXNORM = 1, 3, 4  # ConstraintKind in row_optimizer.h
 
 
 def apply(kind: int, limits: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Rows, float32[u, dim], as a constraint lets them be.
+    """Applies a constraint to updated rows.
 
     Args:
       kind: `config.constraints.Resolved.kind`.
       limits: float32[4]: min_value, max_value, rate, epsilon.
-      rows: After their update.
+      rows: float32[u, dim], after their update.
+
+    Returns:
+      float32[u, dim].
     """
     if kind == _NONNEG:
         return tf.where(rows < 0, tf.zeros_like(rows), rows)

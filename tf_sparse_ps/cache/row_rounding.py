@@ -1,4 +1,4 @@
-"""Rows are rounded to 16 bits after their update, in TensorFlow's ops: to the bits of cc/core/table/row_type.cc."""
+"""Rounds updated rows to 16 bits in TensorFlow's ops, to the same bits as cc/core/table/row_type.cc."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ _MIN_NORMAL = (127 - 14) << 23  # the smallest float16 that is not subnormal, as
 
 
 def to(dtype: str, values: tf.Tensor, draws: tf.Tensor | None) -> tf.Tensor:
-    """Rows as a table stores them: [u, dim] of `dtype`.
+    """Rounds rows to the type in which a table stores them.
 
     A finite value beyond the largest number of the type becomes that number, not infinity.
 
     Args:
       dtype: "float32", "bfloat16" or "float16".
       values: float32[u, dim].
-      draws: int64[u], from `_ops.cache_draws`: rounded up or down, by them; None: to the nearest, ties to even.
+      draws: int64[u], from `_ops.cache_draws`, which decide whether to round up or down. None rounds to the nearest
+        number, ties to even.
+
+    Returns:
+      [u, dim] of `dtype`.
     """
     if dtype == "float32":
         return values
@@ -29,8 +33,8 @@ def to(dtype: str, values: tf.Tensor, draws: tf.Tensor | None) -> tf.Tensor:
 def _nearest(dtype: str, values: tf.Tensor) -> tf.Tensor:
     narrow = tf.cast(values, dtype)
     largest = tf.constant(tf.as_dtype(dtype).max, dtype)
-    made_infinite = tf.math.is_inf(tf.cast(narrow, tf.float32)) & tf.math.is_finite(values)
-    return tf.where(made_infinite, tf.where(values > 0, largest, -largest), narrow)
+    overflows = tf.math.is_inf(tf.cast(narrow, tf.float32)) & tf.math.is_finite(values)
+    return tf.where(overflows, tf.where(values > 0, largest, -largest), narrow)
 
 
 def _stochastic(dtype: str, values: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
@@ -42,7 +46,7 @@ def _stochastic(dtype: str, values: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         rounded = _right(magnitude + _right(drawn, 16), 16)
     else:
         infinite = 0x7C00
-        # In units of 2^-13 of the last place: what is drawn has as many bits.
+        # In units of 2^-13 of the last place, since the draws have as many bits.
         subnormal = magnitude < _u32(_MIN_NORMAL)
         units = tf.bitcast(tf.where(subnormal, magnitude, _u32(0)), tf.float32) * 2.0**37
         fixed = tf.where(subnormal, tf.cast(tf.cast(units, tf.int32), tf.uint32), magnitude - _u32(_BIAS_CHANGE))
@@ -54,7 +58,7 @@ def _stochastic(dtype: str, values: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
 
 
 def _element_draws(draws: tf.Tensor, dim: tf.Tensor) -> tf.Tensor:
-    """32 bits for each number of each row, uint32[u, dim]: `ElementDraw` in row_type.cc."""
+    """Returns 32 bits for each number of each row, uint32[u, dim]: `ElementDraw` in row_type.cc."""
     halves = tf.bitcast(draws, tf.uint32)  # [u, 2], the low half first
     low, high = halves[:, :1], halves[:, 1:]
     x = low + tf.cast(tf.range(dim), tf.uint32) * _u32(0x9E3779B9)

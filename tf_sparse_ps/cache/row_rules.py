@@ -1,7 +1,7 @@
-"""The row optimizers' rules in TensorFlow's ops, for rows on a device: as cc/core/table/row_updater.cc has them.
+"""The row optimizers' rules in TensorFlow's ops, for rows on a device. cc/core/table/row_updater.cc has the host's.
 
-Hyperparameters come as the host's kernels get them (`RowOptimizer.hyper`). Results differ from the host's in the last
-bits: the order in which a device adds up, and its roots.
+The rules take the hyperparameters of the host's kernels (`RowOptimizer.hyper`). Their results differ from the host's in
+the last bits, because a device adds up in another order and computes other roots.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 Rows = list[tf.Tensor]
-# Hyperparameters float32[n], gradients float32[u, dim], and rows: the embedding's and the slots', which it returns new.
+# Takes hyperparameters float32[n], gradients float32[u, dim], and rows of the embedding and of the slots, float32[u,
+# width] each. Returns the new rows.
 Rule = Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]], Rows]
 
 
@@ -39,7 +40,7 @@ def _rowwise_adagrad(hyper: tf.Tensor, g: tf.Tensor, rows: Sequence[tf.Tensor]) 
 
 
 def _moments(hyper: tf.Tensor, g: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The corrected rate, and the new moments. 1 - beta^t cancels badly in float32."""
+    """Returns the corrected rate and the new moments. Computes 1 - beta^t in float64: it cancels badly in float32."""
     wide = tf.cast(hyper[:5], tf.float64)
     beta_1, beta_2, t = wide[1], wide[2], wide[4]
     alpha = wide[0] * tf.sqrt(1 - tf.pow(beta_2, t)) / (1 - tf.pow(beta_1, t))

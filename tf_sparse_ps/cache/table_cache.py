@@ -1,8 +1,8 @@
-"""`TableCache`: the rows of one table that are on devices, on each those of its keys.
+"""`TableCache`: the rows of one table that are on devices. Each device has the rows of its keys.
 
-Under a strategy with several replicas in a process each replica's device has a part of the keys (`cc/core/base/
-key_owner.h`). A replica's look-up gets rows from the devices that have them; its gradients go back there, and are added
-up where they are applied. So each row is on one device, and between devices go rows of batches and their gradients.
+Under a strategy with several replicas in a process, each replica's device owns a part of the keys (`cc/core/base/
+key_owner.h`). A replica's lookup gets rows from the devices that have them. Its gradients go back there, and are added
+up where they are applied. So each row is on one device, and devices exchange rows of batches and their gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _HOST = "/CPU:0"
 
 
 class TableCache:
-    """See the module. Of a table of this process, which is the job's only one.
+    """The rows of one table that are on devices. The job has one process.
 
     Attributes:
-      options: As they were given.
+      options: The options of the cache.
       stores: The rows on each device.
     """
 
@@ -42,50 +42,51 @@ class TableCache:
         options: DeviceCache,
         devices: Sequence[str] = (),
     ) -> None:
-        """Makes it, with all slots free.
+        """Makes a cache whose slots are all free.
 
         Args:
-          path, path_tensor, uuid, config: Of the table (`TableBinding`).
-          options: Of the cache; on each device.
-          devices: TensorFlow's names of the replicas' devices; none: the one that the options name.
+          path, path_tensor, uuid, config: The attributes of the table's `TableBinding`.
+          options: The options of the cache. Each device has as many rows as they say.
+          devices: TensorFlow's names of the replicas' devices. Without names: the device that the options name.
 
         Raises:
-          ValueError: There is no such device.
+          ValueError: The device that the options name does not exist.
+          UnsupportedError: TensorFlow would copy whole variables on a device.
         """
         self.options = options
         names = list(devices) or [resolve_device(options.device)]
-        self.stores = [DeviceStore(path, path_tensor, uuid, config, options, one) for one in names]
+        self.stores = [DeviceStore(path, path_tensor, uuid, config, options, name) for name in names]
 
     @property
     def devices(self) -> list[str]:
-        """Of the stores, TensorFlow's full names."""
-        return [one.device for one in self.stores]
+        """TensorFlow's full names of the devices."""
+        return [store.device for store in self.stores]
 
     @property
     def device(self) -> str:
-        """The device of the replica in which this is called; without one, the first."""
+        """The device of the replica in which this is called. Outside of replicas: the first device."""
         context = tf.distribute.get_replica_context()
         if context is None or len(self.stores) == 1:
             return self.stores[0].device
-        own = {_canonical(one) for one in tf.nest.flatten(list(context.devices))}
-        return next((one for one in self.devices if _canonical(one) in own), self.stores[0].device)
+        of_replica = {_canonical(device) for device in tf.nest.flatten(list(context.devices))}
+        return next((device for device in self.devices if _canonical(device) in of_replica), self.stores[0].device)
 
     def bind(self, rule: RowOptimizer) -> None:
         """See `DeviceStore.bind`."""
-        for one in self.stores:
-            one.bind(rule)
+        for store in self.stores:
+            store.bind(rule)
 
     # --- looking up ---
 
     def take(self, ids: Sequence[tf.Tensor], path: tf.Tensor, after: tf.Tensor) -> tuple[_ops.Unique, tf.Tensor]:
-        """The unique keys of one call's ids, and their rows, on `device`. In a graph, or eagerly.
+        """Returns the unique keys of one call's ids, and their rows on `device`. In a graph, or eagerly.
 
-        Rows that were copied ahead for these ids (`look_ahead`) are taken.
+        Takes rows that were copied ahead for these ids (`look_ahead`).
 
         Args:
           ids: N of int64, any shape.
-          path: What names the table.
-          after: What there is when the step before is made.
+          path: The path of the table, a string scalar.
+          after: A tensor that is there when the step before is made.
 
         Returns:
           The keys and the positions of the ids in them; rows, float32[u, dim].
@@ -93,49 +94,49 @@ class TableCache:
         if len(self.stores) == 1:
             return self.stores[0].take(ids, path, after, self.stores[0].device)
         device = self.device
-        found, parts = self._divided(ids)
-        rows = [store.take([own], path, after, device)[1] for store, own in zip(self.stores, parts.own, strict=True)]
+        unique, parts = self._divided(ids)
+        rows = [store.take([keys], path, after, device)[1] for store, keys in zip(self.stores, parts.own, strict=True)]
         with tf.device(device):
-            return found, tf.gather(tf.concat(rows, 0), parts.order)
+            return unique, tf.gather(tf.concat(rows, 0), parts.order)
 
     def _divided(self, ids: Sequence[tf.Tensor]) -> tuple[_ops.Unique, _ops.Divided]:
-        """The unique keys of one call's ids, and those of each device."""
+        """Returns the unique keys of one call's ids, and those of each device."""
         with tf.device(_HOST):
-            found = _ops.unique(list(ids), [0] * len(ids), 1)
-            return found, _ops.cache_divide(found.keys[0], len(self.stores))
+            unique = _ops.unique(list(ids), [0] * len(ids), 1)
+            return unique, _ops.cache_divide(unique.keys[0], len(self.stores))
 
     def look_ahead(self) -> None:
-        """From now on rows that a dataset announces (`announce`) are copied to the devices ahead."""
-        for one in self.stores:
-            one.look_ahead()
+        """Starts to copy rows that a dataset announces (`announce`) to the devices ahead of their lookups."""
+        for store in self.stores:
+            store.look_ahead()
 
     def announce(self, index: tf.Tensor, lookups: Sequence[Sequence[tf.Tensor]]) -> list[tf.Operation]:
-        """In a dataset: a batch will be looked up.
+        """Announces, in a dataset, that a batch will be looked up.
 
         Args:
-          index: int64, of the batch in its iterator. 0 drops what was announced before.
-          lookups: The ids of each, as `take` will be given them.
+          index: The number of the batch in its iterator, int64. 0 drops earlier announcements.
+          lookups: The ids of each lookup, as they will be passed to `take`.
         """
         if len(self.stores) == 1:
             return [_ops.cache_stage(self.stores[0].number, index, lookups)]
         parts = [self._divided(ids)[1] for ids in lookups]
         return [
-            _ops.cache_stage(store.number, index, [[one.own[d]] for one in parts])
+            _ops.cache_stage(store.number, index, [[part.own[d]] for part in parts])
             for d, store in enumerate(self.stores)
         ]
 
     # --- a step ---
 
     def merge(self, keys: tf.Tensor, gradients: tf.Tensor, device: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Adds gradients of equal keys up, on a device.
+        """Adds up the gradients of equal keys, on a device.
 
         Args:
           keys: int64[n].
           gradients: float32[n, dim].
-          device: Of the replica that has them.
+          device: The device of the replica that has them.
 
         Returns:
-          int64[u] and float32[u, dim]: unique keys, in order of first occurrence.
+          int64[u], the unique keys in order of first occurrence, and float32[u, dim], their gradients.
         """
         return self.stores[0].merge(keys, gradients, device)
 
@@ -145,16 +146,16 @@ class TableCache:
         """Sends the replicas' gradients to the devices that have the keys, and adds them up there, in their order.
 
         Args:
-          keys: R of int64[u_r], unique.
-          gradients: R of float32[u_r, dim].
-          devices: R: where they are.
+          keys: int64[u_r], unique, of each replica.
+          gradients: float32[u_r, dim] of each replica.
+          devices: The device of each replica.
           reduction: What the sum is divided by: "frequency", "average" or "sum" (`sparse_reducer.REDUCTIONS`).
 
         Returns:
-          Of each store, its keys, unique, and their gradients, on its device.
+          The unique keys of each store, and their gradients on its device.
         """
         with tf.device(_HOST):
-            parts = [_ops.cache_divide(one, len(self.stores)) for one in keys]
+            parts = [_ops.cache_divide(replica_keys, len(self.stores)) for replica_keys in keys]
         return [self._reduce(d, parts, gradients, devices, reduction) for d in range(len(self.stores))]
 
     def _reduce(
@@ -165,64 +166,63 @@ class TableCache:
         devices: Sequence[str],
         reduction: str,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        store, own = self.stores[d], [one.own[d] for one in parts]
+        store, keys = self.stores[d], [part.own[d] for part in parts]
         sent = []
-        for one, rows, device in zip(parts, gradients, devices, strict=True):
+        for part, rows, device in zip(parts, gradients, devices, strict=True):
             with tf.device(device):
-                sent.append(tf.gather(rows, one.positions[d]))
+                sent.append(tf.gather(rows, part.positions[d]))
         with tf.device(_HOST):
-            found = _ops.unique(own, [0] * len(own), 1)
+            unique = _ops.unique(keys, [0] * len(keys), 1)
             from_others = [
-                tf.size(one) for one, device in zip(own, devices, strict=True) if not _same(device, store.device)
+                tf.size(replica_keys)
+                for replica_keys, device in zip(keys, devices, strict=True)
+                if _canonical(device) != _canonical(store.device)
             ]
             if from_others:
                 _ops.cache_exchanged(store.number, 0, tf.add_n(from_others))
         with tf.device(store.device):
-            positions, n = tf.concat(found.inverses, 0), tf.size(found.keys[0])
+            positions, n = tf.concat(unique.inverses, 0), tf.size(unique.keys[0])
             sums = tf.math.unsorted_segment_sum(tf.concat(sent, 0), positions, n)
             if reduction == "frequency":
                 sums /= tf.math.unsorted_segment_sum(tf.ones_like(positions, tf.float32), positions, n)[:, tf.newaxis]
             elif reduction == "average":
                 sums /= tf.constant(len(parts), tf.float32)
-            return found.keys[0], sums
+            return unique.keys[0], sums
 
     def flush_after(self, step: tf.Tensor) -> None:
         """See `DeviceStore.flush_after`."""
-        for one in self.stores:
-            one.flush_after(step)
+        for store in self.stores:
+            store.flush_after(step)
 
     # --- the host's rows ---
 
     def flush(self) -> None:
-        """Gives the host all rows that are newer here, in one commit for each device. See `DeviceStore.flush`."""
-        for one in self.stores:
-            one.flush()
+        """Writes all rows that are newer here to the host, in one commit per device. See `DeviceStore.flush`."""
+        for store in self.stores:
+            store.flush()
 
     @property
     def failed(self) -> bool:
-        """Whether a step was made on the host and not here: rows are lost, and what is here is not to be used."""
-        return any(one.failed for one in self.stores)
+        """See `DeviceStore.failed`."""
+        return any(store.failed for store in self.stores)
 
     @contextlib.contextmanager
     def host_writes(self, *, whole: bool) -> Iterator[None]:
         """See `DeviceStore.host_writes`."""
         with contextlib.ExitStack() as stack:
-            for one in self.stores:
-                stack.enter_context(one.host_writes(whole=whole))
+            for store in self.stores:
+                stack.enter_context(store.host_writes(whole=whole))
             yield
 
     def statistics(self) -> dict[str, float]:
-        """What it did since it was made: `DeviceStore.statistics`, of several devices the sums."""
-        each = [one.statistics() for one in self.stores]
-        found = {name: math.fsum(one[name] for one in each) for name in each[0]} | {"steps": each[0]["steps"]}
-        return {**found, "hit_rate": found["hits"] / found["keys"] if found["keys"] else 0.0}
-
-
-def _same(one: str, other: str) -> bool:
-    return _canonical(one) == _canonical(other)
+        """Returns `DeviceStore.statistics`, added up over the devices."""
+        each = [store.statistics() for store in self.stores]
+        sums = {name: math.fsum(statistics[name] for statistics in each) for name in each[0]}
+        hit_rate = sums["hits"] / sums["keys"] if sums["keys"] else 0.0
+        return {**sums, "steps": each[0]["steps"], "hit_rate": hit_rate}
 
 
 def _canonical(device: str) -> tuple[Any, Any]:
-    """What tells devices of this process apart."""
+    """Returns the type and number of a device, which differ between the devices of this process."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_type, spec.device_index or 0

@@ -1,4 +1,4 @@
-"""When gradients travel and when they are applied."""
+"""Schedules decide when dense gradients travel between ranks, and when they are applied."""
 
 from tf_sparse_ps.schedules.bucket_plan import Plan
 from tf_sparse_ps.schedules.delayed_global import DelayedGlobal

@@ -1,4 +1,4 @@
-"""What an all-reduce costs: a latency, a time per byte, and processors that computing would have had."""
+"""The cost of an all-reduce: a latency, a time per byte, and processors that computing would have had."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ELEMENTS = 1 << 18  # of float32: 1 MiB
 
 
 class Cost(NamedTuple):
-    """Of an all-reduce.
+    """The cost of an all-reduce.
 
     Attributes:
-      latency_s, seconds_per_byte: It takes latency_s + bytes * seconds_per_byte.
-      processor_share: Of the node's processors, that its ranks use meanwhile: nearly all of two where ranks of one
-        machine copy through the kernel, next to nothing where they wait for a cable. What is computed beside it takes
-        longer by that.
+      latency_s, seconds_per_byte: An all-reduce takes latency_s + bytes * seconds_per_byte.
+      processor_share: The share of the node's processors that its ranks use meanwhile, from 0 to 1: nearly all of two
+        processors if ranks of one machine copy through the kernel, next to nothing if they wait for a cable. Computing
+        takes longer by that share meanwhile.
     """
 
     latency_s: float
@@ -30,10 +30,14 @@ class Cost(NamedTuple):
 
 
 def measure(collectives: Collectives, name: str) -> Cost:
-    """Measures. Eager, on all ranks; what it returns is of this rank.
+    """Measures the cost on this rank. Eager, on all ranks.
 
-    Not taken from the profile's own all-reduce, which includes waiting for the slowest rank of the step. Operations run
-    one after another in a graph, so what Python costs is not a part; nothing is computed beside them.
+    The profile's own all-reduce is not used: it includes waiting for the slowest rank of the step. The operations run
+    one after another in a graph, so the costs of Python are not a part. Nothing else is computed meanwhile.
+
+    Args:
+      collectives: The rank's collectives.
+      name: The beginning of the operations' names.
     """
     if collectives.size == 1:
         return Cost(0.0, 0.0)
@@ -44,15 +48,15 @@ def measure(collectives: Collectives, name: str) -> Cost:
 
 
 def _seconds(collectives: Collectives, elements: int, name: str) -> tuple[float, float]:
-    """Of an operation, in the shortest of some runs, as the others met something else on the machine.
+    """Measures an operation in the shortest of some runs, since other work of the machine delays the others.
 
     Returns:
-      Seconds; the processors that this process has used.
+      Seconds, and the number of processors that this process used meanwhile.
     """
 
     @tf.function(autograph=False)
     def run(values: tf.Tensor) -> tf.Tensor:
-        for _ in range(_REPEATS):  # each needs what the one before returned
+        for _ in range(_REPEATS):  # each needs the result of the one before
             (values,) = collectives.allreduce([values], name, average=False)
         return values
 

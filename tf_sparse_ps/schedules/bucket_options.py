@@ -25,7 +25,7 @@ class BucketOptions:
         """Checks the options and reads the plan.
 
         Raises:
-          ValueError: An option that cannot work, with the reason.
+          ValueError: An option is out of range, or the plan does not work with the others, with the reason.
           OSError: The plan's file cannot be read.
         """
         make_plain(self, "profile_steps", "max_profiles", "gap_threshold")

@@ -1,4 +1,4 @@
-"""Training that does not wait for the network: local steps at once, global gradients when they arrive."""
+"""The schedule that does not wait for the network: local steps at once, global gradients when they arrive."""
 
 from __future__ import annotations
 
@@ -15,39 +15,57 @@ from tf_sparse_ps.schedules.synchronous import SynchronousState
 
 @dataclasses.dataclass(frozen=True)
 class DelayedGlobal(DelayedOptions, Schedule):
-    """Every rank steps with its own gradient at once; global gradients replace the local ones as they arrive.
+    """Every rank steps with its own gradients at once; global gradients replace them when they arrive.
 
-    Experimental: its options may change in a minor version. What a step does is compared with a reference, and tested.
+    Experimental: its options may change in a minor version.
 
-    While iteration i computes, the gradients of iterations before it are on their way. Weights differ between ranks
-    until `drain`, which `fit` calls at its end, and `tsps.callbacks.Drain` before whatever looks at them.
-    docs/schedules.md has the rules.
+    In iteration i a rank computes a gradient at its current weights, moves the dense weights by it, and sends it. While
+    the next iterations compute, an all-reduce makes the mean over all ranks, the global gradient. When that has
+    arrived, it takes the place of the local gradient. The dense weights of the ranks differ until the end of the cycle,
+    or until `optimizer.drain()`, which `fit` calls at its end and `tsps.callbacks.Drain` before anything looks at the
+    model. On one rank nothing is delayed.
 
-    Attributes:
-      staleness: S. When iteration i begins, every global gradient of iterations up to i - 1 - S has been applied; a
-        rank waits for nothing else.
-      cycle: K. After every K iterations what is outstanding is applied, and parameters, slots and statistics of batch
-        normalisation are averaged over the ranks, which makes these identical.
-      apply: "all": every global gradient is applied, oldest first. "newest", the published rule: of those that have
-        arrived, only the newest; the others are discarded, and repaired by the cycle's average.
-      sparse: Tables get their gradients late, too, by at most S steps; nothing moves a table at once. False: the step
-        of the tables is synchronous, which keeps ranks in step.
-      late_after_s: Seconds after the last communication's end after which a rank whose gradient is not there takes part
-        in the next without one: the global gradient is then the mean over the ranks that were in time. More than a
-        step takes. None: every gradient is waited for.
-      reproducible: A global gradient is applied exactly S iterations after its own, not sooner, so that a run can
-        be repeated.
+    After all corrections, weights and slots are those of synchronous training with the same global gradients. For
+    Adagrad and Adam only global gradients change the moments. docs/schedules.md derives the correction of each
+    optimizer; tests/reference/mode_c.py implements them in NumPy, and tests compare the two.
+
+    Wraps SGD with a momentum below 1 (also Nesterov's), Adagrad and Adam without `amsgrad`, on float32 variables.
+
+    Example:
+      >>> schedule = tsps.schedules.DelayedGlobal(staleness=1, cycle=100)
+      >>> optimizer = tsps.DistributedOptimizer(keras.optimizers.Adam(1e-3), schedule=schedule)
+
+    Args:
+      staleness: S, in iterations, at least 1. Default: 1. When iteration i begins, all global gradients of iterations
+        up to i - 1 - S have been applied; a rank waits for nothing else. Up to S + 1 gradients travel at a time.
+      cycle: K, in iterations, at least 1. Default: 100. After every K iterations the ranks apply all outstanding global
+        gradients and average parameters, slots and statistics of batch normalization. They are then identical.
+      apply: "all", the default, applies every global gradient, oldest first. "newest" applies only the newest of those
+        that have arrived, and discards the others; the cycle's average makes up for them.
+      sparse: True, the default: the tables get their gradients up to S steps late, too, and no rank moves a table by
+        its own gradients. False: the step of the tables is synchronous, so that all ranks wait for it.
+      late_after_s: Seconds after the end of the last communication after which a rank whose gradient is not ready takes
+        part in the next one without it. The global gradient is then the mean over the ranks that were in time, and the
+        late gradient goes into a later one. Choose more than a step takes. None, the default: all gradients are waited
+        for.
+      reproducible: True applies a global gradient exactly S iterations after its own, not sooner, so that a run can be
+        repeated. It does not work with `late_after_s`. Default: False.
+
+    Raises:
+      ValueError: An option is out of range. When the optimizer is wrapped: clipping, weight decay, a loss scale,
+        another optimizer, or `tf.distribute`. In the first step: a variable that is not float32 or has a constraint.
+        In any step: other variables or tables than in the first one, or a gradient that was reduced already.
     """
 
     @property
     def refuses_tiered(self) -> str | None:
         """See `Schedule.refuses_tiered`."""
-        return "its updates come batches later than the look-ups, and would bring rows from the disk a second time."
+        return "its updates come batches later than the lookups, and would read the rows from the disk a second time."
 
     @property
     def refuses_sharded(self) -> str | None:
         """See `Schedule.refuses_sharded`."""
-        return "its steps go on while gradients travel, and look-ups of such tables need all ranks at one step."
+        return "its ranks may be at different steps, and lookups of such tables need all ranks at one step."
 
     def refuse(self, optimizer: Any, collectives: Collectives) -> None:
         """See `Schedule.refuse`."""
@@ -72,11 +90,11 @@ class DelayedGlobal(DelayedOptions, Schedule):
             raise ValueError("DelayedGlobal has no loss_scale_factor. Use the policy mixed_bfloat16")
 
     def start(self, optimizer: Any, collectives: Collectives, name: str) -> ScheduleState:
-        """See `Schedule.start`. On one rank there is nothing to wait for, and nothing is delayed."""
+        """See `Schedule.start`. On one rank the state is that of `Synchronous`."""
         if collectives.size == 1:
             return SynchronousState(optimizer, collectives, name)
         return DelayedState(self, optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
-        """The options."""
+        """Returns the options."""
         return dataclasses.asdict(self)

@@ -26,7 +26,7 @@ class DelayedOptions:
         """Checks the options.
 
         Raises:
-          ValueError: One is out of range.
+          ValueError: An option is out of range, or two do not work together.
         """
         make_plain(self, "staleness", "cycle", "late_after_s")
         for name in ("staleness", "cycle"):
@@ -44,6 +44,6 @@ class DelayedOptions:
             raise ValueError(f"DelayedGlobal: late_after_s must be a positive number or None. Received: {late!r}")
         if late is not None and self.reproducible:
             raise ValueError(
-                "DelayedGlobal: who is late differs from run to run. Received: "
-                f"reproducible=True, late_after_s={late!r}"
+                "DelayedGlobal: late_after_s does not work with reproducible=True, because which ranks are late "
+                f"differs from run to run. Received: late_after_s={late!r}"
             )

@@ -1,14 +1,14 @@
-"""How optimizers take a local gradient at once and the global one later, in its place.
+"""The rules by which optimizers take a local gradient at once, and later the global gradient in its place.
 
-`local` makes a step of this rank's own gradient; `correct` lets a global gradient take the place of the local one that
-was sent for it. Once all have been corrected, SGD, Adagrad and Adam are where a synchronous optimizer would be that got
-the same global gradients; docs/schedules.md derives each rule.
+`local` makes a step of this rank's own gradient. `correct` puts a global gradient in the place of the local one that
+was sent for it. After all corrections, SGD, Adagrad and Adam are where a synchronous optimizer with the same global
+gradients would be. docs/schedules.md derives each rule.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,75 +20,75 @@ class Correction(NamedTuple):
     """A global gradient, and the local step whose place it takes.
 
     Attributes:
-      own: This rank's gradient of each variable, zeros if it has no part in the global one.
-      share: What `Rule.local` returned for it; zeros likewise.
-      own_rate: The learning rate that the local step had.
-      mean: The global gradient of each variable.
-      rate: Its learning rate.
-      late: How many local steps have been made since that of `own`, float32 scalar.
-      seen: How many global gradients the rule has had before this one, float32 scalar.
+      local_gradients: This rank's gradient of each variable; zeros if it has no part in the global one.
+      local_steps: What `Rule.local` returned for these gradients; zeros likewise.
+      local_rate: The learning rate of the local step.
+      global_gradients: The global gradient of each variable.
+      global_rate: The learning rate of the global gradient.
+      late: The number of local steps since the one that is corrected, float32 scalar.
+      applied: The number of global gradients that the rule has applied before, float32 scalar.
     """
 
-    own: list[tf.Tensor]
-    share: list[tf.Tensor]
-    own_rate: tf.Tensor
-    mean: list[tf.Tensor]
-    rate: tf.Tensor
+    local_gradients: list[tf.Tensor]
+    local_steps: list[tf.Tensor]
+    local_rate: tf.Tensor
+    global_gradients: list[tf.Tensor]
+    global_rate: tf.Tensor
     late: tf.Tensor
-    seen: tf.Tensor
+    applied: tf.Tensor
 
 
 class Rule(abc.ABC):
-    """The update rule of the variables of one optimizer.
+    """The update rule of one optimizer's variables.
 
     Attributes:
-      has_share: `correct` needs what `local` returns, a tensor for each variable; else it returns none.
-      size: Elements of all variables together.
-      variables: That are trained.
-      slots: That belong to them, the same number for each variable.
+      keeps_steps: Whether `local` returns its step of each variable, which `correct` needs. Else it returns none.
+      size: The number of elements of all variables.
+      variables: The variables that are trained.
+      slots: The slots of each variable, the same number for all.
     """
 
-    has_share = True
+    keeps_steps = True
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Takes the rule's constants, and the slots, of a Keras optimizer that was built for the variables."""
+        """Takes the constants and slots of a Keras optimizer that was built for the variables."""
         self.variables = [_keras.tf_variable(variable) for variable in variables]
         self.slots = [_keras.slots_of(optimizer, variable) for variable in variables]
         self.size = sum(variable.shape.num_elements() for variable in self.variables)
 
     @abc.abstractmethod
-    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, applied: tf.Tensor) -> list[tf.Tensor]:
         """Moves the weights by this rank's gradients.
 
         Args:
           gradients: float32, of each variable.
-          rate: Learning rate, float32 scalar.
-          seen: How many global gradients the rule has had, float32 scalar.
+          rate: The learning rate, float32 scalar.
+          applied: The number of global gradients that the rule has applied, float32 scalar.
 
         Returns:
-          What `correct` needs to know of it.
+          The step by which each variable became smaller, if `keeps_steps`; else no tensors.
         """
 
     @abc.abstractmethod
-    def correct(self, by: Correction) -> None:
-        """Lets a global gradient take the place of a local one."""
+    def correct(self, correction: Correction) -> None:
+        """Puts a global gradient in the place of a local one."""
 
 
 class PlainSGD(Rule):
-    """`w -= rate * g`. A correction adds `own_rate * own - rate * mean`, however late it is."""
+    """`w -= rate * g`. A correction adds `local_rate * g - global_rate * G`, however late it is."""
 
-    has_share = False
+    keeps_steps = False
 
-    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, applied: tf.Tensor) -> list[tf.Tensor]:
         """See `Rule.local`."""
-        for variable, one in zip(self.variables, gradients, strict=True):
-            variable.assign_sub(rate * one)
+        for variable, gradient in zip(self.variables, gradients, strict=True):
+            variable.assign_sub(rate * gradient)
         return []
 
-    def correct(self, by: Correction) -> None:
+    def correct(self, correction: Correction) -> None:
         """See `Rule.correct`."""
-        for variable, own, mean in zip(self.variables, by.own, by.mean, strict=True):
-            variable.assign_add(by.own_rate * own - by.rate * mean)
+        for variable, missing in zip(self.variables, _missing(correction), strict=True):
+            variable.assign_add(missing)
 
 
 class MomentumSGD(Rule):
@@ -96,72 +96,80 @@ class MomentumSGD(Rule):
 
     Both are linear in the gradients. Had the gradient of d steps ago been larger by x, with e = -rate x, then v would
     now be larger by b^d e, and w by (1 + b + ... + b^d) e = (1 - b^(d + 1)) / (1 - b) e; with Nesterov's rule by
-    (1 + b (1 - b^(d + 1)) / (1 - b)) e. That is what a correction adds. Local gradients reach the momentum at once.
+    (1 + b (1 - b^(d + 1)) / (1 - b)) e. A correction adds that. Local gradients reach the momentum at once.
     """
 
-    has_share = False
+    keeps_steps = False
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """See `Rule`."""
         super().__init__(optimizer, variables)
         self._momentum, self._nesterov = float(optimizer.momentum), bool(optimizer.nesterov)
 
-    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, applied: tf.Tensor) -> list[tf.Tensor]:
         """See `Rule.local`."""
-        for variable, (velocity,), one in zip(self.variables, self.slots, gradients, strict=True):
-            step = rate * one
+        for variable, (velocity,), gradient in zip(self.variables, self.slots, gradients, strict=True):
+            step = rate * gradient
             moved = velocity.assign(self._momentum * velocity - step)
             variable.assign_add(self._momentum * moved - step if self._nesterov else moved)
         return []
 
-    def correct(self, by: Correction) -> None:
+    def correct(self, correction: Correction) -> None:
         """See `Rule.correct`."""
         b = self._momentum
-        of_velocity = tf.pow(b, by.late)
+        of_velocity = tf.pow(b, correction.late)
         of_weights = (1.0 - of_velocity * b) / (1.0 - b)
         if self._nesterov:
             of_weights = 1.0 + b * of_weights
-        for variable, (velocity,), own, mean in zip(self.variables, self.slots, by.own, by.mean, strict=True):
-            missing = by.own_rate * own - by.rate * mean
+        for variable, (velocity,), missing in zip(self.variables, self.slots, _missing(correction), strict=True):
             velocity.assign_add(of_velocity * missing)
             variable.assign_add(of_weights * missing)
 
 
+def _missing(correction: Correction) -> Iterator[tf.Tensor]:
+    """Yields for each variable what the local step lacks to be the step of the global gradient."""
+    pairs = zip(correction.local_gradients, correction.global_gradients, strict=True)
+    for local_gradient, global_gradient in pairs:
+        yield correction.local_rate * local_gradient - correction.global_rate * global_gradient
+
+
 class AdaptiveRule(Rule):
-    """A rule with moments, which are of global gradients only.
+    """A rule with moments, which only global gradients change.
 
     A local step is the one that the optimizer would make if the local gradient were the next global one; it keeps no
-    moments. Its change of the weights is what it returns, and what a correction takes back.
+    moments. `local` returns its change of the weights, and a correction takes that change back.
     """
 
-    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, seen: tf.Tensor) -> list[tf.Tensor]:
+    def local(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, applied: tf.Tensor) -> list[tf.Tensor]:
         """See `Rule.local`."""
-        scale, steps = self._scale(rate, seen), []
-        for variable, slots, one in zip(self.variables, self.slots, gradients, strict=True):
-            steps.append(self._step(self._moments(slots, one), one, scale))
+        scale, steps = self._scale(rate, applied), []
+        for variable, slots, gradient in zip(self.variables, self.slots, gradients, strict=True):
+            steps.append(self._step(self._moments(slots, gradient), gradient, scale))
             variable.assign_sub(steps[-1])
         return steps
 
-    def correct(self, by: Correction) -> None:
+    def correct(self, correction: Correction) -> None:
         """See `Rule.correct`."""
-        scale = self._scale(by.rate, by.seen)
-        for variable, slots, one, taken in zip(self.variables, self.slots, by.mean, by.share, strict=True):
-            moments = self._moments(slots, one)
+        scale = self._scale(correction.global_rate, correction.applied)
+        for variable, slots, gradient, local_step in zip(
+            self.variables, self.slots, correction.global_gradients, correction.local_steps, strict=True
+        ):
+            moments = self._moments(slots, gradient)
             for slot, moment in zip(slots, moments, strict=True):
                 slot.assign(moment)
-            variable.assign_add(taken - self._step(moments, one, scale))
+            variable.assign_add(local_step - self._step(moments, gradient, scale))
 
-    def _scale(self, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """What a step is multiplied by."""
+    def _scale(self, rate: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
+        """Returns the factor of a step."""
         return rate
 
     @abc.abstractmethod
     def _moments(self, slots: Sequence[tf.Variable], gradient: tf.Tensor) -> list[tf.Tensor]:
-        """A variable's slots after one more gradient."""
+        """Returns a variable's slots after one more gradient."""
 
     @abc.abstractmethod
     def _step(self, moments: Sequence[tf.Tensor], gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        """What a variable becomes smaller by."""
+        """Returns the step by which a variable becomes smaller."""
 
 
 class Adagrad(AdaptiveRule):
@@ -198,16 +206,16 @@ class Adam(AdaptiveRule):
     def _step(self, moments: Sequence[tf.Tensor], gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         return moments[0] * scale / (tf.sqrt(moments[1]) + self._epsilon)
 
-    def _scale(self, rate: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        t = seen + 1.0
+    def _scale(self, rate: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
+        t = applied + 1.0
         return rate * tf.sqrt(1.0 - tf.pow(self._beta_2, t)) / (1.0 - tf.pow(self._beta_1, t))
 
 
 def kind_of(optimizer: Any) -> type[Rule]:
-    """The rule of a Keras optimizer.
+    """Returns the rule of a Keras optimizer.
 
     Raises:
-      ValueError: There is none, with the reason.
+      ValueError: There is no rule for it, with the reason.
     """
     kind, known, name = type(optimizer), _keras.keras.optimizers, type(optimizer).__name__
     if _keras.is_legacy_optimizer(optimizer):
@@ -221,6 +229,6 @@ def kind_of(optimizer: Any) -> type[Rule]:
     if kind is known.Adam and not optimizer.amsgrad:
         return Adam
     raise ValueError(
-        "DelayedGlobal knows how a late global gradient takes the place of a local one for SGD (momentum and Nesterov "
-        f"too), Adagrad and Adam (without amsgrad). Received: {name}"
+        "DelayedGlobal can replace a local gradient by a late global one for SGD (also with momentum and Nesterov), "
+        f"Adagrad and Adam (without amsgrad). Received: {name}. Use one of these optimizers or another schedule"
     )

@@ -1,12 +1,11 @@
-"""A delayed schedule at work: what a step does. `in_flight_gradients` has what is done beside the steps.
+"""The steps of `DelayedGlobal`. `in_flight_gradients` has the communication that runs while they compute.
 
-One step, in this order: the weights move by the local gradient; the gradient is put on its way; global gradients that
-are due, or have arrived, take the places of their local ones; at the end of a cycle the ranks meet.
+A step moves the weights by the local gradient and sends that gradient. Global gradients that are due, or have arrived,
+then take the places of their local ones. At the end of a cycle the ranks meet.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,63 +29,56 @@ if TYPE_CHECKING:
     from tf_sparse_ps.reduction.sparse_step import SparseStep
 
 
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """What the first step made.
-
-    Attributes:
-      rule: Of the dense variables.
-      in_flight: Their gradients, on their way.
-    """
-
-    rule: delayed_rules.Rule
-    in_flight: InFlightGradients
-
-
 class DelayedState(ScheduleState):
-    """See `DelayedGlobal`. For jobs of several ranks."""
+    """Makes the steps of `DelayedGlobal` in a job of several ranks."""
 
     ranks_part = True
 
     def __init__(self, options: DelayedOptions, optimizer: Any, collectives: Collectives, name: str) -> None:
-        """See `Schedule.start`."""
+        """Takes the options, and the arguments of `Schedule.start`."""
         super().__init__(optimizer, collectives, name)
         self._options = options
         self.delays_tables = options.sparse
-        self._first: _Made | None = None
-        self._also: Callable[[], Sequence[Any]] = tuple
-        self._drain: Callable[[], None] | None = None
+        self._first_in_flight: InFlightGradients | None = None  # from the first step on
+        self._also_averaged: Callable[[], Sequence[Any]] = tuple
+        self._end_cycle_function: Callable[[], None] | None = None
         counter = _keras.local_variable
         self._sent = counter(0, "int64", "delayed_sent")  # local steps made
         self._back = counter(0, "int64", "delayed_back")  # of them, those whose global gradients have come
-        self._taken = counter(0, "int64", "delayed_taken")  # global gradients
+        self._taken = counter(0, "int64", "delayed_taken")  # global gradients received
         self._without_own = counter(0, "int64", "delayed_without_own")  # of them, those this rank was late for
         self._discarded = counter(0, "int64", "delayed_discarded")
         self._most_late = counter(0, "int64", "delayed_most_late")
         self._in_cycle = counter(0, "int64", "delayed_in_cycle")  # iterations
         self._with_samples = counter(0.0, "float32", "delayed_with_samples")  # of those, with a weight above 0
-        self._seen = counter(tf.cast(optimizer.iterations, tf.float32), "float32", "delayed_seen")  # by the rule
+        self._applied = counter(tf.cast(optimizer.iterations, tf.float32), "float32", "delayed_seen")  # by the rule
 
     def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
         """See `DistributedOptimizer.also_average`."""
-        self._also = variables
+        self._also_averaged = variables
 
     # --- a step ---
 
     def reduce(self, step: LocalStep) -> list[tf.Tensor]:
-        """See `ScheduleState.reduce`: of dense gradients nothing yet."""
+        """See `ScheduleState.reduce`. Dense gradients are not reduced yet."""
         _refuse_reduced(self._options, step.dense)
-        self.dense_bytes = sum(one.bytes for one in step.dense if one.value is not None)
+        self.dense_bytes = sum(gradient.bytes for gradient in step.dense if gradient.value is not None)
         if step.tables is None or self.delays_tables:
             return []
         _warn_of_synchronous_tables(self._options)
         return [step.tables.reduce_and_commit(step.dense, [])]
 
     def update(self, step: LocalStep) -> None:
-        """Moves the dense weights by this rank's own gradients, sends those, and takes global ones that have come."""
-        own = [one for one in step.dense if one.value is not None]
+        """Moves the dense weights by this rank's gradients, sends these, and takes global ones that have come."""
+        present = [gradient for gradient in step.dense if gradient.value is not None]
         tables = step.tables if self.delays_tables else None
-        self._step([one.value for one in own], [one.variable for one in own], step.rate, step.weight, tables)
+        self._step(
+            [gradient.value for gradient in present],
+            [gradient.variable for gradient in present],
+            step.rate,
+            step.weight,
+            tables,
+        )
 
     def _step(
         self,
@@ -96,16 +88,15 @@ class DelayedState(ScheduleState):
         weight: tf.Tensor,
         sparse: SparseStep | None,
     ) -> None:
-        made = self._begin(variables, sparse)
-        rule, in_flight = made.rule, made.in_flight
+        in_flight = self._begin(variables, sparse)
         rate = tf.cast(rate, tf.float32)
         # A rank without samples moves by nothing, not even by NaN.
-        present = tf.cast(weight > 0.0, tf.float32)
-        own = [rank_weight.weighted(one, present) for one in gradients]
+        has_samples = tf.cast(weight > 0.0, tf.float32)
+        local_gradients = [rank_weight.weighted(gradient, has_samples) for gradient in gradients]
         number = self._sent.read_value()
-        share = rule.local(own, rate, self._seen)
-        put = in_flight.send(number, rate, weight, own, share, sparse)
-        # What is received below may change tables: not before this step has looked its rows up.
+        local_steps = in_flight.rule.local(local_gradients, rate, self._applied)
+        put = in_flight.send(number, rate, weight, local_gradients, local_steps, sparse)
+        # Results that are received below may change tables: not before this step has looked its rows up.
         with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
             sent = number + 1
         in_cycle = self._in_cycle + 1
@@ -122,24 +113,24 @@ class DelayedState(ScheduleState):
         tf.cond(ends, self._average, lambda: None)
 
     def drain(self) -> None:
-        """See `ScheduleState.drain`. Takes what is outstanding, and ends the cycle."""
-        if self._first is None or int(self._in_cycle) == 0:
+        """See `ScheduleState.drain`. Takes the outstanding global gradients and ends the cycle."""
+        if not self.outstanding():
             return
-        if self._drain is None:
+        if self._end_cycle_function is None:
             # Not the method itself: TensorFlow counts traces by code object, and would warn of retracing.
-            self._drain = tf.function(functools.partial(self._drained), autograph=False)
-        self._drain()
+            self._end_cycle_function = tf.function(functools.partial(self._end_cycle), autograph=False)
+        self._end_cycle_function()
 
-    def _drained(self) -> None:
-        sent, late = self._sent.read_value(), self._options.late_after_s is not None
-        if late:
-            self._made.in_flight.close()
-        self._take(sent, sent, tf.constant(late))
+    def _end_cycle(self) -> None:
+        sent, closes = self._sent.read_value(), self._options.late_after_s is not None
+        if closes:
+            self._in_flight.close()
+        self._take(sent, sent, tf.constant(closes))
         self._average()
 
     def outstanding(self) -> bool:
-        """Whether ranks differ, until `drain`."""
-        return self._first is not None and int(self._in_cycle) > 0
+        """See `ScheduleState.outstanding`."""
+        return self._first_in_flight is not None and int(self._in_cycle) > 0
 
     def report(self) -> dict[str, Any]:
         """See `DistributedOptimizer.schedule_report`."""
@@ -155,37 +146,43 @@ class DelayedState(ScheduleState):
     # --- first use ---
 
     @property
-    def _made(self) -> _Made:
-        assert self._first is not None  # by the first step
-        return self._first
+    def _in_flight(self) -> InFlightGradients:
+        assert self._first_in_flight is not None  # by the first step
+        return self._first_in_flight
 
-    def _begin(self, variables: Sequence[Any], sparse: SparseStep | None) -> _Made:
-        if self._first is None:
-            narrow = [(one.name, one.dtype) for one in variables if tf.as_dtype(one.dtype) != tf.float32]
+    def _begin(self, variables: Sequence[Any], sparse: SparseStep | None) -> InFlightGradients:
+        """Starts to communicate in the first step. Later ones must have the same variables and tables.
+
+        Raises:
+          ValueError: They have not; or the first step's variables cannot be delayed. With the reason.
+        """
+        if self._first_in_flight is None:
+            narrow = [(variable.name, variable.dtype) for variable in variables if not _is_float32(variable)]
             if narrow:
                 raise ValueError(f"DelayedGlobal trains float32 variables. Received: {narrow}")
-            constrained = [(_keras.variable_name(one), one.constraint) for one in variables if one.constraint]
+            constrained = [
+                (_keras.variable_name(variable), variable.constraint) for variable in variables if variable.constraint
+            ]
             if constrained:
                 raise ValueError(
-                    "DelayedGlobal cannot keep constraints: a correction that comes later would change weights that a "
-                    f"constraint has moved since. Received: {constrained}"
+                    "DelayedGlobal cannot keep constraints: a later correction would change weights that a constraint "
+                    f"has moved. Received: {constrained}. Remove the constraints, or use another schedule"
                 )
-            inner = self._optimizer
+            optimizer = self._optimizer
             with tf.init_scope():
-                rule = delayed_rules.kind_of(inner)(inner, variables)
-                self._first = _Made(rule, InFlightGradients(self._options, rule, sparse, self._collectives, self._name))
-            return self._first
-        before, now = (
-            [one.name for one in self._made.rule.variables],
-            [_keras.tf_variable(one).name for one in variables],
-        )
-        tables_before, tables = _tables_of(self._made.in_flight.sparse), _tables_of(sparse)
-        if (now, tables) != (before, tables_before):
+                rule = delayed_rules.kind_of(optimizer)(optimizer, variables)
+                self._first_in_flight = InFlightGradients(self._options, rule, sparse, self._collectives, self._name)
+            return self._first_in_flight
+        in_flight = self._in_flight
+        names_before = [variable.name for variable in in_flight.rule.variables]
+        names = [_keras.tf_variable(variable).name for variable in variables]
+        tables_before, tables = _tables_of(in_flight.sparse), _tables_of(sparse)
+        if (names, tables) != (names_before, tables_before):
             raise ValueError(
-                "DelayedGlobal needs gradients of the same variables and tables in every step: those of others are on "
-                f"their way. Received: {now}, {tables}; before: {before}, {tables_before}"
+                "DelayedGlobal needs gradients of the same variables and tables in every step: gradients of earlier "
+                f"steps are still in flight. Received: {names}, {tables}. Before: {names_before}, {tables_before}"
             )
-        return self._first
+        return in_flight
 
     # --- global gradients ---
 
@@ -193,11 +190,11 @@ class DelayedState(ScheduleState):
         """Takes results and corrects weights.
 
         Args:
-          due: Those of local steps before this number are waited for; others are taken if they have come.
-          sent: Local steps made.
-          ends: Until all ranks are closing.
+          due: Results of local steps before this number are waited for; others are taken if they have come.
+          sent: The number of local steps made.
+          ends: Whether to continue until all ranks are closing.
         """
-        in_flight = self._made.in_flight
+        in_flight = self._in_flight
 
         def more(back: tf.Tensor, over: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             needed = (back < due) | (ends & ~over)
@@ -205,15 +202,21 @@ class DelayedState(ScheduleState):
 
         def take(back: tf.Tensor, _: tf.Tensor, n: tf.Tensor, *newest: tf.Tensor) -> tuple[tf.Tensor, ...]:
             result = in_flight.receive()
-            own = result.number >= 0
-            # Not where nobody had anything.
-            some = own | (in_flight.weights(result) > 0.0)
+            has_local = result.number >= 0
+            # False if no rank sent a gradient.
+            has_any = has_local | (in_flight.weights(result) > 0.0)
             if self._options.apply == "newest":
-                kept = [tf.where(some, one, other) for one, other in zip(tf.nest.flatten(result), newest, strict=True)]
+                flat = tf.nest.flatten(result)
+                kept = [tf.where(has_any, tensor, before) for tensor, before in zip(flat, newest, strict=True)]
             else:
                 kept = []
-                tf.cond(some, lambda: self._correct(result, sent), lambda: None)
-            return (back + tf.cast(own, tf.int64), in_flight.is_last(result), n + tf.cast(some, tf.int64), *kept)
+                tf.cond(has_any, lambda: self._correct(result, sent), lambda: None)
+            return (
+                back + tf.cast(has_local, tf.int64),
+                in_flight.is_last(result),
+                n + tf.cast(has_any, tf.int64),
+                *kept,
+            )
 
         first = (self._back.read_value(), tf.constant(False), tf.constant(0, tf.int64))
         if self._options.apply == "all":
@@ -228,41 +231,60 @@ class DelayedState(ScheduleState):
         self._taken.assign_add(n)
 
     def _correct(self, result: ReducedStep, sent: tf.Tensor) -> None:
-        rule, weights = self._made.rule, self._made.in_flight.weights(result)
+        rule, weights = self._in_flight.rule, self._in_flight.weights(result)
         weighted_rate = result.sums[rule.size + 1]
         rank_weight.check([weights], result.weight, None)
         late = tf.where(result.number >= 0, sent - 1 - result.number, 0)
         self._most_late.assign(tf.maximum(self._most_late, late))
         self._without_own.assign_add(tf.cast(result.number < 0, tf.int64))
         rate = tf.where(weights > 0.0, rank_weight.mean(weighted_rate, weights), result.rate)
-        means = _ops.mean_split(result.own, result.sums, weights)
-        late = tf.cast(late, tf.float32)
-        rule.correct(Correction(result.own, result.share, result.rate, means, rate, late, self._seen))
-        self._seen.assign_add(1.0)
+        means = _ops.mean_split(result.local_gradients, result.sums, weights)
+        rule.correct(
+            Correction(
+                result.local_gradients,
+                result.local_steps,
+                result.rate,
+                means,
+                rate,
+                tf.cast(late, tf.float32),
+                self._applied,
+            )
+        )
+        self._applied.assign_add(1.0)
 
     # --- the end of a cycle ---
 
     def _average(self) -> None:
-        """Makes ranks equal: parameters, slots and what is registered, averaged by iterations done with samples."""
-        rule = self._made.rule
+        """Makes ranks equal.
+
+        Parameters, slots and registered variables are averaged, by the share of the cycle's iterations with samples.
+        """
+        rule = self._in_flight.rule
         slots = [slot for slots in rule.slots for slot in slots]
-        # A frozen table's anchor is no parameter either; tables are equal without it.
-        also = [_keras.tf_variable(one) for one in self._also() if binding_of(one) is None]
-        variables = [*rule.variables, *slots, *(one for one in also if one.dtype.is_floating), self._seen]
-        # A number of at most 1, so that where all ranks have done the same, products with it are exact.
-        done = self._with_samples / tf.cast(self._in_cycle, tf.float32)
-        values = [tf.cast(one, tf.float32) for one in variables]
+        # A frozen table's anchor is no parameter, either; tables are equal without it.
+        registered = [
+            _keras.tf_variable(variable) for variable in self._also_averaged() if binding_of(variable) is None
+        ]
+        registered = [variable for variable in registered if variable.dtype.is_floating]
+        variables = [*rule.variables, *slots, *registered, self._applied]
+        # 1 on a rank with samples in every iteration of the cycle: products with it are exact.
+        share = self._with_samples / tf.cast(self._in_cycle, tf.float32)
+        values = [tf.cast(variable, tf.float32) for variable in variables]
         agreement = None if self.make_agreement is None else self.make_agreement()
-        packing = dense_mean.WeightedPacking(values, done, dense_mean.CONCATENATE_ALL, agreement=agreement)
+        packing = dense_mean.WeightedPacking(values, share, dense_mean.CONCATENATE_ALL, agreement=agreement)
         means, total = packing.means(self._collectives.allreduce(packing.buffers, f"{self._name}.cycle", average=False))
         agreed = [] if agreement is None else agreement.check(means)
         with tf.control_dependencies(agreed):
             total = tf.identity(total)
         for variable, value, mean in zip(variables, values, means, strict=True):
-            # No rank has done anything: ranks are as equal as they were.
+            # If no rank had samples, ranks are as equal as they were.
             variable.assign(tf.cast(tf.where(total > 0.0, mean, value), variable.dtype))
         self._in_cycle.assign(0)
         self._with_samples.assign(0.0)
+
+
+def _is_float32(variable: Any) -> bool:
+    return bool(tf.as_dtype(variable.dtype) == tf.float32)
 
 
 def _tables_of(sparse: SparseStep | None) -> list[str]:
@@ -271,20 +293,22 @@ def _tables_of(sparse: SparseStep | None) -> list[str]:
 
 def _refuse_reduced(options: DelayedOptions, dense: Sequence[DenseGradient]) -> None:
     """Raises ValueError, with the reason, for gradients that are not this rank's own."""
-    for one in dense:
-        if one.big:
-            wrong = "IndexedSlices of a large variable. Use tsps.Embedding for it"
-        elif one.value is not None and mean_of(one.value) is not None:
-            wrong = "the mean that a DistributedGradientTape has made. Use tf.GradientTape"
+    for gradient in dense:
+        if gradient.big:
+            problem = "IndexedSlices of a large variable. Use tsps.Embedding for it"
+        elif gradient.value is not None and mean_of(gradient.value) is not None:
+            problem = "the mean that a DistributedGradientTape has made. Use tf.GradientTape"
         else:
             continue
-        raise ValueError(f"{options} steps with a rank's own gradients. Received for {one.variable.name}: {wrong}")
+        raise ValueError(
+            f"{options} steps with each rank's own gradients. Received for {gradient.variable.name}: {problem}"
+        )
 
 
 def _warn_of_synchronous_tables(options: DelayedOptions) -> None:
-    """Says that little is gained where dense gradients are delayed and those of tables are not."""
+    """Warns that delaying only dense gradients gains little."""
     warnings.warn(
-        f"{options}: the step of the tables is synchronous, so that ranks wait for each other in every step. "
-        "sparse=True delays it, too.",
+        f"{options}: the step of the tables is synchronous, so ranks wait for each other in every step, and little is "
+        "gained. With sparse=True the tables are delayed, too.",
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""One list of gradients under TimedBuckets: profiled, planned with the other ranks, and sent in buckets."""
+"""One list of gradients under `TimedBuckets`: profiled, planned with the other ranks, and sent in buckets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class GradientSet:
     """One list of gradients: first profiled, then sent by its plan.
 
     Attributes:
-      plan: Once there is one.
-      server: Once there is a plan with owners, on several ranks.
-      name: Of its operations.
-      recorder: Of its ready times.
-      profiled_steps: Recorded so far.
+      plan: The plan, once there is one.
+      server: What this rank does for buckets with owners, once there is a plan with owners, on several ranks.
+      name: The beginning of the names of its operations.
+      recorder: The name under which ready times are recorded.
+      profiled_steps: The number of steps recorded so far.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class GradientSet:
         collectives: Collectives,
         name: str,
     ) -> None:
-        """Takes the schedule's plan, if it has one. Eager, on all ranks.
+        """Takes the plan of the options, if they have one. Eager, on all ranks.
 
         Args:
-          options: The schedule's.
-          gradients: What is known of each.
-          variables: Whose they are.
+          options: The options of the schedule.
+          gradients: The description of each gradient.
+          variables: The gradients' variables.
           collectives: The rank's collectives.
-          name: What its operations' names begin with.
+          name: The beginning of the names of its operations.
 
         Raises:
-          ValueError: The plan is of other gradients, naming them.
+          ValueError: The plan is for other gradients, naming them.
         """
         self.plan: Plan | None = None
         self.server: BucketServer | None = None
@@ -60,32 +60,32 @@ class GradientSet:
         self._hook = _keras.CallHook(self._advance)
         self._warned = False
         if options.plan is not None:
-            if different := options.plan.differences(gradients, collectives.size):
-                more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
+            if differences := options.plan.differences(gradients, collectives.size):
+                more = f" (and {len(differences) - 5} more)" if len(differences) > 5 else ""
                 raise ValueError(
-                    f"`plan` of TimedBuckets is of another model or job: {'; '.join(different[:5])}{more}. Leave it "
-                    "out: a new one is made in the first steps."
+                    f"`plan` of TimedBuckets is for another model or job: {'; '.join(differences[:5])}{more}. Leave it "
+                    "out: TimedBuckets then makes a new one in the first steps."
                 )
             self._begin(options.plan)
 
     def plan_of_this_step(self) -> Plan | None:
-        """The plan by which a step is to be made, or traced, now; None: it is to be recorded."""
+        """Returns the plan for the step that is made, or traced, now. None: the step is to be recorded."""
         plan = self.plan
         if plan is None and tf.executing_eagerly():
-            # Not for this step: in a graph, too, the step after this look is still one of the old trace.
+            # `plan` stays None for this step: in a graph, too, the step after this look is one of the old trace.
             self._advance()
         elif plan is None:
             self._hook.attach()
         return plan
 
     def _advance(self) -> None:
-        """Looks at what was recorded; with enough steps, agrees on a plan with the others. Between steps, eager.
+        """Reads the recorded times and, after enough steps, agrees on a plan with the others. Between steps, eager.
 
         All ranks do the same here: each step is made by all, so they have recorded equally many.
         """
         if self.plan is not None:
-            # An old trace: of a function that was not seen when it was traced, or of one that TensorFlow never traces
-            # anew.
+            # An old trace runs: of a function that was not seen when it was traced, or of one that TensorFlow never
+            # traces again.
             if not self._hook.retrace():
                 self._warn_of_an_old_trace()
             return
@@ -95,11 +95,11 @@ class GradientSet:
             return
         self._profiles += 1
         world, options, times = self._collectives, self._options, self._profile.times()
-        found = bool(bucket_profile.unconfirmed(times, options.gap_threshold))
-        erratic = world.broadcast_object(found, 0, f"{self.name}.erratic")
+        has_unconfirmed = bool(bucket_profile.unconfirmed(times, options.gap_threshold))
+        erratic = world.broadcast_object(has_unconfirmed, 0, f"{self.name}.erratic")
         if erratic and self._profiles < options.max_profiles:
             return
-        made = bucket_profile.make_plan(
+        plan = bucket_profile.make_plan(
             self._gradients,
             times,
             world.size,
@@ -108,15 +108,19 @@ class GradientSet:
             profiles=self._profiles,
             erratic=erratic,
         )
-        self._begin(Plan.of(world.broadcast_object(made.to_dict(), 0, f"{self.name}.plan")))
-        self._profile = bucket_profile.Profile(len(self._gradients))  # its steps are no more needed
+        self._begin(Plan.of(world.broadcast_object(plan.to_dict(), 0, f"{self.name}.plan")))
+        self._profile = bucket_profile.Profile(len(self._gradients))  # frees the recorded times
         self._hook.retrace()
 
     def _begin(self, plan: Plan) -> None:
         """Takes a plan, once all ranks have the same one, for the same gradients."""
-        own = [(one.shape, one.dtype) for one in self._gradients]
-        planned = [(one.shape, one.dtype) for one in plan.gradients]
-        facts = {"plan of buckets": repr(plan), "its hash": plan.hash, "gradients as in the plan": str(own == planned)}
+        kinds = [(gradient.shape, gradient.dtype) for gradient in self._gradients]
+        planned_kinds = [(gradient.shape, gradient.dtype) for gradient in plan.gradients]
+        facts = {
+            "plan of buckets": repr(plan),
+            "its hash": plan.hash,
+            "gradients as in the plan": str(kinds == planned_kinds),
+        }
         must_agree(self._collectives.allgather_object(facts, f"{self.name}.agreed"))
         if plan.owners and self._collectives.size > 1:
             self.server = BucketServer(plan, self._variables, self._collectives, self.name)
@@ -126,8 +130,9 @@ class GradientSet:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "a function that was traced before TimedBuckets had its plan is still called, and goes on without "
-                "buckets: TensorFlow does not trace it anew, as it does not for get_concrete_function()",
+                "a function that was traced before TimedBuckets had its plan is still called. It trains without "
+                "buckets, because TensorFlow does not trace it again. Call the tf.function itself, not what its "
+                "get_concrete_function() returned",
                 stacklevel=2,
             )
 
@@ -140,22 +145,21 @@ def average_in_buckets(
     weight: tf.Tensor,
     agreement: Agreement | None = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """As `dense_mean.average`, one operation per bucket.
+    """Averages gradients as `dense_mean.average`, with one operation per bucket.
 
-    A bucket waits until those before it are handed over, never until they are sent: what it depends on is what goes
-    into them.
+    A bucket waits until those before it are handed over, never until they are sent: it depends on their inputs.
     """
     results: list[tf.Tensor | None] = [None] * len(gradients)
     sums: list[tf.Tensor] = []
-    before: list[tf.Tensor] = []
+    handed_over: list[tf.Tensor] = []
     for number, members in enumerate(plan.buckets):
-        own = agreement if number == 0 else None  # with the first bucket
-        packing = dense_mean.WeightedPacking([gradients[i] for i in members], weight, agreement=own)
-        with tf.control_dependencies(before):
-            before = [tf.identity(one) for one in packing.buffers]
+        first_agreement = agreement if number == 0 else None  # the facts travel with the first bucket
+        packing = dense_mean.WeightedPacking([gradients[i] for i in members], weight, agreement=first_agreement)
+        with tf.control_dependencies(handed_over):
+            handed_over = [tf.identity(buffer) for buffer in packing.buffers]
         label = f"{name}.bucket.{number}"
-        means, weights = packing.means(collectives.allreduce(before, label, average=False))
+        means, weights = packing.means(collectives.allreduce(handed_over, label, average=False))
         sums.append(weights)
         for i, mean in zip(members, means, strict=True):
             results[i] = mean
-    return [one for one in results if one is not None], sums
+    return [mean for mean in results if mean is not None], sums

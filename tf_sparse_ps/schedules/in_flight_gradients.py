@@ -1,7 +1,7 @@
-"""What travels for a delayed step, and what is done with it beside the steps: the other half of `delayed_state`.
+"""Gradients of delayed steps that travel while the next steps compute. `delayed_state` has the steps themselves.
 
-A message carries a local step; its result, the sums over the ranks as well. Tables' gradients travel in it, and their
-step is made on the way.
+A message carries a local step. Its result carries the sums over the ranks, too. The tables' gradients travel in the
+message, and their step is made on the way.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ if TYPE_CHECKING:
     from tf_sparse_ps.job.job import Job
     from tf_sparse_ps.reduction.sparse_step import SparseStep
 
-# In place of a local step's number. Where late ranks are not waited for: this rank was late; and: it is at the end of a
-# cycle, and sends no more until all ranks are there.
+# The numbers of empty messages, with `late_after_s`: this rank was late; and: it is at the end of a cycle, and sends
+# no more until all ranks are there.
 _EMPTY, _CLOSING = -1, -2
 
 
 class ReducedStep(NamedTuple):
-    """What comes back of a local step. It travels flat, in this order; the tables' tensors follow.
+    """The result of a local step. It travels flat, in this order; the tables' tensors follow.
 
     Attributes:
-      number: int64, of the local step; `_EMPTY` or `_CLOSING` when there is none.
-      rate: Its learning rate.
-      weight: This rank's.
-      own: This rank's gradients.
-      share: What `Rule.local` returned.
+      number: The number of the local step, int64; `_EMPTY` or `_CLOSING` if this rank sent none.
+      rate: The learning rate of the local step.
+      weight: This rank's weight.
+      local_gradients: This rank's gradient of each variable.
+      local_steps: What `Rule.local` returned.
       sums: float32[n + 3 + h]: sums over the ranks of weight times gradients, of weight, of weight times learning rate,
-        of closing ranks, and, where late ranks are not waited for, of weight times the tables' hyperparameters.
+        of closing ranks, and, with `late_after_s`, of weight times the tables' hyperparameters.
     """
 
     number: tf.Tensor
     rate: tf.Tensor
     weight: tf.Tensor
-    own: list[tf.Tensor]
-    share: list[tf.Tensor]
+    local_gradients: list[tf.Tensor]
+    local_steps: list[tf.Tensor]
     sums: tf.Tensor
 
 
 class InFlightGradients:
-    """Sends the local steps of one optimizer, and receives what comes of them.
+    """Sends the local steps of one optimizer and receives their results.
 
     Attributes:
-      specs: Types and shapes, a `ReducedStep`.
-      sparse: The first step's step of the tables, the pattern of the others; None: they are not delayed.
+      rule: The update rule of the dense variables.
+      sparse: The first step's step of the tables, the pattern of all later ones. None: tables are not delayed.
+      specs: Types and shapes of a result, as a `ReducedStep`.
     """
 
     def __init__(
@@ -65,25 +66,25 @@ class InFlightGradients:
         collectives: Collectives,
         name: str,
     ) -> None:
-        """Starts to work. Eager.
+        """Starts the threads. Eager.
 
         Args:
-          options: The schedule.
-          rule: Of the dense variables.
-          sparse: See there.
+          options: The options of the schedule.
+          rule: As the attribute.
+          sparse: As the attribute.
           collectives: The rank's collectives.
-          name: What the operations' names begin with.
+          name: The beginning of the operations' names.
         """
-        self.sparse = sparse
+        self.rule, self.sparse = rule, sparse
         self._collectives, self._name, self._size = collectives, name, rule.size
         self._reproducible, self._leaves_out = options.reproducible, options.late_after_s is not None
         self._committed = 0 if sparse is None else int(sparse.job.step)
         self._zero = _keras.local_variable(0, "int64", "delayed_zero")
         hyper = sum(sparse.hyper_sizes()) if sparse is not None and self._leaves_out else 0
         scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([rule.size + 3 + hyper], tf.float32)
-        own = [tf.TensorSpec(variable.shape, tf.float32) for variable in rule.variables]
-        share = own if rule.has_share else []
-        self.specs = ReducedStep(tf.TensorSpec([], tf.int64), scalar, scalar, own, share, sums)
+        gradients = [tf.TensorSpec(variable.shape, tf.float32) for variable in rule.variables]
+        steps = gradients if rule.keeps_steps else []
+        self.specs = ReducedStep(tf.TensorSpec([], tf.int64), scalar, scalar, gradients, steps, sums)
         self._dense = len(tf.nest.flatten(self.specs))
         tables = [] if sparse is None else sparse.specs()
         self._message = [*tf.nest.flatten(self.specs)[:-1], *tables]  # without sums
@@ -105,24 +106,27 @@ class InFlightGradients:
         number: tf.Tensor,
         rate: tf.Tensor,
         weight: tf.Tensor,
-        gradients: Sequence[tf.Tensor],
-        share: Sequence[tf.Tensor],
+        local_gradients: Sequence[tf.Tensor],
+        local_steps: Sequence[tf.Tensor],
         sparse: SparseStep | None,
     ) -> tf.Operation | None:
-        """Puts a local step on its way; arguments as in `ReducedStep`. See `CommunicationThreads.put`."""
+        """Sends a local step; arguments as in `ReducedStep`. Returns the operation in a graph, and None eagerly."""
         tables = [] if sparse is None else sparse.tensors()
-        return self._threads.put([number, rate, weight, *gradients, *share, *tables])
+        return self._threads.put([number, rate, weight, *local_gradients, *local_steps, *tables])
 
     def close(self) -> None:
-        """Tells the other ranks that this one has come to the end of a cycle."""
+        """Tells the other ranks that this one is at the end of a cycle."""
         self._threads.put(self._without_step(closing=True))
 
     def waiting(self) -> tf.Tensor:
-        """How many results can be received without a wait."""
+        """Returns the number of results that can be received without a wait, int32 scalar."""
         return self._threads.waiting()
 
     def receive(self) -> ReducedStep:
-        """The next result; waits for it. The tables' step, if it was only reduced beside the steps, is made here."""
+        """Waits for the next result and returns it.
+
+        If the tables' gradients were only reduced on the way (`reproducible`), the tables' step is made here.
+        """
         received = self._threads.take()
         if self.sparse is not None and self._reproducible:
             step = self.sparse.of(received[self._dense :])
@@ -136,25 +140,25 @@ class InFlightGradients:
         return tf.nest.pack_sequence_as(self.specs, received[: self._dense])
 
     def _meet(self, job: Job, number: tf.Tensor) -> list[tf.Tensor]:
-        """Waits for all ranks to receive this result: one that is behind must not see in the table what follows."""
+        """Waits until all ranks receive this result: a slow rank must not see in the table what follows."""
         if job.size == len(job.leaders):  # one rank per node
             return []
         return self._collectives.allreduce([tf.cast(number, tf.float32)], f"{self._name}.delayed.meet", average=False)
 
     def weights(self, result: ReducedStep) -> tf.Tensor:
-        """The sum of the ranks' weights in it, 0: nobody had anything."""
+        """Returns the sum of the ranks' weights in a result; 0 if no rank sent a gradient."""
         return result.sums[self._size]
 
     def is_last(self, result: ReducedStep) -> tf.Tensor:
-        """Whether all ranks are closing: the cycle has no more."""
+        """Returns whether all ranks are closing, so that the cycle has no more results."""
         return result.sums[self._size + 2] >= float(self._collectives.size)
 
-    # --- beside the steps ---
+    # --- in the threads ---
 
     def _in_order(self, message: list[tf.Tensor]) -> list[tf.Tensor]:
         """Makes the step of the tables, before the dense gradients go: Horovod sends one after the other anyway.
 
-        To be reproducible it does no more than reduce for it.
+        With `reproducible` it only reduces the tables' gradients.
         """
         dense, tables = message[: self._dense - 1], message[self._dense - 1 :]
         if self.sparse is None or self._leaves_out:
@@ -165,43 +169,46 @@ class InFlightGradients:
             return [*dense, *step.with_gradients(reduced).tensors()]
         number = step.number()
         with tf.control_dependencies(step.wait(step.check(number, step.apply(number)))):
-            return [tf.identity(one) for one in dense]
+            return [tf.identity(tensor) for tensor in dense]
 
     def _carry(self, message: list[tf.Tensor], channel: int) -> list[tf.Tensor]:
         """Adds up the ranks' gradients. Messages may overtake each other here."""
         dense, tables = message[: self._dense - 1], message[self._dense - 1 :]
         number, rate, weight, *_ = dense
-        gradients = dense[3 : 3 + len(self.specs.own)]
+        gradients = dense[3 : 3 + len(self.specs.local_gradients)]
         tail = [[weight, weight * rate, tf.cast(tf.equal(number, _CLOSING), tf.float32)]]
         if self.sparse is not None and self._leaves_out:
-            tail += [weight * one for one in self.sparse.of(tables).update.hyper]
-        sent = _ops.weighted_concat(gradients, weight, tf.concat(tail, axis=0))
-        (sums,) = self._collectives.allreduce([sent], f"{self._name}.delayed.{channel}", average=False)
+            tail += [weight * hyper for hyper in self.sparse.of(tables).update.hyper]
+        weighted = _ops.weighted_concat(gradients, weight, tf.concat(tail, axis=0))
+        (sums,) = self._collectives.allreduce([weighted], f"{self._name}.delayed.{channel}", average=False)
         if self.sparse is None or not self._leaves_out:
             return [*dense, sums, *tables]
-        # The only channel: one message at a time, here too.
+        # There is one channel, so this handles one message at a time, too.
         step = self._with_mean_hyper(self.sparse.of(tables), self._result([*dense, sums]))
         with tf.control_dependencies([sums]):
             number = step.number()
-            done = step.wait(step.check(number, step.apply(number)))
-        with tf.control_dependencies(done):
-            return [tf.identity(one) for one in [*dense, sums]]
+            published = step.wait(step.check(number, step.apply(number)))
+        with tf.control_dependencies(published):
+            return [tf.identity(tensor) for tensor in [*dense, sums]]
 
     def _with_mean_hyper(self, step: SparseStep, result: ReducedStep) -> SparseStep:
-        """Hyperparameters of the ranks that were in time: a leader may not be one, and all must use the same."""
+        """Gives the step the mean hyperparameters of the ranks that were in time.
+
+        All leaders must use the same ones, and a leader may have been late.
+        """
         weights = self.weights(result)
         sums = tf.split(result.sums[self._size + 3 :], step.hyper_sizes())
-        means = [rank_weight.mean(one, weights) for one in sums]
+        means = [rank_weight.mean(total, weights) for total in sums]
         return step.with_hyper(
-            [tf.where(weights > 0.0, mean, own) for mean, own in zip(means, step.update.hyper, strict=True)]
+            [tf.where(weights > 0.0, mean, hyper) for mean, hyper in zip(means, step.update.hyper, strict=True)]
         )
 
     # --- without a local step ---
 
     def _without_step(self, *, closing: bool) -> list[tf.Tensor]:
-        """A message without one.
+        """Makes an empty message.
 
-        Of a variable that is 0: TensorFlow would fold constants, and the all-reduce of them with it.
+        It is made of a variable that is 0: TensorFlow would fold constants, and the all-reduce of them, too.
         """
         zero = self._zero.read_value()
         message = [tf.fill([size or 0 for size in spec.shape], tf.cast(zero, spec.dtype)) for spec in self._message]
@@ -209,7 +216,7 @@ class InFlightGradients:
         return message
 
     def _outcome(self, received: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `EmptyMessages`."""
+        """See `EmptyMessages.outcome`."""
         result = self._result(received)
         last = self.is_last(result)
         return tf.equal(result.number, _CLOSING) & ~last, last | tf.equal(self.weights(result), 0.0)
