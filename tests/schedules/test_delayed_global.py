@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,13 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) ->
 def test_optimizers_that_cannot_be_delayed_are_refused(optimizer: Callable[[], Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         tsps.DistributedOptimizer(optimizer(), sparse_optimizer="sgd", schedule=Delayed())
+
+
+def test_replicas_of_a_strategy_are_refused_and_other_collectives_are_not() -> None:
+    with pytest.raises(ValueError, match=r"under a tf\.distribute strategy.*local steps.*'horovod' and 'tensorflow'"):
+        Delayed().refuse(keras.optimizers.SGD(0.1), types.SimpleNamespace(kind="tf.distribute", size=2))
+    for kind in ("horovod", "tensorflow"):
+        Delayed().refuse(keras.optimizers.SGD(0.1), types.SimpleNamespace(kind=kind, size=2))
 
 
 @pytest.mark.skipif(not _keras.IS_KERAS_3, reason="an option of Keras 3")

@@ -72,8 +72,9 @@ class DelayedGlobal(DelayedOptions, Schedule):
         delayed_rules.kind_of(optimizer)
         if collectives.kind == "tf.distribute":
             raise ValueError(
-                "DelayedGlobal needs collectives='horovod': replicas of tf.distribute have no weights of their own, "
-                "hence no local step"
+                "DelayedGlobal does not work under a tf.distribute strategy: replicas have no weights of their own, so "
+                "they cannot make local steps. Start the ranks without a strategy (collectives='horovod' and "
+                "'tensorflow' both work), or use Synchronous()."
             )
         for name in ("clipnorm", "clipvalue", "global_clipnorm"):
             if getattr(optimizer, name, None):

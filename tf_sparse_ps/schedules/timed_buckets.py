@@ -80,8 +80,9 @@ class TimedBuckets(BucketOptions, Schedule):
         """See `Schedule.refuse`."""
         if collectives.kind == "tf.distribute":
             raise ValueError(
-                "TimedBuckets needs Horovod's collectives: under a tf.distribute strategy the replicas' gradients meet "
-                "in a merge call, which has all of them at once. Use Synchronous()."
+                "TimedBuckets does not work under a tf.distribute strategy: the replicas' gradients meet in a merge "
+                "call, which has all of them at once. Start the ranks without a strategy (Horovod's and TensorFlow's "
+                "collectives both work), or use Synchronous()."
             )
         if self.server and clipping.Clipping.of(optimizer).global_norm is not None:
             raise ValueError(
