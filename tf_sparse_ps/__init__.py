@@ -1,7 +1,7 @@
 """tf_sparse_ps: shared-memory embedding tables for TensorFlow.
 
-Names are imported when first used, so that `import tf_sparse_ps.table`, the store, needs no TensorFlow. Keras knows the
-layers and the optimizer nevertheless (`_compat/_registration.py`), to load models that were saved with them.
+The package imports its names on first use, so that `tf_sparse_ps.table` works without TensorFlow. It still registers
+the layers and the optimizer with Keras (`_compat/_registration.py`), so that saved models load.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tf_sparse_ps._compat import _registration
 from tf_sparse_ps.collectives import horovod_setup as _horovod_setup
 
-if TYPE_CHECKING:  # what editors and type checkers see; at run time `__getattr__` imports the same names
+if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports the same names
     from tf_sparse_ps import callbacks, collectives, config, errors, job, layers, optimizers, schedules, table
     from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
     from tf_sparse_ps.collectives.registry import init
@@ -75,7 +75,7 @@ _HOME = {
 _MODULES = ("callbacks", "collectives", "config", "errors", "job", "layers", "optimizers", "schedules", "table")
 
 
-if not TYPE_CHECKING:  # or every name would be one of this module
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name of this module
 
     def __getattr__(name: str) -> Any:
         if name in _HOME:

@@ -1,4 +1,4 @@
-"""`python -m tf_sparse_ps run ...`, the same as `tf-sparse-ps run ...`."""
+"""The command line: `python -m tf_sparse_ps` is the same as `tf-sparse-ps`."""
 
 import sys
 

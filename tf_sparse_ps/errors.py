@@ -3,15 +3,15 @@
     Error(RuntimeError)
       TableError         a table, its files or its group
       CollectivesError   an operation between ranks
-      RankError          another rank died, stopped or did not come
+      RankError          another rank died, was stopped or did not respond
       LaunchError        the launcher cannot start a job
       NotSavedError      a checkpoint could not be written
 
-A wrong argument is a `ValueError`, as everywhere in Python; those that a table refuses are an `Error` too.
+A wrong argument raises `ValueError`, as everywhere in Python. If a table refuses it, the exception is an `Error` too.
 
-The classes below `TableError` derive also from the built-in exception that a caller would expect: a key out of range is
-an `IndexError` and a `ValueError`, a full file system an `OSError`. The core's status codes become these classes in
-`_table` (C++) and, for TensorFlow's errors, in `from_tensorflow`; nowhere else.
+Each subclass of `TableError` also derives from the built-in exception that a caller expects. For example, a key out of
+range is an `IndexError` and a `ValueError`, and a full file system is an `OSError`. Two places translate the core's
+status codes into these classes: `_table` (C++), and `from_tensorflow` for TensorFlow's errors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Iterator
 
 
 class Error(RuntimeError):
-    """Base of this package's exceptions."""
+    """The base class of this package's exceptions."""
 
 
 class TableError(Error):
-    """Base of the errors of tables; also raised for a broken invariant, which is a bug."""
+    """The base class of errors of tables. It is also raised itself for a broken invariant, which is a bug."""
 
 
 class InvalidArgumentError(TableError, ValueError):
@@ -33,15 +33,15 @@ class InvalidArgumentError(TableError, ValueError):
 
 
 class NotFoundError(TableError, FileNotFoundError):
-    """There is no such group, table or file."""
+    """A group, a table or a file does not exist."""
 
 
 class TableExistsError(TableError, FileExistsError):
-    """Something to be created is there already."""
+    """A group, a table or a file exists already and cannot be created."""
 
 
 class StateError(TableError):
-    """A valid request in the wrong state: not the writer, another uuid, another optimizer."""
+    """A valid request in the wrong state: this process is not the writer, or the uuid or the optimizer differs."""
 
 
 class KeyRangeError(TableError, IndexError, ValueError):
@@ -49,15 +49,15 @@ class KeyRangeError(TableError, IndexError, ValueError):
 
 
 class NoSpaceError(TableError, OSError):
-    """No room: file system, cgroup, row numbers, or address range."""
+    """A limit is reached: space in the file system, memory of the cgroup, row numbers, or the address range."""
 
 
 class DamagedFileError(TableError, OSError):
-    """A file is truncated, foreign, newer or damaged."""
+    """A file is truncated, damaged, of another kind, or written by a newer version."""
 
 
 class AccessError(TableError, PermissionError):
-    """Another user's file, a symbolic link in the way, or a folder that cannot be written."""
+    """A file belongs to another user, a path contains a symbolic link, or a folder cannot be written."""
 
 
 class UnavailableError(TableError):
@@ -65,19 +65,19 @@ class UnavailableError(TableError):
 
 
 class WaitTimeoutError(TableError, TimeoutError):
-    """A wait ran out of time."""
+    """A wait timed out."""
 
 
 class WriterLockedError(TableError, BlockingIOError):
-    """Another process, or this process's TensorFlow ops, is the group's writer; or somebody is saving to the path."""
+    """Another writer has the group or path: another process, this process's TensorFlow ops, or a save in progress."""
 
 
 class UnsupportedError(TableError, ValueError):
-    """Something that cannot work with shared tables, refused with the reason."""
+    """The request cannot work with shared tables. The message gives the reason."""
 
 
 class CollectivesError(Error):
-    """A collective failed: a rank is gone or has shut down. Training cannot go on."""
+    """A collective failed, because a rank died or has shut down. Training cannot continue."""
 
 
 class WrongSecretError(CollectivesError, ConnectionError):
@@ -85,15 +85,15 @@ class WrongSecretError(CollectivesError, ConnectionError):
 
 
 class RankError(Error):
-    """Base of what a training step can fail with because of another process."""
+    """The base class of errors that other processes cause in a training step."""
 
 
 class RankDied(RankError):
-    """A rank of this node is gone; the message names it, its process id and its step."""
+    """A rank of this node died. The message names the rank, its process id and its step."""
 
 
 class LeaderDied(RankDied):
-    """The process that writes this node's tables is gone."""
+    """The process that writes this node's tables died."""
 
 
 class RankStopped(RankError):
@@ -101,30 +101,30 @@ class RankStopped(RankError):
 
 
 class ExchangeFailed(RankError):
-    """The ranks of this node could not merge their gradients; the message names the rank that did not come, or why."""
+    """The ranks of this node could not merge their gradients. The message names the reason or the missing rank."""
 
 
 class RankLost(RankError):
-    """A rank of any node has ended, or did not come; the message is what it or others have told all ranks."""
+    """A rank of any node has ended or does not respond. The message is the report that all ranks received."""
 
 
 class NotSavedError(Error, OSError):
-    """A checkpoint could not be written, on all ranks. Those before it are there, and training can go on."""
+    """A checkpoint could not be written. All ranks raise it. Earlier checkpoints are kept; training can continue."""
 
 
 class PartNotSavedError(NotSavedError):
-    """Another node has not written its part of a checkpoint. That node's leader knows why."""
+    """Another node has not written its part of a checkpoint. That node's leader reports why."""
 
 
 class LaunchError(Error):
     """`tf-sparse-ps run` cannot start the job.
 
     Attributes:
-      status: The launcher's exit status: 2 for a mistake in the arguments, of this launcher or another.
+      status: The launcher's exit status: 2 if an argument of any launcher of the job is wrong.
     """
 
     def __init__(self, text: str, status: int = 1) -> None:
-        """What is wrong, for the user."""
+        """Takes the message for the user, and the exit status."""
         super().__init__(text)
         self.status = status
 
@@ -144,7 +144,7 @@ BY_CODE: dict[str, type[TableError]] = {
     "internal": TableError,
 }
 
-# tf.errors classes by name, so that this module needs no TensorFlow.
+# The classes of tf.errors are looked up by name, so that this module does not import TensorFlow.
 _BY_TENSORFLOW_CLASS: dict[str, type[TableError]] = {
     "InvalidArgumentError": InvalidArgumentError,
     "NotFoundError": NotFoundError,
@@ -163,10 +163,10 @@ _BY_TENSORFLOW_CLASS: dict[str, type[TableError]] = {
 
 @contextlib.contextmanager
 def from_tensorflow(what: str) -> Iterator[None]:
-    """Turns a `tf.errors.OpError` raised inside into the class above that it came from.
+    """Turns a `tf.errors.OpError` that is raised inside into the class of this module for the same status code.
 
     Args:
-      what: What was being done; starts the message.
+      what: The operation in progress, which starts the message: "writing table <path>".
     """
     try:
         yield

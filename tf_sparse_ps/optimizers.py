@@ -1,9 +1,9 @@
 """Row optimizers: update rules that the store applies to the rows of a table that a step touches.
 
-All are lazy: a row without a gradient keeps its value and its slots, unlike in Keras, whose optimizers move all rows
-of a variable at every step once one of their slots is not zero, or weights decay (docs/training-reference.md). Where
-a row has a gradient the rule is Keras's, and a row that every step touches gets exactly what the Keras optimizer of the
-same name gives. `RowwiseAdagrad` is FBGEMM's; Keras has none.
+All rules are lazy: a row without a gradient keeps its value and its slots. Keras's optimizers, in contrast, move all
+rows of a variable at every step, as soon as one of their slots is not zero, or if weights decay
+(docs/training-reference.md). For a row with a gradient the rule is Keras's: a row that every step touches gets exactly
+the values that the Keras optimizer of the same name gives. `RowwiseAdagrad` is FBGEMM's rule, which Keras lacks.
 
 Importing this module does not import TensorFlow.
 """
@@ -25,11 +25,11 @@ LearningRate = float | Callable[[Any], Any] | None
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
-    """Base of the row optimizers.
+    """The base class of the row optimizers.
 
     Attributes:
-      learning_rate: A number, a Keras learning-rate schedule (or any function of the step), or None: the current
-        learning rate of the Keras optimizer that `DistributedOptimizer` wraps, at every step.
+      learning_rate: A number, a Keras learning-rate schedule or any function of the step. None: at every step, the
+        current learning rate of the Keras optimizer that `DistributedOptimizer` wraps.
     """
 
     learning_rate: LearningRate = None
@@ -59,39 +59,39 @@ class RowOptimizer:
 
     @property
     def kind(self) -> str:
-        """The rule's name in the store: what tables are bound to."""
+        """The rule's name in the store, which a table that is bound to the rule records."""
         raise NotImplementedError
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of what a row has beside its weights. Each is as wide as the row, but `RowwiseAdagrad`'s."""
+        """The names of the slots. Each slot is as wide as the row, except that of `RowwiseAdagrad`."""
         return ()
 
     @property
     def slot_init(self) -> tuple[float, ...]:
-        """Initial value of the elements of each slot, in the order of `slots`."""
+        """The initial value of the elements of each slot, in the order of `slots`."""
         return (0.0,) * len(self.slots)
 
     @property
     def slot_identity(self) -> tuple[str, tuple[float, ...]]:
-        """The kind and `slot_init` as tables store it, in float32. A table keeps its slots if it stays the same."""
+        """The kind, and `slot_init` rounded to float32 as tables store it. Rules with equal ones can share slots."""
         return self.kind, tuple(float(np.float32(value)) for value in self.slot_init)
 
     def hyper(self, learning_rate: Any, step: Any) -> list[Any]:
-        """Hyperparameters of one step, in the order that the store expects (docs/ops.md).
+        """Returns the hyperparameters of one step, in the order that the store expects (docs/ops.md).
 
         Args:
-          learning_rate: The rate to use at this step: a number, or a scalar tensor.
-          step: The update that is being made, counted from 1: a number, or a scalar tensor.
+          learning_rate: The learning rate of this step, a number or a scalar tensor.
+          step: The number of this step, counted from 1, a number or a scalar tensor.
         """
         raise NotImplementedError
 
     def rate_at(self, step: Any, wrapped: Any) -> Any:
-        """The learning rate of a step.
+        """Returns the learning rate of a step.
 
         Args:
-          step: Steps made before this one, as Keras counts when it calls a schedule.
-          wrapped: The wrapped optimizer's current rate, or None.
+          step: The number of steps made before this one, which Keras passes to a schedule.
+          wrapped: The wrapped optimizer's current learning rate, or None.
 
         Raises:
           ValueError: Neither this optimizer nor a wrapped one has a learning rate.
@@ -101,12 +101,12 @@ class RowOptimizer:
             rate = wrapped
         if rate is None:
             raise ValueError(
-                f"{type(self).__name__}: learning_rate is None and there is no wrapped optimizer to take it from"
+                f"{type(self).__name__}: learning_rate is None, and no wrapped optimizer has one. Set learning_rate"
             )
         return rate(step) if callable(rate) else rate
 
     def hyper_values(self, step: int) -> list[float]:
-        """`hyper` at a step (1, 2, ...) with this optimizer's own learning rate, for use without TensorFlow.
+        """Returns `hyper` of a step (1, 2, ...) with this optimizer's own learning rate, without TensorFlow.
 
         Raises:
           ValueError: The learning rate is None.
@@ -114,18 +114,18 @@ class RowOptimizer:
         return [float(value) for value in self.hyper(self.rate_at(step - 1, None), step)]
 
     def hyper_tensor(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """`hyper` as a float32 vector.
+        """Returns `hyper` as a float32 vector.
 
         Args:
-          learning_rate: Scalar, any floating type.
-          step: int64 scalar, counted from 1.
+          learning_rate: The learning rate of this step, a scalar of any floating type.
+          step: The number of this step, an int64 scalar, counted from 1.
         """
         import tensorflow as tf  # the store does not need it
 
         return tf.stack([tf.cast(value, tf.float32) for value in self.hyper(learning_rate, step)])
 
     def get_config(self) -> dict[str, Any]:
-        """The fields, serializable by Keras."""
+        """Returns the fields in a form that Keras can serialize."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(config["learning_rate"]):
             from tf_sparse_ps._compat import _keras  # imports TensorFlow, which the store does not need
@@ -135,7 +135,7 @@ class RowOptimizer:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> RowOptimizer:
-        """The inverse of `get_config`."""
+        """Makes an optimizer from the result of `get_config`."""
         return cls(**config)
 
 
@@ -143,8 +143,8 @@ class RowOptimizer:
 class SGD(RowOptimizer):
     """`w -= learning_rate * g`; with momentum `m = momentum * m - learning_rate * g; w += m`, as Keras's SGD.
 
-    With `nesterov` the row moves by `momentum * m - learning_rate * g`, with the new `m`. The momentum of a row without
-    a gradient neither moves the row nor decays.
+    With `nesterov` the row moves by `momentum * m - learning_rate * g`, where `m` is the new one. The momentum of a row
+    without a gradient neither moves the row nor decays.
 
     Source: Polyak 1964; for `nesterov` Sutskever et al. 2013.
     """
@@ -177,7 +177,7 @@ class SGD(RowOptimizer):
 class Adagrad(RowOptimizer):
     """`a += g^2; w -= learning_rate * g / sqrt(a + epsilon)`, as Keras's Adagrad.
 
-    Source: Duchi, Hazan, Singer 2011. Keras's legacy Adagrad adds epsilon outside the root; ours does not.
+    Source: Duchi, Hazan, Singer 2011. Keras's legacy Adagrad adds epsilon outside of the root; this rule does not.
     """
 
     initial_accumulator_value: float = 0.1
@@ -212,10 +212,10 @@ class Adagrad(RowOptimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowwiseAdagrad(Adagrad):
-    """`a += mean(g^2); w -= learning_rate * g / (sqrt(a) + epsilon)`: one float per row in place of a slot as wide.
+    """`a += mean(g^2); w -= learning_rate * g / (sqrt(a) + epsilon)`, where `a` is one float per row.
 
-    A table of 64 floats per row takes half of the memory that it takes with `Adagrad`. The rule is that of FBGEMM's and
-    TorchRec's EXACT_ROWWISE_ADAGRAD, without weight decay: epsilon is outside of the root.
+    `Adagrad` keeps a slot as wide as the row, so a table of 64 floats per row takes half as much memory with this rule.
+    The rule is EXACT_ROWWISE_ADAGRAD of FBGEMM and TorchRec without weight decay: epsilon is outside of the root.
 
     Source: Gupta, Bengio, Weston 2014, section 4.4.3; FBGEMM.
     """
@@ -235,18 +235,19 @@ class Adam(RowOptimizer):
 
     `m += (g - m)(1 - beta_1); v += (g^2 - v)(1 - beta_2); w -= learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t) *
     m / (sqrt(v) + epsilon)`, where `t` counts updates of the wrapped optimizer, this one included. With `amsgrad` the
-    largest `v` so far takes its place under the root.
+    root is that of the largest `v` so far.
 
-    `t` counts updates of the whole model, not of the row, because that is what Keras's Adam does, so that a row which
-    every batch touches gets exactly Keras's values. It is the wrapped optimizer's `iterations + 1`, not the job's
-    step: a second model of the same process starts at 1, as its slots do, and a model that is loaded with its
-    optimizer goes on where it was. (A process that attaches to a named job's tables with a new Keras optimizer starts
-    at 1 with old slots: its first updates are a third of the usual size, and grow to it.) The price of not
-    counting the row's own updates: the first update of a row that appears late is not bias-corrected, hence
-    `(1 - beta_1) / sqrt(1 - beta_2)` = 3.2 times a corrected one's size at the defaults, as with Keras's sparse
+    `t` counts updates of the whole model, not of the row. Keras's Adam does the same, so a row that every batch touches
+    gets exactly Keras's values. `t` is the wrapped optimizer's `iterations + 1`, not the job's step: a second model of
+    the same process starts at 1, with new slots, and a model that is loaded with its optimizer continues at its own
+    count. If a process attaches to a named job's tables with a new Keras optimizer, `t` starts at 1 while the slots are
+    old: the first updates are a third of the usual size, and grow to it.
+
+    Because the row's own updates are not counted, the first update of a row that appears late is not bias-corrected. At
+    the defaults it is `(1 - beta_1) / sqrt(1 - beta_2)` = 3.2 times as large as a corrected one, as in Keras's sparse
     updates.
 
-    Source: Kingma and Ba 2015, in the form before their section 2.1; for `amsgrad` Reddi, Kale, Kumar 2018.
+    Source: Kingma and Ba 2015, the form at the end of section 2; for `amsgrad` Reddi, Kale, Kumar 2018.
     """
 
     beta_1: float = 0.9
@@ -281,8 +282,8 @@ class Adam(RowOptimizer):
 class AdamW(Adam):
     """`w -= learning_rate * weight_decay * w` before each update of `Adam`, as Keras's AdamW.
 
-    Only rows with a gradient decay, and only then: a row that comes in every tenth batch decays a tenth as fast as in
-    Keras, where all rows decay at every step.
+    A row decays only in steps that have a gradient for it. If it occurs in every tenth batch, it decays a tenth as fast
+    as in Keras, where all rows decay at every step.
 
     Source: Loshchilov and Hutter 2019.
     """
@@ -293,7 +294,7 @@ class AdamW(Adam):
         """See `RowOptimizer`."""
         super().__post_init__()
         self._check("weight_decay", 0 <= self.weight_decay < math.inf, "a finite number >= 0")
-        self._check("amsgrad", not self.amsgrad, "False: there is no rule for both")
+        self._check("amsgrad", not self.amsgrad, "False: no rule has both weight decay and amsgrad")
 
     @property
     def kind(self) -> str:
@@ -309,7 +310,7 @@ class AdamW(Adam):
 class RMSprop(RowOptimizer):
     """`v = rho * v + (1 - rho) * g^2; w -= learning_rate * g / sqrt(v + epsilon)`, as Keras's RMSprop.
 
-    With momentum `m = momentum * m + learning_rate * g / sqrt(v + epsilon); w -= m`. With `centered`
+    With momentum: `m = momentum * m + learning_rate * g / sqrt(v + epsilon); w -= m`. With `centered`:
     `a = rho * a + (1 - rho) * g`, and `v - a^2` takes the place of `v` under the root. The slots of a row without a
     gradient do not decay.
 
@@ -346,7 +347,7 @@ class RMSprop(RowOptimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ftrl(RowOptimizer):
-    """Follow the regularized leader, as Keras's Ftrl with its `learning_rate_power` of -0.5.
+    """Follow the regularized leader, as Keras's Ftrl with `learning_rate_power=-0.5`.
 
     `n = a + g^2; z += g + 2 * l2_shrinkage * w - (sqrt(n) - sqrt(a)) / learning_rate * w; a = n;
     w = (clip(z, -l1, l1) - z) / ((sqrt(n) + beta) / learning_rate + 2 * l2)`. The learning rate must be positive.
@@ -400,11 +401,11 @@ _BY_NAME: dict[str, type[RowOptimizer]] = {
 
 
 def of_kind(kind: str, slot_init: Sequence[float]) -> RowOptimizer:
-    """A rule of the store's kind with these slots, as a saved table has them; its other fields are the defaults.
+    """Returns the row optimizer that a saved table records. Fields that a table does not record have their defaults.
 
     Args:
-      kind: As `RowOptimizer.kind`.
-      slot_init: As `RowOptimizer.slot_init`.
+      kind: The `RowOptimizer.kind`.
+      slot_init: The `RowOptimizer.slot_init`.
 
     Raises:
       ValueError: No rule has this kind.
@@ -421,10 +422,10 @@ def of_kind(kind: str, slot_init: Sequence[float]) -> RowOptimizer:
 
 
 def get(identifier: RowOptimizer | str | dict[str, Any] | None) -> RowOptimizer | None:
-    """Returns a row optimizer from an instance, a name ("sgd", "adam", "ftrl", ...) or a `serialize`d form.
+    """Returns a row optimizer, given an instance, a name ("sgd", "adam", "ftrl", ...) or the result of `serialize`.
 
     Raises:
-      ValueError: Anything else.
+      ValueError: The identifier is none of these.
     """
     if identifier is None or isinstance(identifier, RowOptimizer):
         return identifier
@@ -439,44 +440,44 @@ def get(identifier: RowOptimizer | str | dict[str, Any] | None) -> RowOptimizer 
 
 
 def serialize(optimizer: RowOptimizer | None) -> dict[str, Any] | None:
-    """The form that `get` reads, for configurations.
+    """Returns a form for configurations, which `get` reads.
 
     Raises:
-      ValueError: It is a subclass, which has no such form.
+      ValueError: The optimizer is of a subclass, which a file cannot name.
     """
     if optimizer is None:
         return None
     name = next((name for name, rule in _BY_NAME.items() if type(optimizer) is rule), None)
     if name is None:
         raise ValueError(
-            f"a model with the row optimizer {type(optimizer).__name__} cannot be saved: a file names one of "
-            f"{sorted(_BY_NAME)}, and subclasses have no name there. Use one of tsps.optimizers as it is"
+            f"a model with the row optimizer {type(optimizer).__name__} cannot be saved: a file can only name one of "
+            f"{sorted(_BY_NAME)}, not a subclass. Use a class of tsps.optimizers itself"
         )
     return {"name": name, "config": optimizer.get_config()}
 
 
 def match(keras_optimizer: Any) -> RowOptimizer:
-    """Returns the row optimizer with the rule of a Keras optimizer (Keras 3, Keras 2, or Keras 2's legacy ones).
+    """Returns the row optimizer with the rule of a Keras optimizer of Keras 3 or Keras 2, legacy ones included.
 
-    The learning rate stays with the Keras optimizer and is read from it at every step. Clipping is
-    `DistributedOptimizer`'s work and does not matter here.
+    Every step reads the learning rate from the Keras optimizer. Clipping does not matter here, because
+    `DistributedOptimizer` does it.
 
     Args:
-      keras_optimizer: SGD, Adagrad, Adam, AdamW, RMSprop or Ftrl. Without weight decay, but AdamW; AdamW without
-        amsgrad; RMSprop not the legacy one, whose epsilon is outside of the
-        root; Ftrl with a `learning_rate_power` of -0.5.
+      keras_optimizer: A Keras optimizer: SGD, Adagrad, Adam, AdamW, RMSprop or Ftrl. Only AdamW may have weight decay,
+        and it must not have amsgrad. Legacy RMSprop is refused, because its epsilon is outside of the root. Ftrl must
+        have `learning_rate_power=-0.5`.
 
     Raises:
-      ValueError: Another optimizer, or one with an option that the store's rules do not have.
+      ValueError: No row optimizer has this rule, or one of its options.
     """
     kind = type(keras_optimizer)
     config = keras_optimizer.get_config()
     name = kind.__name__ if kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow") else ""
 
-    def refuse(what: str) -> ValueError:
+    def refusal(rule: str) -> ValueError:
         return ValueError(
-            f"no row optimizer does what {what} does. Pass the rule for the tables, for example "
-            "sparse_optimizer=tsps.optimizers.Adagrad(); the dense weights keep the optimizer you gave. "
+            f"no row optimizer has the rule of {rule}. Pass a rule for the tables, for example "
+            "sparse_optimizer=tsps.optimizers.Adagrad(); the dense weights keep the optimizer that you gave. "
             f"Received: {kind.__module__}.{kind.__name__}"
         )
 
@@ -484,7 +485,7 @@ def match(keras_optimizer: Any) -> RowOptimizer:
         return {name: float(config[name]) for name in names}
 
     if config.get("weight_decay") and name != "AdamW":
-        raise refuse(f"{kind.__name__}(weight_decay={config['weight_decay']})")
+        raise refusal(f"{kind.__name__}(weight_decay={config['weight_decay']})")
     if name == "SGD":
         return SGD(**numbers("momentum"), nesterov=bool(config["nesterov"]) and bool(config["momentum"]))
     if name == "Adagrad":
@@ -493,14 +494,14 @@ def match(keras_optimizer: Any) -> RowOptimizer:
         return Adam(**numbers("beta_1", "beta_2", "epsilon"), amsgrad=bool(config["amsgrad"]))
     if name == "AdamW":
         if config["amsgrad"]:
-            raise refuse("AdamW(amsgrad=True)")
+            raise refusal("AdamW(amsgrad=True)")
         decay = float(config["weight_decay"] or 0.0)
         return AdamW(**numbers("beta_1", "beta_2", "epsilon"), weight_decay=decay, amsgrad=False)
     if name == "RMSprop" and "legacy" not in kind.__module__:
         return RMSprop(**numbers("rho", "momentum", "epsilon"), centered=bool(config["centered"]))
     if name == "Ftrl":
         if config["learning_rate_power"] != -0.5:
-            raise refuse(f"Ftrl(learning_rate_power={config['learning_rate_power']})")
+            raise refusal(f"Ftrl(learning_rate_power={config['learning_rate_power']})")
         strengths = ("l1_regularization_strength", "l2_regularization_strength", "l2_shrinkage_regularization_strength")
         return Ftrl(**numbers("initial_accumulator_value", *strengths, "beta"))
-    raise refuse(kind.__name__)
+    raise refusal(kind.__name__)

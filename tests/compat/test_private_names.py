@@ -219,7 +219,7 @@ def test_fit_begins_at_an_epoch_and_a_batch() -> None:
     )
     history = model.fit(data.take(2), epochs=2, verbose=0)
     assert history.epoch == [0, 1], "the next fit would begin where the restart began"
-    with pytest.raises(RuntimeError, match="this Keras's has no"):
+    with pytest.raises(RuntimeError, match="this version of Keras has no"):
         _keras_fit.begin_epoch(model, 0, None)
 
 

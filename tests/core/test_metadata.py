@@ -192,10 +192,16 @@ def test_save_and_restore_with_metadata(filled, folder):
 @pytest.mark.parametrize(
     ("planes", "said"),
     [
-        ((), "'last_used' of int64.1., table .* has no such plane"),
-        ((COUNT, LAST_USED, SCALES), "'weight' of bfloat16.1., table .* has no such plane"),
-        ((COUNT, LAST_USED, MetadataPlane("scales", "float16"), WEIGHT), "'scales' of float16.3., table .* float16.1."),
-        ((COUNT, MetadataPlane("last_used", "uint32"), SCALES, WEIGHT), "'last_used' of int64.1., table .* uint32.1."),
+        ((), "'last_used' of int64.1., and table .* has no such plane"),
+        ((COUNT, LAST_USED, SCALES), "'weight' of bfloat16.1., and table .* has no such plane"),
+        (
+            (COUNT, LAST_USED, MetadataPlane("scales", "float16"), WEIGHT),
+            "'scales' of float16.3., and table .* float16.1.",
+        ),
+        (
+            (COUNT, MetadataPlane("last_used", "uint32"), SCALES, WEIGHT),
+            "'last_used' of int64.1., and table .* uint32.1.",
+        ),
     ],
 )
 def test_a_plane_that_the_table_does_not_have_is_refused_by_name(filled, create, folder, planes, said):
@@ -203,7 +209,7 @@ def test_a_plane_that_the_table_does_not_have_is_refused_by_name(filled, create,
     bare = create("bare", optimizer=None, metadata=planes)
     with pytest.raises(errors.StateError, match="slots=False") as refused:
         bare.load_parameter_file(f"{folder}/file")
-    refused.match(said if planes else "'count' of uint32.1., table .* has no such plane")
+    refused.match(said if planes else "'count' of uint32.1., and table .* has no such plane")
     assert len(bare) == 0
     assert bare.stats()["optimizer"]["kind"] == "none"
     bare.load_parameter_file(f"{folder}/file", slots=False)

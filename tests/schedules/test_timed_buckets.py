@@ -157,7 +157,7 @@ def test_a_concrete_function_goes_on_and_is_warned_of() -> None:
 
 
 def test_a_graph_that_cannot_be_traced_anew_is_refused() -> None:
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"traced anew.*TensorFlow 2"):
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=r"traced again.*TensorFlow 2"):
         _keras.CallHook(lambda: None).attach()
 
 

@@ -13,7 +13,13 @@ __all__ = ["HorovodInternalError", "grouped_sum", "mpi_ops", "refuse_join"]
 
 
 def grouped_sum(tensors: Sequence[tf.Tensor], name: str, process_set: Any) -> list[tf.Tensor]:
-    """The sums over the ranks, in one group. The public function divides, casts and compresses, too."""
+    """Returns the sums of tensors over the ranks, as one group. The public function also divides, casts and compresses.
+
+    Args:
+      tensors: The tensors.
+      name: The name of the operation, the same on all ranks.
+      process_set: The Horovod process set of the ranks.
+    """
     sums: list[tf.Tensor] = mpi_ops._grouped_allreduce(
         list(tensors), name=name, ignore_name_scope=True, process_set=process_set
     )
@@ -21,5 +27,5 @@ def grouped_sum(tensors: Sequence[tf.Tensor], name: str, process_set: Any) -> li
 
 
 def refuse_join(refuse: Callable[..., Any]) -> None:
-    """Has `hvd.join` call `refuse`, under whatever name it was imported."""
+    """Has `hvd.join` call `refuse`, whatever name the program imported it under."""
     mpi_ops.MPI_LIB.horovod_join = refuse

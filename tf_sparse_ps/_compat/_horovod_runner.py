@@ -1,4 +1,4 @@
-"""Private names of Horovod's launcher, apart from `_horovod.py` because they need no TensorFlow."""
+"""Private names of Horovod's launcher. They are not in `_horovod.py`, because that module imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 __all__ = ["Rendezvous"]
 
 
-_LONGEST = 4 << 20  # bytes of a value
+_LONGEST = 4 << 20  # the largest size of a value, in bytes
 
 
 class _Handler(RendezvousHandler):
@@ -25,16 +25,16 @@ class _Handler(RendezvousHandler):
             self.send_status_code(413)
 
     def do_HEAD(self) -> None:
-        # Its base class would answer with the status of files of the working directory.
+        # The base class would answer with the status of files in the working directory.
         self.send_status_code(501)
 
 
 class _Server(RendezvousHTTPServer):
-    request_queue_size = 1024  # all ranks come at once; Horovod's own server has 5
+    request_queue_size = 1024  # all ranks connect at the same time; Horovod's own server has 5
     daemon_threads = True
 
     def server_bind(self) -> None:
-        # Without looking for the machine's name in DNS, which can take seconds.
+        # The base class would look up the machine's name in DNS, which can take seconds.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
 
@@ -42,29 +42,29 @@ class _Server(RendezvousHTTPServer):
 class Rendezvous:
     """Horovod's rendezvous server, which lives as long as this process.
 
-    Horovod's ranks cannot sign their requests. Connections of other users of this machine are closed at once, by a
-    function of the caller.
+    Horovod's ranks cannot sign their requests. The server closes a connection at once if the caller's function
+    `may_connect` rejects it, so that other users of this machine are not served.
 
     Attributes:
-      port: Where it listens.
+      port: The port on which the server listens.
     """
 
     def __init__(self, host: str, may_connect: Callable[[socket.socket], bool]) -> None:
-        """Listens.
+        """Opens the port and listens.
 
         Args:
-          host: On this address; "": on all of the machine's.
-          may_connect: Whether to serve a connection.
+          host: The address to listen on; "": all addresses of the machine.
+          may_connect: A function that returns whether to serve a connection.
         """
         self._server = _Server((host, 0), _Handler, 0)
         self._server.verify_request = lambda connection, _: may_connect(connection)
         self.port = int(self._server.server_address[1])
 
     def begin(self, slots: Sequence[Any]) -> None:
-        """Serves, from a thread, the ranks of a job; those that came before have waited.
+        """Starts a thread that serves the ranks of a job. Ranks that have connected before wait until then.
 
         Args:
-          slots: Of each rank `hostname`, `size`, `local_rank`, `local_size` and `cross_size`.
+          slots: An object for each rank, with `hostname`, `size`, `local_rank`, `local_size` and `cross_size`.
         """
         self._server.init(slots)
         threading.Thread(target=self._server.serve_forever, name="rendezvous", daemon=True).start()

@@ -1,9 +1,9 @@
-"""Where `fit` begins: the epoch and the batch, which Keras lets only its own BackupAndRestore choose.
+"""Sets the epoch and the batch at which `fit` begins, which Keras allows only its own BackupAndRestore to choose.
 
-Keras 3 has the model's `_initial_epoch`; Keras 2 asks the model's `_training_state`. How many batches an epoch has, a
-loop's iterator notes when it has seen one: one that begins in the middle of an epoch would have all later ones be as
-short. So it is told, at the beginning of each epoch. Checked with Keras 3.15 on TensorFlow 2.21 and Keras 2.15 on
-TensorFlow 2.15.
+Keras 3 reads the first epoch from the model's `_initial_epoch`; Keras 2 asks the model's `_training_state`. The loop's
+iterator counts the batches of the first epoch, and expects the same number in every later one. If `fit` begins in the
+middle of an epoch, this number is too small, so `begin_epoch` sets the right one at the beginning of each epoch.
+Checked with Keras 3.15 on TensorFlow 2.21 and Keras 2.15 on TensorFlow 2.15.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from tf_sparse_ps._compat import _keras
 
 
-class _Begin:
-    """What Keras 2's `fit` asks for the epoch that it begins with."""
+class _TrainingState:
+    """The object that Keras 2's `fit` asks for its first epoch."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -29,15 +29,15 @@ class _Begin:
 
 
 def begin_at_epoch(model: Any, epoch: int) -> None:
-    """Has the `fit` whose `on_train_begin` calls this begin with an epoch."""
+    """Makes `fit` begin with an epoch. Its `on_train_begin` calls this function."""
     if _keras.IS_KERAS_3:
         model._initial_epoch = epoch
     else:
-        model._training_state = _Begin(epoch)
+        model._training_state = _TrainingState(epoch)
 
 
 def end(model: Any) -> None:
-    """The next `fit` begins with the epoch that it is told."""
+    """Removes the epoch that `begin_at_epoch` has set, so that the next `fit` begins with its `initial_epoch`."""
     if _keras.IS_KERAS_3:
         model._initial_epoch = None
     else:
@@ -45,18 +45,18 @@ def end(model: Any) -> None:
 
 
 def input_of(model: Any) -> Any:
-    """What the `fit` that is on the stack was given as `x`; None: none is."""
+    """Returns the argument `x` of the `fit` that is on the stack, or None if none is."""
     return next((names.get("x") for names in _names_in_fit(model)), None)
 
 
 def arguments_of(model: Any, *names: str) -> dict[str, Any] | None:
-    """Arguments, by name, of the `fit` that is on the stack; None: none is."""
-    found = next(_names_in_fit(model), None)
-    return None if found is None else {name: found.get(name) for name in names}
+    """Returns arguments, by name, of the `fit` that is on the stack, or None if none is."""
+    local_names = next(_names_in_fit(model), None)
+    return None if local_names is None else {name: local_names.get(name) for name in names}
 
 
 class _Scopes(threading.local):
-    """Of the `fit`s of a thread, the innermost last: what is to be done when they end."""
+    """The actions to call at the end of each `fit` of a thread, the innermost `fit` last."""
 
     def __init__(self) -> None:
         self.stack: list[contextlib.ExitStack] = []
@@ -66,18 +66,18 @@ _scopes = _Scopes()
 
 
 def at_end(action: Callable[[], object]) -> None:
-    """Has the innermost `fit` of this thread call `action` when it ends, with an exception, too.
+    """Has the innermost `fit` of this thread call `action` when it ends, also when it ends with an exception.
 
-    Keras calls no callback then. Outside of `fit`, where a loop calls the callbacks, this does nothing. What was given
-    last is called first.
+    Keras calls no callback after an exception. The last action is called first. Outside of `fit`, for example in a
+    training loop that calls callbacks, this function does nothing.
     """
     if _scopes.stack:
         _scopes.stack[-1].callback(action)
 
 
 def scope_fits() -> None:
-    """Has Keras's `fit` do what `at_end` was given."""
-    owner = next(one for one in _keras.keras.Model.__mro__ if "fit" in one.__dict__)
+    """Replaces Keras's `fit` by a function that calls the actions of `at_end`."""
+    owner = next(cls for cls in _keras.keras.Model.__mro__ if "fit" in cls.__dict__)
     fit = owner.__dict__["fit"]
 
     @functools.wraps(fit)
@@ -93,22 +93,22 @@ def scope_fits() -> None:
 
 
 def forget_validation(model: Any) -> None:
-    """The next `fit` goes through its own validation data: after an exception Keras keeps those of the `fit` before."""
+    """Makes the next `fit` use its own validation data. After an exception, Keras keeps those of the previous `fit`."""
     for name in ("_eval_epoch_iterator", "_eval_data_handler"):
         if getattr(model, name, None) is not None:
             delattr(model, name)
 
 
 def begin_epoch(model: Any, batch: int, batches: int | None) -> None:
-    """Tells the `fit` whose `on_epoch_begin` calls this what its dataset yields in the epoch.
+    """Tells `fit` which batches its dataset yields in this epoch. Its `on_epoch_begin` calls this function.
 
     Args:
-      model: That is trained.
-      batch: The number of its first batch in the epoch.
-      batches: Of the epoch; None: it is not known.
+      model: The model that is trained.
+      batch: The number of the first batch that the dataset yields in the epoch.
+      batches: The number of batches of the whole epoch; None: it is not known.
 
     Raises:
-      RuntimeError: This Keras is not known here.
+      RuntimeError: This version of Keras is not supported.
     """
     loop = _loop(model)
     if _keras.IS_KERAS_3:
@@ -118,7 +118,7 @@ def begin_epoch(model: Any, batch: int, batches: int | None) -> None:
 
 
 def _names_in_fit(model: Any) -> Iterator[Mapping[str, Any]]:
-    """The local names of each of the model's `fit`s that are on the stack, the innermost first."""
+    """Yields the local names of each of the model's `fit`s on the stack, the innermost first."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
@@ -127,13 +127,13 @@ def _names_in_fit(model: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _loop(model: Any) -> Any:
-    """The iterator over batches of the `fit` that is on the stack."""
+    """Returns the iterator over batches of the `fit` that is on the stack."""
     name, attribute = ("epoch_iterator", "_num_batches") if _keras.IS_KERAS_3 else ("data_handler", "_inferred_steps")
-    for names in _names_in_fit(model):
-        found = names.get(name)
-        if hasattr(found, attribute):
-            return found
+    for local_names in _names_in_fit(model):
+        iterator = local_names.get(name)
+        if hasattr(iterator, attribute):
+            return iterator
     raise RuntimeError(
-        f"fit cannot be begun in the middle of an epoch: this Keras's has no {name} with {attribute}. Keras 3.15 and "
-        f"2.15 have. Received: Keras {getattr(_keras.keras, '__version__', '2')}"
+        f"fit cannot begin in the middle of an epoch, because this version of Keras has no {name} with {attribute}. "
+        f"Use Keras 3.15 or 2.15. Received: Keras {getattr(_keras.keras, '__version__', '2')}"
     )

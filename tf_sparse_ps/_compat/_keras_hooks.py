@@ -1,9 +1,9 @@
-"""Functions of Keras and TensorFlow that do something more once tables are used: the second adapter, beside `_keras`.
+"""Replaces functions of Keras and TensorFlow by functions that also take care of tables, and call the original.
 
-Keras opens the file that it saves to before it asks a layer for anything, and asks nobody when `fit` begins. So the
-functions that save, and the one that begins with a list of callbacks, are replaced by ones that call the original. What
-is added looks at the object first, and does nothing for models without tables. A function that a version does not have
-is left out. Checked with Keras 3.15 on TensorFlow 2.21, tf_keras 2.21 on the same, and Keras 2.15 on TensorFlow 2.15.
+This is needed because Keras opens the file that it saves to before it calls a layer, and calls nothing of ours when
+`fit` begins. Each replacement first looks at the object, and adds nothing for models without tables. A function that a
+version lacks is left out. Checked with Keras 3.15 on TensorFlow 2.21, tf_keras 2.21 on TensorFlow 2.21, and Keras 2.15
+on TensorFlow 2.15.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 
-# All take the object, and the path or prefix that it is saved to, before other arguments.
+# The functions that save. The first two arguments of each are the object, and the path or prefix to save to.
 _SAVERS = (
     ("{keras}.src.saving.saving_lib", "save_model"),  # .keras
     ("{keras}.src.saving.saving_lib", "save_weights_only"),  # .weights.h5
     ("{keras}.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5"),  # Keras 3: .h5
     ("{keras}.src.saving.legacy.save", "save_model"),  # Keras 2: .h5 and SavedModel
     ("{keras}.src.saving.legacy.save", "save_weights"),  # Keras 2: .h5 and checkpoint
-    ("tensorflow.python.saved_model.save", "save_and_return_nodes"),  # tf.saved_model.save, and whoever exports
-    ("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save"),  # tf.train.Checkpoint, and whoever has one
+    ("tensorflow.python.saved_model.save", "save_and_return_nodes"),  # tf.saved_model.save, and other exports
+    ("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save"),  # tf.train.Checkpoint, and its users
 )
 
 
-# Trace functions that will be part of a SavedModel. Before tf.saved_model.save is called.
+# The functions that trace parts of a SavedModel, before they call tf.saved_model.save.
 _TRACERS = (
     ("{keras}.src.export.saved_model_export_archive", "SavedModelExportArchive.add_endpoint"),  # Keras 3
     ("{keras}.src.export.saved_model_export_archive", "SavedModelExportArchive.write_out"),
@@ -47,7 +47,7 @@ _MEMORY_CHECK = ("{keras}.src.saving.saving_lib", "is_memory_sufficient")
 
 
 def around_savers(guard: Callable[[Any, Any, Callable[[], Any]], Any]) -> None:
-    """Has everything that saves objects to paths return `guard(object, path, save)`; `save()` saves."""
+    """Has all functions that save objects to paths return `guard(object, path, save)`, where `save()` saves."""
 
     def guarded(save: Any) -> Any:
         signature = inspect.signature(save)
@@ -79,7 +79,7 @@ def around_exports(scope: Callable[[], contextlib.AbstractContextManager[None]])
 
 
 def save_by_parts(large: Callable[[Any], bool]) -> None:
-    """Has Keras 3 write and read `.keras` files of models that are `large` by way of the disk, not of memory."""
+    """Makes Keras 3 write and read the `.keras` files of models that are `large` on the disk, not in memory."""
 
     def checked(is_sufficient: Any) -> Any:
         @functools.wraps(is_sufficient)
@@ -93,19 +93,19 @@ def save_by_parts(large: Callable[[Any], bool]) -> None:
 
 
 def _found(*functions: tuple[str, str]) -> Iterator[tuple[Any, str]]:
-    """Of functions and methods, by module, those that there are: what has them, and their last name."""
+    """Yields the owner, a module or class, and the name of each of the functions and methods that exist."""
     package = _keras.Layer.__module__.split(".")[0]
     for module, name in functions:
         with contextlib.suppress(ImportError, AttributeError):
             owner: Any = importlib.import_module(module.format(keras=package))
             *outer, last = name.split(".")
-            for one in outer:
-                owner = getattr(owner, one)
+            for outer_name in outer:
+                owner = getattr(owner, outer_name)
             getattr(owner, last)
             yield owner, last
 
 
-# Of a list of callbacks: one for each batch, of whatever `fit`, `evaluate` and `predict` go through.
+# The methods of a list of callbacks that `fit`, `evaluate` and `predict` call with each batch, and with each epoch.
 _BATCHES = ("on_train_batch_begin", "on_test_batch_begin", "on_predict_batch_begin", "on_epoch_begin")
 
 
@@ -123,13 +123,14 @@ def at_batches(action: Callable[[], None]) -> None:
 
 
 def export_real_types() -> None:
-    """Has Keras 3 export subclassed models with the types that they were called with, where layers of ids noted them.
+    """Makes Keras 3 export subclassed models with the types of the tensors that they were first called with.
 
-    Keras takes all inputs for the model's compute dtype, float32, which no layer of ids takes. Keras 2 keeps types.
+    Layers of ids record these types (`_keras.inputs_of`). Otherwise Keras 3 assumes the model's compute dtype, float32,
+    for all inputs, and layers of ids refuse it. Keras 2 keeps the types itself.
     """
 
     def signature(model: Any) -> list[Any] | None:
-        # Functional and Sequential models have symbolic inputs, with types.
+        # Functional and Sequential models have symbolic inputs, which have types.
         return None if getattr(model, "inputs", None) else _keras.inputs_of(model)
 
     for owner, name in _found(_DEFAULT_SIGNATURE):
@@ -139,10 +140,10 @@ def export_real_types() -> None:
 
         @functools.wraps(original)
         def inferred(model: Any, original: Any = original) -> Any:
-            found = signature(model)
-            if found is None:
+            arguments = signature(model)
+            if arguments is None:
                 return original(model)
-            return [tf.nest.map_structure(_input_spec, one) for one in found]
+            return [tf.nest.map_structure(_input_spec, argument) for argument in arguments]
 
         setattr(owner, name, inferred)
 
@@ -150,17 +151,17 @@ def export_real_types() -> None:
 def _with_types(original: Any, signature: Callable[[Any], list[Any] | None]) -> Any:
     @functools.wraps(original)
     def default(model: Any) -> Any:
-        found = signature(model)
-        if found is None:
+        arguments = signature(model)
+        if arguments is None:
             return original(model)
 
-        def serving_default(inputs: Any) -> Any:  # as Keras names it
+        def serving_default(inputs: Any) -> Any:  # Keras uses this name
             return model(inputs)
 
         def several(*inputs: Any) -> Any:
             return model(*inputs)
 
-        return tf.function(serving_default if len(found) == 1 else several, input_signature=found)
+        return tf.function(serving_default if len(arguments) == 1 else several, input_signature=arguments)
 
     return default
 
@@ -172,17 +173,18 @@ def _input_spec(spec: tf.TypeSpec) -> Any:
 
 
 def compile_unbuilt(has_tables: Callable[[Any], bool]) -> None:
-    """Has Keras 3 make no variables of plain optimizers for models with tables when it loads or clones them compiled.
+    """Keeps Keras 3 from building a plain optimizer when it loads or clones a compiled model with tables.
 
-    Such an optimizer refuses tables, where nobody has asked it to train. It still does when `fit` begins.
+    A plain optimizer refuses tables when it is built, but loading a model does not mean training it. The optimizer
+    still refuses the tables when `fit` begins.
     """
     for owner, name in _found(_COMPILE_AGAIN):
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def compiled(self: Any, config: Any, original: Any = original) -> Any:
-            ours = f"{_keras.PACKAGE}>DistributedOptimizer" in str(config.get("optimizer"))
-            if ours or not self.built or not has_tables(self):
+            is_distributed = f"{_keras.PACKAGE}>DistributedOptimizer" in str(config.get("optimizer"))
+            if is_distributed or not self.built or not has_tables(self):
                 return original(self, config)
             self.built = False
             try:
@@ -207,7 +209,7 @@ def before_projector(check: Callable[[Any, Any], None]) -> None:
 
 
 def before_lite(check: Callable[[Any], None]) -> None:
-    """Has TensorFlow Lite's converter of Keras models begin with `check(model)`."""
+    """Has TensorFlow Lite's converter of Keras models call `check(model)` first."""
     for owner, name in _found(_LITE):
         original = getattr(owner, name)
 
@@ -220,7 +222,7 @@ def before_lite(check: Callable[[Any], None]) -> None:
 
 
 def before_fit(check: Callable[[Any, list[Any]], None]) -> None:
-    """Has `fit` begin with `check(model, callbacks)`, before any callback or batch."""
+    """Has `fit` call `check(model, callbacks)` first, before any callback or batch."""
     callback_list = _keras.keras.callbacks.CallbackList
     begin = callback_list.on_train_begin
 

@@ -1,7 +1,7 @@
-"""The stores that Keras gives a layer to save to and to load from, as files of which parts can be written and read.
+"""Writes and reads arrays part by part in the stores that Keras gives a layer to save to and to load from.
 
-Keras 2 gives the layer a group of the HDF5 file, Keras 3 an object around one, whose items are whole arrays. Checked
-with Keras 3.15 and Keras 2.15; where it is something else, arrays are whole.
+Keras 2 gives the layer a group of the HDF5 file. Keras 3 gives it an object around such a group, whose items are whole
+arrays. With any other store, arrays are written and read as a whole. Checked with Keras 3.15 and Keras 2.15.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _ENTRY, _STORE = "_h5_entry_group", "H5IOStore"
 
 
 def _group(store: Any) -> Any:
-    """The HDF5 group, or None."""
+    """Returns the HDF5 group of a store, or None."""
     group = getattr(store, _ENTRY, None) if type(store).__name__ == _STORE else store
     return group if hasattr(group, "create_dataset") else None
 
 
 def new_arrays(store: Any, wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Any] | None:
-    """Makes arrays in the file, to be filled part by part.
+    """Makes arrays in the file, which the caller fills part by part.
 
     Args:
-      store: In which something has been stored before.
-      wanted: Shape and type of each, by name.
+      store: A store that contains an entry already.
+      wanted: The shape and type of each array, by name.
 
     Returns:
-      Them by name, or None: the store takes whole arrays.
+      The arrays by name, or None if the store accepts whole arrays only.
     """
     group = _group(store)
     if group is None:
@@ -38,7 +38,7 @@ def new_arrays(store: Any, wanted: Mapping[str, tuple[tuple[int, ...], Any]]) ->
 
 
 def stored(store: Any, name: str) -> Any:
-    """An array of the file, of which parts are read by slices; or a whole one."""
+    """Returns an array of the file. If the store allows it, slices of the array are read on demand."""
     package = _keras.Layer.__module__.split(".")[0]
     saving_lib = importlib.import_module(f"{package}.src.saving.saving_lib")
     dataset_of = getattr(saving_lib, "safe_get_h5_dataset", None)  # refuses links to other files

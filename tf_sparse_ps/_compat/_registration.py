@@ -1,9 +1,9 @@
-"""Registers the Keras classes of this package (layers, optimizer) with Keras, so that it can load files that hold them.
+"""Registers the layers and the optimizer of this package with Keras, so that Keras can load files that contain them.
 
-Keras finds the class of a saved object by its registered name, and a class has none until its module is imported;
-Keras 3 does not import the module that the file names. But `import tf_sparse_ps` imports neither these modules nor
-TensorFlow. So they are imported from here: at once if TensorFlow and Keras are there, else after the import that brings
-the last of the two. Nothing is imported on account of this in a process that uses no TensorFlow.
+Keras finds the class of a saved object by its registered name. A class is registered when its module is imported, and
+Keras 3 does not import the module that a file names. But `import tf_sparse_ps` imports neither these modules nor
+TensorFlow. Therefore this module imports them: at once if TensorFlow and Keras are imported, otherwise right after the
+later of the two. It imports nothing in a process that does not use TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,35 +39,39 @@ def _import_modules() -> None:
     try:
         for module in _MODULES:
             importlib.import_module(module)
-    except ImportError as error:  # it was Keras that was to be imported, perhaps beside `tf_sparse_ps.table` alone
-        warnings.warn(f"tf_sparse_ps: Keras cannot load models with tables in this process: {error}", stacklevel=2)
+    except ImportError as error:  # a program that imports Keras may use only `tf_sparse_ps.table`, so this is no error
+        warnings.warn(
+            f"tf_sparse_ps: Keras cannot load models with tables in this process: {error}. Programs without such "
+            "models can ignore this",
+            stacklevel=2,
+        )
 
 
 def _backend() -> str:
-    import tensorflow as tf  # it is imported already
+    import tensorflow as tf  # already imported
 
     return str(tf.keras.backend.backend())
 
 
 class _ImportWatch(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself; notes when TensorFlow and Keras, which others find, have been imported.
+    """A finder that finds no module itself, and observes when TensorFlow and Keras have been imported.
 
-    They import each other, and modules of this package import them: what began first ends last, and nothing is done
-    before that.
+    TensorFlow and Keras import each other, and modules of this package import them. The finder acts when the outermost
+    of these imports has ended.
     """
 
     def __init__(self) -> None:
         self._running: set[str] = set()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """What the other finders say, with a loader that tells."""
+        """Returns the spec of the other finders, with a loader that reports the begin and the end of the import."""
         if name not in _AWAITED and not name.startswith("tf_sparse_ps."):
             return None
-        for finder in [one for one in sys.meta_path if one is not self]:
+        for finder in [finder for finder in sys.meta_path if finder is not self]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _TellingLoader(spec.loader, self._begun, self._ended)
+                    spec.loader = _ReportingLoader(spec.loader, self._begun, self._ended)
                 return spec
         return None
 
@@ -81,8 +85,8 @@ class _ImportWatch(importlib.abc.MetaPathFinder):
             _import_modules()
 
 
-class _TellingLoader(importlib.abc.Loader):
-    """Another loader, with calls before and after a module's execution. The module is left with the other one."""
+class _ReportingLoader(importlib.abc.Loader):
+    """Wraps a loader, with calls before and after a module's execution. The module keeps the wrapped loader."""
 
     def __init__(self, loader: Any, begun: Callable[[str], None], ended: Callable[[str, bool], None]) -> None:
         self._loader, self._begun, self._ended = loader, begun, ended
@@ -91,11 +95,11 @@ class _TellingLoader(importlib.abc.Loader):
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """The other loader's."""
+        """Makes the module with the wrapped loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """The other loader's, between the calls."""
+        """Executes the module with the wrapped loader, and reports the begin and the end."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

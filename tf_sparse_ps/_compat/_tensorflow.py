@@ -1,6 +1,6 @@
-"""Private names of TensorFlow that tables need: of variables and graphs, of what is saved with them, of Python's stack.
+"""Private names of TensorFlow for variables, graphs, datasets and SavedModels; and reads of Python's stack.
 
-docs/private-names.md lists them; tests/compat has a test of each.
+docs/private-names.md lists the names; tests/compat has a test of each.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tensorflow.python.framework import config
 
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
 _AUTOGRAPH = "tensorflow.python.autograph"
-_OF_DATASETS = "Dataset_"  # what tf.data calls the graphs of the functions that it is given
+_OF_DATASETS = "Dataset_"  # the prefix of tf.data's names for the graphs of a user's functions
 
 
 def become(variable: tf.Variable, cls: type) -> None:
-    """Makes a variable one of a subclass: TensorFlow's factories make no variables of other classes than their own."""
+    """Changes the class of a variable to a subclass, because TensorFlow's factories only make their own classes."""
     variable.__class__ = cls
 
 
 def on_optimizer_key(variable: tf.Variable, refuse: Callable[[], Any]) -> None:
-    """Has `refuse` called when an optimizer asks a variable for its key, which all do in `build`, before anything else.
+    """Has `refuse` called when an optimizer asks a variable for its key, as all optimizers do first in `build`.
 
-    Under a strategy TensorFlow asks, too, at every read of a variable; it is let through.
+    Under a strategy, TensorFlow also asks for the key at every read of a variable, which is allowed.
     """
 
     def container() -> None:
@@ -40,13 +40,13 @@ def on_optimizer_key(variable: tf.Variable, refuse: Callable[[], Any]) -> None:
 
 
 def join_strategy(variable: tf.Variable) -> None:
-    """Has a variable belong to the strategy in whose scope this is called; Keras 2 asks when a model is compiled."""
+    """Makes a variable belong to the strategy in whose scope this is called. Keras 2 checks that in `compile`."""
     if tf.distribute.has_strategy():
         variable._distribute_strategy = tf.distribute.get_strategy()
 
 
 def is_recording() -> bool:
-    """Whether a gradient tape records what this thread does, or traces."""
+    """Whether a gradient tape may record the operations of this thread, eager or traced."""
     return bool(record.could_possibly_record())
 
 
@@ -56,11 +56,11 @@ def is_deterministic() -> bool:
 
 
 def datasets_in(dataset: Any) -> Iterator[Any]:
-    """A tf.data.Dataset, and those that it is made from, as far as they tell."""
+    """Yields a tf.data.Dataset and the datasets that it is made from, as far as TensorFlow records them."""
     if isinstance(dataset, tf.data.Dataset):
         yield dataset
-        for one in getattr(dataset, "_inputs", list)():
-            yield from datasets_in(one)
+        for source in getattr(dataset, "_inputs", list)():
+            yield from datasets_in(source)
 
 
 def traced_for_dataset() -> bool:
@@ -74,22 +74,24 @@ def traced_for_dataset() -> bool:
 
 
 def track(holder: Any, child: Any, name: str) -> None:
-    """Has TensorFlow save `child` with `holder`, if that is an object that TensorFlow saves."""
+    """Has TensorFlow save `child` together with `holder`, if TensorFlow can save `holder`."""
     if hasattr(holder, "_track_trackable"):
         holder._track_trackable(child, name, overwrite=True)
 
 
 def saved_with(saved: Any) -> list[Any]:
-    """All objects that TensorFlow saves with one that it is given, or with what a `TrackableSaver` is for."""
+    """Returns all objects that TensorFlow saves with an object, or with the root object of a `TrackableSaver`."""
     view = getattr(saved, "_graph_view", None)
     root = saved if view is None else view.root
     return list(tf.train.TrackableView(root).descendants())
 
 
 def called_by(package: str, *through: str) -> bool:
-    """Whether the caller's caller is in a package or module, seen through modules whose names begin with `through`.
+    """Whether the call comes from a package or module.
 
-    AutoGraph's are seen through, too.
+    Args:
+      package: The name of the package or module.
+      through: Prefixes of module names. Calls within these modules, and within AutoGraph, are skipped on the stack.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith((__name__, _AUTOGRAPH, *through)):
@@ -98,13 +100,13 @@ def called_by(package: str, *through: str) -> bool:
 
 
 class ChoosesChildren:
-    """Mixin, in front of a class that TensorFlow saves, which chooses what is saved with it."""
+    """A mixin, in front of a class that TensorFlow saves, which chooses the objects that are saved with it."""
 
     def saved_children(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
-        """Of what is tracked, that which is saved.
+        """Returns the tracked objects to save.
 
         Args:
-          children: By name.
+          children: All tracked objects, by name.
           save_type: "checkpoint" or "savedmodel".
         """
         return children
@@ -114,10 +116,10 @@ class ChoosesChildren:
 
 
 class ReadInPython:
-    """Mixin, in front of a variable's class: eager operations read the variable by its `value()`, as graphs do.
+    """A mixin, in front of a variable's class, so that eager operations read the variable by `value()`, as graphs do.
 
-    TensorFlow's eager calls look at the private `_handle` of a variable in C++. Where that is an eager tensor they read
-    the variable without asking it.
+    TensorFlow's eager calls read the private `_handle` of a variable in C++. If the handle is an eager tensor, they
+    read the variable directly and do not call `value()`.
     """
 
     @property
@@ -135,7 +137,7 @@ class ReadInPython:
 
 
 class _NoEagerTensor:
-    """Stands for an eager tensor, and is none."""
+    """A proxy of an eager tensor, which is not an instance of its class."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -154,44 +156,44 @@ class ExportedAsset(tf.saved_model.Asset):
     def _export_to_saved_model_graph(self, tensor_map: Any, **kwargs: Any) -> Any:
         with context.eager_mode():  # TensorFlow is building the SavedModel's graph
             path = self.export()
-        # TensorFlow reads there which file to copy.
+        # TensorFlow calls `numpy` to get the path of the file to copy.
         self.asset_path.numpy = lambda: np.array(path.encode(), dtype=object)
         return super()._export_to_saved_model_graph(tensor_map=tensor_map, **kwargs)
 
     def exported(self) -> None:
-        """The save is over: the path is the asset's own again."""
+        """Restores the asset's own path after a save."""
         del self.asset_path.numpy
 
 
 def has_begun() -> bool:
-    """Whether this process has run operations: from then on TensorFlow cannot be told of other processes."""
+    """Whether this process has run operations. After that, TensorFlow cannot be connected to other processes."""
     return context.context()._context_handle is not None
 
 
 def connects_processes() -> bool:
-    """Whether a strategy of several workers has been made in this process, or something else has connected it."""
+    """Whether a strategy of several workers, or other code, has connected this process with others."""
     return bool(context.context()._collective_leader)
 
 
 def abort_collectives(code: int, message: str) -> None:
-    """Ends all operations of the collective runtime in this process with an error, and those to come.
+    """Ends all current and later operations of the collective runtime in this process with an error.
 
     Args:
-      code: One of `tf.errors`.
-      message: The error's.
+      code: The code of the error, from `tf.errors`.
+      message: The message of the error.
     """
     context.context().abort_collective_ops(code, message)
 
 
 def watch_loops(dataset: Any, begin: Callable[[], Callable[[], None]]) -> None:
-    """Calls a function for each element that a Python loop takes from a dataset, which stays one of TensorFlow's.
+    """Has a function called for each element that a Python loop takes from a dataset.
 
-    Python looks for special methods in an object's class, so the dataset gets another class.
+    Python looks up special methods in an object's class, so the dataset gets a subclass of its class.
 
     Args:
       dataset: A `tf.data.Dataset`.
-      begin: Called where a loop begins; returns what is called for each of its elements. Not in a function that is
-        traced, which takes more elements than it is traced for.
+      begin: A function that is called when a loop begins, and returns the function to call for each element. It is not
+        called while TensorFlow traces the loop, because a traced loop takes more elements than it is traced for.
     """
     kind: Any = type(dataset)
     dataset.tsps_begin = begin

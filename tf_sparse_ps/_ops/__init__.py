@@ -1,9 +1,10 @@
-"""The TensorFlow ops of `_ops_lib.so`, typed, and their gradients.
+"""The TensorFlow ops of `_ops_lib.so` as typed functions, and their gradients.
 
-`docs/ops.md` is the reference. `T` tables and `N` features per call; `table_of[f]` is the position of f's table.
-A table is named by two scalar strings: its path `<group directory>/<table folder>` and its uuid ("" accepts any).
-A carrier is a `float32[0, dim]` tensor, in practice the value of a layer's anchor weight: it carries the row width to
-shape inference, and the gradient that arrives at it is the table's sparse gradient.
+`docs/ops.md` is the reference. A call has `T` tables and `N` features; `table_of[f]` is the position of the table of
+feature f. Two scalar strings name a table: its path `<group directory>/<table folder>` and its uuid ("" accepts any).
+A carrier is a `float32[0, dim]` tensor, in practice the value of a layer's anchor. It carries the row width to shape
+inference, and the gradient that arrives at it is the table's sparse gradient. "Writer only" means that the op fails in
+a process that is not the group's writer.
 """
 
 from tf_sparse_ps._ops.agreement import (

@@ -1,4 +1,4 @@
-"""What ranks must agree on before a step is made, and a rank's objections to a step."""
+"""Facts that must be equal on all ranks before they make a step, and a rank's objections to a step."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from tf_sparse_ps._ops.library import lib
 
 
 class Facts(NamedTuple):
-    """What `facts` returns."""
+    """The result of `facts`."""
 
-    facts: tf.Tensor  # int64[n]: the numbers, the bits of the reals, and a digest of each of the values
-    digest: tf.Tensor  # int64: of all facts
+    facts: tf.Tensor  # int64[n]: the numbers, the bits of the reals, and a digest of each value
+    digest: tf.Tensor  # int64: a digest of all facts
 
 
 def facts(seed: tf.Tensor, numbers: tf.Tensor, reals: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Facts:
-    """What must be equal on all ranks, as numbers that can be compared.
+    """Returns facts that must be equal on all ranks, in a form that ranks can compare.
 
     Args:
-        seed: int64, the same on all ranks. It chooses which parts of large values are read.
-        numbers: int64[n].
-        reals: float32 of any shapes.
-        values: tensors of any types and shapes but strings. Of more than 1 KiB a sample is read.
+        seed: A seed, int64, the same on all ranks. It chooses the parts of large values that are read.
+        numbers: The integers, int64[n].
+        reals: The real numbers, float32 of any shapes.
+        values: Tensors of any shapes, and of any types but strings. The op reads a sample of a value over 1 KiB.
     """
     return Facts(*lib.tsps_facts(seed, numbers, list(reals), list(values), n_values=len(values)))
 
 
 def statement(path: str, digest: tf.Tensor) -> tf.Tensor:
-    """uint8[n]: what this rank says of a step, to be gathered with the nodes' verdicts for `decide_step`.
+    """Returns this rank's statement on a step, uint8[n]. Ranks gather statements and verdicts for `decide_step`.
+
+    If a lookup of this process failed in the step, the statement contains the error as an objection.
 
     Args:
-        path: of the group. A look-up of this process that failed in the step is an objection, which this takes.
-        digest: int64, of `facts`.
+        path: The path of the group.
+        digest: The digest from `facts`, int64.
     """
     return lib.tsps_statement(path, digest)
 
@@ -47,15 +49,15 @@ def explain_difference(
     remedies: Sequence[str],
     remedy_of: Sequence[int],
 ) -> tf.Tensor:
-    """The verdict that digests differ, with the names of the facts that do. Other verdicts come back as they are.
+    """Adds the names of the facts that differ to the verdict that digests differ. Returns other verdicts as they are.
 
     Args:
-        verdict: uint8[n], the same on all ranks.
-        gathered: int64[ranks * n], the `facts` of all ranks, in their order.
-        names: n names of facts.
-        shown: n characters: "i" a fact is shown as an integer, "f" as a float32, "h" not.
-        remedies: texts.
-        remedy_of: n positions in remedies.
+        verdict: The verdict, uint8[n], the same on all ranks.
+        gathered: The `facts` of all ranks, in the order of the ranks, int64[ranks * n].
+        names: The names of the n facts.
+        shown: The form in which each fact is shown, n characters: "i" integer, "f" float32, "h" hidden.
+        remedies: The texts that tell the user what to do.
+        remedy_of: The position in `remedies` of the remedy for each of the n facts.
     """
     return lib.tsps_explain_difference(
         verdict, gathered, names=list(names), shown=shown, remedies=list(remedies), remedy_of=list(remedy_of)
@@ -63,15 +65,15 @@ def explain_difference(
 
 
 def allow_objections(path: str, *, allowed: bool) -> None:
-    """Says whether look-ups of a step that fail leave their error to the step, where all ranks get it.
+    """Sets whether a lookup that fails in a step leaves its error to the step, so that all ranks raise it.
 
     Args:
-        path: of the group.
-        allowed: False: they fail at once.
+        path: The path of the group.
+        allowed: Whether to leave the error to the step. Otherwise the lookup fails at once.
     """
     lib.tsps_allow_objections(path, int(allowed))
 
 
 def raise_objection(path: str) -> tf.Operation | None:
-    """Raises the error of a look-up that was left to a step: for steps that no exchange of tables belongs to."""
+    """Raises the error that a lookup has left to a step. For steps in which ranks exchange no gradients of tables."""
     return lib.tsps_raise_objection(path)

@@ -1,4 +1,4 @@
-"""Gradients of several ranks become one per key; what they do meanwhile is counted and recorded."""
+"""Merges the gradients of several ranks to one per key, and records counters and a timeline of this work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tf_sparse_ps._ops.library import lib
 
 
 class Merged(NamedTuple):
-    """What `merge` returns."""
+    """The result of `merge`."""
 
     keys: list[tf.Tensor]  # T of int64[u_t], unique
     grads: list[tf.Tensor]  # T of float32[u_t, dim]
-    counts: list[tf.Tensor]  # T of int32[u_t]: in how many ranks a key occurred
+    counts: list[tf.Tensor]  # T of int32[u_t]: number of ranks in which each key occurred
 
 
 def merge(
@@ -27,15 +27,15 @@ def merge(
     world_size: tf.Tensor | int,
     reduction: str,
 ) -> Merged:
-    """Makes one gradient per key of the concatenated gradients of several ranks, adding in input order.
+    """Merges the concatenated gradients of several ranks to one gradient per key. Adds them in input order.
 
     Args:
-        keys: T of int64[m_t].
-        grads: T of float32[m_t, dim].
-        counts: T of int32[m_t]: in how many ranks each key occurred.
-        world_size: int32, number of ranks.
+        keys: The keys, T of int64[m_t].
+        grads: The gradients, T of float32[m_t, dim].
+        counts: The number of ranks in which each key occurred, T of int32[m_t].
+        world_size: The number of ranks, int32.
         reduction: "frequency" (sum / ranks in which the key occurred), "average" (sum / world_size), "sum", or "local"
-            (the sum within one rank, of a layer that was called twice: counts come out as 1).
+            (the sum within one rank, for a layer that was called twice; all counts become 1).
     """
     return Merged(*lib.tsps_merge(keys, grads, counts, world_size, reduction=reduction))
 
@@ -43,41 +43,41 @@ def merge(
 def keep_if(
     weight: tf.Tensor, keys: Sequence[tf.Tensor], grads: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The same gradients, uncopied, if the weight is greater than 0; else none.
+    """Returns the same keys and gradients, uncopied, if the weight is greater than 0; otherwise empty ones.
 
     Args:
-        weight: float32 scalar.
-        keys: T of int64[u_t].
-        grads: T of float32[u_t, dim].
+        weight: The weight, a float32 scalar.
+        keys: The keys, T of int64[u_t].
+        grads: The gradients, T of float32[u_t, dim].
     """
     kept = lib.tsps_keep_if(weight, keys, grads)
     return list(kept.kept_keys), list(kept.kept_grads)
 
 
 def pack(keys: Sequence[tf.Tensor], grads: Sequence[tf.Tensor], counts: Sequence[tf.Tensor], wire: str) -> tf.Tensor:
-    """Packs gradients for the wire: uint8[n], a size that occurs often (docs/format.md has the format).
+    """Packs gradients for the wire: uint8[n], padded to a size that recurs (docs/format.md has the format).
 
     Args:
-        keys: T of int64[u_t], unique within a table.
-        grads: T of float32[u_t, dim].
-        counts: T of int32[u_t]: in how many ranks each key occurred, 1 or more.
-        wire: "float32", "bfloat16" or "float16": what gradients are rounded to, to nearest even.
+        keys: The keys, T of int64[u_t], unique within a table.
+        grads: The gradients, T of float32[u_t, dim].
+        counts: The number of ranks in which each key occurred, 1 or more, T of int32[u_t].
+        wire: The type to which gradients are rounded, to nearest even: "float32", "bfloat16" or "float16".
     """
     return lib.tsps_pack(keys, grads, counts, wire=wire)
 
 
 def unpack_merge(buffers: tf.Tensor, world_size: tf.Tensor | int, reduction: str, dims: Sequence[int]) -> Merged:
-    """Merges what several senders packed, in their order: `merge` of the gradients in `buffers`.
+    """Merges the packed gradients of several senders, in their order, as `merge` does.
 
     Args:
-        buffers: uint8[n], the senders' buffers one after another.
-        world_size: int32, number of ranks, the divisor of "average".
-        reduction: as in `merge`.
-        dims: T widths of rows.
+        buffers: The concatenated buffers of the senders, uint8[n].
+        world_size: The number of ranks, int32, which is the divisor of "average".
+        reduction: See `merge`.
+        dims: The row widths of the T tables.
 
     Raises:
-        DataLossError: a buffer is damaged, truncated or of another version.
-        InvalidArgumentError: a sender has other tables.
+        DataLossError: A buffer is damaged, truncated or of another version.
+        InvalidArgumentError: A sender has other tables.
     """
     merged = Merged(*lib.tsps_unpack_merge(buffers, world_size, T=len(dims), reduction=reduction))
     for grads, dim in zip(merged.grads, dims, strict=True):
@@ -88,23 +88,23 @@ def unpack_merge(buffers: tf.Tensor, world_size: tf.Tensor | int, reduction: str
 def join_exchange(
     path: str, folder: str, local_rank: int, local_size: int, rank: int, mergers: int, window: int
 ) -> None:
-    """Makes this process one of the ranks that merge their gradients in shared memory, once per group and process.
+    """Adds this process to the ranks that merge their gradients in shared memory, once per group and process.
 
     Args:
-        path: of the group.
-        folder: exists, private, for this run of the job alone.
-        local_rank: 0 is the leader.
-        local_size: ranks on this node.
-        rank: among all ranks, for messages.
-        mergers: how many of the node's ranks merge, from local rank 0 on; 0: all.
-        window: bytes of shared memory for the contributions of one round, all ranks together; as many again may be
-            used for what is merged from them. The same on all ranks.
+        path: The path of the group.
+        folder: A private folder for this run of the job, which exists.
+        local_rank: The local rank; 0 is the leader.
+        local_size: The number of ranks on this node.
+        rank: The rank among all ranks, for messages.
+        mergers: The number of ranks of the node that merge, counted from local rank 0; 0: all.
+        window: The bytes of shared memory for the contributions of all ranks to one round. The merged gradients may
+            take as many again. The same on all ranks.
     """
     lib.tsps_join_exchange(path, folder, local_rank, local_size, rank, mergers, window)
 
 
 def leave_exchange(path: str) -> None:
-    """Tells the other ranks of the node that this process needs them no more: its end is then no death."""
+    """Tells the other ranks of the node that this process needs them no more, so that its end is not an error."""
     lib.tsps_leave_exchange(path)
 
 
@@ -122,21 +122,21 @@ RING_COUNTERS = (
 
 
 def ring_info(path: str) -> tf.Tensor:
-    """int64[9], `RING_COUNTERS` of this process: see `DistributedOptimizer.statistics`."""
+    """Returns the `RING_COUNTERS` of this process, int64[9]. `DistributedOptimizer.statistics` describes them."""
     return lib.tsps_ring_info(path)
 
 
 def mark(value: tf.Tensor, name: str, phase: str, variable: Any) -> tf.Tensor:
-    """The same tensor; the process's timeline learns that a collective begins, or ends, when it is there.
+    """Returns the same tensor, and records in the process's timeline when it is ready: a collective begins or ends.
 
-    In a graph it is nothing that TensorFlow knows before the graph runs, even where `value` is a constant.
+    TensorFlow cannot evaluate the op before the graph runs, even if `value` is a constant.
 
     Args:
-        value: anything. It follows the data: no order with other ops is asked for.
-        name: of the collective; its time counts as between nodes if ".nodes" is in it.
+        value: A tensor of any type. The op runs when it is ready, and has no other order with other ops.
+        name: The name of the collective. Its time counts as time between nodes if the name contains ".nodes".
         phase: "begin" or "end".
-        variable: an int64 variable, or what was read from one. Grappler folds what is made of constants, and so does
-            TensorFlow's runtime, by other rules: both leave alone what is made of a variable.
+        variable: An int64 variable or a value read from one. Grappler and TensorFlow's runtime fold ops whose inputs
+            are all constants. They do not fold an op with a variable as input.
     """
     return lib.tsps_mark(value, variable, name_of=name, phase=phase)
 
@@ -147,25 +147,25 @@ def _mark_gradient(op: Any, grad: tf.Tensor) -> tuple[tf.Tensor, None]:
 
 
 def ready(value: tf.Tensor, profile: str, gradient: int, variable: Any) -> tf.Tensor:
-    """The same tensor; a profile learns when it is there, at every run, of constants too.
+    """Returns the same tensor, and records in a profile when it is ready, in every run, also for constants.
 
     Args:
-        value: anything. It follows the data: no order with other ops is asked for.
-        profile: a name.
-        gradient: what to record.
-        variable: as in `mark`.
+        value: A tensor of any type. The op runs when it is ready, and has no other order with other ops.
+        profile: The name of the profile.
+        gradient: The number of the gradient, which is recorded with the time.
+        variable: See `mark`.
     """
     return lib.tsps_ready(value, variable, profile=profile, gradient=gradient)
 
 
 def ready_times(profile: str) -> list[tuple[int, int]]:
-    """What `ready` has recorded since the last call: gradients, and nanoseconds of the monotonic clock. Eager only."""
-    found = lib.tsps_ready_times(profile=profile).numpy().reshape(-1, 2).tolist()
-    return [(gradient, when) for gradient, when in found]
+    """Returns the records of `ready` since the last call: gradients and nanoseconds (monotonic clock). Eager only."""
+    times = lib.tsps_ready_times(profile=profile).numpy().reshape(-1, 2).tolist()
+    return [(gradient, when) for gradient, when in times]
 
 
 def in_flight() -> list[tuple[str, int, int]]:
-    """The collectives of this process that have begun and not ended. Eager only.
+    """Returns the collectives of this process that have begun and not ended. Eager only.
 
     Returns:
         Their names, and their beginning and the present in nanoseconds of the monotonic clock.
@@ -185,28 +185,29 @@ def node_merge(
     reduction: str,
     operation: str,
 ) -> Merged:
-    """Merges the gradients of the node's ranks, in rank order, through shared memory. Every rank of the node calls it.
+    """Merges the gradients of the node's ranks, in rank order, in shared memory. Every rank of the node calls it.
 
-    Holds none of TensorFlow's threads while it waits for the others.
+    The op holds none of TensorFlow's threads while it waits for other ranks.
 
     Args:
-        keys: T of int64[u_t], unique.
-        grads: T of float32[u_t, dim].
-        world_size: int32, the divisor of "average".
-        path: of the group.
-        step: int64, the step being made, the same on all ranks.
-        timeout_s: how long to wait for one rank.
+        keys: The keys, T of int64[u_t], unique.
+        grads: The gradients, T of float32[u_t, dim].
+        world_size: The number of ranks, int32, which is the divisor of "average".
+        path: The path of the group.
+        step: The number of this step, int64, the same on all ranks.
+        timeout_s: The time to wait for one rank, in seconds.
         reduction: "frequency", "average" or "sum".
-        operation: a name, the same on all ranks, of at most 127 characters.
+        operation: The name of the operation, the same on all ranks, at most 127 characters.
 
     Returns:
-        On the leader the merged gradients; a function of the inputs, order of keys included. On other ranks no rows.
+        The merged gradients on the leader; the inputs determine them completely, the order of keys included. No rows
+        on other ranks.
 
     Raises:
-        UnavailableError: a rank died.
-        DeadlineExceededError: a rank did not come; the text says what is known of it.
-        AbortedError: a rank failed.
-        InvalidArgumentError: ranks called with other operations, tables or widths.
+        UnavailableError: A rank died.
+        DeadlineExceededError: A rank did not respond in time. The message describes its state.
+        AbortedError: A rank failed.
+        InvalidArgumentError: The ranks' calls differ in the operation, the tables or the widths.
     """
     return Merged(
         *lib.tsps_node_merge(keys, grads, world_size, path, step, timeout_s, reduction=reduction, operation=operation)
@@ -229,21 +230,18 @@ def node_apply(
     reduction: str,
     operation: str,
 ) -> tf.Tensor:
-    """`node_merge`, then `make_step` by the leader, from where the merged gradients lie.
+    """Merges gradients as `node_merge` does; the leader then makes the step without copying the merged gradients.
 
     Args:
-        keys, grads, world_size, path, timeout_s, reduction, operation: as in `node_merge`.
-        step: int64, the committed step + 1.
-        paths: T scalar strings.
-        uuids: T scalar strings.
-        hyper, optimizer: as in `make_step`.
-        digest: as in `make_step`.
+        keys: See `node_merge`; likewise grads, world_size, path, timeout_s, reduction and operation.
+        step: The number of this step, int64, which is the committed step + 1.
+        paths: See `make_step`; likewise uuids, hyper, optimizer and digest.
 
     Returns:
-        The verdict on the step, on every rank: see `make_step`.
+        The verdict on the step, on every rank. See `make_step`.
 
     Raises:
-        OpError: as `node_merge`.
+        OpError: See `node_merge`.
     """
     return lib.tsps_node_apply(
         keys,
@@ -263,13 +261,13 @@ def node_apply(
 
 
 def ring_rounds(keys: Sequence[tf.Tensor], dims: Sequence[int], window: int, local_size: int) -> tf.Tensor:
-    """int64[1]: in how many rounds this rank's gradients pass through its part of the window.
+    """Returns the number of rounds that this rank's gradients need to pass through its part of the window: int64[1].
 
     Args:
-        keys: T of int64[u_t].
-        dims: T widths of rows.
-        window: bytes, as in `join_exchange`.
-        local_size: ranks on this node.
+        keys: The keys, T of int64[u_t].
+        dims: The row widths of the T tables.
+        window: The bytes of the window. See `join_exchange`.
+        local_size: The number of ranks on this node.
     """
     return lib.tsps_ring_rounds(keys, dims=list(dims), window=window, local_size=local_size)
 
@@ -291,24 +289,28 @@ def ring_take(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Merges one round of the gradients of the node's ranks, for other nodes. Every rank of the node calls it.
 
-    Between nodes a step is: `ring_take` of every round, in order; the buffers to the ranks with the same local rank on
-    the other nodes; `ring_put` of every round, in order, which may be behind, alike on all ranks of the node; then
-    `ring_prepare` or `ring_collect`.
+    A step between nodes has these parts:
+
+    1. `ring_take` of every round, in order.
+    2. The exchange of the buffers with the ranks that have the same local rank on the other nodes.
+    3. `ring_put` of every round, in order. It may be some rounds late, equally on all ranks of the node.
+    4. `ring_prepare` or `ring_collect`.
 
     Args:
-        keys, grads, world_size, path, step, timeout_s, reduction, operation: as in `node_merge`; the same in all
-            rounds.
-        round_: int64.
-        rounds: int64, the same on all ranks, at least `ring_rounds` of each. From that round on nothing happens.
-        wire: as in `pack`.
-        owners: nodes that have a part of the tables each, by a hash of the keys; 1: they have the same.
+        keys: See `node_merge`; likewise grads, world_size, path, step, timeout_s, reduction and operation. The same in
+            all rounds.
+        round_: The number of this round, int64, counted from 0.
+        rounds: The number of rounds, int64, the same on all ranks and at least the `ring_rounds` of each. A call with
+            `round_ >= rounds` does nothing.
+        wire: See `pack`.
+        owners: The number of nodes among which a hash of the keys divides the tables; 1: all nodes have the same rows.
 
     Returns:
-        uint8[n], packed: this rank's range of keys, summed over the node, a buffer for each owner; and int32[owners],
-        their lengths. n is 0 on a rank that does not merge.
+        The packed sums over the node for this rank's range of keys, uint8[n], a buffer for each owner; and the lengths
+        of the buffers, int32[owners]. n is 0 on a rank that does not merge.
 
     Raises:
-        OpError: as `node_merge`.
+        OpError: See `node_merge`.
     """
     buffer, splits = lib.tsps_ring_take(
         keys,
@@ -328,20 +330,22 @@ def ring_take(
 
 
 def ring_put(path: str, buffers: tf.Tensor, round_: tf.Tensor, tables: int, owners: int = 1) -> tf.Operation | None:
-    """Reduces what the nodes have packed of one round, in their order, and lets the leader have it.
+    """Reduces the packed buffers of all nodes for one round, in the order of the nodes, and passes the result on.
+
+    The leader gets the result through shared memory.
 
     Args:
-        path: of the group.
-        buffers: uint8[n], the nodes' buffers one after another.
-        round_: int64. Nothing happens below 0.
-        tables: T.
-        owners: as in `ring_take`.
+        path: The path of the group.
+        buffers: The concatenated buffers of the nodes, uint8[n].
+        round_: The number of the round, int64. A call with a number below 0 does nothing.
+        tables: The number of tables, T.
+        owners: See `ring_take`.
 
     Returns:
-        In a graph, the operation.
+        The operation, in a graph.
 
     Raises:
-        OpError: as `unpack_merge` and `node_merge`.
+        OpError: See `unpack_merge` and `node_merge`.
     """
     return lib.tsps_ring_put(path, buffers, round_, T=tables, owners=owners)
 
@@ -355,24 +359,24 @@ def ring_prepare(
     optimizer: tf.Tensor | tuple[int, int] = NOBODY,
     voters: int = 1,
 ) -> tf.Tensor:
-    """Ends the rounds of a step on every rank; the leader prepares the step of what has come of them.
+    """Ends the rounds of a step on every rank. The leader prepares the step with the merged gradients.
 
     Args:
-        path: of the group.
-        step, paths, uuids, hyper, optimizer: as in `node_apply`.
-        voters: as in `prepare_step`.
+        path: The path of the group.
+        step: See `node_apply`; likewise paths, uuids, hyper and optimizer.
+        voters: See `prepare_step`.
 
     Returns:
-        As `prepare_step`; no objections on ranks other than the leader.
+        The objections of this node, as `prepare_step` returns them. Ranks other than the leader have no objections.
 
     Raises:
-        OpError: as `node_merge`.
+        OpError: See `node_merge`.
     """
     return lib.tsps_ring_prepare(path, step, paths, uuids, hyper, optimizer, voters=voters)
 
 
 def ring_collect(path: str, dims: Sequence[int]) -> Merged:
-    """Ends the rounds of a step on every rank. Returns what has come of them on the leader, no rows on others."""
+    """Ends the rounds of a step on every rank. Returns the merged gradients on the leader, no rows on other ranks."""
     merged = Merged(*lib.tsps_ring_collect(path, T=len(dims), dims=list(dims)))
     for grads, dim in zip(merged.grads, dims, strict=True):
         grads.set_shape([None, dim])

@@ -1,4 +1,4 @@
-"""Groups and tables: steps, and everything outside of them."""
+"""Groups and tables: makes steps, and reads and changes groups and tables outside of steps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tf_sparse_ps._ops.library import lib
 
-NO_OBJECTIONS = bytes(1)  # a verdict, as uint8
-NOBODY = (0, 0)  # of the `optimizer` of a step: any table may be trained
-# A verdict that digests differ: its code, that of FailedPrecondition, and a text.
+NO_OBJECTIONS = bytes(1)  # the verdict of a node without objections, as uint8
+NOBODY = (0, 0)  # the `optimizer` of a step that may train any table
+# The verdict that digests differ: the code of FailedPrecondition, and a text.
 RANKS_DIFFER = b"\4the ranks of this job differ in something that must be equal on all of them\0"
 
 
@@ -30,32 +30,32 @@ def make_step(
     *,
     operation: str,
 ) -> tf.Tensor:
-    """One optimizer step of a job of one node, whose ranks all call it; what the leader is given is applied.
+    """Makes one optimizer step of a job of one node. All ranks call it; only the leader's gradients are applied.
 
-    Returns when it is certain whether the step is made: everything that can fail has been done. The leader then writes
-    beside what follows; `wait_step` waits for that.
+    The op returns when the step is decided: everything that can fail has been done. The leader writes the step while
+    the program continues. `wait_step` waits for the end of this write.
 
     Args:
-        path: of the group.
-        step: int64, the committed step + 1.
-        timeout_s: how long ranks wait for the leader.
-        paths: T scalar strings, of the tables.
-        uuids: T scalar strings.
-        keys: T of int64[u_t], unique within a table (`merge` sees to it).
-        grads: T of float32[u_t, dim].
-        hyper: T of float32: the hyperparameters of each table's optimizer, in the order of
+        path: The path of the group.
+        step: The number of this step, int64, which is the committed step + 1.
+        timeout_s: The time that ranks wait for the leader, in seconds.
+        paths: The paths of the tables, T scalar strings.
+        uuids: The uuids of the tables, T scalar strings.
+        keys: The keys of the gradients, T of int64[u_t], unique within a table.
+        grads: The gradients, T of float32[u_t, dim].
+        hyper: The hyperparameters of each table's optimizer, T of float32, in the order of
             cc/core/table/row_optimizer.h.
-        optimizer: int64[2]: who makes the step, and how many it has made with this one (`OptimizerIdentity`).
-        digest: int64, of `facts`: where ranks have different ones the step is refused (FailedPrecondition).
-        operation: a name for messages, of at most 127 characters.
+        optimizer: The identity of the optimizer and its number of steps with this one, int64[2] (`OptimizerIdentity`).
+        digest: The digest from `facts`, int64. If the digests of the ranks differ, the step is refused
+            (FailedPrecondition).
+        operation: The name of the operation in messages, at most 127 characters.
 
     Returns:
-        uint8[n], the verdict, the same on all ranks, for `check_step`, which raises what the leader refuses the step
-        for: no optimizer is bound; a table's slots are another optimizer's; the step is not the next one; a gradient
-        that is not finite or a key that repeats, naming table and key; a wrong shape; no room for new rows.
+        The verdict, uint8[n], for `check_step`. It is the same on all ranks. If the step is refused, it contains the
+        error.
 
     Raises:
-        UnavailableError, DeadlineExceededError, AbortedError: as `node_merge`, about the leader.
+        UnavailableError, DeadlineExceededError, AbortedError: The leader died, did not respond, or failed.
     """
     return lib.tsps_make_step(
         path, step, timeout_s, paths, uuids, keys, grads, hyper, optimizer, digest, operation=operation
@@ -73,50 +73,52 @@ def prepare_step(
     optimizer: tf.Tensor | tuple[int, int] = NOBODY,
     voters: int = 1,
 ) -> tf.Tensor:
-    """Does everything in a step of a node's tables that can fail. `decide_step` makes it, or drops it. Writer only.
+    """Does everything in a step of a node's tables that can fail. `decide_step` commits or drops it. Writer only.
 
     Args:
-        path: of the group.
-        step, paths, uuids, keys, grads, hyper, optimizer: as in `make_step`.
-        voters: groups that make the step together or not at all. Of several the step is written, too, and the group
-            sealed: if the job ends before `decide_step`, the next one must ask the others what became of it.
+        path: The path of the group.
+        step: See `make_step`; likewise paths, uuids, keys, grads, hyper and optimizer.
+        voters: The number of groups that make the step together or not at all. With several groups, the step is also
+            written, and the group is sealed: if the job ends before `decide_step`, the next job must ask the other
+            groups whether the step was made.
 
     Returns:
-        uint8[n], the objections of this node to the step; `NO_OBJECTIONS` if there are none.
+        The objections of this node to the step, uint8[n]. `NO_OBJECTIONS` if there are none.
     """
     return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper, optimizer, voters=voters)
 
 
 def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
-    """Makes the prepared step if no node objects, else drops it. Every rank calls it.
+    """Commits the prepared step if no node objects, otherwise drops it. Every rank calls it.
 
-    Returns when it is certain which; the leader then writes beside what follows.
+    The op returns when the step is decided. The leader writes the step while the program continues.
 
     Args:
-        path: of the group.
-        verdicts: uint8[n], all nodes' one after another; statements (`statement`) may be among them.
+        path: The path of the group.
+        verdicts: The concatenated verdicts of all nodes, uint8[n]. They may include statements (`statement`).
 
     Returns:
-        uint8[n], the first refusal among them, for `check_step`.
+        The first refusal among the verdicts, uint8[n], for `check_step`.
     """
     return lib.tsps_decide_step(path, verdicts)
 
 
 def check_step(step: tf.Tensor, verdict: tf.Tensor) -> tf.Tensor:
-    """Returns `step`, int64, if it is made.
+    """Returns `step`, int64, if the step is made.
 
     Raises:
-        OpError: it was refused; of the type and with the text of the leader that refused it.
+        OpError: The step was refused. Type and message are those of the error on the node that refused it.
     """
     return lib.tsps_check_step(step, verdict)
 
 
 def wait_step(path: tf.Tensor | str, step: tf.Tensor | int, timeout_s: tf.Tensor | float) -> tf.Tensor:
-    """Waits until `step` of the group is published and returns it. Holds none of TensorFlow's threads meanwhile.
+    """Waits until `step` of the group is published, and returns it. The wait holds none of TensorFlow's threads.
 
     Raises:
-        DeadlineExceededError: not published within timeout_s.
-        UnavailableError: the writer died first (names its process and the step), or `close_group` cancelled the wait.
+        DeadlineExceededError: The step is not published within `timeout_s` seconds.
+        UnavailableError: The writer died first (the message names its process and the step), or `close_group` cancelled
+            the wait.
     """
     return lib.tsps_wait_step(path, step, timeout_s)
 
@@ -125,11 +127,12 @@ def create_group(path: str, uuid: str, *, life: int | None = None, index_seed: i
     """Creates a group, whose directory must not exist, and makes this process its writer.
 
     Args:
-        path: of the group.
-        uuid: 32 hex digits.
-        life: tells it from earlier groups with this uuid, below 2**63, not 0. None: drawn.
-        index_seed: from which those of its tables' indexes follow, below 2**63. Whoever knows it can choose keys that
-            collide. None: drawn.
+        path: The path of the group.
+        uuid: The uuid of the group, 32 hexadecimal digits.
+        life: A number that distinguishes the group from earlier groups with this uuid, 1 to 2**63 - 1. None: a random
+            one.
+        index_seed: The seed from which the seeds of the tables' indexes follow, below 2**63. A person who knows it can
+            choose keys that collide. None: a random one.
     """
     life = secrets.randbits(62) + 1 if life is None else life
     index_seed = secrets.randbits(63) if index_seed is None else index_seed
@@ -137,22 +140,22 @@ def create_group(path: str, uuid: str, *, life: int | None = None, index_seed: i
 
 
 def open_writer(path: str, outcome: str = "refuse") -> tf.Tensor:
-    """Makes this process the writer of an existing group, recovering it if need be. Returns the committed step, int64.
+    """Makes this process the writer of an existing group, and recovers it if necessary. Returns the committed step.
 
     Args:
-        path: of the group.
-        outcome: what becomes of a step that a writer before has sealed together with other groups: "undo", "publish",
-            or "refuse", an error.
+        path: The path of the group.
+        outcome: The fate of a step that a previous writer has sealed together with other groups: "undo", "publish", or
+            "refuse" to raise an error.
 
     Raises:
-        AbortedError: another process is the writer.
-        FailedPreconditionError: there is a sealed step, and `outcome` is "refuse".
+        AbortedError: Another process is the writer.
+        FailedPreconditionError: The group has a sealed step, and `outcome` is "refuse".
     """
     return lib.tsps_open_writer(path, outcome)
 
 
 def set_run(path: str, run_id: int) -> None:
-    """Says of which run of a job the writer of a group is, a number below 2**63. Writer only."""
+    """Records the run of the job that the writer of a group belongs to, a number below 2**63. Writer only."""
     lib.tsps_set_run(path, tf.constant(run_id, tf.int64))
 
 
@@ -177,48 +180,55 @@ def create_table(
     """Creates a table. Writer only.
 
     Args:
-        path: <group directory>/<table folder>.
-        uuid: 32 hex digits.
-        dim: floats per row.
-        key_limit: keys are 0 .. key_limit - 1; 0: any int64 is a key.
-        max_rows: 0: no limit.
-        initializer: "zeros", "constant", "uniform", "normal", "truncated_normal".
-        initializer_args: (value, 0), (minval, maxval) or (mean, stddev).
-        seed: of the job.
-        salt: of the table, so that tables with one seed differ.
-        dtype: of the rows: "float32", "bfloat16", "float16".
-        rounding: of rows of 16 bits: "stochastic", "nearest".
-        storage_folder: on a disk, for rows that are not in memory; "": all are.
-        storage_memory: bytes of memory that the table may take then.
-        node, nodes: of a table that is spread over nodes: which part of it this is; 0, 0: the whole table.
+        path: The path, `<group directory>/<table folder>`.
+        uuid: The uuid of the table, 32 hexadecimal digits.
+        dim: The number of floats per row.
+        key_limit: The number of keys, 0 .. key_limit - 1; 0: any int64 is a key.
+        max_rows: The largest number of rows; 0: no limit.
+        initializer: "zeros", "constant", "uniform", "normal" or "truncated_normal".
+        initializer_args: The parameters of the initializer: (value, 0), (minval, maxval) or (mean, stddev).
+        seed: The seed of the job.
+        salt: The salt of the table, which makes tables with the same seed differ.
+        dtype: The type of the rows: "float32", "bfloat16" or "float16".
+        rounding: The rounding of rows of 16 bits: "stochastic" or "nearest".
+        storage_folder: The folder on a disk for rows that are not in memory; "": all rows are in memory.
+        storage_memory: The bytes of memory that a table with rows on disk may take.
+        node: The number of this node, for a sharded table; else 0.
+        nodes: The number of nodes, for a sharded table; 0: the whole table is here.
     """
     args = tf.constant(initializer_args, tf.float32)
-    given = (initializer, args, seed, salt, dtype, rounding, storage_folder)
-    lib.tsps_create_table(
-        path, uuid, dim, key_limit, max_rows, *given, tf.constant(storage_memory, tf.int64), node, nodes
-    )
+    memory = tf.constant(storage_memory, tf.int64)
+    values = (initializer, args, seed, salt, dtype, rounding, storage_folder, memory)
+    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, *values, node, nodes)
 
 
 def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:
     """Creates a table's optimizer slots ("none", "sgd", "adagrad", "adam", "rowwise_adagrad"). Writer only.
 
     Args:
-        path: of the table.
-        uuid: of the table.
-        kind: the rule.
-        slot_init: initial value of every element of each slot.
-        replace: drop the slots of another rule, instead of refusing.
+        path: The path of the table.
+        uuid: The uuid of the table.
+        kind: The name of the rule.
+        slot_init: The initial value of the elements of each slot.
+        replace: Whether to drop the slots of another rule instead of raising an error.
     """
     lib.tsps_bind_optimizer(path, uuid, kind, tf.constant(slot_init, tf.float32, [len(slot_init)]), replace)
 
 
 def renew_slots(path: str, uuid: str) -> None:
-    """Gives all rows of a table the initial values of its slots: any optimizer may train it next. Writer only."""
+    """Resets the slots of all rows of a table to their initial values. Any optimizer may train it next. Writer only."""
     lib.tsps_renew_slots(path, uuid)
 
 
 def set_optimizer(path: str, uuid: str, identity: int, steps: int) -> None:
-    """Says which optimizer made a table's slots, and how many steps it had made; 0: any may go on. Writer only."""
+    """Records which optimizer made a table's slots, and its number of steps. Writer only.
+
+    Args:
+        path: The path of the table.
+        uuid: The uuid of the table.
+        identity: The identity of the optimizer; 0: any optimizer may continue with the slots.
+        steps: The number of steps that this optimizer had made.
+    """
     lib.tsps_set_optimizer(path, uuid, tf.constant([identity, steps], tf.int64))
 
 
@@ -234,18 +244,18 @@ def assign(
     """Sets rows (and slots), adding absent keys. Writer only.
 
     Args:
-        path: of the table.
-        uuid: of the table.
-        keys: int64[n].
-        rows: float32[n, dim].
-        slots: none (existing keys keep theirs), or float32[n, dim] for every slot, float32[n, 1] of a rule that keeps
-            one float per row.
+        path: The path of the table.
+        uuid: The uuid of the table.
+        keys: The keys, int64[n].
+        rows: The rows, float32[n, dim].
+        slots: The slots, float32[n, dim] each, or float32[n, 1] if the rule keeps one float per row. Empty: existing
+            keys keep their slots.
     """
     lib.tsps_assign(path, uuid, keys, rows, list(slots))
 
 
 def erase(path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor) -> tf.Tensor:
-    """Removes keys, int64[n]; returns how many were there, int64. Writer only."""
+    """Removes keys, int64[n], and returns the number of keys that were present, int64. Writer only."""
     return lib.tsps_erase(path, uuid, keys)
 
 
@@ -259,37 +269,41 @@ def announce(
     nodes: int = 1,
     node: int = 0,
 ) -> tf.Operation:
-    """Says that a coming batch looks up keys, int64[n]: those on disk are read ahead, in passes of several batches.
+    """Announces the keys that a later batch looks up. Their rows on disk are read ahead, in passes of several batches.
 
     Args:
-        path, uuid: of a table.
-        keys: of the batch.
-        dataset: a number of the dataset's.
-        index: of the batch in its iterator, int64; 0 drops what the iterator before it has announced.
-        batches: of a pass.
-        nodes, node: of a table that is spread over several nodes: how many, and this one, whose keys count.
+        path: The path of the table.
+        uuid: The uuid of the table.
+        keys: The keys of the batch, int64[n].
+        dataset: The number of the dataset.
+        index: The index of the batch in its iterator, int64; 0 drops the batches that the previous iterator announced.
+        batches: The number of batches in a pass.
+        nodes: The number of nodes, for a sharded table.
+        node: The number of this node. Only its keys are read ahead.
     """
-    of, per_pass, all_nodes, own = (tf.constant(one, tf.int64) for one in (dataset, batches, nodes, node))
-    return lib.tsps_announce(path, uuid, keys, of, index, per_pass, all_nodes, own)
+    dataset_number, per_pass, n_nodes, this_node = (
+        tf.constant(number, tf.int64) for number in (dataset, batches, nodes, node)
+    )
+    return lib.tsps_announce(path, uuid, keys, dataset_number, index, per_pass, n_nodes, this_node)
 
 
 class DiskCounters(NamedTuple):
-    """What `disk_counters` returns, int64 each."""
+    """The result of `disk_counters`, int64 each."""
 
     records: tf.Tensor  # rows read from disks
-    bytes: tf.Tensor  # of these reads, what lies between the rows included
-    late: tf.Tensor  # of the rows, those that were needed when they were read
+    bytes: tf.Tensor  # bytes of these reads, the gaps between the rows included
+    late: tf.Tensor  # rows read that a lookup or step was waiting for
     cached: tf.Tensor  # rows that were needed and had been read before
-    waited_ns: tf.Tensor  # for rows that were needed
-    batches: tf.Tensor  # announced
-    passes: tf.Tensor  # of several batches, whose rows were read ahead
-    dropped: tf.Tensor  # batches of iterators that were given up
-    failed: tf.Tensor  # passes
-    staging_ns: tf.Tensor  # for passes
+    waited_ns: tf.Tensor  # time of waiting for rows that were needed
+    batches: tf.Tensor  # announced batches
+    passes: tf.Tensor  # passes of several batches, whose rows were read ahead
+    dropped: tf.Tensor  # batches of abandoned iterators
+    failed: tf.Tensor  # failed passes
+    staging_ns: tf.Tensor  # time of passes
 
 
 def disk_counters() -> DiskCounters:
-    """What this process has read from disks since it began."""
+    """Returns counters of this process's reads from disks since it began."""
     return DiskCounters(*lib.tsps_disk_counters())
 
 
@@ -304,11 +318,11 @@ def mark_changes(path: tf.Tensor | str) -> tf.Tensor:
 
 
 class GroupInfo(NamedTuple):
-    """What `group_info` returns."""
+    """The result of `group_info`."""
 
     step: tf.Tensor  # int64: last published step
-    version: tf.Tensor  # int64: assigns, erases, table creations and removals, and optimizer bindings so far
-    counters: tf.Tensor  # int64[8], of this process: COUNTERS
+    version: tf.Tensor  # int64: number of assigns, erases, table creations and removals, and optimizer bindings so far
+    counters: tf.Tensor  # int64[8]: counters of this process, in the order of COUNTERS
 
 
 COUNTERS = (
@@ -324,52 +338,57 @@ COUNTERS = (
 
 
 def group_info(path: tf.Tensor | str) -> GroupInfo:
-    """State of a group and counters of this process."""
+    """Returns the state of a group and counters of this process."""
     return GroupInfo(*lib.tsps_group_info(path))
 
 
 def next_step(path: tf.Tensor | str, known: tf.Tensor) -> tf.Tensor:
-    """The number of the step that is made next, int64.
+    """Returns the number of the next step, int64: one more than the larger of the group's step and the known one.
 
-    The group counts, too: an exception may have ended the step before when its tables had it, and this process had not
-    noted that yet.
+    The group may be ahead of this process: an exception may have ended the previous step after the tables had it, and
+    before this process recorded that.
 
     Args:
-      path: Of the group.
-      known: int64, the last step that this process knows of.
+        path: The path of the group.
+        known: The last step that this process knows of, int64.
     """
     return lib.tsps_next_step(path, known)
 
 
 def remove_table(path: str, uuid: str) -> None:
-    """Removes a table and its files; who reads it finds it whole or not at all. Writer only.
+    """Removes a table and its files. A reader finds the whole table or none. Writer only.
 
     Raises:
-        NotFoundError: there is no such table.
+        NotFoundError: The table does not exist.
     """
     lib.tsps_remove_table(path, uuid)
 
 
 def forget_table(path: str) -> None:
-    """Unmaps a table in this process, if it is mapped; later ops map it again. Does nothing in the writer's process."""
+    """Unmaps a table in this process, if it is mapped. Later ops map it again. Does nothing in the writer's process."""
     lib.tsps_forget_table(path)
 
 
 def close_group(path: tf.Tensor | str) -> None:
-    """Drops this process's handle and writer lock and ends waits; later ops open the path anew."""
+    """Drops this process's handle and writer lock, and ends waits. Later ops open the path again."""
     lib.tsps_close_group(path)
 
 
 def set_threads(threads: int, writer_threads: int) -> None:
-    """Sets the sizes of the op library's thread pools: of all ops, and of updates. 0: all processors it may use."""
+    """Sets the number of threads of the op library.
+
+    Args:
+        threads: The number of threads for all ops; 0: one per processor that the process may use.
+        writer_threads: The number of threads for updates; 0: likewise.
+    """
     lib.tsps_set_threads(threads, writer_threads)
 
 
 def hold_terminate() -> None:
-    """From now on std::terminate waits two seconds before it ends the process: Horovod calls it when others end."""
+    """Makes std::terminate wait two seconds before it ends the process. Horovod calls it when other ranks end."""
     lib.tsps_hold_terminate()
 
 
 def out_of_room() -> bool:
-    """Whether an op of this process failed because there was no room, and no step was made since."""
+    """Whether an op of this process failed for lack of space, and no step was made since."""
     return bool(lib.tsps_out_of_room())

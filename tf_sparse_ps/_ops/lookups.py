@@ -1,4 +1,4 @@
-"""Lookups, and their gradients."""
+"""Lookups of rows and of bags of rows, and their gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tf_sparse_ps._ops.library import lib
 
 
 class Lookup(NamedTuple):
-    """What `lookup` returns."""
+    """The result of `lookup`."""
 
     rows: list[tf.Tensor]  # N of float32[*ids.shape, dim]
-    keys: list[tf.Tensor]  # T of int64[u_t]: the unique keys of a table
-    inverses: list[tf.Tensor]  # N of int32[*ids.shape]: positions in keys
+    keys: list[tf.Tensor]  # T of int64[u_t]: unique keys of each table
+    inverses: list[tf.Tensor]  # N of int32[*ids.shape]: positions in the keys
 
 
 def lookup(
@@ -29,25 +29,26 @@ def lookup(
     *,
     in_step: bool = False,
 ) -> Lookup:
-    """Rows of the ids of N features, from T tables of one group, as of one step.
+    """Looks up the rows of the ids of N features in T tables of one group, all in one step.
 
-    Absent keys read their initial row; nothing is written. Features of one table are deduped together.
+    An absent key has its initial row; nothing is written. Features of the same table are deduped together.
 
     Args:
-        ids: N of int64, any shape.
-        paths: T scalar strings.
-        uuids: T scalar strings.
-        carriers: T of float32[0, dim]. Their gradients are `tf.IndexedSlices(values=float32[u_t, dim],
-            indices=int64[u_t])`. Their dense shape is that of a bounded table which `set_row_limit` was told of; of
-            others there is none, and whatever would make them dense fails by name.
-        table_of: N positions in paths.
-        in_step: a step of the tables follows, to which the error about a key may be left (`allow_objections`). Rows are
-            then zeros.
+        ids: The ids of each feature, N of int64 of any shape.
+        paths: The paths of the tables, T scalar strings.
+        uuids: The uuids of the tables, T scalar strings.
+        carriers: The carriers of the tables, T of float32[0, dim]. Their gradients are
+            `tf.IndexedSlices(values=float32[u_t, dim], indices=int64[u_t])`. The gradient of a bounded table has a
+            dense shape (`set_row_limit`). Other gradients have none, so code that would make them dense fails.
+        table_of: The position of the table of each feature in `paths`, N integers.
+        in_step: Whether a step of the tables follows. Then the error about a key may be left to the step
+            (`allow_objections`), and the rows are zeros.
 
     Raises:
-        InvalidArgumentError: a key outside a bounded table, carriers of another width, tables of two groups.
-        NotFoundError: no such group or table.
-        FailedPreconditionError: the table has another uuid.
+        InvalidArgumentError: A key is outside a bounded table, a carrier has another width, or the tables belong to
+            several groups.
+        NotFoundError: A group or table does not exist.
+        FailedPreconditionError: A table has another uuid.
     """
     rows, keys, inverses = lib.tsps_lookup(ids, paths, uuids, carriers, table_of=list(table_of), in_step=in_step)
     _set_widths(rows, carriers, table_of)
@@ -57,24 +58,24 @@ def lookup(
 def segment_sum(
     grads: Sequence[tf.Tensor], inverses: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], table_of: Sequence[int]
 ) -> list[tf.Tensor]:
-    """Sums gradients of rows per unique key: T of float32[u_t, dim]. The backward pass of `lookup`.
+    """Sums the gradients of rows per unique key: T of float32[u_t, dim]. This is the backward pass of `lookup`.
 
     Args:
-        grads: N of float32[*ids.shape, dim].
-        inverses: N of int32[*ids.shape], from `lookup`.
-        keys: T of int64[u_t], from `lookup`.
-        table_of: N positions in keys.
+        grads: The gradients of the rows, N of float32[*ids.shape, dim].
+        inverses: The `inverses` of `lookup`, N of int32[*ids.shape].
+        keys: The `keys` of `lookup`, T of int64[u_t].
+        table_of: The position of the table of each feature in `keys`, N integers.
     """
     sums: list[tf.Tensor] = lib.tsps_segment_sum(grads, inverses, keys, table_of=list(table_of))
     return sums
 
 
 class PooledLookup(NamedTuple):
-    """What `pooled_lookup` returns."""
+    """The result of `pooled_lookup`."""
 
     pooled: list[tf.Tensor]  # N of float32[bags_f, dim]
-    keys: list[tf.Tensor]  # T of int64[u_t]
-    inverses: list[tf.Tensor]  # N of int32[n_f]
+    keys: list[tf.Tensor]  # T of int64[u_t]: unique keys of each table
+    inverses: list[tf.Tensor]  # N of int32[n_f]: positions in the keys
 
 
 def pooled_lookup(
@@ -94,18 +95,15 @@ def pooled_lookup(
     An empty bag gives zeros. Gradients reach carriers, as in `lookup`, and weights.
 
     Args:
-        ids: N of int64[n_f].
-        splits: N of int64[bags_f + 1]; bag b is items [splits[b], splits[b + 1]).
-        weights: N of float32[n_f], or float32[0] where every weight is 1.
-        paths: T scalar strings.
-        uuids: T scalar strings.
-        carriers: T of float32[0, dim].
-        table_of: N positions in paths.
-        combiners: N of "sum", "mean", "sqrtn".
-        in_step: as `lookup`.
+        ids: The ids of each feature, N of int64[n_f].
+        splits: The limits of the bags, N of int64[bags_f + 1]. Bag b has the ids [splits[b], splits[b + 1]).
+        weights: The weights of the ids, N of float32[n_f], or float32[0] if every weight is 1.
+        paths: See `lookup`; likewise uuids, carriers, table_of and in_step.
+        combiners: The combiner of each feature, N of "sum", "mean" or "sqrtn".
 
     Raises:
-        InvalidArgumentError: as `lookup`; splits that decrease or do not end at n_f; another number of weights.
+        InvalidArgumentError: See `lookup`; or the splits decrease or do not end at n_f, or the number of weights is
+            wrong.
     """
     pooled, keys, inverses = lib.tsps_pooled_lookup(
         ids,
@@ -123,19 +121,19 @@ def pooled_lookup(
 
 
 class Unique(NamedTuple):
-    """What `unique` returns."""
+    """The result of `unique`."""
 
-    inverses: list[tf.Tensor]  # N of int32[*ids.shape]: positions in keys
-    keys: list[tf.Tensor]  # T of int64[u_t]
+    inverses: list[tf.Tensor]  # N of int32[*ids.shape]: positions in the keys
+    keys: list[tf.Tensor]  # T of int64[u_t]: unique keys of each table
 
 
 def unique(ids: Sequence[tf.Tensor], table_of: Sequence[int], n_tables: int) -> Unique:
-    """The unique keys of N features' ids per table, in order of first occurrence, as `lookup` makes them.
+    """Returns the unique keys per table of the ids of N features, in order of first occurrence, as in `lookup`.
 
     Args:
-        ids: N of int64, any shape. Any int64 is a key here.
-        table_of: N positions below n_tables.
-        n_tables: T.
+        ids: The ids of each feature, N of int64 of any shape. Every int64 is accepted.
+        table_of: The number of the table of each feature, N integers below `n_tables`.
+        n_tables: The number of tables, T.
     """
     return Unique(*lib.tsps_unique(ids, T=n_tables, table_of=list(table_of)))
 
@@ -143,48 +141,44 @@ def unique(ids: Sequence[tf.Tensor], table_of: Sequence[int], n_tables: int) -> 
 def read_rows(
     keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Rows of unique keys from T tables of one group, as of one step: T of float32[u_t, dim].
+    """Reads the rows of unique keys in T tables of one group, all in one step: T of float32[u_t, dim].
 
-    No gradient passes through it; `gather_rows` and `pool_rows` hand theirs to their carriers.
+    No gradient passes through this op. `gather_rows` and `pool_rows` pass the gradients to their carriers.
 
     Args:
-        keys: T of int64[u_t].
-        paths: T scalar strings.
-        uuids: T scalar strings.
-        carriers: T of float32[0, dim].
+        keys: The unique keys of each table, T of int64[u_t].
+        paths: See `lookup`; likewise uuids and carriers.
 
     Raises:
-        InvalidArgumentError: as `lookup`.
-        NotFoundError: as `lookup`.
-        FailedPreconditionError: as `lookup`.
+        InvalidArgumentError, NotFoundError, FailedPreconditionError: See `lookup`.
     """
     rows: list[tf.Tensor] = lib.tsps_read_rows(keys, paths, uuids, carriers)
     return rows
 
 
 def gather_rows(
-    found: Unique, rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_of: Sequence[int]
+    unique_ids: Unique, rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_of: Sequence[int]
 ) -> list[tf.Tensor]:
-    """What `lookup` returns as rows, from rows of the unique keys: N of float32[*ids.shape, dim].
+    """Gathers the rows of all ids from the rows of the unique keys: N of float32[*ids.shape, dim], as `Lookup.rows`.
 
     Args:
-        found: from `unique`.
-        rows: T of float32[u_t, dim], in the order of the keys. No gradient reaches them.
-        carriers: T of float32[0, dim]. Their gradients are those of `lookup`.
-        table_of: N positions in rows.
+        unique_ids: The result of `unique`.
+        rows: The rows of the unique keys, T of float32[u_t, dim]. No gradient reaches them.
+        carriers: The carriers of the tables, T of float32[0, dim]. Their gradients are those of `lookup`.
+        table_of: The position of the table of each feature in `rows`, N integers.
 
     Raises:
-        InvalidArgumentError: rows or carriers of another shape; inverses out of range.
+        InvalidArgumentError: Rows or carriers have another shape, or an inverse is out of range.
     """
     gathered: list[tf.Tensor] = lib.tsps_gather_rows(
-        found.inverses, rows, found.keys, carriers, table_of=list(table_of)
+        unique_ids.inverses, rows, unique_ids.keys, carriers, table_of=list(table_of)
     )
     _set_widths(gathered, carriers, table_of)
     return gathered
 
 
 def pool_rows(
-    found: Unique,
+    unique_ids: Unique,
     splits: Sequence[tf.Tensor],
     weights: Sequence[tf.Tensor],
     rows: Sequence[tf.Tensor],
@@ -192,28 +186,24 @@ def pool_rows(
     table_of: Sequence[int],
     combiners: Sequence[str],
 ) -> list[tf.Tensor]:
-    """What `pooled_lookup` returns as pooled, from rows of the unique keys: N of float32[bags_f, dim].
+    """Combines the rows of each bag from the rows of the unique keys: N of float32[bags_f, dim], as `pooled_lookup`.
 
     Gradients reach carriers and weights.
 
     Args:
-        found: from `unique`, of ids int64[n_f].
-        splits: as `pooled_lookup`.
-        weights: as `pooled_lookup`.
-        rows: T of float32[u_t, dim], in the order of the keys. No gradient reaches them.
-        carriers: T of float32[0, dim].
-        table_of: N positions in rows.
-        combiners: N of "sum", "mean", "sqrtn".
+        unique_ids: The result of `unique` for ids int64[n_f].
+        splits: See `pooled_lookup`; likewise weights and combiners.
+        rows: See `gather_rows`; likewise carriers and table_of.
 
     Raises:
-        InvalidArgumentError: as `gather_rows`, and as `pooled_lookup`.
+        InvalidArgumentError: See `gather_rows` and `pooled_lookup`.
     """
     pooled: list[tf.Tensor] = lib.tsps_pool_rows(
-        found.inverses,
+        unique_ids.inverses,
         splits,
         weights,
         rows,
-        found.keys,
+        unique_ids.keys,
         carriers,
         table_of=list(table_of),
         combiners=list(combiners),
@@ -223,7 +213,7 @@ def pool_rows(
 
 
 def _set_widths(rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_of: Sequence[int]) -> None:
-    """Sets the last dimension, which the shape function cannot tell when tables of several widths meet in one call."""
+    """Sets the last dimension, which the shape function does not know if the tables of a call differ in width."""
     if len(carriers) == 1 or tf.executing_eagerly():
         return
     for row, table in zip(rows, table_of, strict=True):
@@ -231,7 +221,8 @@ def _set_widths(rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_
             row.set_shape([None] * (row.shape.rank - 1) + [carriers[table].shape[-1]])
 
 
-# TensorFlow's functions that differentiate the body of a construct from outside of it (2.15 and 2.21), and its name.
+# TensorFlow's functions that differentiate the body of a construct from outside of it (2.15 and 2.21), by the name of
+# the construct.
 _CONSTRUCTS = {
     ("cond_v2", "_IfGrad"): "tf.cond",
     ("cond_v2", "_CaseGrad"): "tf.switch_case",
@@ -241,10 +232,11 @@ _CONSTRUCTS = {
 
 
 def refuse_constructs() -> None:
-    """Raises where TensorFlow would fail on IndexedSlices with a text that names nothing.
+    """Raises ValueError if TensorFlow differentiates the body of a construct from outside of it.
 
-    Only the call stack tells: inside a nested tf.function all graphs look as they do outside. A tape in the body is
-    fine, and is not among the callers named above.
+    TensorFlow would fail on the IndexedSlices, with a message that does not name the cause. Only the call stack shows
+    the case, because the graphs of nested tf.functions look the same inside and outside of a construct. A tape within
+    the body works, and does not call the functions above.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -253,7 +245,7 @@ def refuse_constructs() -> None:
         if construct is not None:
             raise ValueError(
                 f"A tf_sparse_ps lookup inside {construct} cannot be differentiated from outside of it. "
-                "Look up before it and pass the rows in, or open the GradientTape inside."
+                "Look up the rows before it and pass them in, or open the GradientTape inside."
             )
         frame = frame.f_back
 
@@ -281,15 +273,15 @@ def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     attributes = {"table_of": table_of, "combiners": combiners}
     sums = lib.tsps_pooled_sum(*common, **attributes)
     weight_grads: list[Any] = [None] * n
-    wanted = [_may_be_differentiated(op, 2 * n + f) for f in range(n)]
-    if any(wanted):
-        every = lib.tsps_pooled_weight_grad(*common, tables[:t], tables[t : 2 * t], tables[2 * t :], **attributes)
-        weight_grads = [grad if want else None for grad, want in zip(every, wanted, strict=True)]
+    needed = [_may_be_differentiated(op, 2 * n + f) for f in range(n)]
+    if any(needed):
+        all_grads = lib.tsps_pooled_weight_grad(*common, tables[:t], tables[t : 2 * t], tables[2 * t :], **attributes)
+        weight_grads = [grad if is_needed else None for grad, is_needed in zip(all_grads, needed, strict=True)]
     return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, tables[t : 2 * t], table_of)
 
 
 def _combiners(op: Any) -> list[str]:
-    # As text in a graph, as bytes in eager mode.
+    # The attribute is text in a graph, and bytes in eager mode.
     return [tf.compat.as_str(combiner) for combiner in op.get_attr("combiners")]
 
 
@@ -318,10 +310,10 @@ def _pool_rows_gradient(op: Any, *grads: Any) -> list[Any]:
     attributes = {"table_of": table_of, "combiners": _combiners(op)}
     sums = lib.tsps_pooled_sum(*common, **attributes)
     weight_grads: list[Any] = [None] * n
-    wanted = [_may_be_differentiated(op, 2 * n + f) for f in range(n)]
-    if any(wanted):
-        every = lib.tsps_pool_rows_weight_grad(*common, rows, **attributes)
-        weight_grads = [grad if want else None for grad, want in zip(every, wanted, strict=True)]
+    needed = [_may_be_differentiated(op, 2 * n + f) for f in range(n)]
+    if any(needed):
+        all_grads = lib.tsps_pool_rows_weight_grad(*common, rows, **attributes)
+        weight_grads = [grad if is_needed else None for grad, is_needed in zip(all_grads, needed, strict=True)]
     return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, None, table_of)
 
 
@@ -331,18 +323,18 @@ def _pool_rows_gradient(op: Any, *grads: Any) -> list[Any]:
 @tf.RegisterGradient("TspsPooledWeightGrad")
 def _second_gradient(op: Any, *_: Any) -> NoReturn:
     raise ValueError(
-        f"the gradient of a tf_sparse_ps table cannot be differentiated once more ({op.type}). Take the inner gradient "
-        "with respect to what was looked up, not to the layer's weights: `rows = layer(ids)` outside of the inner "
+        f"the gradient of a tf_sparse_ps table cannot be differentiated again ({op.type}). Take the inner gradient "
+        "with respect to the looked-up rows, not to the layer's weights: `rows = layer(ids)` outside of the inner "
         "GradientTape, `inner.watch(rows)`, `inner.gradient(loss, rows)`"
     )
 
 
-# Of bounded tables of this process, by uuid.
+# The number of keys of each bounded table of this process, by uuid.
 _limits: dict[str, int] = {}
 
 
 def set_row_limit(uuid: str, limit: int | None) -> None:
-    """Says that the keys of a table are 0 .. limit - 1; None: that the table is gone."""
+    """Records that the keys of a table are 0 .. limit - 1. With None, forgets a table that was removed."""
     if limit is None:
         _limits.pop(uuid, None)
     else:
@@ -352,8 +344,8 @@ def set_row_limit(uuid: str, limit: int | None) -> None:
 def _slices(
     sums: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor] | None, table_of: Sequence[int]
 ) -> list[Any]:
-    # tf.identity: a tf.function's backward graph may not return a tensor of the forward graph, and parts of
-    # IndexedSlices are not captured by themselves. Of a table without a feature not even the width is known.
+    # tf.identity is needed because the backward graph of a tf.function may not return a tensor of the forward graph,
+    # and TensorFlow does not capture the parts of IndexedSlices. A table without a feature has no known width.
     return [
         tf.IndexedSlices(sums[t], tf.identity(keys[t]), _dense_shape(sums[t], uuids and uuids[t]))
         if t in table_of
@@ -363,23 +355,23 @@ def _slices(
 
 
 def _dense_shape(sums: tf.Tensor, uuid: tf.Tensor | None) -> tf.Tensor | None:
-    """Of the matrix that a table's gradient is a part of, int64[2]; None: the table is none."""
+    """Returns the shape of the matrix of a bounded table, int64[2], or None for an unbounded table."""
     value = None if uuid is None else tf.get_static_value(uuid)
     limit = None if value is None else _limits.get(tf.compat.as_str(np.asarray(value).item()))
     if limit is None:
         return None
     width = sums.shape[1]
-    if width is None:  # of a collection's tables, which differ
+    if width is None:  # the tables of a collection differ in width
         return tf.stack([tf.constant(limit, tf.int64), tf.shape(sums, tf.int64)[1]])
     return tf.constant([limit, width], tf.int64)
 
 
 def _may_be_differentiated(op: Any, index: int) -> bool:
-    """Whether someone could ask for the gradient of the float input `index` of `op`.
+    """Whether the program could ask for the gradient of the float input `index` of `op`.
 
-    The gradient with respect to weights reads the table once more, so it is left out where it is certain that nobody
-    wants it. Eager: the tape says which inputs it does not follow. In a graph: when everything that floats into the
-    input comes from constants (gradients do not pass through integers).
+    The gradient with respect to weights reads the table again, so it is left out if nobody can need it. In eager mode,
+    the tape lists the inputs that it does not follow. In a graph, nobody needs the gradient if the input depends on
+    constants only. Integers do not count as dependencies, because gradients do not pass through them.
     """
     tensor = op.inputs[index]
     if tensor.shape.rank == 1 and tensor.shape[0] == 0:
@@ -392,16 +384,16 @@ def _may_be_differentiated(op: Any, index: int) -> bool:
         if source.ref() in seen:
             continue
         seen.add(source.ref())
-        if not hasattr(source, "op"):  # an eager tensor, captured
+        if not hasattr(source, "op"):  # a captured eager tensor
             return True
         if source.op.type == "Const":
             continue
         inputs = [
-            one
-            for one in source.op.inputs
-            if one.dtype.is_floating or one.dtype.is_complex or one.dtype in (tf.resource, tf.variant)
+            tensor
+            for tensor in source.op.inputs
+            if tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype in (tf.resource, tf.variant)
         ]
-        if not source.op.inputs:  # a placeholder, a captured value, a variable's handle
+        if not source.op.inputs:  # a placeholder, a captured value or a variable's handle
             return True
         pending.extend(inputs)
     return False

@@ -1,4 +1,4 @@
-"""Rows of sharded tables, from the nodes that own them: three ops, between which the graph sends."""
+"""Pulls rows of sharded tables from the nodes that own them: three ops, with an all-to-all between each two."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from tf_sparse_ps._ops.library import lib
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """A look-up of rows by all ranks of a job.
+    """A lookup of rows by all ranks of a job.
 
-    A pull is: `ask`; the buffers all to all among the ranks with the same local rank on the nodes; `serve`; the
-    buffers back; `take`. A rank whose number not every node has sends nothing: it calls `ask` and `take` alone.
+    A pull has these parts: `ask`; an all-to-all of the buffers among the ranks that have the same local rank on their
+    nodes; `serve`; an all-to-all of the answers; `take`. If some node lacks a local rank, ranks with this local rank
+    send nothing: they only call `ask` and `take`.
 
     Attributes:
-      operation: A name of at most 127 characters, the same on all ranks of a node, and not in flight twice.
-      nodes: Of the job.
-      node: This one.
-      wire: What rows are rounded to, "float32", "bfloat16" or "float16".
-      batch: "this": what is looked up now. "next": what the batch behind it will look up, as `pull_announce` was told,
-        but for rows that the step at hand may change; they are kept for the next step. Then `ask` and `take` are
-        given no keys, and `take` returns no rows.
+      operation: The name of the pull, at most 127 characters, the same on all ranks of a node. It must not be in flight
+        twice.
+      nodes: The number of nodes of the job.
+      node: The number of this node.
+      wire: The type to which rows are rounded: "float32", "bfloat16" or "float16".
+      batch: "this" to pull the rows that are looked up now. "next" to pull the announced rows of the next batch
+        (`pull_announce`), except rows that this step may change, and keep them for the next step. Then `ask` and `take`
+        get no keys, and `take` returns no rows.
     """
 
     operation: str
@@ -40,41 +42,43 @@ class Pull:
     def ask(
         self, keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor], uuids: Sequence[Any], timeout_s: float
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """What this rank asks other nodes for, together with the node's other ranks. Every rank calls it.
+        """Collects the keys for which this rank asks other nodes, for all ranks of this node. Every rank calls it.
 
-        Holds none of TensorFlow's threads while it waits for the others.
+        The op holds none of TensorFlow's threads while it waits for other ranks.
 
         Args:
-            keys: T of int64[u_t], unique.
-            paths: T scalar strings, of tables of one group, whose exchange this process has joined.
-            uuids: T scalar strings.
-            timeout_s: how long to wait for one rank.
+            keys: The keys of each table, T of int64[u_t], unique.
+            paths: The paths of the tables, T scalar strings. All are of one group, whose exchange this process has
+                joined.
+            uuids: The uuids of the tables, T scalar strings.
+            timeout_s: The time to wait for one rank, in seconds.
 
         Returns:
-            uint8[n], a buffer for each node, and int32[nodes], their lengths; no bytes on a rank that sends nothing.
+            A buffer for each node, uint8[n], and the lengths of the buffers, int32[nodes]. A rank that sends nothing
+            has no bytes.
 
         Raises:
-            InvalidArgumentError: a key outside a bounded table; ranks called with other tables.
-            UnavailableError: a rank died.
-            DeadlineExceededError: a rank did not come; the text says what is known of it.
-            AbortedError: a rank failed.
+            InvalidArgumentError: A key is outside a bounded table, or the ranks' calls differ in the tables.
+            UnavailableError: A rank died.
+            DeadlineExceededError: A rank did not respond in time. The message describes its state.
+            AbortedError: A rank failed.
         """
         buffer, splits = lib.tsps_pull_ask(keys, paths, uuids, timeout_s, **self._attributes())
         return buffer, splits
 
     def serve(self, asked: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """The rows that other nodes ask this one for.
+        """Reads the rows for which other nodes ask this one.
 
         Args:
-            asked: uint8[n], what the nodes have sent, one after another.
-            paths, uuids: as in `ask`.
+            asked: The concatenated buffers that the nodes have sent, uint8[n].
+            paths: See `ask`; likewise uuids.
 
         Returns:
-            uint8[n], a buffer for each node, and int32[nodes], their lengths.
+            A buffer for each node, uint8[n], and the lengths of the buffers, int32[nodes].
 
         Raises:
-            DataLossError: a buffer is damaged, truncated or of another version.
-            InvalidArgumentError: a node has other tables.
+            DataLossError: A buffer is damaged, truncated or of another version.
+            InvalidArgumentError: A node has other tables.
         """
         buffer, splits = lib.tsps_pull_serve(asked, paths, uuids, **self._attributes())
         return buffer, splits
@@ -87,62 +91,64 @@ class Pull:
         uuids: Sequence[Any],
         dims: Sequence[int],
     ) -> list[tf.Tensor]:
-        """The rows of the keys of `ask`: T of float32[u_t, dim]. Every rank calls it. No gradient passes through it.
+        """Returns the rows of the keys of `ask`: T of float32[u_t, dim]. Every rank calls it. It has no gradient.
 
         Args:
-            served: uint8[n], what the nodes have sent, one after another; ignored on a rank that sends nothing.
-            keys, paths, uuids: as in `ask`.
-            dims: T widths of rows.
+            served: The concatenated buffers that the nodes have sent, uint8[n]; ignored on a rank that sends nothing.
+            keys: See `ask`; likewise paths and uuids.
+            dims: The row widths of the T tables.
 
         Raises:
-            OpError: as `ask` and `serve`.
+            OpError: See `ask` and `serve`.
         """
         rows: list[tf.Tensor] = lib.tsps_pull_take(served, keys, paths, uuids, **self._attributes())
-        for one, dim in zip(rows, dims, strict=True):
-            one.set_shape([None, dim])
+        for table_rows, dim in zip(rows, dims, strict=True):
+            table_rows.set_shape([None, dim])
         return rows
 
 
 def pull_announce(path: str, table: int, keys: tf.Tensor, dataset: int, index: tf.Tensor, batches: int) -> tf.Operation:
-    """Says that a coming batch of this rank looks up keys of a sharded table. Waits for nothing.
+    """Announces the keys of a sharded table that a later batch of this rank looks up. The op waits for nothing.
 
     Args:
-        path: of the group.
-        table: the table's number in it.
-        keys: int64[n], of the batch.
-        dataset: a number of the dataset's.
-        index: of the batch in its iterator, int64; 0 drops what the iterator before it has announced.
-        batches: how many of them are announced ahead; of more than twice as many the first are dropped.
+        path: The path of the group.
+        table: The number of the table in the group.
+        keys: The keys of the batch, int64[n].
+        dataset: The number of the dataset.
+        index: The index of the batch in its iterator, int64; 0 drops the batches that the previous iterator announced.
+        batches: The number of batches that are announced ahead. If more than twice as many wait, the first are dropped.
     """
-    of, at_most = tf.constant(dataset, tf.int64), tf.constant(batches, tf.int64)
-    return lib.tsps_pull_announce(path, tf.constant(table, tf.int64), keys, of, index, at_most)
+    dataset_number, n_batches = tf.constant(dataset, tf.int64), tf.constant(batches, tf.int64)
+    return lib.tsps_pull_announce(path, tf.constant(table, tf.int64), keys, dataset_number, index, n_batches)
 
 
 def pulls_look_ahead(path: str) -> tf.Tensor:
     """Whether a rank of the job had announced batches at the end of the last step, a bool; the same on all ranks.
 
     Args:
-        path: of a group whose exchange this process has joined.
+        path: The path of a group whose exchange this process has joined.
     """
     return lib.tsps_pull_looking(path) > 0
 
 
 def check_looked_up(keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor], uuids: Sequence[Any]) -> tf.Tensor:
-    """Returns the objections of this rank to a step, as `prepare_step`: gradients of keys that no lookup had.
+    """Returns this rank's objections to a step, in the form of `prepare_step`: gradients of keys without a lookup.
 
     Args:
-        keys: T of int64[n], of this rank's gradients.
-        paths, uuids: T scalar strings, of sharded tables.
+        keys: The keys of this rank's gradients, T of int64[n].
+        paths: The paths of the sharded tables, T scalar strings.
+        uuids: The uuids of the sharded tables, T scalar strings.
     """
     return lib.tsps_pull_check(keys, paths, uuids)
 
 
 def pull_step_made(step: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[Any]) -> tf.Tensor:
-    """Says that a step of sharded tables is made: what was pulled for the next batch is for look-ups from now on.
+    """Records that a step of sharded tables is made, so that lookups may use the rows pulled for the next batch.
 
     Args:
-        step: int64.
-        paths, uuids: T scalar strings, of sharded tables.
+        step: The number of the step, int64.
+        paths: The paths of the sharded tables, T scalar strings.
+        uuids: The uuids of the sharded tables, T scalar strings.
 
     Returns:
         `step`.
@@ -151,17 +157,17 @@ def pull_step_made(step: tf.Tensor, paths: Sequence[tf.Tensor], uuids: Sequence[
 
 
 class PullCounters(NamedTuple):
-    """What `pull_counters` returns, int64 each."""
+    """The result of `pull_counters`, int64 each."""
 
-    announced: tf.Tensor  # batches
-    dropped: tf.Tensor  # of them, those that no step came to
-    looked_up: tf.Tensor  # keys of other nodes
-    ahead: tf.Tensor  # of them, those whose rows had come before
-    fetched: tf.Tensor  # rows that came before
+    announced: tf.Tensor  # announced batches
+    dropped: tf.Tensor  # announced batches that no step used
+    looked_up: tf.Tensor  # looked-up keys of other nodes
+    ahead: tf.Tensor  # looked-up keys of other nodes whose rows had been pulled ahead
+    fetched: tf.Tensor  # rows pulled ahead
 
 
 def pull_counters(path: str) -> PullCounters:
-    """The counters of this process's pulls in a group."""
+    """Returns the counters of this process's pulls in a group."""
     return PullCounters(*lib.tsps_pull_counters(path))
 
 

@@ -1,8 +1,8 @@
 """The configuration of tables, checked at construction.
 
 - `table_config`: `TableConfig` and `FeatureConfig`; `metadata`: `MetadataPlane`.
-- `tiered`, `placement`, `device_cache`: where rows are, `Tiered`, `Sharded` and `DeviceCache`.
-- `initializers`, `constraints`: Keras's objects as the core knows them; `keras_objects`, `plain_numbers`: helpers.
+- `tiered`, `placement`, `device_cache`: `Tiered`, `Sharded` and `DeviceCache`, which choose where rows are.
+- `initializers`, `constraints`: Keras's objects, translated for the core; `keras_objects`, `plain_numbers`: helpers.
 """
 
 from tf_sparse_ps.config.device_cache import DeviceCache

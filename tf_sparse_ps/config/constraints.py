@@ -1,7 +1,7 @@
-"""From a Keras constraint, in any of its forms, to what the store does with a row after its update.
+"""Translates a Keras constraint, in any of its forms, to the parameters with which the store constrains rows.
 
-Keras applies a constraint to the whole matrix after every step. The store applies it to the rows that the step has
-touched; the others are as their last update left them, and rows that were never trained have their initial values.
+Keras applies a constraint to the whole matrix after every step. The store applies it only to the rows that the step has
+touched. All other rows stay as they are, so a row that was never trained has its unconstrained initial value.
 Norms are those of rows: `axis=1`. Keras's default, `axis=0`, is the norm of a column over the whole vocabulary.
 
 Checked against keras 2.15 and 3.15 (src/constraints/constraints.py).
@@ -24,12 +24,15 @@ _EPSILON = 1e-7
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """A constraint as the store knows it: what follows the hyperparameters of a row optimizer.
+    """A constraint in the store's form. Its parameters follow the hyperparameters of a row optimizer.
 
     Attributes:
       kind: 1: no element below 0; 2: norm at most max_value; 3: norm 1; 4: norm from min_value to max_value.
-      min_value, max_value, rate: Of the norm; `rate`, of kind 4: how much of the way a norm outside goes at once.
-      epsilon: Added to a norm before something is divided by it: `keras.config.epsilon()` when the constraint was read.
+      min_value: The smallest norm.
+      max_value: The largest norm.
+      rate: For kind 4, the fraction of the way to the nearest limit that one update moves a norm outside of the limits.
+      epsilon: The number that is added to a norm before a division by it: `keras.config.epsilon()` at the time of
+        `resolve`.
     """
 
     kind: int
@@ -40,7 +43,7 @@ class Resolved:
 
     @property
     def parameters(self) -> list[float]:
-        """As the store takes them."""
+        """The kind and the parameters, in the order that the store expects."""
         return [float(self.kind), self.min_value, self.max_value, self.rate, self.epsilon]
 
 
@@ -51,8 +54,8 @@ def resolve(constraint: Any) -> Resolved | None:
       constraint: A Keras constraint: NonNeg, MaxNorm, UnitNorm or MinMaxNorm as name, dict, object or class; or None.
 
     Raises:
-      UnsupportedError: It is another one, or its norm is not that of a row.
-      ValueError: It is no constraint, or its parameters cannot be.
+      UnsupportedError: The constraint is another one, or its norm is not that of a row.
+      ValueError: The argument is no constraint, or its parameters are out of range.
     """
     if constraint is None:
         return None
@@ -60,15 +63,15 @@ def resolve(constraint: Any) -> Resolved | None:
     kind = _KINDS.get(name)
     if kind is None:
         raise UnsupportedError(
-            "a constraint of a table must be NonNeg, MaxNorm, UnitNorm or MinMaxNorm: it is applied to single rows, "
-            f"where they are stored. Received: {constraint!r}"
+            "a constraint of a table must be NonNeg, MaxNorm, UnitNorm or MinMaxNorm, because the store applies it to "
+            f"single rows. Received: {constraint!r}"
         )
     if name != "nonneg":
         axis = config.get("axis", 0)
         if axis not in (1, -1) and list(_sequence(axis)) not in ([1], [-1]):
             raise UnsupportedError(
-                f"{constraint!r} has axis={axis!r}: a norm of columns, over the whole vocabulary. A table's constraint "
-                "sees one row at a time: use axis=1, the norm of a row"
+                f"{constraint!r} has axis={axis!r}, which is the norm of columns over the whole vocabulary. A table's "
+                "constraint sees one row at a time. Use axis=1, the norm of a row"
             )
     low, high = float(config.get("min_value", 0.0)), float(config.get("max_value", 2.0 if kind == 2 else 1.0))
     rate = float(config.get("rate", 1.0))
@@ -81,7 +84,7 @@ def resolve(constraint: Any) -> Resolved | None:
 
 
 def serialize(constraint: Any) -> Any:
-    """A JSON-serialisable form of a constraint."""
+    """Returns a JSON-serialisable form of a constraint."""
     return keras_objects.serialize(constraint, "constraints")
 
 

@@ -13,21 +13,21 @@ _MOST_ROWS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCache:
-    """Rows that are used often stay on a device, where they are looked up and trained; the others on the host.
+    """The cache of a table on a device: rows that are used often are looked up and trained there, others on the host.
 
     Attributes:
-      rows: How many; under a strategy with several devices, on each. A row takes the floats of the embedding and of the
-        optimizer's slots, in the device's memory.
-      device: Where, as TensorFlow names it: "GPU:0", "CPU:1". None: the first GPU that TensorFlow has, else the CPU;
-        under a tf.distribute strategy, its devices, which divide the keys among them.
-      policy: "admission": a key's row comes to the device when the key is used more often than the one that has to
-        leave for it; until then the row is read and updated on the host. "lru": the rows of every batch come to the
-        device, and those that were not used for the longest time leave.
-      flush_every: After every so many steps the host is given what is newer on the device. None: only when it is asked
-        for: a kill loses what was not (docs/device-cache.md).
+      rows: The number of rows on the device; under a strategy with several devices, on each of them. A row takes the
+        floats of the embedding and of the optimizer's slots, in the device's memory.
+      device: TensorFlow's name of the device: "GPU:0", "CPU:1". None: the first GPU of TensorFlow, or the CPU if it has
+        none; under a tf.distribute strategy, its devices, which divide the keys among them.
+      policy: "admission": a row moves to the device when its key is used more often than the key whose row it evicts;
+        until then the row is read and updated on the host. "lru": the rows of every batch move to the device, and
+        evict the least recently used rows.
+      flush_every: The number of steps between two writes of the device's newer rows to the host. None: they are written
+        only when a reader asks for them. A kill loses rows that were not written (docs/device-cache.md).
 
     Raises:
-      ValueError: A field that cannot work, with the reason.
+      ValueError: A field is out of range. The message gives the reason.
 
     Example:
       tsps.Embedding(10_000_000, 64, cache=tsps.DeviceCache(rows=1_000_000))
@@ -44,7 +44,7 @@ class DeviceCache:
             raise ValueError(f"`rows` must be an integer, 1 .. {_MOST_ROWS}. Received: rows={self.rows!r}")
         if self.device is not None and (not isinstance(self.device, str) or not self.device):
             raise ValueError(
-                f'`device` must be a name of TensorFlow\'s, such as "GPU:0". Received: device={self.device!r}'
+                f'`device` must be a TensorFlow device name, such as "GPU:0". Received: device={self.device!r}'
             )
         if self.policy not in POLICIES:
             raise ValueError(f"`policy` must be one of {', '.join(POLICIES)}. Received: policy={self.policy!r}")
@@ -54,7 +54,7 @@ class DeviceCache:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-serialisable dict."""
+        """Returns a JSON-serialisable dict."""
         return dataclasses.asdict(self)
 
 
@@ -63,13 +63,13 @@ def _is_count(value: Any) -> bool:
 
 
 def get(cache: Any) -> DeviceCache | None:
-    """The cache of a table, from any of its forms.
+    """Returns the cache of a table, given in any of its forms.
 
     Args:
-      cache: None, a `DeviceCache`, or what its `get_config` made.
+      cache: None, a `DeviceCache`, or the result of its `get_config`.
 
     Raises:
-      ValueError: It is none of them.
+      ValueError: The argument is none of these.
     """
     if isinstance(cache, dict):
         return DeviceCache(**cache)
@@ -79,5 +79,5 @@ def get(cache: Any) -> DeviceCache | None:
 
 
 def serialize(cache: DeviceCache | None) -> dict[str, Any] | None:
-    """A JSON-serialisable form for `get`."""
+    """Returns a JSON-serialisable form, which `get` reads."""
     return None if cache is None else cache.get_config()

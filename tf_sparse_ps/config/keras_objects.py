@@ -1,6 +1,6 @@
-"""Keras's small objects, initializers and constraints, in any form in which Keras takes them: what they are.
+"""Recognises Keras initializers and constraints, in any form that Keras accepts.
 
-A form is a name, a dict as `serialize` makes it, an object, a class or, where Keras takes it, any callable.
+The forms are a name, a dict that `serialize` returned, an object, a class and, where Keras accepts it, any callable.
 """
 
 from __future__ import annotations
@@ -9,39 +9,40 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def name_and_config(given: Any, what: str, aliases: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Class name in lower case and arguments; name "" for what is not Keras's own.
+def name_and_config(identifier: Any, role: str, aliases: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Returns the class name in lower case and the arguments; the name is "" if the object is not Keras's own.
 
     Args:
-      given: Any form but None.
-      what: "an initializer" or the like, for messages.
-      aliases: From other names that Keras knows, in lower case, to class names in lower case.
+      identifier: The object in any of its forms, but not None.
+      role: The word for it in messages: "an initializer", "a constraint".
+      aliases: A map from other names that Keras accepts to class names, all in lower case.
 
     Raises:
-      ValueError: It is none of the forms.
+      ValueError: The identifier is none of the forms.
     """
-    if isinstance(given, str):
-        return aliases.get(given.lower(), given.lower().replace("_", "")), {}
-    if isinstance(given, dict):
-        if "class_name" not in given:
-            raise ValueError(f"{what}'s dict must have a `class_name`. Received: {given}")
-        if given.get("registered_name") not in (None, given["class_name"]):
+    if isinstance(identifier, str):
+        return aliases.get(identifier.lower(), identifier.lower().replace("_", "")), {}
+    if isinstance(identifier, dict):
+        if "class_name" not in identifier:
+            raise ValueError(f"{role}'s dict must have a `class_name`. Received: {identifier}")
+        if identifier.get("registered_name") not in (None, identifier["class_name"]):
             return "", {}
-        return name_and_config(given["class_name"], what, aliases)[0], dict(given.get("config") or {})
-    if isinstance(given, type):
-        return name_and_config(given(), what, aliases)
-    if not callable(given):
-        raise ValueError(f"{what} must be a name, a dict or callable. Received: {given!r}")
-    cls = type(given)
-    if cls.__module__.split(".")[0] in ("keras", "tf_keras") and hasattr(given, "get_config"):
-        return cls.__name__.lower(), given.get_config()
+        name = name_and_config(identifier["class_name"], role, aliases)[0]
+        return name, dict(identifier.get("config") or {})
+    if isinstance(identifier, type):
+        return name_and_config(identifier(), role, aliases)
+    if not callable(identifier):
+        raise ValueError(f"{role} must be a name, a dict or callable. Received: {identifier!r}")
+    cls = type(identifier)
+    if cls.__module__.split(".")[0] in ("keras", "tf_keras") and hasattr(identifier, "get_config"):
+        return cls.__name__.lower(), identifier.get_config()
     return "", {}
 
 
-def serialize(given: Any, group: str) -> Any:
-    """A JSON-serialisable form: names and dicts stay, objects go through `keras.GROUP.serialize`."""
-    if given is None or isinstance(given, str | dict):
-        return given
-    from tf_sparse_ps._compat._keras import keras  # TensorFlow, too, which the store does not need
+def serialize(identifier: Any, group: str) -> Any:
+    """Returns a JSON-serialisable form. Names and dicts stay as they are; `keras.GROUP.serialize` converts objects."""
+    if identifier is None or isinstance(identifier, str | dict):
+        return identifier
+    from tf_sparse_ps._compat._keras import keras  # imports TensorFlow, which the store does not need
 
-    return getattr(keras, group).serialize(given)
+    return getattr(keras, group).serialize(identifier)

@@ -1,4 +1,4 @@
-"""Metadata planes: what a table keeps for every row beside the row itself and the optimizer's slots."""
+"""Metadata planes: values that a table keeps for every row, in addition to the row and the optimizer's slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.errors import InvalidArgumentError
 
-# NumPy has no bfloat16: such values are uint16, the first half of a float32.
+# NumPy has no bfloat16. Such values are kept as uint16, the first half of a float32.
 _DTYPES: dict[str, Any] = {
     "float32": np.float32,
     "bfloat16": np.uint16,
@@ -28,17 +28,17 @@ _MAX_ELEMENTS = 65536
 
 @dataclasses.dataclass(frozen=True)
 class MetadataPlane:
-    """A plane of a table's own: `elements` numbers for every row, which steps do not change.
+    """A metadata plane: `elements` numbers for every row of a table, which steps do not change.
 
     Attributes:
-      name: Of the plane, 1 to 31 characters of [a-z0-9_]; not "embedding", "key" or "changed".
-      type: "float32", "bfloat16", "float16", "uint32" or "int64".
-      elements: Per row, 1 to 65536.
-      initial: Of every element of a new row. It must be a value of the type, exactly, but for float32 and float16, to
-        which it is rounded.
+      name: The name of the plane, 1 to 31 characters of [a-z0-9_]; not "embedding", "key" or "changed".
+      type: The type of the elements: "float32", "bfloat16", "float16", "uint32" or "int64".
+      elements: The number of elements per row, 1 to 65536.
+      initial: The value of every element of a new row. For float32 and float16 it is rounded to the type; for the other
+        types it must be a value of the type.
 
     Raises:
-      ValueError: A field that cannot work, with the reason.
+      ValueError: A field is out of range. The message gives the reason.
     """
 
     name: str
@@ -60,14 +60,14 @@ class MetadataPlane:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's type of the values; of bfloat16 uint16, their bits."""
+        """The NumPy type of the values. For bfloat16 it is uint16, which holds the bits."""
         return np.dtype(_DTYPES[self.type])
 
     def bits(self) -> int:
-        """The bits of `initial` as an element.
+        """Returns the bits of `initial` as an element.
 
         Raises:
-          ValueError: `initial` is no value of the type.
+          ValueError: `initial` is not a value of the type.
         """
         if self.type in ("uint32", "int64"):
             limits = np.iinfo(_DTYPES[self.type])
@@ -86,12 +86,12 @@ class MetadataPlane:
         return bits >> 16 if self.type == "bfloat16" else bits
 
     def for_core(self) -> dict[str, Any]:
-        """As the core declares it."""
+        """Returns the plane in the core's form."""
         return {"name": self.name, "type": self.type, "elements": self.elements, "initial": self.bits()}
 
     @classmethod
     def from_core(cls, plane: Mapping[str, Any]) -> MetadataPlane:
-        """The inverse of `for_core`."""
+        """Makes a plane from the result of `for_core`."""
         kind, bits = plane["type"], plane["initial"]
         if kind == "bfloat16":
             initial = float(np.uint32(bits << 16).view(np.float32))
@@ -101,7 +101,7 @@ class MetadataPlane:
         return cls(plane["name"], kind, elements=plane["elements"], initial=initial)
 
     def full(self, n: int) -> npt.NDArray[Any]:
-        """The values of n new rows, [n, elements]."""
+        """Returns the values of n new rows, [n, elements]."""
         bits = np.full((n, self.elements), self.bits(), _BITS[self.dtype.itemsize])
         return bits.view(self.dtype)
 
@@ -110,10 +110,10 @@ class MetadataPlane:
 
 
 def as_planes(values: Mapping[str, npt.ArrayLike] | None) -> dict[str, npt.NDArray[Any]]:
-    """Values of metadata planes by name, as the core takes them. It refuses those of another type or shape.
+    """Returns values of metadata planes by name, in the core's form. The core refuses a wrong type or shape.
 
     Raises:
-      InvalidArgumentError: It is no mapping of names.
+      InvalidArgumentError: The argument is not a mapping whose keys are names.
     """
     if values is None:
         return {}

@@ -10,16 +10,17 @@ WIRES = ("float32", "bfloat16", "float16")
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """Each row is on one machine of the job, which a hash of its key decides: N machines hold N times as much.
+    """The placement of a sharded table: a hash of a row's key chooses the one machine of the job that keeps the row.
 
-    Look-ups of such a table are made by all ranks together, in training and elsewhere: rows that are on other machines
-    travel.
+    N machines hold N times as many rows as one. All ranks look up rows together, in training and elsewhere, because
+    rows may be on other machines.
 
     Attributes:
-      wire: What looked-up rows are rounded to, those of the own machine too: "float32", "bfloat16" or "float16".
+      wire: The type to which looked-up rows are rounded, whether they come from this machine or from another one:
+        "float32", "bfloat16" or "float16".
 
     Raises:
-      ValueError: An unknown wire.
+      ValueError: The wire is unknown.
 
     Example:
       tsps.Embedding(None, 64, placement=tsps.Sharded())
@@ -32,7 +33,7 @@ class Sharded:
             raise ValueError(f"`wire` must be one of {WIRES}. Received: wire={self.wire!r}")
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-serialisable dict."""
+        """Returns a JSON-serialisable dict."""
         return dataclasses.asdict(self)
 
 
@@ -40,13 +41,13 @@ Placement = Literal["replicated"] | Sharded
 
 
 def get(placement: Any) -> Placement:
-    """Placement of a table, from any of its forms.
+    """Returns the placement of a table, given in any of its forms.
 
     Args:
-      placement: "replicated", a `Sharded`, or what its `get_config` made.
+      placement: "replicated", a `Sharded`, or the result of its `get_config`.
 
     Raises:
-      ValueError: It is none of them.
+      ValueError: The argument is none of these.
     """
     if isinstance(placement, dict):
         return Sharded(**placement)
@@ -56,5 +57,5 @@ def get(placement: Any) -> Placement:
 
 
 def serialize(placement: Placement) -> Any:
-    """A JSON-serialisable form for `get`."""
+    """Returns a JSON-serialisable form, which `get` reads."""
     return placement.get_config() if isinstance(placement, Sharded) else placement

@@ -1,4 +1,4 @@
-"""NumPy's scalars as options: accepted, and kept as Python's own numbers, which JSON and `repr` show."""
+"""Converts NumPy scalars in options to Python's own numbers, which JSON and `repr` show as numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """Returns a NumPy scalar as Python's own number or bool, and anything else as it is."""
+    """Returns a NumPy scalar as a Python number or bool, and any other value as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def make_plain(options: Any, *names: str) -> None:
-    """Makes fields of a frozen dataclass plain. Called at the beginning of its `__post_init__`."""
+    """Applies `plain` to fields of a frozen dataclass, whose `__post_init__` calls this function first."""
     for name in names:
         object.__setattr__(options, name, plain(getattr(options, name)))

@@ -1,4 +1,7 @@
-"""What a table is: its width, its keys, its initial values. Validated when made; free of TensorFlow."""
+"""`TableConfig` and `FeatureConfig`: the configurations of a table and of a feature that looks up ids in it.
+
+Their fields are checked at construction. Importing this module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ ROUNDINGS = ("stochastic", "nearest")
 
 
 def _positive_integer(name: str, value: Any) -> None:
-    # The words are those of keras.layers.Embedding.
+    # The message has the words of keras.layers.Embedding.
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(
             f"`{name}` must be a positive integer. Received: {name}={value} (of type {type(value).__name__})."
@@ -33,33 +36,37 @@ def _positive_integer(name: str, value: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
-    """A table.
+    """The configuration of a table.
 
     Attributes:
-      name: Its folder in the group: letters, digits, `.`, `_`, `-`, at most 128, not starting with a dot.
-      dim: Numbers per row, 1 to 65536.
-      max_rows: The table refuses to grow beyond; None: no limit but room.
-      dtype: Of the rows in memory and in files: "float32", or "bfloat16" or "float16" for half the memory. Lookups give
-        float32, updates are computed in float32, and the optimizer's slots are float32 always.
-      rounding: How an updated row becomes one of 16 bits. "stochastic": up or down, so that what is expected is the
-        value itself; which of them follows from seed, key, step and position alone. "nearest": steps smaller than half
-        of the last place change nothing, and training stalls. Without effect on float32.
-      initializer: A Keras initializer, as string, dict or object; see `tf_sparse_ps.initializers`.
-      optimizer: The update rule (`tsps.optimizers.SGD`, ...), or None: bound by the optimizer that trains the table.
-      constraint: Applied to each row that a step touches, after its update: NonNeg, MaxNorm(axis=1), UnitNorm(axis=1)
-        or MinMaxNorm(axis=1) of Keras, as string, dict or object; see `tf_sparse_ps.constraints`.
-      seed: Of the initial values; None: drawn when the table is made, in a job by rank 0.
-      admission, eviction: Not in this version; must be None.
-      key_limit: Keys are 0 .. key_limit - 1; None: every int64 is a key.
-      storage: Where the rows are: "memory", or a `tsps.Tiered`, for tables larger than memory.
-      placement: On which machines of a job the rows are: "replicated", all of them on each, or a `tsps.Sharded`, for
-        tables larger than a machine. Of layers; without effect on one machine.
-      cache: None, or a `tsps.DeviceCache`: rows that are used often stay on a device. Of layers, of one process.
-      metadata: Planes that the table keeps for every row beside the row and the slots (`tsps.MetadataPlane`); of
-        `tsps.Table`, not of layers.
+      name: The name of the table's folder in the group: letters, digits, `.`, `_`, `-`, at most 128, not starting with
+        a dot.
+      dim: The number of elements per row, 1 to 65536.
+      max_rows: The largest number of rows that the table may have. None: only memory limits it.
+      dtype: The type of the rows in memory and in files: "float32"; or "bfloat16" or "float16" for half the memory.
+        Lookups return float32, updates are computed in float32, and the optimizer's slots are always float32.
+      rounding: The way in which an updated row is rounded to 16 bits; float32 rows are not rounded. "stochastic": up or
+        down, so that the expected result is the exact value; seed, key, step and position alone decide. "nearest": an
+        update smaller than half of the last place changes nothing, so training stalls.
+      initializer: A Keras initializer, as string, dict or object; see `tf_sparse_ps.config.initializers`.
+      optimizer: The update rule (`tsps.optimizers.SGD`, ...). None: the optimizer that trains the table binds its rule.
+      constraint: A constraint for each row that a step touches, applied after the update: NonNeg, MaxNorm(axis=1),
+        UnitNorm(axis=1) or MinMaxNorm(axis=1) of Keras, as string, dict or object; see
+        `tf_sparse_ps.config.constraints`.
+      seed: The seed of the initial values. None: it is drawn when the table is made, in a job by rank 0.
+      admission: Reserved for a later version. Must be None.
+      eviction: Reserved for a later version. Must be None.
+      key_limit: The number of keys of a bounded table, 0 .. key_limit - 1. None: every int64 is a key.
+      storage: The storage of the rows: "memory", or a `tsps.Tiered` for tables larger than memory.
+      placement: The machines of a job that keep a row: "replicated" for all of them, or a `tsps.Sharded` for tables
+        larger than a machine. Only layers use it; it has no effect on one machine.
+      cache: A `tsps.DeviceCache`, which keeps rows that are used often on a device, or None. Only layers in a job of
+        one process use it.
+      metadata: The planes that the table keeps for every row, in addition to the row and the slots
+        (`tsps.MetadataPlane`). Only `tsps.Table` has them, not layers.
 
     Raises:
-      ValueError: A field that cannot work, with the reason.
+      ValueError: A field is out of range. The message gives the reason.
     """
 
     name: str
@@ -107,7 +114,7 @@ class TableConfig:
         names = {plane.name for plane in planes} - {"embedding", "key", "changed"}
         if not isinstance(self.metadata, tuple) or len(names) != len(self.metadata):
             raise ValueError(
-                "`metadata` must be a tuple of tsps.MetadataPlane, none of them named as another one, or embedding, "
+                "`metadata` must be a tuple of tsps.MetadataPlane with different names, none of which is embedding, "
                 f"key or changed. Received: metadata={self.metadata!r}"
             )
         object.__setattr__(self, "storage", tiered.get(self.storage))
@@ -117,15 +124,15 @@ class TableConfig:
         self.resolved_constraint()
 
     def resolved_initializer(self) -> initializers.Resolved:
-        """The initializer as the core knows it."""
+        """Returns the initializer in the core's form."""
         return initializers.resolve(self.initializer, dim=self.dim, key_limit=self.key_limit)
 
     def resolved_constraint(self) -> constraints.Resolved | None:
-        """The constraint as the store knows it, or None."""
+        """Returns the constraint in the store's form, or None."""
         return constraints.resolve(self.constraint)
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-serialisable dict for `from_config`."""
+        """Returns a JSON-serialisable dict for `from_config`."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "_"}
         config["initializer"] = initializers.serialize(self.initializer)
         config["optimizer"] = optimizers.serialize(self.optimizer)
@@ -138,24 +145,25 @@ class TableConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableConfig:
-        """The inverse of `get_config`."""
+        """Makes a configuration from the result of `get_config`."""
         metadata = tuple(map(MetadataPlane.from_core, config.get("metadata", ())))
         return cls(**{**config, "optimizer": optimizers.get(config.get("optimizer")), "metadata": metadata})
 
     def equals(self, other: TableConfig) -> bool:
-        """Whether both describe one table. Objects of Keras in them, such as schedules, are equal if they look equal.
+        """Whether both configurations describe the same table. Keras objects are equal if their configurations are.
 
-        Keras's learning-rate schedules and constraints compare by identity, and `from_config` makes new ones.
+        `==` alone does not suffice: Keras's learning-rate schedules and constraints compare by identity, and
+        `from_config` makes new ones.
         """
         if self == other:
             return True
         try:
             return self.get_config() == other.get_config()
-        except (ValueError, TypeError):  # a rule or a function that has no serialized form
+        except (ValueError, TypeError):  # a rule or a function has no serialized form
             return False
 
     def hash(self) -> str:
-        """Equal on all ranks that train the same table: what `binding` compares. 16 hex digits."""
+        """Returns 16 hexadecimal digits that are equal on all ranks which train the same table. Ranks compare them."""
         resolved = self.resolved_initializer()
         facts = [self.name, self.dim, self.max_rows, self.key_limit, self.seed, resolved.kind, resolved.a, resolved.b]
         if self.optimizer is not None:
@@ -174,8 +182,8 @@ class FeatureConfig:
     """A feature of an `EmbeddingCollection`.
 
     Attributes:
-      table: The table its ids are looked up in. Features with equal configurations share one table.
-      combiner: "sum", "mean" or "sqrtn" reduces the last dimension of the ids to one vector; None keeps one per id.
+      table: The configuration of the feature's table. Features with equal configurations share one table.
+      combiner: "sum", "mean" or "sqrtn" to reduce the last dimension of the ids to one vector; None for one row per id.
     """
 
     table: TableConfig
@@ -189,10 +197,10 @@ class FeatureConfig:
             raise ValueError(f"`combiner` must be one of {COMBINERS} or None. Received: combiner={self.combiner!r}")
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-serialisable dict for `from_config`."""
+        """Returns a JSON-serialisable dict for `from_config`."""
         return {"table": self.table.get_config(), "combiner": self.combiner}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FeatureConfig:
-        """The inverse of `get_config`."""
+        """Makes a feature from the result of `get_config`."""
         return cls(TableConfig.from_config(config["table"]), combiner=config["combiner"])

@@ -1,4 +1,4 @@
-"""`Tiered`: a table of which a part is in memory, and the rest on a disk."""
+"""`Tiered`: a table with a part of its rows in memory and the others on a disk."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]I?B|B?)", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class Tiered:
-    """Rows that are used often, or now, are in memory; the others on a disk of the machine.
+    """The storage of a tiered table: rows that are in use, or are used often, are in memory, the others on a disk.
 
     Attributes:
-      path: A directory on a local disk, which is made if need be; `~` stands for the home folder. Each table has a
-        folder of its own in it, which is gone when the table is. All folders of the path must belong to root or to
-        this user, and others must not be able to write to them.
-      memory: Bytes of memory that each table may take on a machine, its ranks together: an integer, or a text such as
-        "4GiB" or "500 MB".
+      path: A directory on a local disk of the machine, which is made if it is missing; `~` stands for the home folder.
+        Each table has a folder in it, which is deleted with the table. All folders of the path must belong to root or
+        to this user, and other users must not be able to write to them.
+      memory: The number of bytes of memory that each table may take on a machine, for all its ranks together: an
+        integer, or a text such as "4GiB" or "500 MB".
 
     Raises:
-      ValueError: A field that cannot work, with the reason.
+      ValueError: A field is out of range. The message gives the reason.
 
     Example:
       tsps.Embedding(None, 64, storage=tsps.Tiered("/nvme/tables", memory="4GiB"))
@@ -42,7 +42,7 @@ class Tiered:
         object.__setattr__(self, "memory", _bytes(self.memory))
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-serialisable dict."""
+        """Returns a JSON-serialisable dict."""
         return {"path": self.path, "memory": self.memory}
 
 
@@ -50,13 +50,13 @@ Storage = Literal["memory"] | Tiered
 
 
 def get(storage: Any) -> Storage:
-    """Storage of a table, from any of its forms.
+    """Returns the storage of a table, given in any of its forms.
 
     Args:
-      storage: "memory", a `Tiered`, or what its `get_config` made.
+      storage: "memory", a `Tiered`, or the result of its `get_config`.
 
     Raises:
-      ValueError: It is none of them.
+      ValueError: The argument is none of these.
     """
     if isinstance(storage, dict):
         return Tiered(**storage)
@@ -66,7 +66,7 @@ def get(storage: Any) -> Storage:
 
 
 def serialize(storage: Storage) -> Any:
-    """A JSON-serialisable form for `get`."""
+    """Returns a JSON-serialisable form, which `get` reads."""
     return storage.get_config() if isinstance(storage, Tiered) else storage
 
 

@@ -1,4 +1,4 @@
-"""`Folder`: a directory descriptor, and what is done with the names in it."""
+"""`Folder`: a directory descriptor, with functions that open, rename and remove the names in the directory."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Folder:
             group.remove("leftover")
 
     Attributes:
-      path: The path it was opened with, for messages and for functions that take no descriptor.
-      descriptor: For `dir_fd` arguments.
+      path: The absolute path of the folder, for messages and for functions that take no descriptor.
+      descriptor: The descriptor, for `dir_fd` arguments.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -53,7 +53,7 @@ class Folder:
 
         Raises:
           AccessError: Somebody else could replace a component of the path.
-          OSError: From the file system.
+          OSError: The file system reports an error.
         """
         absolute = os.path.abspath(path)
         return cls(absolute, path_walk.open_path(absolute, trust, make=make))
@@ -77,11 +77,11 @@ class Folder:
         return sorted(os.listdir(self.descriptor))
 
     def status(self, name: str) -> os.stat_result:
-        """Returns the status of an entry itself: of a symbolic link that of the link."""
+        """Returns the status of an entry itself; for a symbolic link, the status of the link."""
         return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def is_folder(self, name: str) -> bool:
-        """Returns whether an entry is a folder, and not a link to one."""
+        """Whether an entry is a folder, and not a link to one."""
         try:
             return stat.S_ISDIR(self.status(name).st_mode)
         except FileNotFoundError:
@@ -91,12 +91,12 @@ class Folder:
         """Opens a folder in this one that belongs to this user and that nobody else can write.
 
         Args:
-          name: Its name.
+          name: The name of the folder to open.
           make: Whether to create it, with mode 0700.
 
         Raises:
-          AccessError: It belongs to another user, others can write to it, or it is not a folder.
-          OSError: From the file system.
+          AccessError: The entry belongs to another user, others can write to it, or it is not a folder.
+          OSError: The file system reports an error.
         """
         if make:
             with contextlib.suppress(FileExistsError):
@@ -113,7 +113,7 @@ class Folder:
         """Checks that this folder belongs to this user and that nobody else can write to it.
 
         Raises:
-          AccessError: That is not so.
+          AccessError: The folder belongs to another user, or others can write to it.
         """
         facts = os.fstat(self.descriptor)
         if facts.st_uid != os.geteuid():
@@ -136,17 +136,17 @@ class Folder:
         """Opens a regular file in this folder. A FIFO or a device cannot block the call.
 
         Args:
-          name: Its name.
-          flags: As of `os.open`.
-          mode: Of a file that is created.
-          error: The class to raise if it is not a regular file.
+          name: The name of the file.
+          flags: The flags for `os.open`.
+          mode: The mode of the file, if the call creates it.
+          error: The class to raise if the entry is not a regular file.
 
         Returns:
-          A descriptor. The caller closes it.
+          A descriptor, which the caller closes.
 
         Raises:
-          error: It is a link, a FIFO, a device or a folder.
-          OSError: From the file system.
+          error: The entry is a link, a FIFO, a device or a folder.
+          OSError: The file system reports an error.
         """
         return _open_file(name, os.path.join(self.path, name), flags, mode, self.descriptor, error)
 
@@ -167,17 +167,17 @@ class Folder:
     def remove(self, name: str, owner: int | None = None) -> None:
         """Removes a folder of this user in this one, and everything in it.
 
-        The folder gets mode 0700 first, so that nobody else can add to it or exchange an entry meanwhile. Links in it
-        are removed, not followed. Folders in it that belong to another user, or to another file system, stay.
+        The folder gets mode 0700 first, so that nobody else can add or exchange an entry meanwhile. Links in it are
+        removed, not followed. Folders in it that are on another file system stay.
 
         Args:
-          name: Its name.
-          owner: The user id that this user's files have here (`own_uid`); None: that of the process.
+          name: The name of the folder to remove.
+          owner: The user id that this user's files have here (`own_uid`); None: the user id of the process.
 
         Raises:
-          AccessError: It belongs to another user.
-          FileNotFoundError: It does not exist.
-          OSError: From the file system, such as ENOTEMPTY if something in it stays.
+          AccessError: The folder, or one in it, belongs to another user.
+          FileNotFoundError: The folder does not exist.
+          OSError: The file system reports an error, such as ENOTEMPTY if an entry stays.
         """
         with self._open_folder(name) as folder:
             folder._empty(os.geteuid() if owner is None else owner)
@@ -191,7 +191,7 @@ class Folder:
     def _empty(self, owner: int) -> None:
         facts = os.fstat(self.descriptor)
         if facts.st_uid != owner:
-            raise AccessError(f"{self.path} belongs to user {facts.st_uid}: it is not removed")
+            raise AccessError(f"{self.path} belongs to user {facts.st_uid} and is not removed. Its owner can remove it")
         if stat.S_IMODE(facts.st_mode) != _PRIVATE:
             os.fchmod(self.descriptor, _PRIVATE)
         for name in self.names():
@@ -217,10 +217,10 @@ class Folder:
 
 
 def remove_folder(path: str | os.PathLike[str], trust: Trust) -> None:
-    """Removes a folder of this user by its path. Errors are those of `Folder.open` and `Folder.remove`."""
+    """Removes a folder of this user by its path. Raises the errors of `Folder.open` and `Folder.remove`."""
     absolute = os.path.abspath(path)
     with Folder.open(os.path.dirname(absolute), trust) as parent:
-        # Tables lie on no file server, and must be removable where there is no room for a probe.
+        # Tables are never on a file server. They must be removable when the file system is too full for a probe.
         owner = parent.own_uid() if trust is Trust.GROUP else None
         parent.remove(os.path.basename(absolute), owner)
 
@@ -234,7 +234,7 @@ def open_regular(
 
 @contextlib.contextmanager
 def read_regular(path: str | os.PathLike[str], *, error: type[TableError] = AccessError) -> Iterator[IO[bytes]]:
-    """Opens a regular file to be read, as a context manager. See `Folder.open_file`."""
+    """Opens a regular file for reading, as a context manager. See `Folder.open_file`."""
     with os.fdopen(open_regular(path, error=error), "rb") as stream:
         yield stream
 
@@ -243,14 +243,14 @@ def _open_file(name: str, path: str, flags: int, mode: int, folder: int | None, 
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as failure:
-        # ENXIO: a FIFO that nobody reads, or a socket. EISDIR: a folder, to be written.
+        # ENXIO: a FIFO without a reader, or a socket. EISDIR: a folder that is opened for writing.
         if failure.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise
         raise error(f"{path} is {_kind_of(path)}, not a regular file") from None
-    found = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(found):
+    file_mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(file_mode):
         os.close(descriptor)
-        raise error(f"{path} is {_KINDS.get(stat.S_IFMT(found), 'something else')}, not a regular file")
+        raise error(f"{path} is {_KINDS.get(stat.S_IFMT(file_mode), 'something else')}, not a regular file")
     return descriptor
 
 

@@ -1,4 +1,4 @@
-"""Opens a folder component by component, and checks who could replace a component.
+"""Opens a folder component by component, and refuses a path if another user could replace a component.
 
 A path is safe if nobody but root and this user can change what it names. The check starts at `/`: each component must
 belong to root or to this user, and others must not be able to write to it. A folder with the sticky bit, such as
@@ -19,7 +19,7 @@ import stat
 
 from tf_sparse_ps.errors import AccessError
 
-_MOST_LINKS = 40  # the kernel's own limit
+_MOST_LINKS = 40  # the kernel's limit
 
 
 class Trust(enum.Enum):
@@ -45,7 +45,7 @@ def open_path(path: str, trust: Trust, *, make: bool = False) -> int:
     Raises:
       AccessError: A component can be replaced by somebody else, or a component is not a folder.
       FileNotFoundError: The folder does not exist, and `make` is false.
-      OSError: From the file system.
+      OSError: The file system reports an error.
     """
     missing = os.path.abspath(path).split("/")[::-1]  # components still to open, the next one last
     at, links = "/", 0
@@ -81,7 +81,7 @@ def open_path(path: str, trust: Trust, *, make: bool = False) -> int:
 
 
 def _open_component(folder: int, name: str, *, make: bool) -> int:
-    """Opens an entry itself: of a symbolic link the link, not its target."""
+    """Opens an entry itself; for a symbolic link, the link and not its target."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=folder)
@@ -97,16 +97,16 @@ def _check(facts: os.stat_result, path: str, trust: Trust, *, entry_of_writable:
     """Checks one folder of a path.
 
     Args:
-      facts: Its status.
-      path: Its path, for messages.
+      facts: The status of the folder.
+      path: The folder's path, for messages.
       trust: Whom the path may depend on.
-      entry_of_writable: Whether everybody could have created it.
+      entry_of_writable: Whether everybody could have created the folder.
 
     Returns:
-      Whether everybody can create entries in it.
+      Whether everybody can create entries in the folder.
 
     Raises:
-      AccessError: Somebody else could replace an entry of it.
+      AccessError: The path is not a folder, or somebody else could replace an entry of it.
     """
     if not stat.S_ISDIR(facts.st_mode):
         raise AccessError(f"{path} is not a folder. Name another path")
@@ -135,7 +135,7 @@ def _check_link(facts: os.stat_result, path: str, trust: Trust, links: int, *, e
             "stands for"
         )
     if links > _MOST_LINKS:
-        raise AccessError(f"{path} is a symbolic link in a circle of links")
+        raise AccessError(f"{path} is a symbolic link in a circle of links. Name another path")
 
 
 def _is_private_group(gid: int) -> bool:

@@ -1,7 +1,7 @@
 """The machine on which ranks run.
 
-- `node_discovery`: which ranks share a machine.
+- `node_discovery`: finds out which ranks share a machine.
 - `job_folder`: the folder that contains the tables of all jobs on the machine.
-- `activity`: what this process is doing, and when it last made progress.
-- `local_peers`: which user is at the other end of a local socket.
+- `activity`: the current activity of this process, and the time of its last progress.
+- `local_peers`: finds the user at the other end of a local socket.
 """

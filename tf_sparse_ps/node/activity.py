@@ -1,8 +1,8 @@
-"""What this process is doing, and when it last made progress: other ranks may be waiting for it.
+"""The current activity of this process and the time of its last progress, for ranks that wait for this one.
 
-Whatever can take long reports its progress here: tracing, restoring, loading, evaluating, reading input. A rank that
-waits asks for both (`failures/liveness_check.py`), and waits on while the ranks that it waits for make progress.
-Needs no TensorFlow. Thread-safe.
+Work that can take long reports its progress here: tracing, restoring, loading, evaluating, reading input. A rank that
+waits asks for both (`failures/liveness_check.py`), and keeps waiting while the other ranks make progress.
+The module does not need TensorFlow. It is thread-safe.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-_BEAT_NS = 500_000_000  # listeners are told at most so often
+_BEAT_NS = 500_000_000  # the shortest time between two calls of a listener
 
-_current: dict[object, str] = {}  # in the order in which they began
+_current: dict[object, str] = {}  # descriptions of activities, in the order in which they began
 _last_ns = time.monotonic_ns()
-_told_ns = 0
+_listeners_called_ns = 0
 _listeners: list[Callable[[], None]] = []
 
 
-def begin(what: str) -> object:
-    """This process begins something that can take long.
+def begin(description: str) -> object:
+    """Records that this process begins an activity that can take long.
 
     Args:
-      what: For messages, in words that follow "which is": "restoring a checkpoint".
+      description: The activity, in words that follow "which is" in messages: "restoring a checkpoint".
 
     Returns:
-      What `end` takes.
+      A handle of the activity, for `end`.
     """
     activity = object()
-    _current[activity] = what
+    _current[activity] = description
     progress()
     return activity
 
 
 def end(activity: object) -> None:
-    """It has ended. A second call does nothing."""
+    """Records that an activity has ended. A second call does nothing."""
     if _current.pop(activity, None) is not None:
         progress()
 
 
 @contextlib.contextmanager
-def doing(what: str) -> Iterator[None]:
-    """Surrounds something that can take long. See `begin`."""
-    activity = begin(what)
+def doing(description: str) -> Iterator[None]:
+    """Surrounds an activity that can take long. See `begin`."""
+    activity = begin(description)
     try:
         yield
     finally:
@@ -51,25 +51,25 @@ def doing(what: str) -> Iterator[None]:
 
 
 def progress() -> None:
-    """This process has made progress. Cheap: it can be called for every batch."""
-    global _last_ns, _told_ns
+    """Records that this process has made progress. The call is cheap enough for every batch."""
+    global _last_ns, _listeners_called_ns
     _last_ns = time.monotonic_ns()
-    if _listeners and _last_ns - _told_ns > _BEAT_NS:
-        _told_ns = _last_ns
+    if _listeners and _last_ns - _listeners_called_ns > _BEAT_NS:
+        _listeners_called_ns = _last_ns
         for listener in tuple(_listeners):
             listener()
 
 
 def last_progress_ns() -> int:
-    """When this process last made progress, by the monotonic clock."""
+    """Returns the time of the last progress of this process, in nanoseconds of the monotonic clock."""
     return _last_ns
 
 
 def current() -> str:
-    """What this process is doing, the innermost activity; "": nothing that it has said."""
+    """Returns the description of the innermost activity of this process, or "" if no activity is recorded."""
     return next(reversed(tuple(_current.values())), "")
 
 
 def on_progress(listener: Callable[[], None]) -> None:
-    """Calls `listener` after progress, at most twice a second, from whichever thread made it."""
+    """Has `listener` called after progress, at most twice a second, by the thread that made the progress."""
     _listeners.append(listener)

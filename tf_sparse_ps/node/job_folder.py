@@ -19,21 +19,21 @@ from tf_sparse_ps import _table, folders
 from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
 from tf_sparse_ps.folders import Folder, Trust, open_regular
 
-EXCHANGE = ".exchange-"  # begins the name of the folder in a group that only the run has which it is of
+EXCHANGE = ".exchange-"  # begins the name of the folder in a group that belongs to one run of the job
 _UNNAMED = re.compile(r"[0-9a-f]{32}-n\d+")
 
 
 def default() -> str:
-    """Where tables lie: `TFSPS_DIR`, or `/dev/shm/tf_sparse_ps-<uid>`."""
+    """Returns the path of the folder: `TFSPS_DIR`, or `/dev/shm/tf_sparse_ps-<uid>`."""
     return os.environ.get("TFSPS_DIR") or f"/dev/shm/tf_sparse_ps-{os.getuid()}"
 
 
 def prepare() -> str:
-    """Makes the folder if need be and checks that it is ours; returns its absolute path.
+    """Makes the folder if it is missing, checks that it belongs to this user, and returns its absolute path.
 
     Raises:
-      AccessError: It is another user's, a symbolic link, no directory, or cannot be written.
-      NoSpaceError: There is no room.
+      AccessError: The folder belongs to another user, is a symbolic link or no directory, or cannot be written.
+      NoSpaceError: The file system has no space left.
     """
     path = os.path.abspath(default())
     source = "TFSPS_DIR" if os.environ.get("TFSPS_DIR") else "the default folder"
@@ -46,13 +46,16 @@ def prepare() -> str:
                 folder.make_private()
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.descriptor):
                 mode = stat.S_IMODE(os.fstat(folder.descriptor).st_mode)
-                raise AccessError(f"{path} cannot be written by this process (mode {mode:04o})")
+                raise AccessError(
+                    f"{path} cannot be written by this process (mode {mode:04o}). Set TFSPS_DIR to a folder that you "
+                    "can write"
+                )
     except AccessError as error:
         raise AccessError(f"cannot make {path} ({source}) for tables: {error}") from None
     except OSError as error:
         raise (NoSpaceError if error.errno == errno.ENOSPC else AccessError)(
-            f"cannot make {path} ({source}) for tables: {error.strerror}. Set TFSPS_DIR to a folder of yours, on tmpfs "
-            "for speed"
+            f"cannot make {path} ({source}) for tables: {error.strerror}. Set TFSPS_DIR to a folder that you can "
+            "write, on tmpfs for speed"
         ) from error
     return path
 
@@ -69,9 +72,14 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str, *, keep: str) -> list[str]:
-    """Removes the groups of unnamed jobs whose leader is dead, and says so; call with the folder locked.
+    """Removes the groups of unnamed jobs whose leader is dead, logs them, and returns their paths.
 
-    Returns their paths. A leader that was killed while making its group is dead, too: who makes one holds the lock.
+    The caller has locked the folder. A leader holds this lock while it makes its group, so a group that is not complete
+    was left by a leader that was killed.
+
+    Args:
+      folder: The folder that contains the groups.
+      keep: The path of a group that stays.
     """
     removed = []
     for path in _groups_of_unnamed_jobs(folder):
@@ -79,12 +87,12 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
             continue
         try:
             alive = _table.has_writer(path)
-        except TableError:  # what cannot be looked at stays
+        except TableError:  # a group that cannot be read stays
             continue
         if not alive:
             size = mebibytes(path)
             remove_group(path)
-            say(f"removed {path} ({size}), tables of a job that was killed, or ran out of room")
+            say(f"removed {path} ({size}), the tables of a job that was killed or ran out of room")
             removed.append(path)
     return removed
 
@@ -92,17 +100,18 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
 def remove_groups_of(pids: Collection[int]) -> None:
     """Removes the groups of unnamed jobs whose leader was one of these processes and died before it could do so itself.
 
-    Not those that a leader has kept for lack of room: of these, what the run alone had is gone (`job/job_end.py`).
+    A group that its leader kept because the job ran out of room stays. Such a group has no exchange folder any more
+    (`job/job_end.py`).
 
     Args:
-      pids: Processes of this machine that have ended.
+      pids: The ids of processes of this machine that have ended.
     """
     folder = os.path.abspath(default())
     if not os.path.isdir(folder):
         return
     with locked(folder):
         for path in _groups_of_unnamed_jobs(folder):
-            with contextlib.suppress(TableError):  # what cannot be looked at stays
+            with contextlib.suppress(TableError):  # a group that cannot be read stays
                 info = _table.Group.open(path).info()
                 ended_itself = not any(name.startswith(EXCHANGE) for name in os.listdir(path))
                 if info["writer_pid"] in pids and not info["writer_alive"] and not ended_itself:
@@ -110,37 +119,37 @@ def remove_groups_of(pids: Collection[int]) -> None:
 
 
 def is_unnamed(name: str) -> bool:
-    """Whether a group of this name is an unnamed job's."""
+    """Whether a group of this name belongs to an unnamed job."""
     return _UNNAMED.fullmatch(name) is not None
 
 
 def remove_group(path: str) -> None:
-    """Removes a group's directory, and what its tables have on disks."""
+    """Removes a group's directory, and the rows of its tables on disks."""
     with contextlib.suppress(TableError):
         _table.remove_rows_on_disk(path)
     remove_folder(path)
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder of this user, in one that only this user can write. What cannot be removed stays."""
+    """Removes a folder of this user, in one that only this user can write. Entries that cannot be removed stay."""
     with contextlib.suppress(OSError):
         folders.remove_folder(path, Trust.OWN)
 
 
 def _groups_of_unnamed_jobs(folder: str) -> list[str]:
-    """Returns the paths of the groups of unnamed jobs, whether these run or not."""
+    """Returns the paths of the groups of unnamed jobs, running or not."""
     with Folder.open(folder, Trust.OWN) as open_folder:
         names = [name for name in open_folder.names() if is_unnamed(name) and open_folder.is_folder(name)]
     return [os.path.join(folder, name) for name in names]
 
 
 def say(text: str) -> None:
-    """One line to standard error."""
+    """Writes one line to standard error."""
     print(f"tf_sparse_ps: {text}", file=sys.stderr, flush=True)
 
 
 def mebibytes(folder: str) -> str:
-    """How much room the files of a folder take."""
+    """Returns the size of the files of a folder as text."""
     return f"{sum(_bytes(folder)) / 2**20:,.0f} MiB"
 
 

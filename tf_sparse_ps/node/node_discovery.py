@@ -1,4 +1,4 @@
-"""Where the ranks of a job are: which share a node, and whether nodes can reach each other by name."""
+"""Finds out which ranks of a job share a node, and checks that the nodes can reach each other by name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Where one rank is.
+    """The location of one rank.
 
     Attributes:
-      host: What tells its node from the job's others; two nodes of one machine have two names with horovodrun, and
-        two folders of tables with tf.distribute.
-      local_rank: Its number on the node.
-      machine: The machine's boot, the same for all nodes that run on it.
+      host: A text that differs between the nodes of a job. Two nodes of one machine differ in their names with
+        horovodrun, and in their folders of tables with tf.distribute.
+      local_rank: The local rank.
+      machine: The machine's boot id, the same for all nodes that run on it.
       hostname: The machine's own name.
-      address: What that name resolves to there; "" when it does not, or when nobody looks for it.
-      folder: Of the tables of all jobs, TFSPS_DIR.
-      same_folder: Tells that folder from others (`same_folder`).
+      address: The address to which the machine resolves this name; "" if it does not, or if no rank needs the address.
+      folder: The folder of the tables of all jobs, TFSPS_DIR.
+      same_folder: A text that is equal on ranks that see the same folder (see the function `same_folder`).
     """
 
     host: str
@@ -34,27 +34,27 @@ class Location:
 
 
 def mine(local_rank: int, host: str | None = None, folder: str | None = None) -> Location:
-    """Where this process is.
+    """Returns the location of this process.
 
     Args:
-      local_rank: Its number on the node.
-      host: `Collectives.host`.
-      folder: Of the tables of all jobs. It exists. None: ranks do not compare it.
+      local_rank: The local rank of this process.
+      host: The `Collectives.host`; None: the machine's name, or the one that horovodrun gives it.
+      folder: The folder of the tables of all jobs, which exists. None: ranks do not compare it.
     """
     hostname = socket.gethostname()
-    found = ("", "") if folder is None else (folder, same_folder(folder))
+    folders = ("", "") if folder is None else (folder, same_folder(folder))
     if host is not None:
-        return Location(host, local_rank, boot_id(), hostname, "", *found)
+        return Location(host, local_rank, boot_id(), hostname, "", *folders)
     try:
         address = socket.gethostbyname(hostname)
     except OSError:
         address = ""
     name = os.environ.get("HOROVOD_HOSTNAME") or hostname
-    return Location(name, local_rank, boot_id(), hostname, address, *found)
+    return Location(name, local_rank, boot_id(), hostname, address, *folders)
 
 
 def boot_id() -> str:
-    """The boot of this machine, or its hostname where there is no /proc."""
+    """Returns the boot id of this machine, or its hostname if the machine has no /proc."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -62,24 +62,25 @@ def boot_id() -> str:
 
 
 def same_folder(path: str) -> str:
-    """A text that is equal in two processes if and only if `path` leads both to one folder on one running machine.
+    """Returns a text that is equal in two processes if and only if `path` is the same folder of the same machine.
 
-    Containers of a machine share its boot id, and each has a /dev/shm of its own unless told otherwise: its device
-    number tells them apart.
+    Containers of a machine share its boot id, but each usually has its own /dev/shm. The device number distinguishes
+    these.
     """
     facts = os.stat(path)
     return f"{boot_id()}:{facts.st_dev}:{facts.st_ino}"
 
 
 def nodes(locations: list[Location]) -> list[int]:
-    """The node of every rank, counted in the order of their first ranks.
+    """Returns the node number of every rank. Nodes are counted in the order of their first ranks.
 
     Args:
-      locations: Of all ranks, in their order.
+      locations: The locations of all ranks, in the order of the ranks.
 
     Raises:
-      ValueError: The local ranks of a node are not 0, 1, 2, ...; the ranks of a node have different TFSPS_DIR; or the
-        job spans machines, and the name of one leads back to itself, so that Horovod on the others cannot reach it.
+      ValueError: The local ranks of a node are not 0, 1, 2, ...; or the ranks of a node have different TFSPS_DIR; or
+        the job spans machines, and a machine resolves its own name to a loopback address, at which Horovod on the
+        other machines cannot reach it.
     """
     hosts = list(dict.fromkeys(location.host for location in locations))
     for host in hosts:
@@ -87,21 +88,21 @@ def nodes(locations: list[Location]) -> list[int]:
         if local_ranks != list(range(len(local_ranks))):
             raise ValueError(
                 f"the ranks of host {host!r} have the local ranks {local_ranks}. Expected: "
-                f"{list(range(len(local_ranks)))}; each machine must have a name of its own"
+                f"{list(range(len(local_ranks)))}. Give each machine a different name"
             )
         here = [(rank, location) for rank, location in enumerate(locations) if location.host == host]
         if len({location.same_folder for _, location in here}) > 1:
             raise ValueError(
                 f"the ranks of host {host!r} share its tables, and TFSPS_DIR differs between them: "
                 + ", ".join(f"{location.folder!r} on rank {rank}" for rank, location in here)
-                + ". Set it to one folder on all of them, in which containers of one machine see the same files"
+                + ". Set it to the same folder on all of them. In containers, mount that folder into each"
             )
     if len({location.machine for location in locations}) > 1:
         for rank, location in enumerate(locations):
             if location.address and ipaddress.ip_address(location.address).is_loopback:
                 raise ValueError(
                     f"the job spans several machines, and on that of rank {rank} the hostname {location.hostname!r} "
-                    f"resolves to {location.address}, where Horovod on the others looks for it in vain. Give the name "
+                    f"resolves to {location.address}, where Horovod on other machines cannot reach it. Give the name "
                     "the machine's address in /etc/hosts"
                 )
     return [hosts.index(location.host) for location in locations]

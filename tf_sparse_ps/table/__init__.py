@@ -3,7 +3,7 @@
 - `table`: `Table`, on top of `open_table` and `parameter_files` (sparse-parameter files, docs/format.md).
 - `several_tables`: one step, read or scan of several tables; `scan`: the results of reading a whole table.
 - `groups`: the groups that are open in this process; `path_claim`: one writer at a time for a path.
-- `shards`: the part of a sharded table that a node has; `disk_folders`: where rows on disk are.
+- `shards`: the part of a sharded table that a node has; `disk_folders`: the folders of rows on disk.
 - `newer_rows`: tables whose newest rows are on a device; `arrays`, `progress`: helpers.
 """
 

@@ -1,4 +1,4 @@
-"""Keys and rows from whatever the caller has, without losing a bit of a key."""
+"""Converts a caller's arrays to keys, rows and counts, without losing a bit of a key."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _CHUNK_BYTES = 4 << 20
 
 
 def as_keys(keys: npt.ArrayLike) -> Keys:
-    """Keys as int64, any shape; nothing is ever truncated.
+    """Returns keys of any shape as int64, and never truncates one.
 
     Raises:
-      InvalidArgumentError: They are not integers, or an unsigned one is beyond 2**63 - 1.
+      InvalidArgumentError: The keys are not integers, or an unsigned key is greater than 2**63 - 1.
     """
     return np.ascontiguousarray(integers(keys, "keys"), dtype=np.int64)
 
 
 def checksum(array: npt.NDArray[Any]) -> str:
-    """Eight hexadecimal digits that tell an array's content from others; copies nothing of a contiguous one."""
+    """Returns a checksum of an array's content, eight hexadecimal digits. A contiguous array is not copied."""
     return f"{zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data):08x}"
 
 
 def as_counts(counts: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Numbers of ranks as int32, any shape.
+    """Returns numbers of ranks, of any shape, as int32.
 
     Raises:
-      InvalidArgumentError: They are not integers, or one is not from 1 to 2**31 - 1.
+      InvalidArgumentError: The counts are not integers, or one is not from 1 to 2**31 - 1.
     """
     array = integers(counts, "counts")
     bad = array[(array < 1) | (array > np.iinfo(np.int32).max)]
@@ -45,7 +45,15 @@ def as_counts(counts: npt.ArrayLike) -> npt.NDArray[np.int32]:
 
 
 def integers(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """An array of some integer type; see `as_keys` for what is refused."""
+    """Returns an array of an integer type.
+
+    Args:
+      values: The integers, of any shape.
+      name: The name of the values in messages, a plural.
+
+    Raises:
+      InvalidArgumentError: The values are not integers, or an unsigned one is greater than 2**63 - 1.
+    """
     array = np.asarray(values)
     if array.size == 0 and not isinstance(values, np.ndarray):
         array = array.astype(np.int64)
@@ -57,10 +65,10 @@ def integers(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 
 
 def as_rows(values: npt.ArrayLike, name: str) -> Rows:
-    """Floats as float32, any shape.
+    """Returns floats of any shape as float32.
 
     Raises:
-      InvalidArgumentError: They are not floats.
+      InvalidArgumentError: The values are not floats.
     """
     array = np.asarray(values)
     if array.dtype.kind != "f":
@@ -69,12 +77,12 @@ def as_rows(values: npt.ArrayLike, name: str) -> Rows:
 
 
 def block_rows(dim: int) -> int:
-    """As many rows of dim floats as have about 32 MiB."""
+    """Returns the number of rows of `dim` floats that take about 4 MiB."""
     return max(1, _CHUNK_BYTES // (4 * dim))
 
 
 def chunks(n: int, dim: int) -> Iterator[slice]:
-    """Cuts n rows of dim floats into parts of about 32 MiB."""
+    """Cuts n rows of `dim` floats into parts of about 4 MiB."""
     size = block_rows(dim)
     for start in range(0, n, size):
         yield slice(start, min(n, start + size))

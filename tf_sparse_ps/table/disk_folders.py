@@ -1,7 +1,8 @@
-"""Where the rows of tiered tables are on a disk: `<path>/<group's folder>/<table>`, of `tsps.Tiered(path)`.
+"""The folders of rows on disk: a table with `tsps.Tiered(path)` has `<path>/<group's folder>/<table>`.
 
-A folder says whose it is, in a file `table`. Rows on disk are of no use without the table in memory: a folder whose
-table is gone, as after a restart of the machine, is removed if it was an unnamed job's, else it stays and is refused.
+The file `table` in such a folder names the table. Rows on disk are of no use without the table in memory, which is lost
+when the machine restarts. A folder without its table is removed if it belonged to an unnamed job. Otherwise it stays,
+and a new table of that name is refused.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from tf_sparse_ps.errors import AccessError, NoSpaceError
 from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.node import job_folder
 
-_BEGINS_WITHIN_S = 60.0  # from a group's folder to its first table
-_OWNER_BYTES = 4096  # of the file `table`, at most
+_BEGINS_WITHIN_S = 60.0  # the time in which a job makes the first table in a group's folder
+_OWNER_BYTES = 4096  # the largest size of the file `table`
 
 
 def of(storage: Storage, table_path: str) -> tuple[str, int]:
-    """Folder on disk and bytes of memory of a table, as the core takes them.
+    """Returns the folder on disk and the bytes of memory of a table, in the core's form.
 
     Args:
-      storage: The table's.
-      table_path: `<group directory>/<table>`.
+      storage: The storage of the table.
+      table_path: The path of the table, `<group directory>/<table>`.
+
+    Returns:
+      The folder and the number of bytes; "" and 0 if the table is in memory only.
     """
     if not isinstance(storage, Tiered):
         return "", 0
@@ -37,7 +41,7 @@ def of(storage: Storage, table_path: str) -> tuple[str, int]:
 
 
 def storage_of(info: dict[str, Any]) -> Storage:
-    """The inverse of `of`, from what the core says of a table."""
+    """Returns the storage of a table, given the core's description of the table."""
     folder = info["storage_folder"]
     if not folder:
         return "memory"
@@ -46,55 +50,58 @@ def storage_of(info: dict[str, Any]) -> Storage:
 
 @contextlib.contextmanager
 def prepared(storage: Storage, table_path: str) -> Iterator[tuple[str, int]]:
-    """Makes the folder that the table's own will be in, and removes it again if the table is not made.
+    """Makes the group's folder on disk, in which the table's folder will be, around the creation of the table.
+
+    The group's folder is removed again if it is new and the table is not made.
 
     Yields:
-      What `of` returns; the table is made meanwhile.
+      The result of `of`.
 
     Raises:
-      AccessError, NoSpaceError: It cannot be made.
+      AccessError, NoSpaceError: The folder cannot be made.
     """
     folder, memory = of(storage, table_path)
     if not isinstance(storage, Tiered):
         yield folder, memory
         return
-    of_group = os.path.dirname(folder)
-    is_new = not os.path.lexists(of_group)
+    group_folder = os.path.dirname(folder)
+    is_new = not os.path.lexists(group_folder)
     try:
         with Folder.open(storage.path, Trust.OWN, make=True) as disk:
             _remove_leftovers(disk)
-            disk.own(os.path.basename(of_group), make=True).close()
+            disk.own(os.path.basename(group_folder), make=True).close()
     except AccessError as error:
-        raise AccessError(f"cannot make {of_group} for rows on disk: {error}") from None
+        raise AccessError(f"cannot make {group_folder} for rows on disk: {error}") from None
     except OSError as error:
         raise (NoSpaceError if error.errno == errno.ENOSPC else AccessError)(
-            f"cannot make {of_group} for rows on disk: {error.strerror}"
+            f"cannot make {group_folder} for rows on disk: {error.strerror}. Give tsps.Tiered the path of a folder "
+            "that you can write, with enough free space"
         ) from error
     try:
         yield folder, memory
     except BaseException:
         if is_new:
             with contextlib.suppress(OSError), Folder.open(storage.path, Trust.OWN) as disk:
-                disk.remove_empty(os.path.basename(of_group))
+                disk.remove_empty(os.path.basename(group_folder))
         raise
 
 
 def _remove_leftovers(disk: Folder) -> None:
-    """Removes what unnamed jobs have left whose memory is gone."""
+    """Removes the rows on disk of unnamed jobs whose tables in memory do not exist any more."""
     for name in disk.names():
         if not job_folder.is_unnamed(name) or not disk.is_folder(name):
             continue
-        with contextlib.suppress(OSError):  # it belongs to another user, or another job is removing it
-            # An empty one may be a job's, or another node's, that is about to make its first table in it.
+        with contextlib.suppress(OSError):  # the folder belongs to another user, or another job is removing it
+            # A job, or another node, may be about to make its first table in an empty folder.
             is_over = time.time() - disk.status(name).st_mtime > _BEGINS_WITHIN_S
             with disk.own(name) as group:
                 for table in filter(group.is_folder, group.names()):
                     if _is_leftover(group, table):
                         group.remove(table)
-                        job_folder.say(f"removed {group.path}/{table}, rows of a table that is gone")
+                        job_folder.say(f"removed {group.path}/{table}, the rows of a table that no longer exists")
                         is_over = True
             if is_over:
-                disk.remove_empty(name)  # if nobody uses it
+                disk.remove_empty(name)  # fails if a table of the group is in use
 
 
 def _is_leftover(group: Folder, table: str) -> bool:
@@ -103,12 +110,12 @@ def _is_leftover(group: Folder, table: str) -> bool:
 
 
 def _is_used(folder: Folder) -> bool:
-    """Whether a process has the rows open: also one of a container, whose table this one cannot see."""
+    """Whether a process has the rows open. It may run in a container, so that this process cannot see its table."""
     for name in filter(folder.is_folder, folder.names()):
         try:
             generation = folder.own(name)
         except OSError:
-            continue  # another job has removed it
+            continue  # another job has removed the folder
         with generation:
             try:
                 fcntl.flock(generation.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +125,7 @@ def _is_used(folder: Folder) -> bool:
 
 
 def _table_of(folder: Folder) -> str:
-    """Returns the folder of the table in memory; "/", which exists, if that is not known."""
+    """Returns the folder of the table in memory, or "/", which always exists, if the folder is not known."""
     try:
         with os.fdopen(folder.open_file("table", os.O_RDONLY)) as file:
             return file.read(_OWNER_BYTES)[33:].rstrip("\n") or "/"

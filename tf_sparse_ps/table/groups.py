@@ -1,4 +1,4 @@
-"""The groups this process has open, and what a stored table is, compared with what it should be."""
+"""The groups that are open in this process, and the check that a stored table has the expected configuration."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.folders import Folder, Trust
 
-# The groups this process has open by path; a group stays as long as one of its tables does.
+# The groups that are open in this process, by path. A group stays open as long as one of its tables is.
 _groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _groups_lock = threading.Lock()
 
 
 def open_group(path: str, *, create: bool = False) -> _table.Group:
-    """The group in this directory, the same object for everyone in the process.
+    """Returns the group in a directory, always the same object within the process.
 
     Args:
       path: The directory.
-      create: Make it if it is not there.
+      create: Whether to make the group if it does not exist.
     """
     real = os.path.abspath(path)
     with _groups_lock:
         group = _groups.get(real)
         if group is not None and not group.in_place():
-            group = None  # removed behind our back; another one may be there by now
+            group = None  # it was removed in the meantime, and another group may be in its place
         if group is None:
-            with contextlib.suppress(FileNotFoundError):  # the core says what is missing
-                Folder.open(os.path.dirname(real), Trust.OWN).close()  # nobody else can replace the group
+            with contextlib.suppress(FileNotFoundError):  # the core reports what is missing
+                Folder.open(os.path.dirname(real), Trust.OWN).close()  # checks that nobody else can replace the group
             if create and not os.path.lexists(real):
                 group = _table.Group.create(real, secrets.token_hex(16))
             else:
@@ -44,7 +44,7 @@ def open_group(path: str, *, create: bool = False) -> _table.Group:
 
 
 def forget(path: str) -> None:
-    """Unmaps a table, `<group directory>/<table>`, that nobody in this process needs, if its group is open here."""
+    """Unmaps a table, `<group directory>/<table>`, if its group is open. Nobody in this process uses the table."""
     folder, name = os.path.split(os.path.abspath(path))
     with _groups_lock:
         group = _groups.get(folder)
@@ -53,29 +53,36 @@ def forget(path: str) -> None:
 
 
 def check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: TableConfig) -> None:
-    """Raises StateError when a stored table is not what `config` says."""
+    """Raises StateError if a stored table differs from a configuration.
+
+    Args:
+      path: The path of the table, for messages.
+      info: The core's description of the table.
+      stored: The core's description of the optimizer that is bound to the table.
+      config: The expected configuration.
+    """
     expectations = {"dim": config.dim, "key_limit": config.key_limit or 0, "dtype": config.dtype}
     if config.dtype != "float32":
         expectations["rounding"] = config.rounding
     for name, expected in expectations.items():
         if info[name] != expected:
-            raise StateError(f"table {path} has {name}={info[name]}, expected {expected}")
+            raise StateError(f"table {path} has {name}={info[name]}; the configuration expected {name}={expected}")
     planes = tuple(map(MetadataPlane.from_core, info["metadata"]))
     if [plane.for_core() for plane in config.metadata] != info["metadata"]:
-        raise StateError(f"table {path} has metadata={planes}, expected {config.metadata}")
+        raise StateError(f"table {path} has metadata={planes}; the configuration expected metadata={config.metadata}")
     rule = config.optimizer
     if rule is not None and stored["kind"] != "none":
         bound = (stored["kind"], tuple(stored["slot_init"]))
-        wanted = rule.slot_identity
-        if bound != wanted:
+        expected_rule = rule.slot_identity
+        if bound != expected_rule:
             raise StateError(
-                f"table {path} is trained by {bound[0]} with slots starting at {bound[1]}, "
-                f"expected {wanted[0]} with {wanted[1]}"
+                f"table {path} is trained by {bound[0]} with initial slots {bound[1]}; the configuration expected "
+                f"{expected_rule[0]} with initial slots {expected_rule[1]}"
             )
 
 
 def keras_form(initializer: dict[str, Any]) -> Any:
-    """The Keras initializer that a stored one came from."""
+    """Returns the Keras initializer for a stored one."""
     a, b = initializer["a"], initializer["b"]
     return {
         "zeros": "zeros",

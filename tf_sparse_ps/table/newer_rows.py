@@ -1,7 +1,7 @@
-"""Tables of which rows elsewhere, on a device, are newer.
+"""Tables with rows that are newer on a device than in the table.
 
-In the process that has them they are given back before anyone reads. Other processes see a file beside the table, which
-says since which step there are some.
+The process that owns the device writes these rows to the table before it reads the table. Other processes see a file
+next to the table, which records the step since which rows on the device are newer.
 """
 
 from __future__ import annotations
@@ -15,43 +15,46 @@ from tf_sparse_ps.folders import read_regular
 
 
 class Holder(Protocol):
-    """Who has such rows."""
+    """An object that keeps newer rows of a table."""
 
     def flush(self) -> None:
-        """Gives the table those that are newer."""
+        """Writes the rows that are newer to the table."""
 
 
 _holders: weakref.WeakValueDictionary[str, Holder] = weakref.WeakValueDictionary()
 
 
 def register(path: str, holder: Holder) -> None:
-    """From now on `holder`, as long as it is there, is asked before the table at a path is read in this process."""
+    """Has `holder` flushed before this process reads the table at a path, as long as the holder exists."""
     _holders[path] = holder
 
 
 def flush(path: str) -> None:
-    """The table at a path is about to be read."""
+    """Writes the newer rows of this process to the table at a path, which is about to be read."""
     holder = _holders.get(path)
     if holder is not None:
         holder.flush()
 
 
 def dirty_since(path: str) -> int | None:
-    """The step since which rows of the table at a path are newer on a device, or were when that was lost; or None."""
+    """Returns the step since which a device has newer rows of the table at a path, or None if no device has any.
+
+    If the device's process was killed, the newer rows are lost, and the step is the one since which they were newer.
+    """
     try:
-        with read_regular(_note(path)) as file:
+        with read_regular(_note_file(path)) as file:
             text = file.read(32).decode(errors="replace")
     except FileNotFoundError:
         return None
-    return int(text) if text.strip().isdigit() else 0  # a writer that was killed just then
+    return int(text) if text.strip().isdigit() else 0  # the writer was killed while it wrote the file
 
 
 def accept(path: str) -> None:
-    """The rows that the table at a path has are the ones that count: others are lost."""
+    """Accepts the rows of the table at a path as the current ones. Rows that were newer on a device are lost."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(_note(path))
+        os.unlink(_note_file(path))
 
 
-def _note(path: str) -> str:
+def _note_file(path: str) -> str:
     folder, name = os.path.split(path)
     return os.path.join(folder, f".newer-{name}")

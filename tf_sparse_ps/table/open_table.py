@@ -1,4 +1,4 @@
-"""`OpenTable`: a table that is open in this process; the base of `Table`, without the methods for rows."""
+"""`OpenTable`: a table that is open in this process, the base class of `Table` without the methods for rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tf_sparse_ps.table import newer_rows
 from tf_sparse_ps.table.arrays import Keys, as_keys
 from tf_sparse_ps.table.shards import Shard
 
-_UNKNOWN = 2**32 - 1  # no state has this change generation
-# The uuid of a table; the life of its group, which marks of earlier versions lack; the change generation.
+_UNKNOWN = 2**32 - 1  # a change generation that no state has
+# A mark is the uuid of a table, the life of its group (missing in marks of earlier versions), and a change generation.
 _MARK = re.compile(r"([0-9a-fA-F]{32}):(?:([0-9a-f]{16}):)?([0-9]+)")
 
 
@@ -34,7 +34,7 @@ class OpenTable:
         self._index = index
 
     def close(self) -> None:
-        """Gives up the mapping and, with the group's last table of this process, the writer lock."""
+        """Releases the mapping and, with the group's last open table of this process, the writer lock."""
         self._open_group = None
 
     @property
@@ -43,13 +43,13 @@ class OpenTable:
         return int(self._group.step())
 
     def version(self) -> tuple[int, int]:
-        """The group's step and its number of other changes. While both stay the same, nothing has been written."""
+        """Returns the group's step and its number of other changes. While both stay the same, nothing was written."""
         info = self._group.info()
         return info["step"], info["version"]
 
     @property
     def _group(self) -> Any:
-        """The group, once the rows that devices of this process hold have been written to the table."""
+        """The group, after this property has written the newer rows of this process's devices to the table."""
         group = self._group_as_it_is
         newer_rows.flush(self.path)
         return group
@@ -57,11 +57,11 @@ class OpenTable:
     @property
     def _group_as_it_is(self) -> Any:
         if self._open_group is None:
-            raise StateError(f"table {self.path} is closed")
+            raise StateError(f"table {self.path} is closed. Open it again with tsps.Table.open()")
         return self._open_group
 
     def _generation(self, mark: str) -> int:
-        """Returns the change generation of a mark; for a mark of another table or life, one that no state has."""
+        """Returns the change generation of a mark, or `_UNKNOWN` for a mark of another table or life."""
         match = _MARK.fullmatch(mark)
         if match is None:
             raise InvalidArgumentError(f"mark must be what mark_changes() returned. Received: {mark!r}")
@@ -74,16 +74,16 @@ class OpenTable:
         self._writable_group()
 
     def set_trained_by(self, identity: int, steps: int) -> None:
-        """Records which optimizer made the slots and its number of steps; identity 0: any optimizer may use them."""
+        """Records which optimizer made the slots and its number of steps. Identity 0: any optimizer may use them."""
         self._writable_group().set_optimizer(self._index, identity, steps)
 
-    def bind_slots(self, kind: str, slot_init: Sequence[float], otherwise: str) -> None:
+    def bind_slots(self, kind: str, slot_init: Sequence[float], reason: str) -> None:
         """Makes the slots of an update rule, if the table has none.
 
         Args:
           kind: The rule's name in the core: "sgd", "adagrad", "adam" or "rowwise_adagrad".
-          slot_init: Initial value of the elements of each slot.
-          otherwise: The beginning of the message of the error.
+          slot_init: The initial value of the elements of each slot.
+          reason: The end of the error's message, which gives the reason for the rule and the remedy.
 
         Raises:
           StateError: The table has slots of another rule.
@@ -93,11 +93,11 @@ class OpenTable:
         if bound == "none":
             group.bind_optimizer(self._index, kind, list(slot_init), False)
         elif bound != kind:
-            raise StateError(f"{otherwise}: table {self.path} is trained by {bound}")
+            raise StateError(f"table {self.path} is trained by {bound}, and {reason}")
 
     def _writable_group(self) -> Any:
         if self.mode != "r+":
-            raise StateError(f'table {self.path} is open for reading; open it with mode "r+"')
+            raise StateError(f'table {self.path} is open for reading only. Open it with mode "r+"')
         return self._group
 
     def _own_keys(self, keys: npt.ArrayLike) -> Keys:

@@ -1,4 +1,4 @@
-"""Sparse-parameter files (docs/format.md): tables are written to them and read from them."""
+"""Writes tables to sparse-parameter files (docs/format.md), and reads tables from them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ _ROWS_AT_ONCE = 1 << 18
 
 
 class Written(NamedTuple):
-    """A file that has been written, and is on the disk."""
+    """A file that has been written completely and is on the disk."""
 
     rows: int
+    """The number of rows."""
     crc32: str
-    """Of its bytes, 8 hexadecimal digits."""
+    """The checksum of the file's bytes, 8 hexadecimal digits."""
     rows_checksum: str
-    """Of its blocks' checksums, which tells them from those of other files; likewise."""
+    """The checksum of the checksums of the file's blocks, 8 hexadecimal digits. It identifies the blocks."""
 
 
 class Content(Protocol):
-    """Rows of a table, as of one state: a `Scan`, or what is like one.
+    """Rows of a table in one state: a `Scan`, or an object with the same methods.
 
     Attributes:
-      step: Of that state.
-      optimizer: Whose slots the rows have, as the core says it.
-      trained_by: Which optimizer made the slots, 0 if that is not known, and after how many of its steps.
+      step: The step of that state.
+      optimizer: The update rule that the slots belong to, as the core describes it.
+      trained_by: The identity of the optimizer that made the slots, 0 if it is not known, and its number of steps.
     """
 
     @property
@@ -86,14 +87,14 @@ class ParameterFiles(OpenTable, abc.ABC):
         """See `Table.erase`."""
 
     def export_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
-        """Writes rows, slots and metadata to a sparse-parameter file (docs/format.md), whole or not at all.
+        """Writes rows, slots and metadata to a sparse-parameter file (docs/format.md), completely or not at all.
 
-        Of a shard its rows alone; the file says which shard that is.
+        A shard writes only its own rows, and the file records the shard.
 
         Args:
-          path: The file; replaced if there.
-          slots: Write the optimizer's slots and the metadata planes too.
-          progress: Show a progress bar if it takes longer than two seconds.
+          path: The file, which is replaced if it exists.
+          slots: Whether to write the optimizer's slots and the metadata planes too.
+          progress: Whether to show a progress bar if the call takes longer than two seconds.
 
         Returns:
           The number of rows written.
@@ -107,57 +108,60 @@ class ParameterFiles(OpenTable, abc.ABC):
             return len(scan)
 
     def load_parameter_file(self, path: str | os.PathLike[str], *, slots: bool = True, progress: bool = True) -> int:
-        """Assigns every row of a sparse-parameter file, block by block; to a shard those of its keys.
+        """Assigns every row of a sparse-parameter file, block by block. A shard takes only the rows of its keys.
 
-        Warns if the file has the rows of one node alone, of a table that was spread over several, and this is not that
-        node's shard: it is whole when the files of all nodes have been loaded.
+        The call warns if the file has the rows of one shard only, and this table is not that shard. The table is
+        complete when the files of all nodes have been loaded.
 
         Args:
           path: The file.
-          slots: Also read its slots and metadata. A table without an optimizer then gets the file's; metadata planes
-            that the file does not have get their initial value. False: rows alone; present keys keep their slots and
-            metadata.
-          progress: Show a progress bar if it takes longer than two seconds.
+          slots: Whether to read the slots and the metadata too. If so, a table without an optimizer gets the file's
+            one, and metadata planes that the file lacks get their initial value. Otherwise present keys keep their
+            slots and metadata.
+          progress: Whether to show a progress bar if the call takes longer than two seconds.
 
         Returns:
           The number of rows assigned.
 
         Raises:
-          NotFoundError, DamagedFileError: The file is missing, truncated, foreign, newer or damaged. Blocks before a
-            damaged one have been assigned.
+          NotFoundError, DamagedFileError: The file is missing, truncated, damaged, of another kind, or of a newer
+            version. Blocks before a damaged one have been assigned.
           InvalidArgumentError: The file's rows have another width.
-          StateError: The file has slots of another rule than the table, or a metadata plane that the table does not
-            have, or has with another type or width; nothing has been assigned. Mode is "r".
+          StateError: The mode is "r"; or the file has slots of another rule than the table, or a metadata plane that
+            the table lacks or has with another type or width. Nothing has been assigned.
         """
         self.check_writable()
         reader = _table.ParameterFileReader(os.fspath(path))
         info = reader.info()
         if info["dim"] != self.config.dim:
             raise InvalidArgumentError(
-                f"{path} has rows of {info['dim']} floats; table {self.path} has {self.config.dim}"
+                f"{path} has rows of {info['dim']} floats, and table {self.path} has rows of {self.config.dim}. Load "
+                "the file into a table of the same width"
             )
         absent = _planes_without_values(self, path, info["metadata"]) if slots else []
         rule = info["optimizer"]
         if slots and rule["kind"] != "none":
             self.bind_slots(
-                rule["kind"], rule["slot_init"], f"{path} has slots of {rule['kind']}; load it with slots=False"
+                rule["kind"],
+                rule["slot_init"],
+                f"{path} has slots of {rule['kind']}. Load the file with slots=False to read the rows only",
             )
         file_shard, loaded = Shard.of(info), 0
         if file_shard is not None and file_shard != self.shard:
             warnings.warn(
-                f"{path} has {shards.describe(file_shard)}. Table {self.path} lacks the other rows until their files "
-                "are loaded",
+                f"{path} has {shards.describe(file_shard)}. Table {self.path} lacks the other rows. Load the files of "
+                "the other nodes as well",
                 stacklevel=3,
             )
-        with bar(info["n_rows"], f"load {Path(path).name}", show=progress) as shown:
+        with bar(info["n_rows"], f"load {Path(path).name}", show=progress) as progress_bar:
             for block in range(reader.blocks()):
                 keys, rows, values, metadata = reader.read_block(block, slots)
                 metadata |= {plane.name: plane.full(len(keys)) for plane in absent}
-                shown.update(len(keys))
+                progress_bar.update(len(keys))
                 if self.shard is not None:
-                    own = self.shard.has(keys)
-                    keys, rows, values = keys[own], rows[own], [one[own] for one in values]
-                    metadata = {name: one[own] for name, one in metadata.items()}
+                    in_shard = self.shard.has(keys)
+                    keys, rows, values = keys[in_shard], rows[in_shard], [slot[in_shard] for slot in values]
+                    metadata = {name: plane[in_shard] for name, plane in metadata.items()}
                 self.assign(keys, rows, values, metadata)
                 loaded += len(keys)
         if slots and rule["kind"] != "none":
@@ -165,9 +169,10 @@ class ParameterFiles(OpenTable, abc.ABC):
         return loaded
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with all planes; returns its path.
+        """Writes the table to `<folder>/<name>.tfsps`, a sparse-parameter file with all planes, and returns its path.
 
-        Of a shard its rows alone, and the file says so; `model.save()` in the job that trains it writes those of all.
+        A shard writes only its own rows, and the file records the shard. `model.save()`, in the job that trains the
+        table, writes the rows of all shards.
 
         Raises:
           UnavailableError: The table kept changing.
@@ -179,19 +184,20 @@ class ParameterFiles(OpenTable, abc.ABC):
         return path
 
     def restore(self, folder: str | os.PathLike[str]) -> int:
-        """Makes the table what `save` wrote to `folder`: other keys are erased. The step stays.
+        """Restores the rows that `save` wrote to `folder`, erases all other keys, and returns the number of rows.
 
-        A restore that is killed leaves a mixture; restore again. Returns the number of rows.
+        The step stays. If a restore is killed, the table has old and new rows: restore it again.
 
         Raises:
-          StateError: The file has the rows of one shard, and this is another one, or a whole table.
+          StateError: The file has the rows of one shard, and this table is another shard or a whole table.
         """
         path = Path(folder) / f"{self.config.name}.tfsps"
-        reader = _table.ParameterFileReader(os.fspath(path))  # every block is read before anything is erased
+        reader = _table.ParameterFileReader(os.fspath(path))
         shards.check_restores(str(path), Shard.of(reader.info()), self.path, self.shard)
-        kept = [reader.read_block(block, False)[0] for block in range(reader.blocks())]
+        # Every block is read, so that a damaged one is found before the table is changed.
+        kept_keys = [reader.read_block(block, False)[0] for block in range(reader.blocks())]
         rows = self.load_parameter_file(path)
-        self.erase(np.setdiff1d(self.keys(), np.concatenate([np.empty(0, np.int64), *kept])))
+        self.erase(np.setdiff1d(self.keys(), np.concatenate([np.empty(0, np.int64), *kept_keys])))
         return rows
 
 
@@ -207,12 +213,12 @@ def write(
     """Writes rows to a file.
 
     Args:
-      table: Says what the rows are.
-      content: The rows: the table's, or, of a shard, those of all nodes.
+      table: The table, which describes the rows.
+      content: The rows of the table; for a shard, this may be the rows of all nodes.
       path: The file.
-      shard: Whose rows they are; None: of the whole table.
-      slots: With slots and metadata.
-      progress: Show a progress bar.
+      shard: The shard that the rows belong to; None: they are all rows of the table.
+      slots: Whether to write slots and metadata.
+      progress: Whether to show a progress bar.
     """
     write_content(
         header(table, content, shard=shard, slots=slots), content, path, n_rows=len(content), progress=progress
@@ -220,7 +226,7 @@ def write(
 
 
 def header(table: ParameterFiles, content: Content, *, shard: Shard | None, slots: bool) -> dict[str, Any]:
-    """What the header of a file says, but for the number of rows. Arguments as of `write`; reads no row."""
+    """Returns the header of a file without the number of rows. The arguments are those of `write`; no row is read."""
     rule = content.optimizer if slots else {"kind": "none", "slot_init": ()}
     return {
         "dim": table.config.dim,
@@ -246,31 +252,31 @@ def write_content(
     progress: bool = True,
     may_go_on: Callable[[], None] = lambda: None,
 ) -> Written:
-    """Writes rows to a file, under a header.
+    """Writes a header and rows to a file.
 
     Args:
-      facts: The `header`.
+      facts: The result of `header`.
       blocks: The rows.
       path: The file.
-      n_rows: How many they are; None: that is seen when they have been written.
-      progress: Show a progress bar.
-      may_go_on: Called before some rows are written, again and again. What it raises ends the writing.
+      n_rows: The number of rows; None: it is not known before they are written.
+      progress: Whether to show a progress bar.
+      may_go_on: A function that is called before each part of the rows is written. It ends the writing by raising.
     """
     writer = _table.ParameterFileWriter(path=os.fspath(path), n_rows=n_rows, **facts)
     written = 0
-    # Closed, it removes what is not finished, and another one may write to the path: an exception keeps the object.
-    with contextlib.closing(writer), bar(n_rows or 0, f"export {Path(path).name}", show=progress) as shown:
+    # Closing removes an unfinished file and unlocks the path. A traceback may keep the writer alive after an exception.
+    with contextlib.closing(writer), bar(n_rows or 0, f"export {Path(path).name}", show=progress) as progress_bar:
         write_to = getattr(blocks, "write_to", None)
         may_go_on()
-        while write_to is not None and (n := write_to(writer, _ROWS_AT_ONCE)):  # a scan's rows are no arrays of ours
+        while write_to is not None and (n := write_to(writer, _ROWS_AT_ONCE)):  # a scan's rows do not become arrays
             written += n
-            shown.update(n)
+            progress_bar.update(n)
             may_go_on()
         for keys, rows, values, metadata in blocks:
             may_go_on()
             writer.append(keys, rows, list(values), metadata)
             written += len(keys)
-            shown.update(len(rows))
+            progress_bar.update(len(rows))
         crc32, rows_checksum = writer.finish()
     return Written(written, f"{crc32:08x}", f"{rows_checksum:08x}")
 
@@ -278,18 +284,23 @@ def write_content(
 def _planes_without_values(
     table: ParameterFiles, path: str | os.PathLike[str], stored: Sequence[Mapping[str, Any]]
 ) -> list[MetadataPlane]:
-    """The table's metadata planes that a file, whose planes are `stored`, does not have.
+    """Returns the table's metadata planes that a file lacks.
+
+    Args:
+      table: The table.
+      path: The path of the file, for messages.
+      stored: The planes of the file, as the core describes them.
 
     Raises:
-      StateError: The file has one that the table does not have, or has with another type or width.
+      StateError: The file has a plane that the table lacks, or has with another type or width.
     """
-    mine = {plane.name: plane for plane in table.config.metadata}
-    for theirs in map(MetadataPlane.from_core, stored):
-        own = mine.pop(theirs.name, None)
-        if own is None or (own.type, own.elements) != (theirs.type, theirs.elements):
-            has = "has no such plane" if own is None else f"has {own}"
+    table_planes = {plane.name: plane for plane in table.config.metadata}
+    for file_plane in map(MetadataPlane.from_core, stored):
+        plane = table_planes.pop(file_plane.name, None)
+        if plane is None or (plane.type, plane.elements) != (file_plane.type, file_plane.elements):
+            difference = "has no such plane" if plane is None else f"has {plane}"
             raise StateError(
-                f"{path} has a metadata plane {theirs}, table {table.path} {has}; load it with slots=False for the "
-                "rows alone"
+                f"{path} has a metadata plane {file_plane}, and table {table.path} {difference}. Load the file with "
+                "slots=False to read the rows only"
             )
-    return list(mine.values())
+    return list(table_planes.values())

@@ -53,9 +53,9 @@ class Block(NamedTuple):
     rows: Rows
     """float32[n, dim]."""
     slots: tuple[Rows, ...]
-    """float32[n, width] each; none if they were not asked for."""
+    """float32[n, width] each; empty if the scan was made with `slots=False`."""
     metadata: dict[str, npt.NDArray[Any]]
-    """As `Table.metadata`; empty if slots were not asked for."""
+    """Arrays by the names of their planes, as `Table.metadata` returns them; empty if `slots=False`."""
 
 
 class Scan:
@@ -67,7 +67,7 @@ class Scan:
       trained_by: The identity of the optimizer that made the slots, 0 if any optimizer may use them, and its number of
         steps.
       erased: For a scan since a mark, the keys that were erased since, int64[m]; a key that is also among the rows was
-        written after that. None: the scan returns all rows, and what an earlier scan returned must be dropped.
+        written after that. None: the scan returns all rows, and the results of earlier scans must be dropped.
     """
 
     def __init__(self, core: Any, dim: int) -> None:

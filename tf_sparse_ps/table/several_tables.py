@@ -12,30 +12,33 @@ from tf_sparse_ps.table.arrays import Rows, as_counts, as_rows
 from tf_sparse_ps.table.open_table import OpenTable
 from tf_sparse_ps.table.scan import Scan
 
-# keys and gradients, or keys, gradients and counts
+# The keys and gradients of a table, or its keys, gradients and counts.
 Update = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None]
 AnyTable = TypeVar("AnyTable", bound=OpenTable)
 
 
 def step(updates: Mapping[AnyTable, Update]) -> int:
-    """Makes one optimizer step of a group on several of its tables: all of it, or nothing.
+    """Makes one optimizer step of a group on several of its tables, on all of them or on none.
 
     Args:
-      updates: For each table its keys and gradients, and counts if wanted; see `Table.apply_gradients`. Tables of the
-        group that are left out keep their rows.
+      updates: The keys and gradients, and optionally counts, of each table; see `Table.apply_gradients`. Other tables
+        of the group keep their rows.
 
     Returns:
       The group's step after this one.
 
     Raises:
-      InvalidArgumentError: The tables are not of one group; or as `Table.apply_gradients`.
-      StateError: A table is open for reading, or has no optimizer.
+      InvalidArgumentError: The tables belong to several groups, or an argument is wrong as in `Table.apply_gradients`.
+      StateError: A table is open for reading only, or has no optimizer.
+      NoSpaceError: The new rows do not fit. No table is changed.
     """
     if not updates:
-        raise InvalidArgumentError("a step needs at least one table")
+        raise InvalidArgumentError("a step needs at least one table. Received: none")
     groups = [table._writable_group() for table in updates]
     if any(group is not groups[0] for group in groups):
-        raise InvalidArgumentError(f"the tables of a step must be of one group. Received: {[t.path for t in updates]}")
+        raise InvalidArgumentError(
+            f"the tables of a step must belong to one group. Received: {[t.path for t in updates]}"
+        )
     group = groups[0]
     number = group.step() + 1
     parts = []
@@ -43,7 +46,7 @@ def step(updates: Mapping[AnyTable, Update]) -> int:
         optimizer = table.config.optimizer
         if optimizer is None:
             raise StateError(
-                f"table {table.path} has no optimizer: give one to TableConfig(optimizer=...) when creating it, "
+                f"table {table.path} has no optimizer. Give one to TableConfig(optimizer=...) when you create it, "
                 "to Table.open(config=...), or to bind_optimizer"
             )
         hyper = optimizer.hyper_values(number)
@@ -60,19 +63,19 @@ def step(updates: Mapping[AnyTable, Update]) -> int:
 def scan(
     tables: Mapping[AnyTable, str | None], *, slots: bool = True, max_bytes: int | None = None
 ) -> dict[AnyTable, Scan]:
-    """Scans several tables of a group, all as of one committed state: see `Table.scan`.
+    """Scans several tables of a group, all in one committed state. See `Table.scan`.
 
     Args:
-      tables: For each the mark since which its rows are wanted, or None: all of them.
-      slots: As of `Table.scan`.
-      max_bytes: How much memory the images may take, of all tables together.
+      tables: For each table, the mark since which its rows are wanted, or None for all rows.
+      slots: The argument `slots` of `Table.scan`.
+      max_bytes: The memory that the images of all tables together may take, in bytes.
 
     Returns:
-      For each table its scan; they are read one at a time, by one thread. Images are kept until all are closed.
+      A scan for each table. One thread reads them, one scan at a time. Images are kept until all scans are closed.
 
     Raises:
-      InvalidArgumentError: The tables are not of one group; no mark.
-      UnavailableError: As of `Table.scan`.
+      InvalidArgumentError: The tables belong to several groups, or a mark is invalid.
+      UnavailableError: See `Table.scan`.
     """
     group = _common_group(tables, "a scan")
     marks = [None if mark is None else table._generation(mark) for table, mark in tables.items()]
@@ -84,7 +87,7 @@ def _common_group(tables: Mapping[AnyTable, Any], call: str) -> Any:
     """Returns the group of the tables.
 
     Raises:
-      InvalidArgumentError: The tables belong to several groups.
+      InvalidArgumentError: The tables belong to several groups, or no table is given.
     """
     groups = {id(group): group for group in (table._group for table in tables)}
     if len(groups) != 1:
@@ -94,16 +97,17 @@ def _common_group(tables: Mapping[AnyTable, Any], call: str) -> Any:
 
 
 def read(reads: Mapping[AnyTable, npt.ArrayLike]) -> tuple[int, dict[AnyTable, Rows]]:
-    """Looks keys up in several tables of a group, all of one committed step.
+    """Looks up keys in several tables of a group, all in one committed step.
 
     Args:
-      reads: For each table its keys, integers of any shape.
+      reads: The keys for each table, integers of any shape.
 
     Returns:
-      The step, and for each table float32[*keys.shape, dim].
+      The step, and the rows for each table, float32[*keys.shape, dim].
 
     Raises:
-      InvalidArgumentError: The tables are not of one group; or as `Table.lookup`.
+      InvalidArgumentError: The tables belong to several groups, or keys are wrong as in `Table.lookup`.
+      KeyRangeError: A key is outside a bounded table.
     """
     group = _common_group(reads, "a read")
     ids = [table._own_keys(keys) for table, keys in reads.items()]

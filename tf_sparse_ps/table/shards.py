@@ -1,4 +1,4 @@
-"""`Shard`: which part of a table a node has, where a job has spread its rows over nodes."""
+"""`Shard`: the part of a sharded table that one node has."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tf_sparse_ps.table.arrays import Keys
 
 
 class Shard(NamedTuple):
-    """The keys that a hash gives to one of several nodes.
+    """The keys that a hash assigns to one of several nodes.
 
     Attributes:
-      node: From 0 on.
-      nodes: Of the job that made the table, 2 or more.
+      node: The number of the node, counted from 0.
+      nodes: The number of nodes of the job that made the table, 2 or more.
     """
 
     node: int
@@ -29,40 +29,42 @@ class Shard(NamedTuple):
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Shard | None:
-        """Of what the core says of a table, or of a sparse-parameter file. None: it is a whole table."""
+        """Returns the shard, given the core's description of a table or of a file. None: it is a whole table."""
         return cls(info["node"], info["nodes"]) if info["nodes"] else None
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of the keys, int64[n], are of this shard: bool[n]."""
-        mine: npt.NDArray[np.bool_] = _table.owners(keys, self.nodes) == self.node
-        return mine
+        """Returns bool[n], which of the keys, int64[n], belong to this shard."""
+        in_shard: npt.NDArray[np.bool_] = _table.owners(keys, self.nodes) == self.node
+        return in_shard
 
     def check(self, keys: Keys, path: str) -> None:
-        """Raises InvalidArgumentError for keys of other shards, naming one, its owner, and the table's `path`."""
+        """Raises InvalidArgumentError if a key belongs to another shard. The message names the key and the `path`."""
         owners = _table.owners(keys.reshape(-1), self.nodes)
-        others = np.flatnonzero(owners != self.node)
-        if len(others):
-            first = others[0]
+        elsewhere = np.flatnonzero(owners != self.node)
+        if len(elsewhere):
+            first = elsewhere[0]
             raise InvalidArgumentError(
                 f"table {path} has the rows of {self} alone, and key {keys.reshape(-1)[first]} is on node "
-                f"{owners[first]}: its row is in that node's shard"
+                f"{owners[first]}. Use the table of that node"
             )
 
 
 def describe(shard: Shard | None) -> str:
-    """For messages."""
+    """Returns a description of a shard or a whole table, for messages."""
     return "a whole table" if shard is None else f"the rows of {shard} alone"
 
 
-def check_restores(file: str, of_file: Shard | None, path: str, own: Shard | None) -> None:
-    """Raises StateError if the content of a file with rows of a shard would become the whole content of a table.
+def check_restores(file: str, file_shard: Shard | None, path: str, table_shard: Shard | None) -> None:
+    """Raises StateError if a file has too few rows to be the whole content of a table.
 
     Args:
-      file: The file, with rows of the shard `of_file`.
-      path: The table, which is the shard `own`.
+      file: The path of the file, for messages.
+      file_shard: The shard whose rows the file has; None: it has the rows of a whole table.
+      path: The path of the table, for messages.
+      table_shard: The shard that the table is; None: a whole table.
     """
-    if of_file is not None and of_file != own:
+    if file_shard is not None and file_shard != table_shard:
         raise StateError(
-            f"{file} has {describe(of_file)}, table {path} is for {describe(own)}: rows would be missing. Load the "
-            "files of all nodes one after another with load_parameter_file()"
+            f"{file} has {describe(file_shard)}, and table {path} is for {describe(table_shard)}. Rows would be "
+            "missing. Load the files of all nodes one after another with load_parameter_file()"
         )

@@ -1,8 +1,8 @@
 """`Table`: the store without TensorFlow.
 
-A table lies in a group's directory: `Table.create("/dev/shm/me/items/user", config)` makes the table `user` in the
-group `/dev/shm/me/items`. All tables of a group share one writer and one step. Within a process the groups are shared:
-two `Table` objects of one group use one mapping and one writer lock.
+A table is a folder in its group's directory: `Table.create("/dev/shm/me/items/user", config)` makes the table `user` in
+the group `/dev/shm/me/items`. All tables of a group share one writer and one step. A process opens a group once: two
+`Table` objects of the same group share one mapping and one writer lock.
 
 While a TensorFlow job trains a group, the job's leader is its writer; open its tables with mode "r".
 """
@@ -31,44 +31,46 @@ from tf_sparse_ps.table.scan import Changes, Report, Scan
 class Table(ParameterFiles):
     """One table of a group. Reads are thread-safe; writes are serialised per group.
 
-    Use `create` or `open`. A context manager: leaving it closes the table.
+    Make one with `create` or `open`. A table is a context manager, which closes it at the end.
 
     Attributes:
-      path: `<group directory>/<table>`.
-      mode: "r" or "r+".
+      path: The path, `<group directory>/<table>`.
+      mode: "r" to read, "r+" to read and write.
       config: The configuration. After `open`, `config.initializer` is the resolved initializer, and `config.optimizer`
         is the one that was given to `open`.
-      uuid: 32 hexadecimal digits.
+      uuid: The identity of the table, 32 hexadecimal digits.
       shard: The part of a sharded table that this node has; None: the whole table. Keys of other nodes can be neither
         looked up nor written here.
     """
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: TableConfig) -> Table:
-        """Makes a table, and its group when there is none, and opens it with mode "r+".
+        """Makes a table and opens it with mode "r+". Makes its group too, if the group does not exist.
 
         Args:
-          path: `<group directory>/<table>`; the last part must be `config.name`, and the group's parent must exist.
-          config: What to make. `config.optimizer` is bound; without one the table can be read and assigned, not
-            trained.
+          path: The path, `<group directory>/<table>`. Its last part must be `config.name`, and the folder that contains
+            the group must exist.
+          config: The configuration. `config.optimizer` is bound to the table. Without an optimizer, the table can be
+            read and assigned, but not trained.
 
         Raises:
-          TableExistsError: The table is there already.
+          TableExistsError: The table exists already.
           WriterLockedError: Another process is the group's writer.
-          NoSpaceError, AccessError: From the file system.
+          InvalidArgumentError: The path does not end with `config.name`, or the configuration is for layers only.
+          NoSpaceError, AccessError: The file system has no space left, or denies access.
         """
         folder, name = os.path.split(os.path.abspath(path))
         if name != config.name:
             raise InvalidArgumentError(f"the path must end with the table's name, {config.name!r}. Received: {path}")
         if config.placement != "replicated":
             raise InvalidArgumentError(
-                f"table {config.name!r}: a tsps.Table is on one machine; tables of layers can be sharded. "
-                f"Received: placement={config.placement}"
+                f"table {config.name!r} cannot be sharded, because a tsps.Table is on one machine. Only tables of "
+                f"layers can be sharded. Received: placement={config.placement}"
             )
         if config.cache is not None:
             raise InvalidArgumentError(
-                f"table {config.name!r}: a tsps.Table has no rows on a device; tables of layers can have a cache. "
-                f"Received: cache={config.cache}"
+                f"table {config.name!r} cannot have a cache, because a tsps.Table has no rows on a device. Only tables "
+                f"of layers can have a cache. Received: cache={config.cache}"
             )
         resolved = config.resolved_initializer()
         group = groups.open_group(folder, create=True)
@@ -108,17 +110,18 @@ class Table(ParameterFiles):
         """Opens a table.
 
         Args:
-          path: `<group directory>/<table>`.
-          mode: "r" to read, beside any writer; "r+" to write, as the group's only writer.
-          config: What the table is expected to be: another width, key limit, type, optimizer or other metadata is an
-            error. Its optimizer's hyperparameters and its constraint are used by `apply_gradients`; without it the
-            table cannot be trained.
+          path: The path, `<group directory>/<table>`.
+          mode: "r" to read, while any process may write; "r+" to write, as the group's only writer.
+          config: The expected configuration. The call fails if the width, key limit, type, optimizer or metadata of the
+            table differ. `apply_gradients` uses the optimizer's hyperparameters and the constraint; without `config`
+            the table cannot be trained.
 
         Raises:
-          NotFoundError: No such group or table.
-          WriterLockedError: mode is "r+" and another process, or this process's TensorFlow ops, is the writer.
-          StateError: The table is not what `config` says.
-          DamagedFileError, AccessError: A file is not what it should be.
+          NotFoundError: The group or the table does not exist.
+          WriterLockedError: The mode is "r+" and another process, or this process's TensorFlow ops, is the writer.
+          StateError: The table differs from `config`.
+          DamagedFileError: A file is damaged or of a newer version.
+          AccessError: A file belongs to another user, or the path contains a symbolic link.
         """
         if mode not in ("r", "r+"):
             raise InvalidArgumentError(f'mode must be "r" or "r+". Received: {mode!r}')
@@ -131,7 +134,7 @@ class Table(ParameterFiles):
         stored = group.stats(index)["optimizer"]
         if config is not None:
             groups.check_same(str(path), info, stored, config)
-        seen = TableConfig(
+        resolved_config = TableConfig(
             name,
             info["dim"],
             max_rows=info["max_rows"] or None,
@@ -145,7 +148,7 @@ class Table(ParameterFiles):
             metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
             storage=disk_folders.storage_of(info),
         )
-        return cls(group, index, seen, mode)
+        return cls(group, index, resolved_config, mode)
 
     def __enter__(self) -> Table:
         return self
@@ -154,7 +157,7 @@ class Table(ParameterFiles):
         self.close()
 
     def __len__(self) -> int:
-        """Number of live keys."""
+        """The number of live keys."""
         return int(self._group.stats(self._index)["rows"])
 
     def __repr__(self) -> str:
@@ -164,111 +167,111 @@ class Table(ParameterFiles):
     # --- reading ---
 
     def lookup(self, keys: npt.ArrayLike) -> Rows:
-        """Rows of `keys`, all of one step; absent keys give their initial value. Writes nothing.
+        """Returns the rows of `keys`, all in one step. Absent keys have their initial value. Writes nothing.
 
         Args:
-          keys: Integers of any shape.
+          keys: The keys, integers of any shape.
 
         Returns:
           float32[*keys.shape, dim].
 
         Raises:
-          InvalidArgumentError: The keys are no integers, or an unsigned one is beyond 2**63 - 1; or one is on another
-            node than this shard.
-          KeyRangeError: A key outside a bounded table.
+          InvalidArgumentError: The keys are not integers, or an unsigned key is greater than 2**63 - 1; or a key
+            belongs to another shard.
+          KeyRangeError: A key is outside a bounded table.
         """
         ids = self._own_keys(keys)
         rows: Rows = self._group.lookup(self._index, ids.reshape(-1))
         return rows.reshape(*ids.shape, self.config.dim)
 
     def keys(self) -> Keys:
-        """The live keys, int64[len(self)], of one committed state."""
+        """Returns the live keys, int64[len(self)], of one committed state."""
         keys: Keys = self._group.keys(self._index)
         return keys
 
     def entries(
         self, keys: npt.ArrayLike, *, slots: bool = True
     ) -> tuple[npt.NDArray[np.bool_], Rows, tuple[Rows, ...]]:
-        """What is stored under `keys`, all of one step.
+        """Returns the stored rows and slots of `keys`, all in one step.
 
         Args:
-          keys: int64[n].
-          slots: Read the optimizer's slots too.
+          keys: The keys, int64[n].
+          slots: Whether to read the optimizer's slots too.
 
         Returns:
-          found bool[n]; rows float32[n, dim]; a tuple of float32[n, dim], one per slot, or of float32[n, 1] where the
-          rule keeps one float per row. Absent keys have zeros.
+          Whether each key is present, bool[n]; the rows, float32[n, dim]; and the slots, a tuple of float32[n, dim], or
+          of float32[n, 1] if the rule keeps one float per row. Absent keys have zeros.
         """
-        found, rows, values = self._group.entries(self._index, as_keys(keys), slots)
-        return found, rows, tuple(values)
+        present, rows, values = self._group.entries(self._index, as_keys(keys), slots)
+        return present, rows, tuple(values)
 
     def scan(self, *, slots: bool = True, max_bytes: int | None = None, since: str | None = None) -> Scan:
-        """Reads the whole table, as of one committed state, beside whoever trains it.
+        """Reads the whole table in one committed state, while other processes may train it.
 
-        The writer keeps images of the rows that it writes meanwhile, and never waits for the scan.
+        The writer keeps images of the rows that it writes during the scan. It never waits for the scan.
 
         Args:
-          slots: Read the optimizer's slots and the metadata planes too.
-          max_bytes: How much memory the images may take. None: a quarter of the table, and at least 1 GiB.
-          since: What `mark_changes` returned: of the rows only those that were written since, and `Scan.erased`, the
-            keys that were erased; as with `changes_since`, everything where it is not known what changed.
+          slots: Whether to read the optimizer's slots and the metadata planes too.
+          max_bytes: The memory that the images may take, in bytes. None: a quarter of the table, and at least 1 GiB.
+          since: A mark from `mark_changes`, to read only the rows that were written since then; `Scan.erased` has the
+            keys that were erased. If the changes since then are not known, the scan has all rows (see `changes_since`).
 
         Returns:
-          A context manager, and an iterator over `Block`s of rows.
+          A context manager, which is an iterator over `Block`s of rows.
 
         Raises:
-          UnavailableError: More than `max_bytes` were written while the scan went on; or the table was bound to another
-            optimizer; or the group lies on a read-only file system and changed. Here, or at the next block.
+          UnavailableError: The images need more than `max_bytes`; or the table was bound to another optimizer; or the
+            group is on a read-only file system and changed. The call or the next block raises it.
 
         Example:
           with table.scan(slots=False) as scan:
               for block in scan:
                   index.add(block.keys, block.rows)
         """
-        (one,) = several_tables.scan({self: since}, slots=slots, max_bytes=max_bytes).values()
-        return one
+        (scan,) = several_tables.scan({self: since}, slots=slots, max_bytes=max_bytes).values()
+        return scan
 
     def metadata(self, keys: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
-        """What is stored under `keys` in the table's metadata planes (`config.metadata`), all of one step.
+        """Returns the values of `keys` in the table's metadata planes (`config.metadata`), all in one step.
 
         Args:
-          keys: int64[n].
+          keys: The keys, int64[n].
 
         Returns:
-          For each plane, by name, an array [n, elements] of its type; of bfloat16 uint16, the values' bits. Absent keys
-          have zeros.
+          An array [n, elements] for each plane, by name. It has the type of the plane; for bfloat16, uint16 with the
+          bits of the values. Absent keys have zeros.
         """
         values: dict[str, npt.NDArray[Any]] = self._group.metadata(self._index, as_keys(keys))
         return values
 
     def changes_since(self, mark: str) -> Changes:
-        """The keys that were written or erased since `mark_changes` returned `mark`.
+        """Returns the keys that were written or erased since `mark_changes` returned `mark`.
 
         Args:
-          mark: Of this table. With one of another table, of another life of this one, or from before its optimizer was
-            replaced, what changed is not known, and the answer is everything; likewise when very many keys have been
-            erased since.
+          mark: A mark of this table. The changes are not known if the mark is of another table or another life of this
+            one, if the optimizer was replaced since, or if very many keys were erased since. Then the result has all
+            keys.
 
         Returns:
-          The keys, of one committed state. After a process was killed there may be more than changed, never less.
+          The keys, in one committed state. After a process was killed, there may be more keys than changed, never less.
 
         Raises:
-          InvalidArgumentError: No mark.
+          InvalidArgumentError: The text is not a mark.
         """
         return Changes(*self._group.changed_since(self._index, self._generation(mark)))
 
     def core_initializer(self) -> dict[str, Any]:
-        """What gives absent keys their rows: kind, a, b, seed and salt, as the core knows them."""
+        """Returns the initializer in the core's form: kind, a, b, seed and salt. It determines rows of absent keys."""
         initializer: dict[str, Any] = self._group_as_it_is.table_info(self._index)["initializer"]
         return initializer
 
     def stats(self) -> dict[str, Any]:
-        """Sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters.
+        """Returns sizes, optimizer and counters: rows, bytes, step, version, writer, and this process's counters.
 
-        `bytes` is what the table takes in memory, `group_bytes` what all tables of its group, their undo log and
-        control file do. Both count files in memory at the sizes that are reserved for growth. `bytes_on_disk` is apart.
-        `shard` is "node i of n" where a job has spread the table over nodes, else None; sizes are the shard's.
-        `device_dirty_since_step` is the step since which a device, of another process, has newer rows, else None.
+        `bytes` is the memory of the table. `group_bytes` is the memory of all tables of its group, their undo log and
+        the control file. Both count files in memory at the sizes that are reserved for growth, and do not include
+        `bytes_on_disk`. `shard` is "node i of n" for a sharded table, whose sizes are those of the shard; else None.
+        `device_dirty_since_step` is the step since which a device of another process has newer rows, or None.
         """
         group = self._group
         info = group.info()
@@ -290,9 +293,10 @@ class Table(ParameterFiles):
         return stats
 
     def verify(self) -> Report:
-        """Checks the table: index, row numbers and returned rows against each other, and that every key can be found.
+        """Checks that index, row numbers and returned rows agree, and that every key can be found.
 
-        Damage is reported, not raised. Values have no checksums: a wrong one that is finite is not noticed.
+        The report describes damage; the call does not raise it. Values have no checksums, so a wrong value that is
+        finite is not detected.
 
         Raises:
           UnavailableError: The table kept changing.
@@ -304,7 +308,7 @@ class Table(ParameterFiles):
             with self.scan(slots=False) as scan:
                 rows, step = len(scan), scan.step
                 problems += self._problems_of_rows(scan)
-        except (DamagedFileError, NotFoundError) as error:  # or rows on a disk are gone
+        except (DamagedFileError, NotFoundError) as error:  # NotFoundError: rows on a disk were deleted
             problems.append(str(error))
         return Report(not problems, tuple(problems), rows, step)
 
@@ -326,18 +330,18 @@ class Table(ParameterFiles):
         """Makes one optimizer step of the group, on this table. See `step` for several tables.
 
         Args:
-          keys: Integers [n]; they may repeat.
-          grads: float [n, dim]. Gradients of equal keys are added up.
-          counts: int [n]: of how many ranks each row is the sum; the sums are then divided by the key's total.
-            None: the rows come from one rank, nothing is divided.
+          keys: The keys, integers [n], which may repeat.
+          grads: The gradients, float [n, dim]. Gradients of equal keys are added up.
+          counts: The number of ranks whose gradients each row sums up, int [n]. The sum of a key is divided by the
+            total of its counts. None: the rows come from one rank, and nothing is divided.
 
         Returns:
           The group's step after this one.
 
         Raises:
-          InvalidArgumentError: Wrong types or shapes, or a gradient that is not finite; nothing is applied.
-          StateError: Mode is "r", or no optimizer is bound.
-          NoSpaceError: No room for the new rows; nothing is applied.
+          InvalidArgumentError: A type or shape is wrong, or a gradient is not finite. Nothing is applied.
+          StateError: The mode is "r", or no optimizer is bound.
+          NoSpaceError: The new rows do not fit. Nothing is applied.
         """
         return several_tables.step({self: (keys, grads, counts)})
 
@@ -348,20 +352,22 @@ class Table(ParameterFiles):
         slots: Sequence[npt.ArrayLike] = (),
         metadata: Mapping[str, npt.ArrayLike] | None = None,
     ) -> None:
-        """Sets rows, adding absent keys. Of equal keys the last wins. The step stays, the group's version grows.
+        """Sets rows, and adds absent keys. If a key repeats, its last row counts. The group's step does not change.
 
         Args:
-          keys: Integers [n].
-          rows: float [n, dim]; of a table of 16 bits rounded to the nearest.
-          slots: One float array per slot, with the shapes that `entries` returns; empty: present keys keep theirs, new
-            keys get initial ones.
-          metadata: Values of metadata planes by name, as `metadata()` returns them; likewise for planes that are left
-            out.
+          keys: The keys, integers [n].
+          rows: The rows, float [n, dim]. They are rounded to the nearest value of the table's type.
+          slots: One float array per slot, with the shapes that `entries` returns. If empty, present keys keep their
+            slots, and new keys get initial ones.
+          metadata: The values of metadata planes by name, as `metadata()` returns them. In planes that are left out,
+            present keys keep their values, and new keys get initial ones.
 
         Raises:
-          InvalidArgumentError, KeyRangeError, NoSpaceError: Nothing is changed. A finite value that is beyond the range
-            of the table's type is an invalid argument, too, and a key that is not of this shard.
-          StateError: Mode is "r".
+          InvalidArgumentError: A type or shape is wrong, a finite value is beyond the range of the table's type, or a
+            key belongs to another shard. Nothing is changed.
+          KeyRangeError: A key is outside a bounded table. Nothing is changed.
+          NoSpaceError: The new rows do not fit. Nothing is changed.
+          StateError: The mode is "r".
         """
         self._writable_group().assign(
             self._index,
@@ -372,36 +378,36 @@ class Table(ParameterFiles):
         )
 
     def erase(self, keys: npt.ArrayLike) -> int:
-        """Removes keys, integers [n], and returns how many of them were there."""
+        """Removes keys, integers [n], and returns the number of keys that were present."""
         return int(self._writable_group().erase(self._index, as_keys(keys)))
 
     def mark_changes(self) -> str:
-        """Returns a mark of now for `changes_since`. Any number of consumers may have marks; none costs anything.
+        """Returns a mark of the present state for `changes_since`. A mark costs nothing, so there may be any number.
 
         Example:
           >>> mark = table.mark_changes()
           >>> table.save(full)
-          >>> ...                                    # training goes on
-          >>> changes = table.changes_since(mark)    # what a copy that was saved at `mark` lacks
+          >>> ...                                    # training continues
+          >>> changes = table.changes_since(mark)    # the changes that the saved copy lacks
 
         Raises:
-          StateError: Mode is "r".
+          StateError: The mode is "r".
         """
         return self.mark(self._writable_group().mark_changes())
 
     def mark(self, generation: int) -> str:
-        """What `mark_changes` returns of a change generation that has begun."""
+        """Returns the mark of a change generation that has begun, in the form of `mark_changes`."""
         return f"{self.uuid}:{self._group.life():016x}:{generation}"
 
     def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False) -> None:
         """Gives the table an update rule and its slots.
 
         Args:
-          optimizer: The rule; its hyperparameters are used by this object's `apply_gradients`.
-          replace: Drop the slots of another rule, instead of refusing.
+          optimizer: The rule. This object's `apply_gradients` uses its hyperparameters.
+          replace: Whether to drop the slots of another rule instead of raising an error.
 
         Raises:
-          StateError: Another rule is bound and `replace` is False.
+          StateError: The mode is "r", or another rule is bound and `replace` is False.
         """
         self._writable_group().bind_optimizer(self._index, optimizer.kind, list(optimizer.slot_init), replace)
         self.config = dataclasses.replace(self.config, optimizer=optimizer)
