@@ -154,7 +154,7 @@ RULES = [
 def test_every_rule_of_the_store_has_a_form_for_devices() -> None:
     known = {rule.kind for rule in RULES}
     assert set(row_rules.RULES) == known
-    kinds = [rule() for rule in tsps.optimizers._BY_NAME.values()]
+    kinds = [rule() for rule in tsps.optimizers.names.BY_NAME.values()]
     assert {rule.kind for rule in kinds} <= known
 
 

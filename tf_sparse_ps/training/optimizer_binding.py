@@ -35,9 +35,7 @@ class OptimizerBinding:
       balance: Of the nodes' parts of sharded tables.
     """
 
-    def __init__(
-        self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None
-    ) -> None:
+    def __init__(self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None) -> None:
         """Binds nothing yet.
 
         Args:

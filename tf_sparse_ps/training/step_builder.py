@@ -43,9 +43,7 @@ class StepBuilder:
       equal: What makes ranks begin alike.
     """
 
-    def __init__(
-        self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None
-    ) -> None:
+    def __init__(self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None) -> None:
         """Makes nothing yet.
 
         Args:

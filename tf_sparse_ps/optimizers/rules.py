@@ -1,18 +1,10 @@
-"""Row optimizers: update rules that the store applies to the rows of a table that a step touches.
-
-All rules are lazy: a row without a gradient keeps its value and its slots. Keras's optimizers, in contrast, move all
-rows of a variable at every step, as soon as one of their slots is not zero, or if weights decay
-(docs/training-reference.md). For a row with a gradient the rule is Keras's: a row that every step touches gets exactly
-the values that the Keras optimizer of the same name gives. `RowwiseAdagrad` is FBGEMM's rule, which Keras lacks.
-
-Importing this module does not import TensorFlow.
-"""
+"""The rules themselves: `RowOptimizer` and its subclasses."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -387,121 +379,3 @@ class Ftrl(RowOptimizer):
         """See `RowOptimizer.hyper`."""
         strengths = (self.l1_regularization_strength, self.l2_regularization_strength)
         return [learning_rate, *strengths, self.l2_shrinkage_regularization_strength, self.beta]
-
-
-_BY_NAME: dict[str, type[RowOptimizer]] = {
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "rowwise_adagrad": RowwiseAdagrad,
-    "adam": Adam,
-    "adamw": AdamW,
-    "rmsprop": RMSprop,
-    "ftrl": Ftrl,
-}
-
-
-def of_kind(kind: str, slot_init: Sequence[float]) -> RowOptimizer:
-    """Returns the row optimizer that a saved table records. Fields that a table does not record have their defaults.
-
-    Args:
-      kind: The `RowOptimizer.kind`.
-      slot_init: The `RowOptimizer.slot_init`.
-
-    Raises:
-      ValueError: No rule has this kind.
-    """
-    variants = (SGD(momentum=0.9), Adam(amsgrad=True), RMSprop(momentum=0.9), RMSprop(centered=True))
-    rules = [*(rule() for rule in _BY_NAME.values()), *variants, RMSprop(momentum=0.9, centered=True)]
-    for rule in rules:
-        if rule.kind != kind:
-            continue
-        if isinstance(rule, (Adagrad, Ftrl)):
-            return dataclasses.replace(rule, initial_accumulator_value=slot_init[0])
-        return rule
-    raise ValueError(f"no row optimizer is of kind {kind!r}, only {sorted(rule.kind for rule in rules)}")
-
-
-def get(identifier: RowOptimizer | str | dict[str, Any] | None) -> RowOptimizer | None:
-    """Returns a row optimizer, given an instance, a name ("sgd", "adam", "ftrl", ...) or the result of `serialize`.
-
-    Raises:
-      ValueError: The identifier is none of these.
-    """
-    if identifier is None or isinstance(identifier, RowOptimizer):
-        return identifier
-    if isinstance(identifier, str) and identifier.lower() in _BY_NAME:
-        return _BY_NAME[identifier.lower()]()
-    if isinstance(identifier, dict) and identifier.get("name") in _BY_NAME:
-        return _BY_NAME[identifier["name"]].from_config(identifier["config"])
-    raise ValueError(
-        f"expected a row optimizer (tsps.optimizers.SGD, Adagrad, Adam, ...) or one of {sorted(_BY_NAME)}. "
-        f"Received: {identifier!r}"
-    )
-
-
-def serialize(optimizer: RowOptimizer | None) -> dict[str, Any] | None:
-    """Returns a form for configurations, which `get` reads.
-
-    Raises:
-      ValueError: The optimizer is of a subclass, which a file cannot name.
-    """
-    if optimizer is None:
-        return None
-    name = next((name for name, rule in _BY_NAME.items() if type(optimizer) is rule), None)
-    if name is None:
-        raise ValueError(
-            f"a model with the row optimizer {type(optimizer).__name__} cannot be saved: a file can only name one of "
-            f"{sorted(_BY_NAME)}, not a subclass. Use a class of tsps.optimizers itself"
-        )
-    return {"name": name, "config": optimizer.get_config()}
-
-
-def match(keras_optimizer: Any) -> RowOptimizer:
-    """Returns the row optimizer with the rule of a Keras optimizer of Keras 3 or Keras 2, legacy ones included.
-
-    Every step reads the learning rate from the Keras optimizer. Clipping does not matter here, because
-    `DistributedOptimizer` does it.
-
-    Args:
-      keras_optimizer: A Keras optimizer: SGD, Adagrad, Adam, AdamW, RMSprop or Ftrl. Only AdamW may have weight decay,
-        and it must not have amsgrad. Legacy RMSprop is refused, because its epsilon is outside of the root. Ftrl must
-        have `learning_rate_power=-0.5`.
-
-    Raises:
-      ValueError: No row optimizer has this rule, or one of its options.
-    """
-    kind = type(keras_optimizer)
-    config = keras_optimizer.get_config()
-    name = kind.__name__ if kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow") else ""
-
-    def refusal(rule: str) -> ValueError:
-        return ValueError(
-            f"no row optimizer has the rule of {rule}. Pass a rule for the tables, for example "
-            "sparse_optimizer=tsps.optimizers.Adagrad(); the dense weights keep the optimizer that you gave. "
-            f"Received: {kind.__module__}.{kind.__name__}"
-        )
-
-    def numbers(*names: str) -> dict[str, float]:
-        return {name: float(config[name]) for name in names}
-
-    if config.get("weight_decay") and name != "AdamW":
-        raise refusal(f"{kind.__name__}(weight_decay={config['weight_decay']})")
-    if name == "SGD":
-        return SGD(**numbers("momentum"), nesterov=bool(config["nesterov"]) and bool(config["momentum"]))
-    if name == "Adagrad":
-        return Adagrad(**numbers("initial_accumulator_value", "epsilon"))
-    if name == "Adam":
-        return Adam(**numbers("beta_1", "beta_2", "epsilon"), amsgrad=bool(config["amsgrad"]))
-    if name == "AdamW":
-        if config["amsgrad"]:
-            raise refusal("AdamW(amsgrad=True)")
-        decay = float(config["weight_decay"] or 0.0)
-        return AdamW(**numbers("beta_1", "beta_2", "epsilon"), weight_decay=decay, amsgrad=False)
-    if name == "RMSprop" and "legacy" not in kind.__module__:
-        return RMSprop(**numbers("rho", "momentum", "epsilon"), centered=bool(config["centered"]))
-    if name == "Ftrl":
-        if config["learning_rate_power"] != -0.5:
-            raise refusal(f"Ftrl(learning_rate_power={config['learning_rate_power']})")
-        strengths = ("l1_regularization_strength", "l2_regularization_strength", "l2_shrinkage_regularization_strength")
-        return Ftrl(**numbers("initial_accumulator_value", *strengths, "beta"))
-    raise refusal(kind.__name__)
