@@ -59,7 +59,7 @@ def test_an_evaluator_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (config(WORKERS, ps=["p:5"]), "parameter servers"),
         (config(["a:1", "b"]), "'b' is not HOST:PORT"),
         (config(["a:1", "b:99999"]), "'b:99999' is not HOST:PORT"),
-        (config(["a:1", "a:1"]), "two workers have one address"),
+        (config(["a:1", "a:1"]), "two workers have the same address"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch, said: Any, reason: str) -> None:

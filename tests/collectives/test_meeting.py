@@ -86,7 +86,7 @@ def test_who_does_not_come_is_named_to_those_who_wait() -> None:
     results = meet([ClusterConfig(everyone, r) for r in (0, 2)], SHORT_S)
     for error in results:
         assert isinstance(error, RankLost)
-        assert f"rank 1 at {everyone[1]}, rank 3 at {everyone[3]} did not come within 1.5 s" in str(error)
+        assert f"rank 1 at {everyone[1]}, rank 3 at {everyone[3]} did not connect within 1.5 s" in str(error)
 
 
 def test_a_rank_0_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_cluster_that_differs_is_named_with_both_at_once() -> None:
     results = meet([ClusterConfig(everyone, 0), ClusterConfig(everyone[:2], 1), ClusterConfig(everyone, 2)], LONG_S)
     for error in results:
         assert isinstance(error, RankLost)
-        assert f"TF_CONFIG differs between ranks: rank 0 was told of {list(everyone)}, rank 1 of" in str(error)
+        assert f"TF_CONFIG differs between ranks: rank 0 has {list(everyone)}, rank 1 has" in str(error)
     assert time.monotonic() < began + LONG_S / 2
 
 

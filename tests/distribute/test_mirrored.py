@@ -136,7 +136,7 @@ def test_a_table_made_before_the_strategy_is_refused(monkeypatch: pytest.MonkeyP
 def test_names_of_one_key_are_refused() -> None:
     collectives = tf_distribute.TfDistributeCollectives("/CPU:0", 0, 1, 7, {})
     key = next(iter(_keys_of(collectives, "a")))
-    with pytest.raises(RuntimeError, match="rename"):
+    with pytest.raises(RuntimeError, match="Rename"):
         _keys_of(collectives, "a", taken={key: "another"})
 
 

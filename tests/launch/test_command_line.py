@@ -86,7 +86,7 @@ def that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(horovod_check, "_LOAD", "raise OSError('mpi_lib.so: undefined symbol: _ZN3abc')")
     monkeypatch.setattr(horovod_check.socket, "getaddrinfo", lambda *_: [])
     reason = "OSError: mpi_lib.so: undefined symbol: _ZN3abc"
-    return f"Horovod is installed for {sys.executable}, and cannot be imported ({reason})"
+    return f"Horovod is installed for {sys.executable}, but it cannot be imported ({reason})"
 
 
 @pytest.mark.parametrize("broken", [without_an_address, that_does_not_load])
@@ -102,7 +102,7 @@ def test_horovod_that_cannot_work_is_refused_before_a_rank_starts(
     assert settled("-np 2 true", monkeypatch).collectives == "tensorflow"
     said = capfd.readouterr().err
     assert wrong in said
-    assert "Ranks communicate by TensorFlow's collectives instead" in said
+    assert "The ranks use TensorFlow's collectives instead" in said
     assert settled("-np 2 --collectives tensorflow true", monkeypatch).collectives == "tensorflow"
     assert capfd.readouterr().err == ""
 
@@ -127,8 +127,8 @@ def test_the_horovod_that_is_installed_loads(monkeypatch: pytest.MonkeyPatch) ->
         ("-np 0 true", "-np must be 1 or more, the number of ranks on this machine. Received: 0"),
         ("-np two true", "invalid int value: 'two'"),
         ("true", "-np"),
-        ("-np 2", "which program is to run?"),
-        ("-np 2 --", "which program is to run?"),
+        ("-np 2", "the program to run is missing"),
+        ("-np 2 --", "the program to run is missing"),
         ("-np 2 --nnodes 0 true", "--nnodes must be 1 or more. Received: 0"),
         ("-np 2 --nnodes 2 true", "--nnodes greater than 1 needs --coordinator HOST:PORT"),
         ("-np 2 --node-rank 1 true", "--node-rank must be 0 to 0 with --nnodes 1. Received: 1"),
@@ -158,7 +158,7 @@ def test_a_script_that_python_was_forgotten_for(tmp_path: Path, capsys: pytest.C
     (tmp_path / "train.py").touch()
     with pytest.raises(SystemExit):
         parse(["run", "-np", "2", str(tmp_path / "train.py")])
-    assert f"cannot be executed: python {tmp_path}/train.py" in capsys.readouterr().err
+    assert f"cannot be executed. Run it with: python {tmp_path}/train.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("variable", ["TFSPS_RANK", "HOROVOD_RANK"])
@@ -185,7 +185,7 @@ def test_a_port_that_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_coordinator_that_nobody_knows(capfd: pytest.CaptureFixture[str]) -> None:
     line = f"--nnodes 2 --node-rank 1 --coordinator no-such-host.invalid:{free_port()} -np 1 --timeout 5 true"
     assert command_line.main(words(line)) == 2
-    assert "no way to no-such-host.invalid" in capfd.readouterr().err
+    assert "this machine cannot reach no-such-host.invalid" in capfd.readouterr().err
 
 
 def test_a_folder_of_logs_that_cannot_be(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

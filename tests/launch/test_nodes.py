@@ -150,7 +150,7 @@ def test_node_ranks_that_did_not_come_are_named(launch: Launchers) -> None:
     first = nodes.start(0, NAP, "--timeout", "2")
     assert (first.wait(), second.wait()) == (1, 1)
     for job in (first, second):
-        assert "node ranks 1, 3 of 4 did not come within 2 s" in job.said
+        assert "node ranks 1, 3 of 4 did not connect within 2 s" in job.said
         assert f"--coordinator {nodes.address}" in job.said
 
 
@@ -159,7 +159,8 @@ def test_node_0_that_did_not_come_is_named(launch: Launchers) -> None:
     job = nodes.start(1, NAP, "--timeout", "1")
     assert job.wait() == 1
     assert (
-        f"node rank 0 did not come within 1 s: no launcher answers at {nodes.address} (Connection refused)" in job.said
+        f"node rank 0 did not connect within 1 s: no launcher answers at {nodes.address} (Connection refused)"
+        in job.said
     )
 
 
@@ -169,7 +170,7 @@ def test_two_launchers_with_one_node_rank(launch: Launchers) -> None:
     twins = [nodes.start(1, NAP, ranks=2) for _ in range(2)]
     assert [job.wait() for job in (first, *twins)] == [2, 2, 2]
     for job in (first, *twins):
-        assert "two launchers have --node-rank 1: one on 127.0.0.1, of 2 ranks, and one on 127.0.0.1" in job.said
+        assert "two launchers have --node-rank 1: one on 127.0.0.1, with 2 ranks, and one on 127.0.0.1" in job.said
 
 
 def test_different_numbers_of_nodes(launch: Launchers) -> None:
@@ -219,7 +220,7 @@ def test_a_node_that_knows_itself_by_an_address_of_its_own_only() -> None:
     server = KeyValueServer("127.0.0.1", 0, store, {"launch": KEY})
     store.put("node-1", Node("10.0.0.2", 1).text)
     try:
-        with pytest.raises(LaunchError, match=r"node rank 0 knows itself as 127.0.1.1.*etc/hosts"):
+        with pytest.raises(LaunchError, match=r"node rank 0 has the address 127.0.1.1.*etc/hosts"):
             meeting(0, server.server_port, store).hold(Node("127.0.1.1", 1), lambda _: None)
     finally:
         server.close()
@@ -230,7 +231,7 @@ def test_a_machine_whose_name_leads_back_to_itself_with_horovod() -> None:
     server = KeyValueServer("127.0.0.1", 0, store, {"launch": KEY})
     store.put("node-1", Node("10.0.0.2", 1, named="127.0.1.1").text)
     try:
-        with pytest.raises(LaunchError, match=r"node rank 1's machine \(10.0.0.2\) leads to 127.0.1.1 there.*Horovod"):
+        with pytest.raises(LaunchError, match=r"node rank 1 \(10.0.0.2\), .* resolves to 127.0.1.1, where Horovod"):
             meeting(0, server.server_port, store).hold(Node("10.0.0.1", 1, named="10.0.0.1"), lambda _: None)
         assert "127.0.1.1" in (store.get("abort") or "")
     finally:
@@ -268,7 +269,7 @@ def test_a_foreign_server_at_the_coordinators_address(answer: str, launch: Launc
         server.shutdown()
     assert status == 1
     assert "Traceback" not in job.said
-    assert f"what answers at {nodes.address} is not a key-value store of this job" in job.said
+    assert f"the server at {nodes.address} is not a key-value store of this job" in job.said
 
 
 def test_launchers_with_different_secrets(launch: Launchers) -> None:
@@ -306,7 +307,7 @@ def test_launchers_find_their_secret_in_the_home_folder(launch: Launchers) -> No
 def test_a_short_secret_is_refused(launch: Launchers) -> None:
     job = launch("-np", "1", program=NAP, **{SECRET: "short"})
     assert job.wait() == 2
-    assert "TFSPS_SECRET has 5 characters, and needs at least 16" in job.said
+    assert "TFSPS_SECRET has 5 characters, but it needs at least 16" in job.said
 
 
 # --- what they tell each other ---

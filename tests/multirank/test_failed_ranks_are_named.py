@@ -136,7 +136,7 @@ def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("what", "says", "ranks"),
     [
-        ("join", r"rank 2 called hvd\.join\(\), .* tsps\.callbacks\.EqualSteps; .*rank_weight", (0, 1, 2, 3)),
+        ("join", r"rank 2 called hvd\.join\(\), .* tsps\.callbacks\.EqualSteps\. .*rank_weight", (0, 1, 2, 3)),
         pytest.param(
             "short", r"rank 2 had no more steps to make: .* tsps\.callbacks\.EqualSteps", OTHERS, marks=NIGHTLY
         ),

@@ -67,7 +67,7 @@ def test_a_worker_that_never_starts_is_named_within_the_timeout(tmp_path: Path) 
     workers = [f"127.0.0.1:{port}" for port in free_ports(3)]
     for status, output in end(start(tmp_path, workers, 0), start(tmp_path, workers, 2)):
         assert status == 1, output
-        assert f"rank 1 at {workers[1]} did not come within {TIMEOUT_S} s" in output
+        assert f"rank 1 at {workers[1]} did not connect within {TIMEOUT_S} s" in output
         assert output.count("Traceback") == 1, output
 
 
@@ -82,7 +82,7 @@ def test_init_after_an_operation_says_where_to_call_it(tmp_path: Path) -> None:
     program = "import tensorflow as tf; tf.zeros([]); " + PROGRAM.format("'tensorflow'")
     ((status, output),) = end(start(tmp_path, [f"127.0.0.1:{port}" for port in free_ports(2)], 0, program))
     assert status == 1
-    assert "call tsps.init() at the top of the program" in output
+    assert "Call tsps.init() at the top of the program" in output
 
 
 def test_a_strategy_of_the_users_own_stays_in_charge(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_worker_that_ends_before_it_is_connected_ends_the_others_in_time(tmp_p
     assert ended[gone][0] == 3, ended[gone][1]
     status, output = ended[1 - gone]
     assert status == 1
-    assert f"rank {1 - gone} of 2 ends: all ranks were there, and then TensorFlow did not connect them" in output
+    assert f"rank {1 - gone} of 2 ends. All ranks had started, but then TensorFlow did not connect them" in output
     assert time.monotonic() - began < 60
 
 

@@ -28,7 +28,7 @@ def test_a_rank_whose_neighbour_sees_it() -> None:
 
 def test_a_rank_that_nobody_sees() -> None:
     found = verdict("ring", 5, 7, answers(0, 1, 3), MEMBERS)
-    assert found == (f"{BEGIN} for rank 2 of node 1 (pid 102), which does not answer: it is stopped, gone or cut off")
+    assert found == f"{BEGIN} for rank 2 of node 1 (pid 102), which does not answer: it is stopped, dead or unreachable"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_rank_that_is_elsewhere_and_alone_on_its_node() -> None:
 
 def test_nobody_is_missing() -> None:
     found = verdict("ring", 5, 7, answers(0, 1, 2, 3), MEMBERS)
-    assert found.startswith("4 of 4 ranks have waited 5 s in operation 'ring' of step 7: all have come, so the network")
+    assert found.startswith("4 of 4 ranks have waited 5 s in operation 'ring' of step 7: all ranks have reached it")
 
 
 def test_three_are_named_and_the_others_counted() -> None:

@@ -40,9 +40,9 @@ def test_nodes_that_have_it_decide(states: list[GroupState | None], expected: st
         ([SEALED, GroupState(STEP - 1, RUN, STEP, 12, 3), SEALED], "node 1 has written step 7 of another run"),
         ([SEALED, GroupState(STEP, 12), SEALED], "node 1 is at step 7 of another run"),
         ([SEALED, GroupState(STEP + 1, RUN), SEALED], "node 1 is at step 8 of another run"),
-        ([SEALED, MADE, NOT_WRITTEN], "some nodes have made it, and some do not have it"),
+        ([SEALED, MADE, NOT_WRITTEN], "some nodes have published it, and some do not have it"),
     ],
 )
 def test_what_cannot_be_settled_is_refused_with_the_remedy(states: list[GroupState | None], said: str) -> None:
-    with pytest.raises(StateError, match=f"job 'job' was killed .* step {STEP} .*{said}.*saved last"):
+    with pytest.raises(StateError, match=f"job 'job' was killed .* step {STEP} .*{said}.*newest checkpoint"):
         outcome(states, "job")

@@ -1,4 +1,4 @@
-"""Which processes TF_CONFIG names, and which of them this one is. Needs no TensorFlow."""
+"""The processes that TF_CONFIG names, and which of them this process is. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class ClusterConfig:
     """The ranks of a job, the chief first.
 
     Attributes:
-      addresses: HOST:PORT of each rank's server.
-      rank: This process.
+      addresses: The HOST:PORT of each rank's server.
+      rank: The rank of this process.
     """
 
     addresses: tuple[str, ...]
@@ -28,10 +28,14 @@ class ClusterConfig:
 
 
 def find() -> ClusterConfig | None:
-    """What TF_CONFIG says; None: nothing, or this process is none of its workers (an evaluator is alone).
+    """Returns the workers that TF_CONFIG names.
+
+    Returns:
+      None if the variable is not set, or if this process is not one of the workers (an evaluator is alone).
 
     Raises:
-      ValueError: It is not what TensorFlow describes, with what is wrong; or it names parameter servers.
+      ValueError: TF_CONFIG does not have the form that TensorFlow documents, or it names parameter servers. The message
+        states what is wrong.
     """
     text = os.environ.get(VARIABLE, "")
     if not text.strip():
@@ -45,26 +49,28 @@ def find() -> ClusterConfig | None:
     if not cluster:
         return None
     if cluster.get("ps"):
-        raise _wrong("it names parameter servers, and here there are none: all ranks are workers", text)
+        raise _wrong("it names parameter servers, but all ranks of tf_sparse_ps must be workers", text)
     kind, index = task.get("type"), task.get("index")
     if kind == "evaluator":
         return None
     if kind not in ("chief", "worker") or len(chiefs) > 1:
-        raise _wrong("its task's type must be chief, of which there is at most one, worker or evaluator", text)
-    own = chiefs if kind == "chief" else workers
+        raise _wrong("its task's type must be chief, worker or evaluator, with at most one chief", text)
+    processes = chiefs if kind == "chief" else workers
     if isinstance(index, str) and index.isdigit():
-        index = int(index)  # some operators write it so
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(own):
-        raise _wrong(f"its task's index must be a number from 0 to {len(own) - 1}, of the {kind}s", text)
-    addresses = tuple(str(one) for one in (*chiefs, *workers))
+        index = int(index)  # some Kubernetes operators write the index as a string
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(processes):
+        raise _wrong(f"the index of this {kind} must be a number from 0 to {len(processes) - 1}", text)
+    addresses = tuple(str(address) for address in (*chiefs, *workers))
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
             raise _wrong(f"{address!r} is not HOST:PORT", text)
     if len(set(addresses)) < len(addresses):
-        raise _wrong("two workers have one address", text)
+        raise _wrong("two workers have the same address", text)
     return ClusterConfig(addresses, index + (len(chiefs) if kind == "worker" else 0))
 
 
 def _wrong(reason: str, text: str) -> ValueError:
-    return ValueError(f"{VARIABLE} names no workers that can train together: {reason}. Received: {text!r}")
+    return ValueError(
+        f"{VARIABLE} names no workers that can train together: {reason}. Correct it on every rank. Received: {text!r}"
+    )

@@ -1,7 +1,7 @@
-"""For what this process waits outside of graphs (in graphs, marks say so: `_ops.mark`), and until when.
+"""The waits of this process for other ranks outside of graphs. In graphs, marks record them (`_ops.mark`).
 
-A wait is over TFSPS_TIMEOUT_S after a rank that is waited for last reported progress. When that was, the liveness check
-finds out (`failures/liveness_check.py`); where there is none, a wait is over TFSPS_TIMEOUT_S after it began.
+A wait times out TFSPS_TIMEOUT_S after an awaited rank last reported progress. The liveness check finds out when that
+was (`failures/liveness_check.py`). Without a liveness check, a wait times out TFSPS_TIMEOUT_S after it began.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Wait:
     """A wait of this process for other ranks.
 
     Attributes:
-      operation: What is waited for.
-      begin_ns: Since when, by the monotonic clock.
-      awaited: The ranks that are waited for; None: this is an operation of all ranks.
-      reason: Why it is over, in words; "": it is not. Another thread sets it.
+      operation: The name of the operation that this process waits in.
+      begin_ns: The time at which the wait began, by the monotonic clock.
+      awaited: The ranks that this process waits for; None: all ranks take part in the operation.
+      reason: Why the wait has timed out, in words; "" until then. Another thread sets it.
     """
 
     def __init__(self, operation: str, awaited: tuple[int, ...] | None) -> None:
@@ -33,12 +33,7 @@ class Wait:
 
 @contextlib.contextmanager
 def running(operation: str, awaited: tuple[int, ...] | None = None) -> Iterator[Wait]:
-    """Surrounds a wait.
-
-    Args:
-      operation: See `Wait`.
-      awaited: See `Wait`.
-    """
+    """Surrounds a wait. For the arguments see `Wait`."""
     wait = Wait(operation, awaited)
     _running[wait] = None
     activity.progress()
@@ -50,21 +45,25 @@ def running(operation: str, awaited: tuple[int, ...] | None = None) -> Iterator[
 
 
 def waits() -> list[Wait]:
-    """Those that have begun and not ended."""
+    """Returns the waits that have begun and not ended."""
     return list(_running)
 
 
 def in_flight() -> list[tuple[str, int]]:
-    """Operations of all ranks among them: name, and since when by the monotonic clock, in nanoseconds."""
+    """Returns name and begin (monotonic clock, in nanoseconds) of each wait that is an operation of all ranks."""
     return [(wait.operation, wait.begin_ns) for wait in waits() if wait.awaited is None]
 
 
 def begin_of_silence_ns(begin_ns: int) -> int:
-    """Since when a wait has heard nothing of the ranks that it waits for: `begin_ns`, or their last progress."""
+    """Returns the time since which a wait knows of no progress of the awaited ranks.
+
+    Args:
+      begin_ns: The time at which the wait began.
+    """
     return max(begin_ns, _progress_of_others_ns)
 
 
 def others_progressed(when_ns: int) -> None:
-    """Ranks that this process waits for have made progress at this time, by this process's monotonic clock."""
+    """Records that awaited ranks have made progress at a time, by this process's monotonic clock."""
     global _progress_of_others_ns
     _progress_of_others_ns = max(_progress_of_others_ns, when_ns)

@@ -1,26 +1,26 @@
-"""What a rank says before an end that concerns all; others know no more than that it ended."""
+"""The texts in which a rank reports to the other ranks why it ends. Without them, the others only see that it ended."""
 
 from __future__ import annotations
 
 
 def joined(rank: int) -> str:
-    """That a rank called `hvd.join`."""
+    """Returns the report of a rank that called `hvd.join`."""
     return (
-        f"rank {rank} called hvd.join(), which no job of tf_sparse_ps can do: gradients of tables are gathered, and "
-        "merged in shared memory, from all ranks or not at all. For ranks with fewer batches there is "
-        "tsps.callbacks.EqualSteps; in a custom training loop such a rank makes its steps with "
+        f"rank {rank} called hvd.join(), which tf_sparse_ps does not support, because gradients of tables are gathered "
+        "and merged in shared memory by all ranks together. For ranks with fewer batches, use "
+        "tsps.callbacks.EqualSteps. In a custom training loop, such a rank makes its steps with "
         "optimizer.rank_weight.assign(0.0)"
     )
 
 
 def no_more_steps(rank: int, waited_s: float) -> str:
-    """That a rank came to its end long before others."""
+    """Returns the report of a rank whose program ended long before those of other ranks."""
     return (
-        f"rank {rank} had no more steps to make: it came to its end, waited {waited_s:.0f} s for the others, and "
-        "ended. All ranks must make the same number of steps; tsps.callbacks.EqualSteps sees to that in fit"
+        f"rank {rank} had no more steps to make: its program ended, and it waited {waited_s:.0f} s for the others. All "
+        "ranks must make the same number of steps. In fit, use tsps.callbacks.EqualSteps"
     )
 
 
 def failed(rank: int, error: BaseException) -> str:
-    """That a rank ends with an error of its own."""
+    """Returns the report of a rank that ends because of an error that it raised."""
     return f"rank {rank} ended with {type(error).__name__}: {error}"

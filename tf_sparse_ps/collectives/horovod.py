@@ -1,22 +1,22 @@
-"""Collectives over Horovod (checked: 0.28.1 with Gloo on TensorFlow 2.15 and 2.21).
+"""Collectives over Horovod (tested with Horovod 0.28.1 with Gloo, TensorFlow 2.15 and 2.21).
 
-How an operation keeps its name, runs once per call, and waits for nothing it need not wait for:
+An operation keeps its name, runs once per call, and waits only for what it depends on:
 
-- In a graph the op is built in place, under its fixed name; Horovod is told to ignore the name scopes around it.
-  Eagerly it is built in a `tf.function`, because eager Horovod ops ignore their name.
-- It is not put into a function of its own that is not inlined: TensorFlow runs such a function synchronously, holding
-  an inter-op thread until all ranks are there, and with three operations in flight on two threads every
-  rank may start another two (tried: ranks waited for each other for ever).
-- Horovod's ops look pure to TensorFlow, which would fold one on a constant, merge two on equal inputs, and drop one
-  whose output nobody on this rank needs. Hence every name has a counter variable, read before the operation and
-  advanced after it by a number that is computed from its output. What goes in is made of the counter's value too
-  (`_ops.mark`): of a constant, TensorFlow would run the operation once, before the function, and wait there for ranks
-  whose inputs are no constants and who run it inside.
-- Automatic control dependencies order by variable, so the counter also keeps a name from being twice in flight, in
-  unrolled steps too, and leaves operations of different names free of each other.
+- In a graph, the op is built in place, with its fixed name, and Horovod ignores the name scopes around it. An eager
+  call builds the op in a `tf.function`, because eager Horovod ops ignore their names.
+- In a graph, the op is not in a separate function that is not inlined. TensorFlow runs such a function synchronously
+  and holds an inter-op thread until all ranks have reached the op. With three operations in flight and two threads, the
+  ranks can start different ones: in a test they waited for each other forever.
+- Horovod's ops look pure to TensorFlow. It would fold an op on a constant, merge two ops on equal inputs, and drop an
+  op whose output this rank does not need. So each name has a counter variable. The counter is read before the
+  operation, and advanced after it by a number that is computed from its output.
+- The inputs also depend on the counter's value (`_ops.mark`). With constant inputs, TensorFlow would run the operation
+  once, before the function. It would wait there for ranks whose inputs are not constant, which run it inside.
+- Automatic control dependencies order ops by variable. Thanks to the counter, a name is never in flight twice, not even
+  in unrolled steps, and operations with different names do not wait for each other.
 
-When any rank exits, Horovod shuts down on all of them. So a process that ends cleanly first meets the others at a
-barrier, for a bounded time; one that ends with an error does not, and the others fail at once.
+When any rank exits, Horovod shuts down on all ranks. So a process that ends without an error first meets the others at
+a barrier, for a limited time. A process that ends with an error does not, and the others fail immediately.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FAILURES = (tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.InternalE
 
 
 class HorovodCollectives(ProcessCollectives):
-    """All ranks of the Horovod job. Horovod must be initialised."""
+    """The collectives of all ranks of a Horovod job, or of a subset. Horovod must be initialised."""
 
     kind = "horovod"
 
@@ -52,7 +52,7 @@ class HorovodCollectives(ProcessCollectives):
         """Reads the ranks from Horovod and registers the barrier at exit.
 
         Args:
-          process_set: For `subset`: Horovod's set of some of the ranks, this one among them; None: all ranks.
+          process_set: The process set of some ranks, including this one, for `subset`; None: all ranks.
         """
         super().__init__()
         self._process_set = process_set or hvd.global_process_set
@@ -63,18 +63,18 @@ class HorovodCollectives(ProcessCollectives):
         self._lock = threading.RLock()
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._counters: dict[str, tf.Variable] = {}
-        self._allocated = process_set is not None or self.size == 1  # the buffer is the process's
+        self._allocated = process_set is not None or self.size == 1  # a process has one buffer
         if process_set is None:
-            # After Horovod's own handler was registered, hence run before it.
+            # Horovod has registered its own handler before. So this one runs first.
             atexit.register(self.end)
             if self.size > 1:
-                # Horovod itself refuses some collectives with it, not all.
+                # After hvd.join(), Horovod itself refuses some collectives, but not all.
                 _horovod.refuse_join(self._refuse_join)
 
     # --- graph operations ---
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, *, average: bool = True) -> list[tf.Tensor]:
-        """See `Collectives.allreduce`. Tensors of one type are one Horovod group."""
+        """See `Collectives.allreduce`. The tensors of each type form one Horovod group."""
 
         def reduce(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
             sums = _horovod.grouped_sum(group, label, self._process_set)
@@ -88,7 +88,7 @@ class HorovodCollectives(ProcessCollectives):
         return self._by_type("mean" if average else "sum", name, tensors, reduce)
 
     def allgather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """See `Collectives.allgather`. Tensors of one type are one Horovod group."""
+        """See `Collectives.allgather`. The tensors of each type form one Horovod group."""
 
         def gather(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
             return list(
@@ -128,7 +128,7 @@ class HorovodCollectives(ProcessCollectives):
             return tensor
 
         def send(value: tf.Tensor) -> list[tf.Tensor]:
-            ranks = self._process_set.ranks  # None: all
+            ranks = self._process_set.ranks  # None: all ranks
             source = root if ranks is None else ranks[root]
             return [mpi_ops.broadcast(value, source, name=name, ignore_name_scope=True, process_set=self._process_set)]
 
@@ -137,7 +137,7 @@ class HorovodCollectives(ProcessCollectives):
         return received
 
     def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
-        """See `Collectives.subset`: a process set."""
+        """See `Collectives.subset`. The subset is a Horovod process set."""
         ranks = list(ranks)
         if ranks == list(range(self.size)):
             return self
@@ -145,9 +145,9 @@ class HorovodCollectives(ProcessCollectives):
             process_set = hvd.add_process_set(ranks)
         except (ValueError, RuntimeError) as error:
             raise RuntimeError(
-                f"Horovod makes no set of the ranks {ranks}, which topology='hierarchical' needs on several nodes "
-                f"({error}). Import tf_sparse_ps before hvd.init(), or call tsps.init() in its place, or set "
-                f"{PROCESS_SETS}=1; or use topology='flat'."
+                f"Horovod cannot make a process set of the ranks {ranks}: {error}. topology='hierarchical' needs the "
+                "set on several nodes. Import tf_sparse_ps before hvd.init(), or call tsps.init() in its place, or set "
+                f"{PROCESS_SETS}=1. Otherwise use topology='flat'."
             ) from error
         return HorovodCollectives(process_set) if self.rank in ranks else None
 
@@ -160,7 +160,7 @@ class HorovodCollectives(ProcessCollectives):
         tensors: list[tf.Tensor],
         operation: Callable[[list[tf.Tensor], str], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """Runs one grouped operation per type of tensor; Horovod's groups are of one type."""
+        """Runs one grouped operation per type of tensor, because the tensors of a Horovod group have the same type."""
         results: list[tf.Tensor | None] = [None] * len(tensors)
         for dtype in sorted({tensor.dtype.name for tensor in tensors}):
             indices = [i for i, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
@@ -179,15 +179,15 @@ class HorovodCollectives(ProcessCollectives):
         counter = self._counter(label)
         if not tf.executing_eagerly():
             with tf.device("/CPU:0"):
-                # Each a tensor of its own: it must not look equal to another operation's.
+                # Each input becomes a separate tensor, which does not look equal to an input of another operation.
                 count = counter.read_value()
                 with tf.control_dependencies([count]):
-                    inputs = [tf.raw_ops.PlaceholderWithDefault(input=one, shape=one.shape) for one in tensors]
+                    inputs = [tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape) for value in tensors]
                 with tf.control_dependencies(inputs[1:]):
                     inputs[0] = _ops.mark(inputs[0], label, "begin", count)
                 outputs = list(body(*inputs))
                 outputs[0] = _ops.mark(outputs[0], label, "end", count)
-            counter.assign_add(_one(outputs[0]))
+            counter.assign_add(_one_that_depends_on(outputs[0]))
             return outputs
         try:
             with eager_operations.running(label):
@@ -199,11 +199,12 @@ class HorovodCollectives(ProcessCollectives):
         return outputs
 
     def _allocate_fusion_buffer(self) -> None:
-        """Before the first collective: has Horovod take its buffer for tensors it sends together from fresh memory.
+        """Makes Horovod allocate its fusion buffer from fresh memory. It has an effect before the first collective.
 
-        It keeps the buffer and takes it, when first needed, from TensorFlow's allocator, which never gives memory back.
-        Taken in the middle of training it would lie where a step's largest tensors just were: on pages that are
-        all in use, few of which the buffer needs, and those tensors get others: in `benchmarks ranks` 20 MiB per rank.
+        Horovod allocates the buffer when it first needs it, and keeps it. The memory comes from TensorFlow's allocator,
+        which never returns memory to the system. If the allocation happened during training, the buffer would get the
+        memory that a step's largest tensors have just left. The buffer uses few of these pages, but all of them are
+        resident, and the tensors get other pages. This costs 20 MiB per rank in `benchmarks ranks`.
         """
         with self._lock:
             first, self._allocated = not self._allocated, True
@@ -214,14 +215,14 @@ class HorovodCollectives(ProcessCollectives):
     def _counter(self, label: str) -> tf.Variable:
         with self._lock:
             if label not in self._counters:
-                # Not a tf.Variable, which a function that is traced anew, with new operations, may not make.
+                # Not a tf.Variable: a function that is traced again, with new operations, may not make one.
                 self._counters[label] = _keras.local_variable(0, "int64", f"enqueued.{label}")
             return self._counters[label]
 
     def _function(
         self, verb: str, label: str, tensors: Sequence[tf.Tensor], body: Callable[..., list[tf.Tensor]]
     ) -> Callable[..., Any]:
-        # Ragged rows: one trace for all row counts.
+        # The number of rows varies, so that one trace serves all of them.
         ragged = verb in ("gather", "alltoall")
         specs = tuple(
             tf.TensorSpec([None, *t.shape[1:]] if ragged and t.shape.rank else t.shape, t.dtype) for t in tensors
@@ -233,7 +234,7 @@ class HorovodCollectives(ProcessCollectives):
                     with tf.device("/CPU:0"):
                         return body(*values)
 
-                # Not the function itself: TensorFlow counts traces by code object and would warn of retracing.
+                # A partial, because TensorFlow counts traces by code object and would warn of retracing.
                 wrapped = tf.function(functools.partial(traced), input_signature=specs, autograph=False)
                 self._functions[verb, label, specs] = wrapped
             return self._functions[verb, label, specs]
@@ -248,7 +249,7 @@ class HorovodCollectives(ProcessCollectives):
         return bool(hvd.is_initialized())
 
 
-def _one(tensor: tf.Tensor) -> tf.Tensor:
-    """The number 1, as int64, in a way that needs the tensor and that grappler does not see through."""
+def _one_that_depends_on(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the number 1 as int64, computed from the tensor in a way that Grappler cannot simplify."""
     first = tf.cast(tf.cast(tf.reshape(tensor, [-1])[:1], tf.bool), tf.int64)
     return tf.maximum(tf.reduce_max(first), 1)

@@ -1,10 +1,10 @@
-"""The server behind a `KeyValueStore`, as Horovod's rendezvous server serves its own. Needs no TensorFlow.
+"""The HTTP server of a `KeyValueStore`, with the protocol of Horovod's rendezvous server. Imports no TensorFlow.
 
-GET and PUT of /scope/key; 404 if nothing was put. A PUT with `If-None-Match: *` is refused with 412 where there is
-something, so that of several writers one is the first. Nothing is kept longer than the process.
+The server supports GET and PUT of /scope/key. GET returns 404 if the key has no value. A PUT with `If-None-Match: *`
+returns 412 if the key has a value, so that exactly one of several writers succeeds. The values are in memory only.
 
-Each scope has a secret. A request that is not signed with it (`signed_requests.py`) is answered with 401, before its
-body is read. Connections of other users of this machine are closed at once.
+Each scope has a secret. The server answers a request that is not signed with it (`signed_requests.py`) with 401, before
+it reads the body. It closes connections of other users of this machine immediately.
 """
 
 from __future__ import annotations
@@ -21,29 +21,37 @@ from tf_sparse_ps.node import local_peers
 
 _MOST_VALUES = 1 << 16
 _MOST_BYTES = 64 << 20  # of all values
-_MOST_CONNECTIONS = 2048  # at a time: all ranks may come at once
-_REQUEST_S = 10.0  # that a connection may take to say what it wants
+_MOST_CONNECTIONS = 2048  # at a time: all ranks may connect at once
+_REQUEST_S = 10.0  # the time that a client may take to send its request
 
 
 class Values:
-    """What the server serves. Thread-safe."""
+    """The values of a server, by path. Thread-safe."""
 
     def __init__(self) -> None:
-        """Nothing is there."""
+        """Starts without values."""
         self._lock = threading.Lock()
         self._values: dict[str, bytes] = {}
         self._n_bytes = 0
 
     def value(self, path: str) -> bytes | None:
-        """The value of a path, /scope/key."""
+        """Returns the value of a path, /scope/key; None if it has none."""
         with self._lock:
             return self._values.get(path)
 
     def set(self, path: str, value: bytes, *, only_new: bool) -> bool:
-        """Sets the value of a path; returns False if there is one and only a new one was wanted.
+        """Sets the value of a path.
+
+        Args:
+          path: /scope/key.
+          value: The value.
+          only_new: Whether to keep a value that the path already has.
+
+        Returns:
+          Whether the path has the new value.
 
         Raises:
-          MemoryError: There are too many values, or too many bytes of them.
+          MemoryError: The store would have too many values, or too many bytes.
         """
         with self._lock:
             before = self._values.get(path)
@@ -51,25 +59,27 @@ class Values:
                 return False
             n_bytes = self._n_bytes + len(value) - len(before or b"")
             if n_bytes > _MOST_BYTES or (before is None and len(self._values) >= _MOST_VALUES):
-                raise MemoryError(f"the key-value store has {len(self._values)} values of {self._n_bytes} bytes")
+                raise MemoryError(
+                    f"the key-value store is full. It has {len(self._values)} values with {self._n_bytes} bytes"
+                )
             self._values[path], self._n_bytes = value, n_bytes
             return True
 
 
 class KeyValueServer(http.server.ThreadingHTTPServer):
-    """Serves values, from threads of its own, from its making until `close`."""
+    """A server of values. It serves them from its own threads until `close`."""
 
     daemon_threads = True
-    request_queue_size = 1024  # all ranks may come at once
+    request_queue_size = 1024  # all ranks may connect at once
 
     def __init__(self, host: str, port: int, values: Values, secrets: Mapping[str, bytes]) -> None:
-        """Binds the address.
+        """Binds the address and starts to serve.
 
         Args:
-          host: Address to listen on; "": all of the machine's.
-          port: 0: any that is free.
-          values: What to serve.
-          secrets: The secret of each scope. An empty one: requests of the scope are not signed.
+          host: The address to listen on; "": all addresses of the machine.
+          port: The port; 0: any free port.
+          values: The values to serve.
+          secrets: The secret of each scope. If a secret is empty, requests of its scope are not signed.
 
         Raises:
           OSError: The address cannot be bound.
@@ -82,16 +92,16 @@ class KeyValueServer(http.server.ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """That it listens at."""
+        """The port that the server listens on."""
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        """Binds, without looking for the machine's name in DNS, which can take seconds."""
+        """Binds without looking up the machine's name in DNS, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: object) -> bool:
-        """Refuses connections of other users of this machine, and too many at a time."""
+        """Returns False for connections of other users of this machine, and for too many connections at a time."""
         return local_peers.may_connect(request) and self._connections.acquire(blocking=False)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -110,7 +120,7 @@ class KeyValueServer(http.server.ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away in the middle is none of the user's concern."""
+        """Ignores the error of a client that disconnected during a request."""
 
     def close(self) -> None:
         """Stops serving."""
@@ -156,7 +166,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     @property
     def _secret(self) -> bytes | None:
-        """The secret of the request's scope; None: there is no such scope."""
+        """The secret of the request's scope; None: the server has no such scope."""
         return self.server.secrets.get(self.path.split("/")[1] if self.path.startswith("/") else "")
 
     def _is_signed(self) -> bool:
@@ -180,4 +190,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""

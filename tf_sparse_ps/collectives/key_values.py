@@ -1,9 +1,9 @@
-"""What ranks can tell each other outside of operations: small texts in a key-value store.
+"""`KeyValueStore`: small texts that ranks leave for each other outside of operations.
 
-A launcher keeps it as long as the job lives: `tf-sparse-ps run`, or the rendezvous server of `horovodrun --gloo`
-(checked with Horovod 0.28.1); for ranks that TensorFlow connects without a launcher, rank 0 does
-(`key_value_server.py`). Where there is none, as under MPI, nothing is written and nothing found. A store that does not
-answer is an empty one: it is read to explain an error, and must not be another.
+A launcher keeps the store as long as the job runs: `tf-sparse-ps run`, or the rendezvous server of `horovodrun --gloo`
+(tested with Horovod 0.28.1). If TensorFlow connects the ranks without a launcher, rank 0 keeps it
+(`key_value_server.py`). Under MPI a job has no store: writes have no effect, and reads return "". A store that does not
+answer also reads as "", because ranks read it to explain an error, and a second error would hide the first.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from tf_sparse_ps.collectives import signed_requests
 _TIMEOUT_S = 1.0
 _SCOPE = "/tsps/"
 
-EXIT_REPORT = "exit_report"  # why a rank ends, from itself
-FOUND = "found"  # which rank has ended, or does not come, from others
+EXIT_REPORT = "exit_report"  # why a rank ends, written by this rank
+FOUND = "found"  # which rank has ended or is missing, written by another rank
 
 
 class KeyValueStore:
-    """Texts by key."""
+    """A rank's access to the texts of the job's key-value store."""
 
     def __init__(self, address: tuple[str, int] | None = None, keeper: str = "", secret: bytes = b"") -> None:
-        """Finds the store.
+        """Stores the address, without connecting.
 
         Args:
-          address: Host and port; None: there is none.
-          keeper: The rank that keeps it, in words; "": no rank does.
-          secret: Signs requests; empty: they are not signed, as Horovod's store wants it.
+          address: The host and port of the store; None: the job has no store.
+          keeper: The rank that keeps the store, in words; "": no rank keeps it.
+          secret: The secret that signs requests; empty: they are not signed. Horovod's store needs unsigned requests.
         """
         self._address, self._keeper, self._secret = address, keeper, secret
 
     @classmethod
     def of_launcher(cls) -> KeyValueStore:
-        """The one that the environment names: that of `tf-sparse-ps run`, or else Horovod's."""
+        """Returns the store that the environment names: that of `tf-sparse-ps run`, or else Horovod's."""
         host, _, port = os.environ.get("TFSPS_KEY_VALUES", "").rpartition(":")
         if host and port.isdigit():
             return cls((host, int(port)), secret=signed_requests.of_environment())
@@ -46,30 +46,30 @@ class KeyValueStore:
 
     @property
     def there(self) -> bool:
-        """Whether anything is kept."""
+        """Whether the job has a store."""
         return self._address is not None
 
     def read(self, key: str) -> str:
-        """What was written last; "" if nothing was."""
+        """Returns the text that was last written to a key; "" if nothing was written."""
         return self._request("GET", key, None) or ""
 
     def reason(self) -> str:
-        """Why a rank has ended or is waited for, from itself or else from others; "" if nobody has said."""
+        """Returns why a rank has ended or is missing, as it or else another rank reports; "" without a report."""
         if self._keeper and self._request("GET", EXIT_REPORT, None) is None:
-            return f"{self._keeper} does not answer: it has ended, or its machine is cut off"
+            return f"{self._keeper} does not answer: it has ended, or its machine cannot be reached"
         return self.read(EXIT_REPORT) or self.read(FOUND)
 
     def write(self, key: str, text: str) -> bool:
-        """In place of what was there; whether the store has it now."""
+        """Replaces the text of a key. Returns whether the store has the new text."""
         return self._request("PUT", key, text.encode()) is not None
 
     def write_first(self, key: str, text: str) -> None:
-        """Unless something is there."""
+        """Writes a text to a key that has none."""
         if not self.read(key):
             self.write(key, text)
 
     def _request(self, method: str, key: str, body: bytes | None) -> str | None:
-        """The answer, "" where nothing is kept; None: there was none."""
+        """Returns the body of the answer, "" if it is an error status; None without an answer."""
         if self._address is None:
             return None
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Who started this process as one of several, by what its environment says. Needs no TensorFlow."""
+"""The launcher that started this process as one of several. Environment variables reveal it. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A start of several processes, this one among them.
+    """A launch of several processes, including this one.
 
     Attributes:
-      by: What started them.
-      variable: That says how many there are.
-      size: How many.
-      on_one_machine: All of them are on this machine, as far as the environment tells.
+      by: The name of the launcher.
+      variable: The environment variable that contains the number of processes.
+      size: The number of processes.
+      on_one_machine: Whether all processes are on this machine, as far as the environment shows.
     """
 
     by: str
@@ -23,18 +23,19 @@ class Launch:
     on_one_machine: bool
 
     def __str__(self) -> str:
-        """For messages."""
-        return f"{self.by} has started {self.size} processes, this one among them ({self.variable}={self.size})"
+        """Returns a clause for messages."""
+        return f"{self.by} has started {self.size} processes, including this one ({self.variable}={self.size})"
 
 
-# Launcher; its number of processes; a second variable, and its value where all of them are on this machine (None: the
-# number of processes). Those that start others come after what they may start: mpirun within a Slurm allocation starts
-# its daemons as a Slurm step, whose variables its processes then have too. Not SLURM_NTASKS, which the script of a
-# plain batch job has as well. PMIx tells no number in a variable; what starts by it, Open MPI or Slurm, does.
+# The name of a launcher; the variable that contains its number of processes; a second variable, and the value that it
+# has if all processes are on this machine (None: the number of processes). A launcher that may start another one comes
+# after it: mpirun within a Slurm allocation starts its daemons as a Slurm step, so its processes have that step's
+# variables, too. SLURM_NTASKS is not used, because the script of a plain batch job also has it. PMIx sets no variable
+# with a number, but Open MPI and Slurm, which use PMIx, do.
 _Row = tuple[str, str, str, int | None]
 _HOROVODRUN: _Row = ("horovodrun", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", None)
 _LAUNCHERS: tuple[_Row, ...] = (
-    ("tf-sparse-ps run", "TFSPS_SIZE", "TFSPS_LOCAL_SIZE", None),  # of a Horovod job it sets horovodrun's, too
+    ("tf-sparse-ps run", "TFSPS_SIZE", "TFSPS_LOCAL_SIZE", None),  # in a Horovod job it also sets horovodrun's
     _HOROVODRUN,
     ("mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", None),
     ("mpirun (MVAPICH2)", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", None),
@@ -45,7 +46,7 @@ _LAUNCHERS: tuple[_Row, ...] = (
 
 
 def find() -> Launch | None:
-    """The start that made this process one of several; None: it was started by itself, or as the only one."""
+    """Returns the launch of this process; None if no launcher started it, or if it is the only process."""
     for row in _LAUNCHERS:
         size = _size(row)
         if size is not None:
@@ -54,21 +55,25 @@ def find() -> Launch | None:
 
 
 def find_horovodrun() -> Launch | None:
-    """As `find`, of `horovodrun --gloo`, or a Horovod job of `tf-sparse-ps run`, which looks the same to Horovod."""
+    """Returns the launch by `horovodrun --gloo` or `tf-sparse-ps run --collectives horovod`; None if there is none.
+
+    Horovod cannot tell the two apart.
+    """
     size = _size(_HOROVODRUN)
     return None if size is None else _launch(_HOROVODRUN, size)
 
 
 def _size(row: _Row) -> int | None:
-    """How many processes a launcher has started; None: it has not."""
+    """Returns the number of processes that a launcher has started; None if it has not started this process."""
     by_horovodrun = row == _HOROVODRUN
     return None if by_horovodrun and "HOROVOD_RANK" not in os.environ else _number(row[1])
 
 
 def _launch(row: _Row, size: int) -> Launch | None:
-    by, variable, second, on_one_machine = row
-    one = size if on_one_machine is None else on_one_machine
-    return Launch(by, variable, size, _number(second) == one) if size > 1 else None
+    by, variable, second_variable, value_on_one_machine = row
+    if value_on_one_machine is None:
+        value_on_one_machine = size
+    return Launch(by, variable, size, _number(second_variable) == value_on_one_machine) if size > 1 else None
 
 
 def _number(variable: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Collectives of one process: nothing to send."""
+"""Collectives of one process. They send nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_sparse_ps.collectives.interface import Collectives
 
 
 class LocalCollectives(Collectives):
-    """One rank. What goes in comes out."""
+    """The collectives of a job of one rank. They return their inputs."""
 
     kind = "local"
     rank = local_rank = cross_rank = 0

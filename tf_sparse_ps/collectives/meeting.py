@@ -1,10 +1,11 @@
-"""How processes that TF_CONFIG names find each other before TensorFlow connects them. Needs no TensorFlow.
+"""`meet`: the processes that TF_CONFIG names find each other before TensorFlow connects them. Imports no TensorFlow.
 
-TensorFlow waits for a worker that does not come for an hour, and does not say for whom. So the ranks meet before, over
-HTTP: each says which cluster it was told of, rank 0 compares, and either all go on or all learn what is wrong.
+TensorFlow waits an hour for a worker that does not start, and does not name it. So the ranks first meet over HTTP. Each
+rank reports the cluster that its TF_CONFIG names, and rank 0 compares the reports. Then all ranks continue, or all
+ranks learn what is wrong.
 
-They meet in the launcher's key-value store. Without a launcher rank 0 keeps one, at a port of its own. The others learn
-where at the address that TF_CONFIG gives rank 0, at which TensorFlow's server will listen afterwards.
+The ranks meet in the launcher's key-value store. Without a launcher, rank 0 keeps a store at another port. Rank 0 first
+serves the number of this port at its address of TF_CONFIG, where TensorFlow's server listens afterwards.
 """
 
 from __future__ import annotations
@@ -22,53 +23,56 @@ from tf_sparse_ps.collectives.key_values import KeyValueStore
 from tf_sparse_ps.errors import CollectivesError, RankLost
 
 _POLL_S = 0.05
-_LEAVE_S = 10.0  # for the others to read what rank 0 has found
+_LEAVE_S = 10.0  # the time that the other ranks may take to read the verdict of rank 0
 _MOST_NAMED = 5
 _MEMBER, _STORE, _VERDICT, _READ = "member", "store", "meeting", "read"
 _GO = "go"
 
 
 def meet(cluster: ClusterConfig, timeout_s: float) -> tuple[KeyValueStore, KeyValueServer | None]:
-    """Returns when all ranks are there.
+    """Waits until all ranks have reported the same cluster.
 
     Args:
-      cluster: What this process was told.
-      timeout_s: How long ranks wait for each other.
+      cluster: The cluster of this process.
+      timeout_s: The time that ranks wait for each other.
 
     Returns:
-      The job's key-value store, and the server behind it if this process is the one that keeps it.
+      The job's key-value store, and its server if this process keeps the store.
 
     Raises:
-      RankLost: Ranks did not come, or were told of another cluster, with which.
-      CollectivesError: The port of this rank is taken.
+      RankLost: Ranks did not connect in time, or have another cluster. The message names them.
+      CollectivesError: The port of this rank is in use.
     """
     deadline = time.monotonic() + timeout_s
     store, server = KeyValueStore.of_launcher(), None
     if store.there:
-        _say(store, cluster, deadline, timeout_s, "the launcher's key-value store does not answer", _own_port(cluster))
+        silence = "the launcher's key-value store did not answer"
+        _report(store, cluster, deadline, timeout_s, silence, _port_problem(cluster))
         _agree(store, cluster, deadline, timeout_s)
         return store, None
     host, port = _parts(cluster.addresses[0])
-    # Without it other machines are trusted, as by TensorFlow's own server at this address; other local users never are.
+    # Without a secret, the store trusts other machines, as TensorFlow's server at this address does. It never trusts
+    # other users of this machine.
     secret = signed_requests.of_environment()
     if cluster.rank == 0:
         server = KeyValueServer("", 0, Values(), {"tsps": secret})
-        with contextlib.closing(_listen(cluster)) as door:
-            store = KeyValueStore(("127.0.0.1", door.port), secret=secret)
+        with contextlib.closing(_listen(cluster)) as meeting_server:
+            store = KeyValueStore(("127.0.0.1", meeting_server.port), secret=secret)
             store.write(_STORE, str(server.port))
-            _say(store, cluster, deadline, timeout_s, "its own server does not answer", "")
+            _report(store, cluster, deadline, timeout_s, "the server of this rank did not answer", "")
             try:
                 _agree(store, cluster, deadline, timeout_s)
             finally:
-                others = [r for r in range(1, cluster.size) if store.read(f"{_MEMBER}.{r}")]
-                _until(lambda: all(store.read(f"{_READ}.{r}") for r in others), time.monotonic() + _LEAVE_S)
+                readers = [r for r in range(1, cluster.size) if store.read(f"{_MEMBER}.{r}")]
+                _wait_until(lambda: all(store.read(f"{_READ}.{r}") for r in readers), time.monotonic() + _LEAVE_S)
         return KeyValueStore(("127.0.0.1", server.port), secret=secret), server
     store = KeyValueStore((host, port), secret=secret)
-    _say(store, cluster, deadline, timeout_s, f"rank 0 does not come to {cluster.addresses[0]}", _own_port(cluster))
+    silence = f"rank 0 did not answer at {cluster.addresses[0]}"
+    _report(store, cluster, deadline, timeout_s, silence, _port_problem(cluster))
     _agree(store, cluster, deadline, timeout_s)
-    kept_at = store.read(_STORE)
+    store_port = store.read(_STORE)
     store.write(f"{_READ}.{cluster.rank}", "yes")
-    return KeyValueStore((host, int(kept_at)), keeper="rank 0", secret=secret), None
+    return KeyValueStore((host, int(store_port)), keeper="rank 0", secret=secret), None
 
 
 def _parts(address: str) -> tuple[str, int]:
@@ -80,60 +84,76 @@ def _listen(cluster: ClusterConfig) -> KeyValueServer:
     try:
         return KeyValueServer("", _parts(cluster.addresses[0])[1], Values(), {"tsps": signed_requests.of_environment()})
     except OSError as error:
-        raise _taken(cluster, error) from error
+        raise _port_error(cluster, error) from error
 
 
-def _taken(cluster: ClusterConfig, error: OSError) -> CollectivesError:
+def _port_error(cluster: ClusterConfig, error: OSError) -> CollectivesError:
     return CollectivesError(
-        f"rank {cluster.rank} cannot listen at {cluster.addresses[cluster.rank]}, which {VARIABLE} gives it: "
-        f"{error.strerror or error}. Another process, of an earlier job for example, may have the port"
+        f"rank {cluster.rank} cannot listen at {cluster.addresses[cluster.rank]}, its address in {VARIABLE}: "
+        f"{error.strerror or error}. Another process may use the port, for example one of an earlier job. End that "
+        f"process, or change the port in {VARIABLE} on all ranks"
     )
 
 
-def _own_port(cluster: ClusterConfig) -> str:
-    """What is wrong with this rank's port; "": it is free."""
+def _port_problem(cluster: ClusterConfig) -> str:
+    """Returns what is wrong with this rank's port; "" if the port is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", _parts(cluster.addresses[cluster.rank])[1]))
         except OSError as error:
-            return str(_taken(cluster, error))
+            return str(_port_error(cluster, error))
     return ""
 
 
-def _say(
-    store: KeyValueStore, cluster: ClusterConfig, deadline: float, timeout_s: float, otherwise: str, wrong: str
+def _report(
+    store: KeyValueStore, cluster: ClusterConfig, deadline: float, timeout_s: float, silence: str, problem: str
 ) -> None:
-    """Says which cluster this rank was told of, and what is wrong with it."""
-    said = json.dumps({"addresses": cluster.addresses, "wrong": wrong})
-    if not _until(lambda: store.write(f"{_MEMBER}.{cluster.rank}", said), deadline):
-        raise RankLost(f"rank {cluster.rank} of {cluster.size}: within {timeout_s:g} s {otherwise}")
+    """Writes this rank's cluster to the store.
+
+    Args:
+      store: The store in which the ranks meet.
+      cluster: The cluster of this rank.
+      deadline: The time until which to try.
+      timeout_s: The time that ranks wait for each other, for the message.
+      silence: A clause for the message if the store does not answer.
+      problem: The problem of this rank, in words; "" without one.
+    """
+    report = json.dumps({"addresses": cluster.addresses, "wrong": problem})
+    if not _wait_until(lambda: store.write(f"{_MEMBER}.{cluster.rank}", report), deadline):
+        raise RankLost(
+            f"rank {cluster.rank} of {cluster.size}: within {timeout_s:g} s, {silence}. Start all ranks within this "
+            "time, or set TFSPS_TIMEOUT_S to more seconds"
+        )
 
 
 def _agree(store: KeyValueStore, cluster: ClusterConfig, deadline: float, timeout_s: float) -> None:
-    """Returns when all ranks are there and were told of one cluster: rank 0 finds out, and all learn it."""
+    """Waits for rank 0's verdict: whether all ranks have reported, and with the same cluster."""
     if cluster.rank == 0:
-        said: dict[int, str] = {}
+        reports: dict[int, str] = {}
 
-        def all_came() -> bool:
+        def all_reported() -> bool:
             for r in range(cluster.size):
-                if r not in said and (text := store.read(f"{_MEMBER}.{r}")):
-                    said[r] = text
-            return len(said) == cluster.size or _difference(cluster, said) != ""
+                if r not in reports and (text := store.read(f"{_MEMBER}.{r}")):
+                    reports[r] = text
+            return len(reports) == cluster.size or _difference(cluster, reports) != ""
 
-        came = _until(all_came, deadline)
-        verdict = _difference(cluster, said)
-        if not came and not verdict:
-            missing = [f"rank {r} at {cluster.addresses[r]}" for r in range(cluster.size) if r not in said]
+        complete = _wait_until(all_reported, deadline)
+        verdict = _difference(cluster, reports)
+        if not complete and not verdict:
+            missing = [f"rank {r} at {cluster.addresses[r]}" for r in range(cluster.size) if r not in reports]
             more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-            verdict = f"{', '.join(missing[:_MOST_NAMED])}{more} did not come within {timeout_s:g} s"
+            verdict = (
+                f"{', '.join(missing[:_MOST_NAMED])}{more} did not connect within {timeout_s:g} s. Look at the output "
+                "of these ranks. If they need longer to start, set TFSPS_TIMEOUT_S to more seconds"
+            )
         store.write(_VERDICT, verdict or _GO)
     else:
-        # A moment more than rank 0 waits, which knows who is missing.
-        if not _until(lambda: store.read(_VERDICT) != "", deadline + _LEAVE_S):
+        # The wait is longer than that of rank 0, which knows the missing ranks.
+        if not _wait_until(lambda: store.read(_VERDICT) != "", deadline + _LEAVE_S):
             raise RankLost(
-                f"rank {cluster.rank} of {cluster.size}: rank 0, at {cluster.addresses[0]}, has not said within "
-                f"{timeout_s:g} s that all are there"
+                f"rank {cluster.rank} of {cluster.size}: rank 0, at {cluster.addresses[0]}, did not report within "
+                f"{timeout_s:g} s whether all ranks have connected. Look at the output of rank 0"
             )
         verdict = store.read(_VERDICT)
         if verdict != _GO:
@@ -142,21 +162,22 @@ def _agree(store: KeyValueStore, cluster: ClusterConfig, deadline: float, timeou
         raise RankLost(f"rank {cluster.rank} of {cluster.size}: {verdict}")
 
 
-def _difference(cluster: ClusterConfig, said: dict[int, str]) -> str:
-    for rank, text in sorted(said.items()):
-        other = json.loads(text)
-        if other["wrong"]:
-            return str(other["wrong"])
-        if tuple(other["addresses"]) != cluster.addresses:
+def _difference(cluster: ClusterConfig, reports: dict[int, str]) -> str:
+    """Returns the first problem of a rank, or the first difference from rank 0's cluster; "" without either."""
+    for rank, text in sorted(reports.items()):
+        report = json.loads(text)
+        if report["wrong"]:
+            return str(report["wrong"])
+        if tuple(report["addresses"]) != cluster.addresses:
             return (
-                f"{VARIABLE} differs between ranks: rank 0 was told of {list(cluster.addresses)}, rank {rank} of "
-                f"{other['addresses']}"
+                f"{VARIABLE} differs between ranks: rank 0 has {list(cluster.addresses)}, rank {rank} has "
+                f"{report['addresses']}. Give all ranks the same cluster"
             )
     return ""
 
 
-def _until(done: Callable[[], bool], deadline: float) -> bool:
-    """Asks again and again; whether it was done in time."""
+def _wait_until(done: Callable[[], bool], deadline: float) -> bool:
+    """Polls until `done` returns True. Returns False if the deadline passes first."""
     while not done():
         if time.monotonic() > deadline:
             return False

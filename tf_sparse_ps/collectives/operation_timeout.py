@@ -1,9 +1,9 @@
-"""Ends operations of TensorFlow's collective runtime for which other ranks do not come.
+"""Ends operations of TensorFlow's collective runtime that other ranks do not reach in time.
 
-The runtime has timeouts of its own, and for each operation a thread that sleeps as long as that is (TensorFlow 2.15 and
-2.21): with 100 operations a second and ten minutes that would be 60,000. So operations have none, and one thread of the
-process looks at those in flight. When one has waited too long it aborts all of them, for good, as the runtime does.
-An operation waits on while the ranks that it waits for report progress (`eager_operations.py`).
+The runtime's own timeouts are not used: for each operation they need a thread that sleeps until the timeout (TensorFlow
+2.15 and 2.21), which is 60,000 threads at 100 operations per second and a timeout of ten minutes. Instead, one thread
+of the process looks at the operations in flight. If one has waited too long, the thread aborts all of them permanently,
+as the runtime does. An operation does not time out while the awaited ranks report progress (`eager_operations.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def start(rank: int, grace_s: float) -> None:
     """Starts the thread, once per process.
 
     Args:
-      rank: For the message.
-      grace_s: How much longer than TFSPS_TIMEOUT_S an operation may wait for other ranks, who then find out for whom
-        (`failures.liveness_check`). With a short time they look more often: 5 s are enough.
+      rank: The rank of this process, for the message.
+      grace_s: The seconds that an operation may wait longer than TFSPS_TIMEOUT_S, so that the ranks can find out which
+        rank is missing (`failures.liveness_check`). 5 s are enough with a short TFSPS_TIMEOUT_S, because the ranks then
+        look more often.
     """
     global _thread
     with _lock:
@@ -61,6 +62,7 @@ def _watch(rank: int, grace_s: float) -> None:
         if (now_ns - eager_operations.begin_of_silence_ns(begin_ns)) * 1e-9 > limit + grace:
             _tensorflow.abort_collectives(
                 tf.errors.DEADLINE_EXCEEDED,
-                f"rank {rank} has waited {longest:.0f} s for other ranks in operation '{operation}'",
+                f"rank {rank} has waited {longest:.0f} s for other ranks in operation '{operation}', longer than "
+                f"TFSPS_TIMEOUT_S allows. Find out why they did not reach it, and start the job again",
             )
             return

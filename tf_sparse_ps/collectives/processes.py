@@ -1,4 +1,4 @@
-"""What collectives of several processes have in common: objects, by gathering their bytes, and the end of a process."""
+"""`ProcessCollectives`: operations on Python objects, and the end of a process, for all collectives of processes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _EXIT_BARRIER_SECONDS = 30.0
 
 
 class ProcessCollectives(Collectives):
-    """Ranks that are processes.
+    """The collectives of ranks that are processes. Objects are sent as gathered bytes.
 
     Attributes:
-      failed: A collective of this process has failed, so that the others will not come to another; or the process ends
-        with an error, so that it will not.
+      failed: Whether a collective of this process has failed, or the process ends with an error. In both cases the
+        ranks will not meet in another operation.
     """
 
     def __init__(self) -> None:
-        """Nothing has failed, and nothing is to be done at the end."""
+        """Starts without failures and without actions for the end of the process."""
         self.failed = False
         self._at_exit: list[Callable[[], None]] = []
 
     # --- object operations ---
 
     def barrier(self, name: str) -> None:
-        """See `Collectives.barrier`. A reduction of one number."""
+        """See `Collectives.barrier`. The barrier is a reduction of one number."""
         _must_be_eager(name)
         self.allreduce([tf.zeros([], tf.int32)], name, average=False)
 
@@ -46,7 +46,7 @@ class ProcessCollectives(Collectives):
         if self.size == 1:
             return obj
         packed = np.frombuffer(pickle.dumps(obj), np.uint8) if self.rank == root else np.zeros([0], np.uint8)
-        # One gather to which only the root contributes: its size need not be told beforehand.
+        # A gather to which only the root contributes. Unlike a broadcast, it needs no size in advance.
         (data,) = self.allgather([tf.constant(packed)], name)
         return pickle.loads(data.numpy().tobytes())
 
@@ -66,7 +66,7 @@ class ProcessCollectives(Collectives):
         self._at_exit.append(action)
 
     def end(self) -> None:
-        """At the end of the process: meets the other ranks, then does what was registered with `at_exit`."""
+        """Meets the other ranks at the end of the process, then runs the actions of `at_exit`."""
         try:
             self._meet_at_exit()
         finally:
@@ -75,28 +75,28 @@ class ProcessCollectives(Collectives):
                     actions.callback(action)
 
     def _connected(self) -> bool:
-        """Whether the other ranks can still be met."""
+        """Whether this rank can still reach the other ranks."""
         return True
 
     def _missed_others(self, waited_s: float) -> None:
-        """Called when the others have not come to their end in this time: tells them why this rank is gone."""
+        """Reports to the other ranks why this one ends. It is called if they have not reached their end in time."""
         self.key_values.write_first(EXIT_REPORT, exit_report.no_more_steps(self.rank, waited_s))
 
     def _meet_at_exit(self) -> None:
-        """Waits for the other ranks, unless this process ends with an error or they are gone."""
+        """Waits for the other ranks, unless this process ends with an error or cannot reach them."""
         crashed = getattr(sys, "last_value", None) is not None or self.failed
         if self.size == 1 or crashed or not self._connected():
             return
 
         def meet() -> None:
-            # An error means that another rank ended first: it says why.
+            # An error means that another rank ended first. That rank reports why.
             with contextlib.suppress(Exception):
                 self.barrier("tsps.exit")
 
         waiter = threading.Thread(target=meet, name="tsps-exit-barrier", daemon=True)
         try:
             waiter.start()
-        except RuntimeError:  # Python 3.12 starts no threads this late
+        except RuntimeError:  # Python 3.12 starts no threads at the exit of the interpreter
             meet()
             return
         waiter.join(_EXIT_BARRIER_SECONDS)
@@ -105,13 +105,17 @@ class ProcessCollectives(Collectives):
 
 
 def floats_only(tensors: Sequence[tf.Tensor], name: str) -> None:
-    """Raises TypeError if one of the tensors of an all-reduce that averages is not of a floating type."""
+    """Raises TypeError if an averaging all-reduce is given a tensor that does not have a floating type."""
     if any(not tensor.dtype.is_floating for tensor in tensors):
         raise TypeError(
-            f"allreduce '{name}' averages floating tensors only. Received: {[t.dtype.name for t in tensors]}"
+            f"allreduce '{name}' averages floating tensors only. Cast the tensors, or pass average=False. Received: "
+            f"{[tensor.dtype.name for tensor in tensors]}"
         )
 
 
 def _must_be_eager(name: str) -> None:
     if not tf.executing_eagerly():
-        raise RuntimeError(f"'{name}' must be called eagerly, not while a tf.function is traced")
+        raise RuntimeError(
+            f"the operation '{name}' must be called eagerly, but a tf.function is being traced. Move the call out of "
+            "the function"
+        )

@@ -1,4 +1,4 @@
-"""Requests to the job's key-value store, signed with the job's secret. Needs no TensorFlow.
+"""Requests to the job's key-value store, signed with the job's secret. Imports no TensorFlow.
 
 Any process of the machine can connect to the store. Only processes that know the secret get an answer, and a client
 accepts an answer only from a server that knows it:
@@ -29,12 +29,17 @@ ONLY_NEW = {"If-None-Match": "*"}
 
 
 def of_environment() -> bytes:
-    """Returns the secret that the environment has; empty: there is none, and requests are not signed."""
+    """Returns the secret in the environment; empty if it is not set. Requests are then not signed."""
     return os.environ.get("TFSPS_SECRET", "").encode()
 
 
 def derived(secret: bytes, purpose: str) -> bytes:
-    """Returns another secret, from which this one does not follow: 64 hexadecimal digits."""
+    """Returns a secret of 64 hexadecimal digits that is derived from a secret. It does not reveal that secret.
+
+    Args:
+      secret: The secret to derive from.
+      purpose: A text. Different purposes give different secrets.
+    """
     return _signed(secret, "derived", purpose).encode()
 
 
@@ -51,17 +56,17 @@ def request(
     """Sends a request and returns status and body of the answer.
 
     Args:
-      address: Host and port of the store.
-      secret: The job's; empty: neither the request nor the answer is signed.
+      address: The host and port of the store.
+      secret: The job's secret; empty: neither the request nor the answer is signed.
       method: GET or PUT.
       path: /scope/key.
       body: The value of a PUT.
-      only_new: A PUT is to fail with 412 if there is a value.
-      timeout_s: Of each operation on the connection.
+      only_new: Whether a PUT fails with 412 if the key has a value.
+      timeout_s: The timeout of each operation on the connection.
 
     Raises:
       WrongSecretError: The store has another secret.
-      OSError: The store cannot be reached, or what answers is not a store of this job.
+      OSError: The store cannot be reached, or the server at its address is not a store of this job.
     """
     headers, nonce = dict(ONLY_NEW) if only_new else {}, secrets.token_hex(16)
     if secret:
@@ -75,22 +80,22 @@ def request(
             answer = connection.getresponse()
             content = answer.read(LONGEST + 1)
         except http.client.HTTPException as error:
-            raise ConnectionError(f"no answer that makes sense ({type(error).__name__})") from error
+            raise ConnectionError(f"no answer in valid HTTP ({type(error).__name__})") from error
     name = f"{address[0]}:{address[1]}"
     if len(content) > LONGEST:
-        raise ConnectionError(f"what answers at {name} is not a key-value store: it sends more than {LONGEST} bytes")
+        raise ConnectionError(f"the server at {name} is not a key-value store: it sends more than {LONGEST} bytes")
     if not secret:
         return answer.status, content
     if answer.status == http.client.UNAUTHORIZED and answer.getheader(SIGNATURE) == "none":
         raise WrongSecretError(f"the key-value store at {name} belongs to a job with another {VARIABLE}")
     expected = _signed(secret, "answer", nonce, str(answer.status), hashlib.sha256(content).hexdigest())
     if not hmac.compare_digest(expected, answer.getheader(SIGNATURE) or ""):
-        raise ConnectionError(f"what answers at {name} is not a key-value store of this job")
+        raise ConnectionError(f"the server at {name} is not a key-value store of this job")
     return answer.status, content
 
 
 def is_signed(secret: bytes, method: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Returns whether a request has the signature of this secret. Its body is checked by `has_digest`."""
+    """Returns whether a request is signed with a secret. `has_digest` checks its body."""
     expected = _signed(
         secret,
         "request",
@@ -114,7 +119,7 @@ def answer_signature(secret: bytes, headers: Mapping[str, str], status: int, bod
 
 
 def _signed(secret: bytes, *parts: str) -> str:
-    """HMAC of texts, each with its length before it: no two lists of texts have the same bytes."""
+    """Returns the HMAC of texts. The length of each text precedes it, so that two lists never have the same bytes."""
     signed = hmac.new(secret, digestmod=hashlib.sha256)
     for part in parts:
         data = part.encode(errors="replace")

@@ -1,9 +1,9 @@
-"""Collectives of processes that TF_CONFIG names, connected by TensorFlow itself: no Horovod, and no strategy around.
+"""Collectives of the processes that TF_CONFIG names, connected by TensorFlow without Horovod and without a strategy.
 
-`tf-sparse-ps run` sets TF_CONFIG, and so do Kubeflow and others. Checked: TensorFlow 2.15 and 2.21, on CPUs.
+`tf-sparse-ps run` sets TF_CONFIG, and so do Kubeflow and others. Tested with TensorFlow 2.15 and 2.21, on CPUs.
 
-TensorFlow's server and its collective runtime are started by making a `MultiWorkerMirroredStrategy`, the public way to
-do that. Its scope is never entered: Keras 3, which cannot train in it, sees nothing of it.
+This module makes a `MultiWorkerMirroredStrategy`, because that is the public way to start TensorFlow's server and its
+collective runtime. It never enters the strategy's scope, because Keras 3 cannot train in it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.collectives.runtime import ALL_RANKS, RuntimeCollectives
 from tf_sparse_ps.collectives.timeout import timeout_s
 
-# What TensorFlow itself may take to connect processes that are all there, on a machine with much else to do.
+# The time that TensorFlow may take to connect running processes on a busy machine.
 _CONNECTING_S = 15.0
 
 
 class TensorFlowCollectives(RuntimeCollectives):
-    """The workers of TF_CONFIG. See `make`."""
+    """The collectives of TF_CONFIG's workers. `make` returns them."""
 
     kind = "tensorflow"
     in_cluster = True
@@ -39,53 +39,54 @@ class TensorFlowCollectives(RuntimeCollectives):
 
 
 def make() -> TensorFlowCollectives:
-    """Connects the workers of TF_CONFIG. Each of them calls it, before TensorFlow's first operation.
+    """Connects the workers of TF_CONFIG. Each of them calls this, before TensorFlow's first operation.
 
     Raises:
-      ValueError: TF_CONFIG names no workers, or is not what TensorFlow describes.
-      RuntimeError: TensorFlow has run operations already.
-      RankLost: Workers that did not come, or were told of another cluster, with which.
-      CollectivesError: The port that TF_CONFIG gives this process is taken.
-      AccessError, NoSpaceError: From the folder of tables.
+      ValueError: TF_CONFIG names no workers, or does not have the form that TensorFlow documents.
+      RuntimeError: TensorFlow has already run operations.
+      RankLost: Workers did not connect in time, or have another TF_CONFIG. The message names them.
+      CollectivesError: The port that TF_CONFIG gives this process is in use.
+      AccessError, NoSpaceError: The folder of tables cannot be used.
     """
     cluster = cluster_config.find()
     if cluster is None:
         raise ValueError(
-            f"collectives='tensorflow' is for processes that {VARIABLE} names: start them with `tf-sparse-ps run -np N "
-            f"python train.py`, or set it in each. Received: {VARIABLE}={os.environ.get(VARIABLE, '')!r}"
+            f"collectives='tensorflow' needs {VARIABLE}, which must name all ranks, but it names no worker for this "
+            "process. Start the ranks with `tf-sparse-ps run -np N python train.py`, or set the variable in each of "
+            f"them. Received: {VARIABLE}={os.environ.get(VARIABLE, '')!r}"
         )
     if _tensorflow.has_begun():
         raise RuntimeError(
-            "TensorFlow has run operations already, and connects processes only before the first one: call "
-            "tsps.init() at the top of the program, before any tensor, layer, seed or dataset is made"
+            "TensorFlow has already run operations. It can connect processes only before its first operation. Call "
+            "tsps.init() at the top of the program, before you make a tensor, layer, seed or dataset"
         )
     store, server = meeting.meet(cluster, timeout_s())
-    # TensorFlow would try for an hour, and holds Python's lock meanwhile: no thread of Python's could end that.
+    # TensorFlow would try for an hour. Meanwhile it holds Python's lock, so that no Python thread could end the wait.
     seconds = timeout_s() + _CONNECTING_S
     deadline = _table.ExitDeadline(
         seconds,
-        f"tf_sparse_ps: rank {cluster.rank} of {cluster.size} ends: all ranks were there, and then TensorFlow did not "
-        f"connect them within {seconds:g} s. One has ended meanwhile, or cannot be reached at its address: "
-        f"{', '.join(cluster.addresses)}",
+        f"tf_sparse_ps: rank {cluster.rank} of {cluster.size} ends. All ranks had started, but then TensorFlow did not "
+        f"connect them within {seconds:g} s. A rank has ended meanwhile, or cannot be reached at its address. Look at "
+        f"the output of the other ranks, and check the addresses: {', '.join(cluster.addresses)}",
     )
     try:
         strategy = _strategy() if cluster.size > 1 else None
         device = "/CPU:0" if strategy is None else strategy.extended.worker_devices[0]
         device = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
-        made = TensorFlowCollectives(device, cluster.rank, cluster.size, ALL_RANKS, {})
-        made._strategy, made._server, made.key_values = strategy, server, store
-        made.find_nodes()
+        collectives = TensorFlowCollectives(device, cluster.rank, cluster.size, ALL_RANKS, {})
+        collectives._strategy, collectives._server, collectives.key_values = strategy, server, store
+        collectives.find_nodes()
     finally:
         deadline.cancel()
-    atexit.register(made.end)
-    return made
+    atexit.register(collectives.end)
+    return collectives
 
 
 def _strategy() -> Any:
-    """Starts TensorFlow's server and its collective runtime."""
+    """Starts TensorFlow's server and its collective runtime. Returns the strategy that keeps them."""
     terminate = signal.getsignal(signal.SIGTERM)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     if threading.current_thread() is threading.main_thread() and terminate is not None:
-        # TensorFlow has taken the signal for a notice of preemption, and goes on.
+        # TensorFlow treats SIGTERM as a notice of preemption and continues. This restores the handler from before.
         signal.signal(signal.SIGTERM, terminate)
     return strategy

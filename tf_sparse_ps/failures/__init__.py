@@ -1,15 +1,16 @@
-"""Says which rank died, stopped or does not come, when a collective or a step fails because of one.
+"""Names the rank that died, stopped or is missing, when a collective or a step fails because of it.
 
-When a rank dies, the others stand in an operation, and fail with a text that names nobody; or, when a child of the dead
-rank still holds its sockets, they do not fail for as long as the library's timeout. When one does not come, they wait.
-Three things know more, and an uncaught error is reported as caused by what they have found:
+If a rank dies, the others fail in an operation, with a message that names no rank. If a child process of the dead rank
+still holds its sockets, they only fail after the library's timeout. If a rank is late, they wait. The error of an
+uncaught failure is replaced by the cause, which comes from three sources:
 
-- `node_watch`: where there are tables that are trained, the ranks of a node see each other in shared memory;
-- `liveness_check`: in any job with a key-value store, of a launcher or of rank 0, a rank that has waited too long asks
-  all others where they are;
-- that store: what one rank has found, or has said before its end, all can read.
+- `node_watch`: the ranks of a node that train tables see each other in shared memory.
+- `liveness_check`: in a job with a key-value store, a rank that has waited too long asks all others what they do.
+- The key-value store: it contains what other ranks have found, and what a rank has reported before its end.
 
-A rank that is then still inside a TensorFlow call ends with status 1.
+A rank that is still inside a TensorFlow call when the cause is known ends with status 1. `members` contains the
+processes of the ranks, `watcher` and `ending` the code that `node_watch` and `liveness_check` share, and `source_line`
+the line of the user's program for messages.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
     "watch",
 ]
 
-# What no other rank's end looks like.
+# Errors of this rank, which the end of another rank never causes.
 _OWN_ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.NotFoundError,
@@ -54,8 +55,8 @@ _OWN_ERRORS = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
-# What a step says that fails because communication beside it has: the reason is another error, of another thread.
-BESIDE = "communication beside training has failed, for a reason that was printed"
+# The message of a step that fails because a communication thread has failed. That thread has printed its error.
+BESIDE = "a communication thread has failed, for a reason that was printed"
 _lock = threading.Lock()
 _rank = 0
 _key_values: KeyValueStore | None = None
@@ -66,13 +67,14 @@ _step: Callable[[], int] | None = None
 
 
 def report(collectives: Collectives, step: Callable[[], int] | None = None) -> None:
-    """Lets this process explain its errors, and take part when others ask. Runs no collective.
+    """Starts to explain errors of this process, and to answer other ranks' liveness checks. Runs no collective.
 
-    It begins when ranks are connected: a rank that ends, or takes another path, before the first step is named, too.
+    This is called as soon as the ranks are connected, so that a rank that ends or takes another path before the first
+    step is named, too.
 
     Args:
-      collectives: Of all ranks.
-      step: Says which step this process is making, from now on. None: what an earlier call has given, or none yet.
+      collectives: The collectives of all ranks.
+      step: Returns the step that this process is making. None: the function of an earlier call stays in use.
     """
     global _rank, _key_values, _liveness, _step
     with _lock:
@@ -88,12 +90,12 @@ def report(collectives: Collectives, step: Callable[[], int] | None = None) -> N
 
         def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
             if isinstance(collectives, ProcessCollectives):
-                collectives.failed = True  # it does not wait for the others at its end
+                collectives.failed = True  # this rank does not wait for the others at its end
             explained = explain(error)
             if explained is not error:
                 kind, error, trace = type(explained), explained, explained.__traceback__
             elif isinstance(error, Exception | KeyboardInterrupt) and not _may_be_anothers(error):
-                _say(EXIT_REPORT, exit_report.failed(_rank, _reason_of(error)))
+                _write_first(EXIT_REPORT, exit_report.failed(_rank, _reason_of(error)))
             previous(kind, error, trace)
 
         sys.excepthook = hook
@@ -104,75 +106,75 @@ def _step_in_making() -> int:
 
 
 def watch(job: Any) -> None:
-    """Starts to watch the other ranks of a job's node, unless there are none or this process does already."""
+    """Starts to watch the other ranks of a job's node, if it has other ranks and this process does not watch them."""
     with _lock:
         if job.collectives.local_size > 1 and job.group_path not in _watches:
-            assert _key_values is not None  # `report` was called
+            assert _key_values is not None  # the caller has called `report` before
             _watches[job.group_path] = NodeWatch(job, _key_values)
 
 
 def failed_beside(error: BaseException) -> None:
-    """Notes what communication beside training has failed with, before a step fails and says `BESIDE`."""
+    """Records the error of a communication thread, before a step fails with the message `BESIDE`."""
     global _beside
     _beside = error
 
 
 def stop() -> None:
-    """At the end of the process: stops watching, and tells the others that this end is none to report."""
+    """Stops watching at the end of the process. If it ends without an error, the others do not report its end."""
     with _lock:
         watches, liveness = list(_watches.values()), _liveness
-    for one in (*watches, liveness):
-        if one is not None:
-            one.stop()
+    for watcher in (*watches, liveness):
+        if watcher is not None:
+            watcher.stop()
             if getattr(sys, "last_value", None) is None:
-                one.leave()
+                watcher.leave()
 
 
 def explain(error: BaseException, timeout_s: float = 2.0) -> BaseException:
-    """Returns what this rank knows to be the cause of an error, or the error itself.
+    """Returns the failure of a rank that has caused an error, or the error itself if no such failure is known.
 
-    That is a `RankLost`, `RankDied`, `RankStopped` or `ExchangeFailed`, with `error` as its cause.
-
-    Uncaught errors go through here by themselves. A program that catches errors of a step may call it.
+    The failure is a `RankLost`, `RankDied`, `RankStopped` or `ExchangeFailed` whose `__cause__` is `error`. Uncaught
+    errors are explained automatically. A program that catches errors of a step may call this function.
 
     Args:
-      error: Raised by a training step.
-      timeout_s: How long a death may take to show.
+      error: An error that a training step raised.
+      timeout_s: The seconds to wait until the failure of a rank is detected.
     """
     if not isinstance(error, (tf.errors.OpError, CollectivesError)):
         return error
     with _lock:
         watches, liveness, key_values = list(_watches.values()), _liveness, _key_values
-    sources = [one for one in (*watches, liveness) if one is not None]
+    watchers = [watcher for watcher in (*watches, liveness) if watcher is not None]
     began = time.monotonic()
-    found: BaseException | None = None
-    while sources and found is None and time.monotonic() < began + timeout_s:
-        found = next((one.found for one in sources if one.found), None)
-        if found is None and key_values is not None and _may_be_anothers(error):
-            told = key_values.reason()
-            found = RankLost(f"rank {_rank}: {told}") if told else None
-        # A death shows soon. What is left of the time is for other nodes, to be told.
-        if found is None and time.monotonic() > began + timeout_s / 2:
-            found = next(filter(None, (one.stopped() for one in sources)), None)
-        time.sleep(0.0 if found else 0.05)
-    if found is None:
+    failure: BaseException | None = None
+    while watchers and failure is None and time.monotonic() < began + timeout_s:
+        failure = next((watcher.found for watcher in watchers if watcher.found), None)
+        if failure is None and key_values is not None and _may_be_anothers(error):
+            reason = key_values.reason()
+            failure = RankLost(f"rank {_rank}: {reason}") if reason else None
+        # Deaths are detected first. A rank that is only stopped is looked for in the second half of the time.
+        if failure is None and time.monotonic() > began + timeout_s / 2:
+            failure = next(filter(None, (watcher.stopped() for watcher in watchers)), None)
+        time.sleep(0.0 if failure else 0.05)
+    if failure is None:
         return error
-    _say(FOUND, str(found).removeprefix(f"rank {_rank}: "))
-    found.__cause__ = error
-    return found
+    _write_first(FOUND, str(failure).removeprefix(f"rank {_rank}: "))
+    failure.__cause__ = error
+    return failure
 
 
 def _may_be_anothers(error: BaseException) -> bool:
-    """Whether another rank's end can look like this."""
+    """Returns whether the end of another rank can have caused an error."""
     reason = _reason_of(error)
     return isinstance(reason, (tf.errors.OpError, CollectivesError)) and not isinstance(reason, _OWN_ERRORS)
 
 
 def _reason_of(error: BaseException) -> BaseException:
+    """Returns the error of the communication thread that a step has failed for, or else the error itself."""
     return _beside if _beside is not None and BESIDE in str(error) else error
 
 
-def _say(key: str, text: str) -> None:
+def _write_first(key: str, text: str) -> None:
     if _key_values is not None:
         _key_values.write_first(key, text)
 

@@ -1,4 +1,4 @@
-"""Telling what was found, and ending a process that a lost rank keeps inside a TensorFlow call."""
+"""Reports a failure of other ranks, and ends a process that a lost rank keeps inside a TensorFlow call."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ _GRACE_S = 4.0
 
 
 def tell(found: BaseException, rank: int, stop: threading.Event) -> None:
-    """Prints an error at once, and ends the process unless its main thread comes to raise it.
+    """Prints an error immediately, and ends the process if its main thread cannot raise the error.
 
-    A thread calls it. It returns when `stop` is set.
+    A thread calls this. It returns when `stop` is set.
+
+    Args:
+      found: The error.
+      rank: The rank of this process.
+      stop: Set at the end of the process.
     """
     print(f"tf_sparse_ps: {found}", file=sys.stderr, flush=True)
-    where = _main_thread_call()
+    last_call = _main_thread_call()
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline:
         if stop.wait(0.1):
             return
-        now = _main_thread_call()
-        if now is None or where is None or now[0] is not where[0] or now[1] != where[1]:
-            # It moves: its next collective or step reports the error. Look again from here.
-            where, deadline = now, time.monotonic() + _GRACE_S
+        call = _main_thread_call()
+        if call is None or last_call is None or call[0] is not last_call[0] or call[1] != last_call[1]:
+            # The main thread makes progress, so its next collective or step reports the error. The wait starts again.
+            last_call, deadline = call, time.monotonic() + _GRACE_S
     print(
-        f"tf_sparse_ps: rank {rank} ends: it has been inside one TensorFlow call since then",
+        f"tf_sparse_ps: rank {rank} ends, because it has been inside one TensorFlow call for {_GRACE_S:.0f} s and "
+        "cannot raise this error",
         file=sys.stderr,
         flush=True,
     )
@@ -35,7 +41,7 @@ def tell(found: BaseException, rank: int, stop: threading.Event) -> None:
 
 
 def _main_thread_call() -> tuple[types.FrameType, int] | None:
-    """The TensorFlow call that the main thread is in, and where, or None when it is in none."""
+    """Returns the TensorFlow call that the main thread is in and its instruction, or None outside of such calls."""
     frame: types.FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or not frame.f_code.co_filename.endswith(os.path.join("eager", "execute.py")):
         return None

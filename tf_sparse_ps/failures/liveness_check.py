@@ -1,16 +1,16 @@
-"""Finds out which rank does not come, when this process waits for others longer than ranks wait for each other.
+"""`LivenessCheck`: finds out which rank is missing, before this process has waited for it for TFSPS_TIMEOUT_S.
 
-Operations begin when all ranks have come, and name nobody who has not. So a thread of every rank knows for what its
-rank waits, in graphs and outside of them. Before the rank has waited for TFSPS_TIMEOUT_S the thread starts a liveness
-check in the job's key-value store. All ranks whose processes run answer, from their threads: their step, their
-operations, what they are doing, when they last made progress, and what they see of the other processes of their node.
-Who is not in the operation is whom the caller waits for.
+An operation starts when all ranks have reached it, and does not name the ranks that have not. So each rank has a thread
+that knows the operations its rank waits in, in graphs and outside of them. Shortly before a wait times out, the thread
+starts a liveness check in the job's key-value store. The threads of all running processes answer with their step, their
+operations, their activity, the time of their last progress, and the states of the other processes of their node. The
+ranks that are not in the caller's operation are the ones that it waits for.
 
-If one of those has made progress since the wait began, the wait goes on, until TFSPS_TIMEOUT_S after that. Else the
-caller says to all for whom it waits, and what these ranks are doing.
+If one of these has made progress since the wait began, the wait continues until TFSPS_TIMEOUT_S after that. Otherwise
+the caller reports the missing ranks, and what they are doing, to all ranks.
 
-A rank looks at the key-value store only when nothing has changed for it since the last look, so ordinary steps cost
-nothing.
+A rank looks at the key-value store only if its operations have not changed since its last look, so that ordinary steps
+cost nothing.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from tf_sparse_ps.node import activity
 _CHECK = "liveness_check"
 _POLL_S = 0.05  # a look at a process costs 10 us
 _LONGEST_LOOK_S = 5.0
-_LOOKS_PER_S = 40.0  # of all ranks together, at the most: the launcher is one process
-_SETTLE_S = 0.3  # in which ranks that call at the same moment see who was last
+_LOOKS_PER_S = 40.0  # the most looks of all ranks together, because one process serves the store
+_SETTLE_S = 0.3  # the time after which ranks that call simultaneously see whose call was the last
 _MOST_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a rank says of itself.
+    """The answer of a rank to a liveness check.
 
     Attributes:
-      step: That it is making.
-      operations: That it is in.
-      others: The states of the processes of its node, by rank.
-      doing: Its innermost activity, in words that follow "which is"; "": none.
-      line: Of the user's program, where it is; "": none.
-      idle_s: Seconds since it last made progress.
+      step: The step that the rank is making.
+      operations: The operations that the rank is in.
+      others: The states of the other processes of its node, by rank.
+      doing: The innermost activity of the rank, in words that follow "which is"; "" without one.
+      line: The line of the user's program that the rank executes; "" if it is not known.
+      idle_s: The seconds since the rank last made progress.
     """
 
     step: int
@@ -62,26 +62,26 @@ class Answer:
 
     @classmethod
     def of(cls, text: str) -> Answer:
-        """The inverse of `text`."""
-        found = json.loads(text)
-        return cls(**found | {"others": {int(rank): state for rank, state in found["others"].items()}})
+        """Returns the answer that `text` represents."""
+        fields = json.loads(text)
+        return cls(**fields | {"others": {int(rank): state for rank, state in fields["others"].items()}})
 
     @property
     def text(self) -> str:
-        """To be sent."""
+        """The answer as a text, for the key-value store."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def missing(
     operation: str, answers: Mapping[int, Answer], size: int, awaited: Collection[int] | None = None
 ) -> list[int]:
-    """The ranks that are waited for.
+    """Returns the ranks that the caller waits for.
 
     Args:
-      operation: That the caller is in.
-      answers: By rank.
-      size: Number of ranks.
-      awaited: By an operation that is not of all ranks.
+      operation: The operation that the caller is in.
+      answers: The answers by rank.
+      size: The number of ranks.
+      awaited: The awaited ranks of an operation in which not all ranks take part; None: all ranks take part.
     """
     if awaited is not None:
         return sorted(awaited)
@@ -97,40 +97,41 @@ def verdict(
     awaited: Collection[int] | None = None,
     left: Collection[int] = (),
 ) -> str:
-    """Who is waited for, in words.
+    """Returns the message that names the missing ranks and what they are doing.
 
     Args:
-      operation: That the caller is in.
-      seconds: How long.
-      step: That it is making.
-      answers: By rank.
-      members: All ranks.
-      awaited: As of `missing`.
-      left: Ranks that have come to their end.
+      operation: The operation that the caller is in.
+      seconds: The time that the caller has waited.
+      step: The step that the caller is making.
+      answers: The answers by rank.
+      members: The processes of all ranks.
+      awaited: See `missing`.
+      left: The missing ranks whose programs have ended without an error.
     """
-    wanted = missing(operation, answers, len(members), awaited)
-    there = {rank: answer for rank, answer in answers.items() if operation in answer.operations}
+    missing_ranks = missing(operation, answers, len(members), awaited)
+    waiting = {rank: answer for rank, answer in answers.items() if operation in answer.operations}
     begin = (
-        f"{len(there)} of {len(members)} ranks have waited {seconds:.0f} s in operation '{operation}' of step {step}"
+        f"{len(waiting)} of {len(members)} ranks have waited {seconds:.0f} s in operation '{operation}' of step {step}"
     )
-    if line := next((answer.line for answer in there.values() if answer.line), ""):
+    if line := next((answer.line for answer in waiting.values() if answer.line), ""):
         begin += f" ({line})"
-    if not wanted:
-        return f"{begin}: all have come, so the network, or what connects them in one, does not go on"
-    named = [f"{name_of(r, members[r])}, {_why(r, answers, r in left)}" for r in wanted]
+    if not missing_ranks:
+        return f"{begin}: all ranks have reached it, so the network or the library that connects the ranks is stuck"
+    named = [f"{name_of(r, members[r])}, {_describe(r, answers, r in left)}" for r in missing_ranks]
     more = f"; and for {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return f"{begin} for " + "; for ".join(named[:_MOST_NAMED]) + more
 
 
-def _why(rank: int, answers: Mapping[int, Answer], has_left: bool) -> str:
+def _describe(rank: int, answers: Mapping[int, Answer], has_left: bool) -> str:
+    """Returns a relative clause that describes what a missing rank is doing."""
     states = [answer.others[rank] for other, answer in answers.items() if other != rank and rank in answer.others]
     state = f"which is {states[0]}" if states else ""
     if rank not in answers:
         if has_left:
-            return "which has come to its end"
-        return state or "which does not answer: it is stopped, gone or cut off"
+            return "which has reached the end of its program"
+        return state or "which does not answer: it is stopped, dead or unreachable"
     answer = answers[rank]
-    where = " and ".join(f"'{one}'" for one in answer.operations)
+    where = " and ".join(f"'{operation}'" for operation in answer.operations)
     doing = f"in operation {where}" if where else "in no operation between ranks"
     doing += f", {answer.doing}" * bool(answer.doing) + f", at {answer.line}" * bool(answer.line)
     return f"{state or 'which is alive'}, in step {answer.step}, {doing}"
@@ -138,12 +139,12 @@ def _why(rank: int, answers: Mapping[int, Answer], has_left: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
-    """What this process waits for longest.
+    """An operation that this process waits in.
 
     Attributes:
-      operation: Its name.
-      begin_ns: Since then, by the monotonic clock.
-      wait: Of an operation outside of graphs.
+      operation: The name of the operation.
+      begin_ns: The time at which the wait began, by the monotonic clock.
+      wait: The wait, if the operation runs outside of graphs; else None.
     """
 
     operation: str
@@ -152,9 +153,9 @@ class _Waiting:
 
     @classmethod
     def all(cls) -> list[_Waiting]:
-        """Those of this process."""
-        found = [cls(name, begin) for name, begin, _ in _ops.in_flight()]
-        return found + [cls(one.operation, one.begin_ns, one) for one in eager_operations.waits()]
+        """Returns all operations that this process waits in."""
+        in_graphs = [cls(name, begin) for name, begin, _ in _ops.in_flight()]
+        return in_graphs + [cls(wait.operation, wait.begin_ns, wait) for wait in eager_operations.waits()]
 
     def __str__(self) -> str:
         return f"{self.seconds():.0f} s in operation '{self.operation}'"
@@ -165,23 +166,23 @@ class _Waiting:
         return None if self.wait is None else self.wait.awaited
 
     def seconds(self) -> float:
-        """For how long."""
+        """Returns the duration of the wait."""
         return (time.monotonic_ns() - self.begin_ns) * 1e-9
 
     def silent_s(self) -> float:
-        """For how long it has heard nothing of those that it waits for."""
+        """Returns the time since the last known progress of the awaited ranks."""
         return (time.monotonic_ns() - eager_operations.begin_of_silence_ns(self.begin_ns)) * 1e-9
 
-    def goes_on(self) -> bool:
-        """Whether it has not ended."""
+    def is_running(self) -> bool:
+        """Returns whether the wait has not ended."""
         return self in _Waiting.all()
 
 
 class LivenessCheck(Watcher):
-    """Answers when the liveness is called, and calls it.
+    """A thread that starts liveness checks and answers those of other ranks.
 
-    Where no `NodeWatch` sees the other ranks of the node, because there are no tables, it looks whether their processes
-    live, too.
+    If no `NodeWatch` watches the other ranks of the node, because no table is trained, the thread also watches whether
+    their processes are alive.
     """
 
     def __init__(
@@ -191,31 +192,31 @@ class LivenessCheck(Watcher):
         step: Callable[[], int],
         watches: Callable[[], Collection[NodeWatch]],
     ) -> None:
-        """Begins. Waits for no other rank.
+        """Starts the thread, without waiting for other ranks.
 
         Args:
-          collectives: Of all ranks.
-          key_values: Of the job.
-          step: Says which step this process is making; called from a thread.
-          watches: Those of the rank, as of now.
+          collectives: The collectives of all ranks.
+          key_values: The job's key-value store.
+          step: Returns the step that this process is making. The thread calls it.
+          watches: Returns the `NodeWatch` objects of this process.
         """
         super().__init__("tsps-liveness-check", collectives.rank, key_values)
         self._size, self._step, self._watches = collectives.size, step, watches
         self._members = Members(collectives, key_values)
         self._timeout_s = timeout_s()
         self._look_s = max(min(self._timeout_s / 8, _LONGEST_LOOK_S), self._size / _LOOKS_PER_S)
-        # How long before the time is over the liveness is called, so that all have looked by then.
+        # A check starts this long before a wait times out, so that all ranks have answered by then.
         self._lead_s = min(4 * self._look_s + 1.0, 0.75 * self._timeout_s)
-        self._call = ""  # that is open
-        self._changed_ns = time.monotonic_ns()  # when operations in graphs have begun or ended, as far as was seen
+        self._call = ""  # the liveness check in progress
+        self._changed_ns = time.monotonic_ns()  # the time of the last look that saw operations begin or end
         self._thread.start()
 
     def leave(self) -> None:
-        """Tells the other ranks that this one needs them no more."""
+        """Records that this rank ends without an error, so that the others do not report its end."""
         self._members.leave()
 
     def stopped(self) -> RankStopped | None:
-        """What to raise for a process of this node that is stopped, if there is one."""
+        """Returns the error for a process of this node that is stopped, or None."""
         rank = self._members.stopped()
         if rank is None:
             return None
@@ -236,8 +237,8 @@ class LivenessCheck(Watcher):
             now = _Waiting.all()
             if now != before:
                 self._changed_ns = time.monotonic_ns()
-            # While a call is open the answer is kept up to date.
-            if (now == before or self._call) and not any(one.found for one in watches):
+            # During a check, the answer is kept up to date.
+            if (now == before or self._call) and not any(watch.found for watch in watches):
                 self._look(now)
             before = now
 
@@ -247,19 +248,19 @@ class LivenessCheck(Watcher):
         if self._call:
             self._answer(self._call)
         if now:
-            waiting = min(now, key=lambda one: one.begin_ns)
+            waiting = min(now, key=lambda candidate: candidate.begin_ns)
             if waiting.silent_s() > self._timeout_s - self._lead_s:
                 self._ask(waiting)
 
     def _report_death(self, dead: int) -> None:
-        if said := self._key_values.reason():
-            self._tell(RankLost, said)
+        if reason := self._key_values.reason():
+            self._tell(RankLost, reason)
         else:
             name = name_of(dead, self._members.get(dead))
             self._tell(RankDied, f"{name} died; rank {self._rank} is in step {self._step()}")
 
     def _answer(self, call: str) -> None:
-        operations = [one.operation for one in _Waiting.all()]
+        operations = [waiting.operation for waiting in _Waiting.all()]
         idle_s = (time.monotonic_ns() - max(activity.last_progress_ns(), self._changed_ns)) * 1e-9
         answer = Answer(
             self._step(),
@@ -272,61 +273,64 @@ class LivenessCheck(Watcher):
         self._key_values.write(f"{call}.{self._rank}", answer.text)
 
     def _ask(self, waiting: _Waiting) -> None:
-        """Finds out, with the others, whom this rank waits for, unless they come before the time is over."""
+        """Starts or joins a liveness check, and reports the missing ranks if the wait times out."""
         call = self._key_values.read(_CHECK)
-        own = f"{_CHECK}.{self._rank}.{time.monotonic_ns()}"
+        own_call = f"{_CHECK}.{self._rank}.{time.monotonic_ns()}"
         if not call:
-            self._key_values.write(_CHECK, own)
+            self._key_values.write(_CHECK, own_call)
             self._stop.wait(_SETTLE_S)
             call = self._key_values.read(_CHECK)
         self._answer(call)
-        while waiting.silent_s() < self._timeout_s and waiting.goes_on():
+        while waiting.silent_s() < self._timeout_s and waiting.is_running():
             if self._stop.wait(min(self._look_s, max(self._timeout_s - waiting.silent_s(), _POLL_S))):
                 return
-            if call != own:
+            if call != own_call:
                 if self._others_progressed(call):
                     return
                 self._answer(call)
-        if call == own:
-            if waiting.goes_on():
-                # A rank's last answer is as old as its last look: none that has made progress since is missed.
+        if call == own_call:
+            if waiting.is_running():
+                # The last answer of a rank may be as old as its last look. After this wait, all answers are new enough.
                 self._stop.wait(self._look_s)
                 self._judge(call, waiting)
             self._key_values.write(_CHECK, "")
         text = ""
         next_answer = time.monotonic()
-        while not text and waiting.goes_on() and waiting.silent_s() < self._timeout_s + self._lead_s:
+        while not text and waiting.is_running() and waiting.silent_s() < self._timeout_s + self._lead_s:
             if self._others_progressed(call):
                 return
-            if call != own and time.monotonic() > next_answer:
+            if call != own_call and time.monotonic() > next_answer:
                 self._answer(call)
                 next_answer = time.monotonic() + self._look_s
             text = self._key_values.reason()
             if self._stop.wait(0 if text else _POLL_S * 4):
                 return
-        if waiting.goes_on() and not any(one.found for one in self._watches()):
-            text = text or f"waited {waiting} of step {self._step()} for other ranks; nobody says for which"
+        if waiting.is_running() and not any(watch.found for watch in self._watches()):
+            text = text or (
+                f"waited {waiting} of step {self._step()} for other ranks. No rank has reported which one is missing. "
+                "Look at the output of all ranks"
+            )
             if waiting.wait is not None:
                 waiting.wait.reason = text
             self._tell(RankLost, text)
 
     def _others_progressed(self, call: str) -> bool:
-        """Whether this call has found that ranks which are waited for make progress; notes when that was."""
+        """Returns whether a check has found progress of the awaited ranks, and records when they made it."""
         if idle_s := self._key_values.read(f"{call}.progress"):
             eager_operations.others_progressed(time.monotonic_ns() - int(float(idle_s) * 1e9))
         return idle_s != ""
 
     def _judge(self, call: str, waiting: _Waiting) -> None:
-        """Lets all ranks know that those who are waited for make progress; or who they are."""
-        said = {rank: self._key_values.read(f"{call}.{rank}") for rank in range(self._size)}
-        answers = {rank: Answer.of(text) for rank, text in said.items() if text}
-        wanted = missing(waiting.operation, answers, self._size, waiting.awaited)
-        idle_s = min((answers[rank].idle_s for rank in wanted if rank in answers), default=float("inf"))
+        """Reports to all ranks that the missing ranks make progress, or else which ranks are missing."""
+        texts = {rank: self._key_values.read(f"{call}.{rank}") for rank in range(self._size)}
+        answers = {rank: Answer.of(text) for rank, text in texts.items() if text}
+        missing_ranks = missing(waiting.operation, answers, self._size, waiting.awaited)
+        idle_s = min((answers[rank].idle_s for rank in missing_ranks if rank in answers), default=float("inf"))
         if idle_s < self._timeout_s - self._look_s:
             self._key_values.write(f"{call}.progress", repr(idle_s))
             return
-        if waiting.goes_on():
+        if waiting.is_running():
             members = [self._members.get(rank) for rank in range(self._size)]
-            left = [rank for rank in wanted if rank not in answers and self._members.has_left(rank)]
+            left = [rank for rank in missing_ranks if rank not in answers and self._members.has_left(rank)]
             args = (waiting.operation, waiting.seconds(), self._step(), answers, members, waiting.awaited, left)
             self._key_values.write_first(FOUND, verdict(*args))

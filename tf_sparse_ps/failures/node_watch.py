@@ -1,9 +1,9 @@
-"""Watches the ranks of a node that merge their gradients, by the locks that they hold (core/exchange/rank_file.h).
+"""`NodeWatch`: watches the ranks of a node that merge their gradients, by their locks (core/exchange/rank_file.h).
 
-When one is lost, the rank's process id and step are printed at once: launchers end the remaining ranks within a second,
-sometimes before Python can report the error that Horovod raised. The same happens when the merge of gradients has
-failed in this rank, say because another did not come in time: the error itself cannot be raised before Horovod gives up
-its operations of the same step.
+If a rank dies, this thread prints the rank's process id and step immediately. Launchers end the remaining ranks within
+a second, sometimes before Python can report the error that Horovod raised. The thread also prints immediately why the
+merge of gradients has failed in this rank, for example because another rank did not reach it in time. The error itself
+cannot be raised before Horovod ends its operations of the same step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tf_sparse_ps.failures.watcher import Watcher
 from tf_sparse_ps.node import activity
 
 _POLL_S = 0.025  # a look costs 5 us per rank
-_OWN_FAILURE_S = 1.0  # how long to wait for a failure of this rank's own, once another's is there
+_OWN_FAILURE_S = 1.0  # the time to wait for this rank's own failure, after another rank has failed
 
 
 class NodeWatch(Watcher):
-    """Waits for the death of another rank of this node, or for a failure of their merges."""
+    """A thread that detects the death of another rank of this node, or a failure of the ranks' merges."""
 
     def __init__(self, job: Any, key_values: KeyValueStore) -> None:
         """Watches the ranks that have joined the exchange of `job`'s node."""
@@ -36,38 +36,40 @@ class NodeWatch(Watcher):
         self._thread.start()
 
     def _report_progress(self) -> None:
-        with contextlib.suppress(TableError):  # somebody has removed the folder
+        with contextlib.suppress(TableError):  # somebody has deleted the folder
             self._ranks.report_progress(self._local_rank)
 
     def leave(self) -> None:
-        """Tells the other ranks of the node that this one needs them no more."""
+        """Records that this rank ends without an error, so that the node's other ranks do not report its end."""
         with contextlib.suppress(TableError), eager_ops(f"leaving the exchange of {self._group}") as _ops:
             _ops.leave_exchange(self._group)
 
     def stopped(self) -> RankStopped | None:
-        """What to raise for a rank that is stopped, if there is one."""
-        for one in self._ranks.look():
-            state = _table.process_state(one.pid) if one.alive and one.rank != self._rank else ""
+        """Returns the error for a rank of this node that is stopped, or None."""
+        for peer in self._ranks.look():
+            state = _table.process_state(peer.pid) if peer.alive and peer.rank != self._rank else ""
             if state.startswith("stopped"):
-                text = f"rank {one.rank} of node {self._node} (pid {one.pid}) is {state}; step {one.step} is the last "
-                return RankStopped(f"rank {self._rank}: {text}it has come to")
+                name = f"rank {peer.rank} of node {self._node} (pid {peer.pid})"
+                return RankStopped(
+                    f"rank {self._rank}: {name} is {state}; step {peer.step} is the last that it has reached"
+                )
         return None
 
     def _run(self) -> None:
-        # Through the module that has no TensorFlow in it: a failed op would be logged every time.
+        # `_table` opens the group without an op, because TensorFlow would log each op that fails.
         group = _table.Group.open(self._group)
         failed_since = None
         while not self._stop.wait(_POLL_S):
             ranks = self._ranks.look()
-            dead = [one for one in ranks if not one.alive and not one.left and one.rank != self._rank]
-            # This rank's own failure first: where all wait for one, each says so for itself.
-            failed = sorted((one for one in ranks if one.failure), key=lambda one: one.rank != self._rank)
+            dead = [peer for peer in ranks if not peer.alive and not peer.left and peer.rank != self._rank]
+            # This rank's own failure comes first: if all ranks wait for one rank, each reports its own failure.
+            failed = sorted((peer for peer in ranks if peer.failure), key=lambda peer: peer.rank != self._rank)
             if failed:
                 failed_since = failed_since or time.monotonic()
                 waited = time.monotonic() > failed_since + _OWN_FAILURE_S
                 if waited or failed[0].rank == self._rank or not failed[0].alive:
-                    # It may have failed of a death, which it saw before this thread did.
-                    cause = [one for one in dead if f"(pid {one.pid}) died" in str(failed[0].failure)]
+                    # The merge may have failed because of a death that it noticed before this thread did.
+                    cause = [peer for peer in dead if f"(pid {peer.pid}) died" in str(failed[0].failure)]
                     if cause:
                         self._report_death(cause[0], group.info()["step"])
                     else:
@@ -79,9 +81,9 @@ class NodeWatch(Watcher):
                 return
 
     def _report_failure(self, failed: Any) -> None:
-        # Merges fail, too, because a rank has ended: why, it knows best.
-        if said := self._key_values.read(EXIT_REPORT):
-            self._tell(RankLost, said)
+        # A merge may have failed because a rank has ended. Its own report is the best explanation.
+        if report := self._key_values.read(EXIT_REPORT):
+            self._tell(RankLost, report)
         elif failed.rank == self._rank:
             self._tell(ExchangeFailed, str(failed.failure))
         else:
@@ -89,8 +91,8 @@ class NodeWatch(Watcher):
             self._tell(ExchangeFailed, f"{rank} failed in step {failed.step}: {failed.failure}")
 
     def _report_death(self, dead: Any, step: int) -> None:
-        if said := self._key_values.read(EXIT_REPORT):
-            self._tell(RankLost, said)
+        if report := self._key_values.read(EXIT_REPORT):
+            self._tell(RankLost, report)
         elif dead.rank == self._leader:
             self._tell(
                 LeaderDied,

@@ -1,4 +1,4 @@
-"""Which line of the user's program the main thread is in."""
+"""The line of the user's program that the main thread executes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sysconfig
 import threading
 
 _LONGEST = 80
-_OF_OTHERS = tuple(
+_LIBRARY_FOLDERS = tuple(
     {
         os.path.join(os.path.realpath(path), "")
         for path in (
@@ -21,11 +21,11 @@ _OF_OTHERS = tuple(
 
 
 def of_main_thread() -> str:
-    """The innermost line that is in no library: "line 12 of train.py: model.fit(x, y)"; "": there is none."""
+    """Returns the innermost line outside of libraries, as "line 12 of train.py: model.fit(x, y)"; "" without one."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith("<frozen") and not os.path.realpath(file).startswith(_OF_OTHERS):
+        if not file.startswith("<frozen") and not os.path.realpath(file).startswith(_LIBRARY_FOLDERS):
             text = linecache.getline(file, frame.f_lineno).strip()
             text = text[:_LONGEST] + "..." * (len(text) > _LONGEST)
             return f"line {frame.f_lineno} of {os.path.basename(file)}" + (f": {text}" if text else "")

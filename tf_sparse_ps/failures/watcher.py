@@ -1,4 +1,4 @@
-"""What the threads that look after other ranks have in common."""
+"""`Watcher`: the base class of the threads that watch other ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from tf_sparse_ps.failures import ending
 
 
 class Watcher(abc.ABC):
-    """A thread that finds out which rank this process will wait for in vain, and tells.
+    """A thread that detects and reports a rank that this process would wait for forever.
 
     Attributes:
-      found: What to raise for it; None: nothing is known.
+      found: The error to raise for this rank; None: the thread has found none.
     """
 
     def __init__(self, name: str, rank: int, key_values: KeyValueStore) -> None:
-        """The thread, called `name`, is started by `_thread.start()`, when what it needs is there."""
+        """Makes the thread. A subclass starts it with `_thread.start()`.
+
+        Args:
+          name: The name of the thread.
+          rank: The rank of this process.
+          key_values: The job's key-value store.
+        """
         self.found: RuntimeError | None = None
         self._rank, self._key_values = rank, key_values
         self._stop = threading.Event()
@@ -30,10 +36,15 @@ class Watcher(abc.ABC):
 
     @abc.abstractmethod
     def _run(self) -> None:
-        """Until `_stop` is set, or something was told."""
+        """Watches until `_stop` is set, or a failure was reported."""
 
     def _tell(self, kind: type[RuntimeError], text: str) -> None:
-        """Tells all ranks, and the user; ends the process unless its main thread comes to raise it."""
+        """Reports a failure to all ranks and to the user. Ends the process if its main thread cannot raise the error.
+
+        Args:
+          kind: The type of the error.
+          text: The message, without this rank.
+        """
         self.found = kind(f"rank {self._rank}: {text}")
         self._key_values.write_first(FOUND, text)
         ending.tell(self.found, self._rank, self._stop)

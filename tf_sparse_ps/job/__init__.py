@@ -2,9 +2,9 @@
 
 - `job`: `Job`, which joins `identity` (rank and node), `node_group` (the node's tables) and `job_tables`.
 - `table_binding`, `cached_binding`: a layer's table in this process; `table_lifetime`: when it is freed.
-- `table_seeds`: seeds and salts of initial values.
-- `session`: what the ranks of a node tell each other outside of steps; `job_end`: what happens when a job ends.
-- `undecided_step`: publishes or drops a step that a killed run has written on some nodes only.
+- `table_seeds`: the seeds and salts of initial values.
+- `session`: how the ranks of a node coordinate outside of steps; `job_end`: what happens to the tables at the end.
+- `undecided_step`: publishes or undoes a step that a killed run has written on some nodes only.
 """
 
 from tf_sparse_ps.job.job import Job, current, made

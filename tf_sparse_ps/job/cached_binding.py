@@ -23,7 +23,7 @@ class CachedBinding(TableBinding):
     cache: TableCache | None = None
 
     def bind_optimizer(self, optimizer: optimizers.RowOptimizer, *, replace: bool = False, renew: bool = False) -> None:
-        """See `TableBinding.bind_optimizer`. The devices' rows are written back before the slots change."""
+        """See `TableBinding.bind_optimizer`. The cache writes its rows back before the slots change."""
         if self.cache is not None:
             self.cache.flush()
         super().bind_optimizer(optimizer, replace=replace, renew=renew)
@@ -32,7 +32,7 @@ class CachedBinding(TableBinding):
 
     @contextlib.contextmanager
     def writing(self, what: int, *, rows: bool = False, whole: bool = False) -> Iterator[bool]:
-        """See `TableBinding.writing`. The devices' rows are written back before, and dropped after."""
+        """See `TableBinding.writing`. The cache writes its rows back before the write and drops them after it."""
         with contextlib.ExitStack() as stack:
             if self.cache is not None:
                 stack.enter_context(self.cache.host_writes(whole=whole))
@@ -40,5 +40,5 @@ class CachedBinding(TableBinding):
 
 
 def cache_of(binding: TableBinding) -> TableCache | None:
-    """Returns the rows of a table on devices, or None."""
+    """Returns the device cache of a table, or None."""
     return binding.cache if isinstance(binding, CachedBinding) else None

@@ -1,4 +1,4 @@
-"""`Identity`: who a rank is in its job. All ranks find it out together, once."""
+"""`Identity`: the job of a rank, and the rank's place in it. All ranks determine it together, once."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tf_sparse_ps.node import job_folder, node_discovery
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """A rank's job, and its part of it.
+    """The job of a rank, and the rank's place in it.
 
     Attributes:
-      name: TFSPS_JOB; None: the job is unnamed.
-      uuid: Of the job: 32 hexadecimal digits, the same on all ranks, and in every run of a named job.
-      run: 16 hexadecimal digits that tell this run of a named job from others.
-      keras_seed: Rank 0's, if one was set and counts.
-      life: Of a group that this run makes: tells it from those of earlier runs. 1 to 2**62.
-      index_seed: Likewise: from it follow the seeds of its tables' indexes, which nobody can guess.
-      rank, size: This process among all of the job's.
-      nodes: The node of each rank. Nodes are counted in the order of their first ranks.
+      name: The value of TFSPS_JOB; None: the job is unnamed.
+      uuid: The identity of the job: 32 hexadecimal digits, the same on all ranks, and in every run of a named job.
+      run: The identity of this run of the job: 16 hexadecimal digits.
+      keras_seed: The Keras seed of rank 0, if it was set; None in named jobs.
+      life: A number that distinguishes the groups that this run makes from those of earlier runs, 1 to 2**62.
+      index_seed: A secret random number, from which the seeds of the indexes of new groups are derived.
+      rank, size: The rank of this process, and the number of ranks.
+      nodes: The node of each rank. Nodes are numbered in the order of their first ranks.
     """
 
     name: str | None
@@ -41,12 +41,12 @@ class Identity:
 
     @property
     def node(self) -> int:
-        """This rank's node."""
+        """The number of this rank's node."""
         return self.nodes[self.rank]
 
     @property
     def run_id(self) -> int:
-        """`run` as the groups of the nodes note it, 1 to 2**63 - 1."""
+        """`run` as the number that the groups of the nodes store, 1 to 2**63 - 1."""
         return int(self.run, 16) >> 1 or 1
 
     @property
@@ -61,34 +61,36 @@ class Identity:
 
     @classmethod
     def agree(cls, collectives: Collectives) -> Identity:
-        """Finds it out with the other ranks. Every rank calls it.
+        """Determines the identity together with the other ranks. Every rank calls this.
 
         Raises:
-          ValueError: On all ranks: TFSPS_JOB is no name, or differs between ranks; ranks cannot tell which nodes they
-            share, or those of one node have different TFSPS_DIR; another rank has an error of its own.
-          AccessError, NoSpaceError: From the folder of tables of this rank.
+          ValueError: On all ranks: TFSPS_JOB is not a valid name, or differs between ranks; the ranks cannot find out
+            which of them share a node, or ranks of one node have different TFSPS_DIR; another rank has failed.
+          AccessError, NoSpaceError: This rank cannot use its folder of tables.
         """
-        own = _OwnFacts.find(collectives)
-        everyone: list[_OwnFacts] = collectives.allgather_object(own, "tsps.job")
-        if problems := [f"rank {rank}: {one.problem}" for rank, one in enumerate(everyone) if one.problem]:
-            if own.error is not None:
-                raise own.error
-            raise ValueError(f"the job cannot begin: {'; '.join(problems)}")
-        for rank, one in enumerate(everyone):
-            if one.name != everyone[0].name:
+        own_facts = _RankFacts.find(collectives)
+        facts: list[_RankFacts] = collectives.allgather_object(own_facts, "tsps.job")
+        problems = [f"rank {rank}: {rank_facts.problem}" for rank, rank_facts in enumerate(facts) if rank_facts.problem]
+        if problems:
+            if own_facts.error is not None:
+                raise own_facts.error
+            raise ValueError(f"the job cannot start, because other ranks have failed. {'; '.join(problems)}")
+        first = facts[0]
+        for rank, rank_facts in enumerate(facts):
+            if rank_facts.name != first.name:
                 raise ValueError(
-                    f"TFSPS_JOB differs between ranks: {everyone[0].name!r} on rank 0, {one.name!r} on rank {rank}"
+                    f"TFSPS_JOB differs between ranks: {first.name!r} on rank 0, {rank_facts.name!r} on rank {rank}. "
+                    "Set it to the same name on all ranks, or on none"
                 )
-        nodes = node_discovery.nodes([one.location for one in everyone if one.location is not None])
-        of_0 = everyone[0]
-        uuid = of_0.random if of_0.name is None else digest("job", of_0.name)
+        nodes = node_discovery.nodes([rank_facts.location for rank_facts in facts if rank_facts.location is not None])
+        uuid = first.random if first.name is None else digest("job", first.name)
         return cls(
-            of_0.name,
+            first.name,
             uuid,
-            of_0.run,
-            of_0.keras_seed,
-            of_0.life,
-            of_0.index_seed,
+            first.run,
+            first.keras_seed,
+            first.life,
+            first.index_seed,
             collectives.rank,
             collectives.size,
             tuple(nodes),
@@ -96,16 +98,16 @@ class Identity:
 
 
 @dataclasses.dataclass
-class _OwnFacts:
-    """What a rank tells the others.
+class _RankFacts:
+    """The facts about a rank that it sends to the others.
 
     Attributes:
-      name: TFSPS_JOB.
-      random: The job's uuid, if it is unnamed and this is rank 0.
-      run, keras_seed, life, index_seed: See `Identity`; rank 0's count.
-      location: Where it is.
-      problem: Why it cannot take part; "": it can.
-      error: The same, on the rank itself.
+      name: The value of TFSPS_JOB; None if it is not set.
+      random: A random uuid. Rank 0's becomes the uuid of an unnamed job.
+      run, keras_seed, life, index_seed: See `Identity`, which takes them from rank 0.
+      location: The node of the rank.
+      problem: Why the rank cannot take part; "" if it can.
+      error: The error that `problem` describes. It is not sent.
     """
 
     name: str | None
@@ -119,12 +121,12 @@ class _OwnFacts:
     error: Exception | None = None
 
     @classmethod
-    def find(cls, collectives: Collectives) -> _OwnFacts:
-        """Those of this rank."""
+    def find(cls, collectives: Collectives) -> _RankFacts:
+        """Returns the facts about this rank."""
         name = os.environ.get("TFSPS_JOB") or None
         seed = None if name else _keras.random_seed()[0]
-        drawn = secrets.randbits(62) + 1, secrets.randbits(63)
-        facts = cls(name, secrets.token_hex(16), secrets.token_hex(8), seed, *drawn)
+        life, index_seed = secrets.randbits(62) + 1, secrets.randbits(63)
+        facts = cls(name, secrets.token_hex(16), secrets.token_hex(8), seed, life, index_seed)
         try:
             if name is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name):
                 raise ValueError(
@@ -141,5 +143,5 @@ class _OwnFacts:
 
 
 def digest(*parts: str) -> str:
-    """32 hexadecimal digits that follow from texts."""
+    """Returns a hash of texts, 32 hexadecimal digits."""
     return hashlib.sha256("\0".join(("tf_sparse_ps", *parts)).encode()).hexdigest()[:32]

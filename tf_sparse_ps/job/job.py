@@ -1,4 +1,4 @@
-"""`Job`: this process's part of a job. `current()` makes it, once per process."""
+"""`Job`: this process's part of a job. `current()` makes it once per process."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tf_sparse_ps.job.table_binding import TableBinding
 
 
 class Job:
-    """Joins what a rank knows: who it is, its node's group, its tables, and how to talk to the other ranks.
+    """This process's part of a job: its identity, its node's group of tables, its tables, and its collectives.
 
     Attributes:
-      identity: Who this process is.
+      identity: The identity of this rank.
       group: The group of tables on this node.
-      tables: Of the job's layers.
-      collectives: How the ranks talk to each other.
-      timeout_s: How long to wait for another rank before that is an error: TFSPS_TIMEOUT_S, 600 by default.
+      tables: The tables of the job's layers.
+      collectives: The collectives that connect the ranks.
+      timeout_s: The seconds after which a wait for another rank is an error: TFSPS_TIMEOUT_S, 600 by default.
     """
 
     def __init__(self, collectives: Collectives) -> None:
-        """Meets the other ranks, and makes the node's group or waits for it. Eager; every rank calls it."""
+        """Meets the other ranks, and makes the node's group or waits for it. Every rank calls this eagerly."""
         self.collectives = collectives
         self.timeout_s = timeout_s()
         self.identity = Identity.agree(collectives)
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This process among all of the job's."""
+        """The rank of this process."""
         return self.identity.rank
 
     @property
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def node(self) -> int:
-        """This machine among the job's, in the order of their ranks."""
+        """The number of this node."""
         return self.identity.node
 
     @property
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def step(self) -> Any:
-        """int64 variable: the last step that this rank knows to be published."""
+        """The last step that this rank knows to be published, an int64 variable."""
         if self._step is None:
             self._step = _keras.local_variable(self.group.committed_step(), "int64", "tfsps_step")
         return self._step
@@ -88,24 +88,31 @@ class Job:
     def create_table(
         self, config: TableConfig, *, salt: int | None = None, values: npt.NDArray[np.float32] | None = None
     ) -> TableBinding:
-        """Makes the job's next table, or finds the one that a named job left. Every rank calls it.
+        """Makes the job's next table, or opens the table that an earlier run of a named job left. Every rank calls it.
 
         Args:
-          config: What the table is. Its name need not be unique. Without a seed it gets the job's (`TableSeeds`).
-          salt: Together with the seed determines the initial values; None: the next one.
-          values: float32[key_limit, dim] to start with instead of the initializer's values.
+          config: The configuration of the table. Its name need not be unique. If it has no seed, the table gets the
+            job's seed (`TableSeeds`).
+          salt: A number that determines the initial values together with the seed; None: the next one.
+          values: Initial rows, float32[key_limit, dim], instead of the initializer's values.
 
         Raises:
-          UnsupportedError: It has metadata planes, which tables of layers do not have yet.
-          StateError: A named job's table is something else; the ranks build their layers in different orders; the job
-            has as many tables as it can have.
-          NoSpaceError, AccessError: From the file system.
+          UnsupportedError: The configuration has metadata planes, which tables of layers do not support yet.
+          StateError: The table of an earlier run differs; the ranks build their layers in different orders; the job
+            has the largest possible number of tables.
+          NoSpaceError, AccessError: The file system refuses the table.
         """
         return self.tables.create(config, salt=salt, values=values)
 
 
 def _share_threads(ranks: int) -> None:
-    """Gives a rank's kernels its share of the node's threads, and the leader's update all: the others wait for it."""
+    """Sets the numbers of threads: a rank's kernels get its share of the node's threads, the leader's update gets all.
+
+    The other ranks wait during the leader's update.
+
+    Args:
+      ranks: The number of ranks on this node.
+    """
     processors = len(os.sched_getaffinity(0))
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     with eager_ops("setting the number of threads") as _ops:
@@ -119,28 +126,28 @@ _current_lock = threading.Lock()
 
 
 def made() -> Job | None:
-    """This process's job, if there is one already."""
+    """Returns this process's job if it has been made, else None."""
     return _current
 
 
 def current() -> Job:
-    """This process's job, made on first use. In a job of several ranks every rank must get here.
+    """Returns this process's job, and makes it on first use. Every rank of the job must call this.
 
     Raises:
-      AccessError: The folder of tables is another user's, a symbolic link, or cannot be written.
-      NoSpaceError: There is no room in it.
+      AccessError: The folder of tables belongs to another user, is a symbolic link, or cannot be written.
+      NoSpaceError: The folder of tables has no space left.
       WriterLockedError: A job of this name is running.
-      RuntimeError: Horovod's launcher started this process and `hvd.init()` was not called.
+      RuntimeError: Horovod's launcher started this process, and `hvd.init()` was not called.
       ValueError: The job was made before a tf.distribute strategy of several workers was active.
     """
     global _current
     with _current_lock:
         if _current is None:
             _current = Job(registry.current())
-        elif strategies.active_strategy() is not None and (found := registry.current()).size != _current.size:
+        elif strategies.active_strategy() is not None and (workers := registry.current()).size != _current.size:
             raise ValueError(
-                f"this process's first table was made outside of the strategy's scope, for a job of "
-                f"{_current.size} rank; here it is worker {found.rank} of {found.size}. Build every layer "
-                "within `with strategy.scope():`"
+                "this process made its first table outside of the strategy's scope, for a job of "
+                f"{_current.size} rank. In the scope, it is worker {workers.rank} of {workers.size}. A process has one "
+                "job, so build every layer within `with strategy.scope():`"
             )
         return _current

@@ -1,4 +1,4 @@
-"""What becomes of a group when its job ends, at the exit of its leader."""
+"""`end_group`: closes and removes, or keeps, a node's group at the exit of its leader."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from tf_sparse_ps.table import groups
 
 
 def end_group(group_path: str, exchange_path: str, pid: int, *, keep: bool) -> None:
-    """At the leader's exit: gives up the writer lock, and removes what nobody needs any more. Not in a forked child.
+    """Releases the writer lock at the leader's exit, and removes the files that the next job does not need.
 
-    An unnamed job that could not go on for lack of room has not saved what it has trained: its tables stay, too.
+    If an unnamed job has run out of room, its tables are kept, because it could not save what it has trained. In a
+    forked child of the leader, this function does nothing.
 
     Args:
       group_path: The group's directory.
-      exchange_path: What this run alone had in it.
-      pid: The leader's.
-      keep: The job is named: its tables are the next one's.
+      exchange_path: The folder in it that belongs to this run.
+      pid: The process id of the leader.
+      keep: Whether the job is named, so that the next job of this name uses its tables.
     """
     if os.getpid() != pid or not os.path.isdir(group_path):
         return
@@ -33,14 +34,14 @@ def end_group(group_path: str, exchange_path: str, pid: int, *, keep: bool) -> N
         job_folder.remove_group(group_path)
     if kept:
         job_folder.say(
-            f"this job ran out of room. Its tables are kept until the next job of this user begins: {group_path} "
-            f"({job_folder.mebibytes(group_path)}: {kept}). tsps.Table.open('{group_path}/<table>').save(folder) "
-            "writes one to a file"
+            f"this job ran out of room. Its tables are kept until the next job of this user starts: {group_path} "
+            f"({job_folder.mebibytes(group_path)}: {kept}). To save a table, call "
+            f"tsps.Table.open('{group_path}/<table>').save(folder)"
         )
 
 
 def _tables_with_rows(group_path: str) -> str:
-    """In words; empty if there is none, and so nothing to keep."""
+    """Returns names and numbers of rows of the tables that have rows, in words; "" if none has."""
     group = groups.open_group(group_path)
     tables = [(group.table_info(i)["name"], group.stats(i)["rows"]) for i in group.tables()]
     return ", ".join(f"{name} with {rows:,} rows" for name, rows in tables if rows)

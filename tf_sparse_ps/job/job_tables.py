@@ -27,26 +27,27 @@ from tf_sparse_ps.job.table_seeds import TableSeeds
 from tf_sparse_ps.table import disk_folders, newer_rows
 from tf_sparse_ps.table.arrays import checksum
 
-ACCEPT = "TFSPS_ACCEPT_LOST_ROWS"  # the name of a job whose rows on a device were lost, and that goes on without them
+ACCEPT = "TFSPS_ACCEPT_LOST_ROWS"  # the name of a job that may continue although rows on a device were lost
+_OTHER_JOB = "A table cannot change its configuration. Use another TFSPS_JOB, or remove the job's folder"
 
 
 class JobTables:
     """Makes a job's tables.
 
     Attributes:
-      seeds: Of tables that are given none, and salts.
-      lifetimes: When the tables are freed.
+      seeds: The seeds and salts of the tables.
+      lifetimes: Frees the tables that are not used any more.
     """
 
     def __init__(self, identity: Identity, group: NodeGroup) -> None:
-        """Makes none yet.
+        """Starts without tables.
 
         Args:
-          identity: Of this rank.
-          group: Where the tables are made.
+          identity: The identity of this rank.
+          group: The group that will contain the tables.
         """
         self._identity, self._group = identity, group
-        # Of several ranks the others would have to be told of later seeds.
+        # With several ranks, a seed that one rank sets later would be unknown to the others.
         follow = identity.name is None and identity.size == 1
         self.seeds = TableSeeds(identity.uuid, identity.keras_seed, follow=follow)
         self.lifetimes = TableLifetimes(
@@ -61,7 +62,7 @@ class JobTables:
         """See `Job.create_table`."""
         if config.metadata:
             raise UnsupportedError(
-                f"table {config.name!r}: tables of layers have no metadata planes yet; tsps.Table has. "
+                f"table {config.name!r}: tables of layers have no metadata planes yet. Use tsps.Table, which has them. "
                 f"Received: metadata={config.metadata}"
             )
         binding, initializer = self._bind_next(config, salt, values is not None)
@@ -77,15 +78,15 @@ class JobTables:
         if not os.path.exists(binding.path):
             raise StateError(
                 f"table {binding.ordinal} of this job is {self._group.table_folders(binding.ordinal)} on the leader "
-                f"and {os.path.basename(binding.path)!r} on rank {self._identity.rank}: all ranks must build the same "
-                "layers in the same order"
+                f"and {os.path.basename(binding.path)!r} on rank {self._identity.rank}. Ranks find each other's tables "
+                "by their numbers, so all ranks must build the same layers in the same order"
             )
         if config.optimizer is not None:
             binding.bind_optimizer(config.optimizer)
         return binding
 
     def _bind_next(self, config: TableConfig, salt: int | None, has_values: bool) -> tuple[TableBinding, Any]:
-        """The next table's binding, and the initializer that its configuration names."""
+        """Returns the next table's binding, and the initializer that its configuration names."""
         with self._lock:
             ordinal = self._ordinal
             self._ordinal += 1
@@ -110,7 +111,7 @@ class JobTables:
     # --- on the leader ---
 
     def _shard_of(self, binding: TableBinding) -> dict[str, int]:
-        """Which part of the table this node has, as the core takes it."""
+        """Returns the part of the table that this node has, as arguments of the core."""
         return (
             {"node": binding.node, "nodes": binding.nodes}
             if binding.placement == "sharded"
@@ -118,12 +119,13 @@ class JobTables:
         )
 
     def _make_or_attach(self, binding: TableBinding, initializer: Any, values: npt.NDArray[np.float32] | None) -> None:
-        others = set(self._group.table_folders(binding.ordinal)) - {os.path.basename(binding.path)}
-        if others:
+        other_folders = set(self._group.table_folders(binding.ordinal)) - {os.path.basename(binding.path)}
+        if other_folders:
             raise StateError(
-                f"table {binding.ordinal} of job {self._identity.name!r} is {others.pop()!r} in {self._group.path}; "
-                f"this program makes it as {os.path.basename(binding.path)!r}. Use another TFSPS_JOB, or remove the "
-                "job's directory"
+                f"table {binding.ordinal} of job {self._identity.name!r} is {other_folders.pop()!r} in "
+                f"{self._group.path}, but this program makes it as {os.path.basename(binding.path)!r}. Another "
+                "program, or this one with other layers, has made the tables. Use another TFSPS_JOB, or remove this "
+                "folder"
             )
         if os.path.lexists(binding.path):
             group = self._attach(binding, initializer)
@@ -133,7 +135,7 @@ class JobTables:
         else:
             self._make(binding, initializer)
         if values is None and initializer.values is not None:
-            if binding.placement == "sharded":  # one rank makes the matrix: every process would draw another one
+            if binding.placement == "sharded":  # one rank makes the matrix, because each process would draw another one
                 binding.needs_initial_matrix = True
                 return
             values = initializer.values()
@@ -164,34 +166,35 @@ class JobTables:
             )
 
     def _attach(self, binding: TableBinding, initializer: Any) -> _table.Group:
-        """Checks that the table of an earlier run of this named job is the one that this run would make.
+        """Opens the table of an earlier run of this named job, and checks that this run would make the same table.
 
         Returns:
-          The group, opened to read.
+          The group, opened for reading.
         """
         name, config = self._identity.name, binding.config
         group = _table.Group.open(self._group.path)
         info = group.table_info(group.find_table(os.path.basename(binding.path)))
         expected = {"dim": config.dim, "key_limit": config.key_limit or 0, "uuid": binding.uuid}
         expected |= {"dtype": config.dtype, "rounding": config.rounding}
-        if (mine := self._shard_of(binding)) != (found := {name: info[name] for name in ("node", "nodes")}):
+        stored_shard = {key: info[key] for key in ("node", "nodes")}
+        if (shard := self._shard_of(binding)) != stored_shard:
             raise StateError(
-                f"job {name!r} has a table {binding.path} with {_describe(found)}; this program makes it with "
-                f"{_describe(mine)}, and which node has a key's row follows from their number. Start the job on as "
-                "many nodes as before, in the same order; or use another TFSPS_JOB and load what was saved "
-                "(model.load_weights), which any number of nodes can"
+                f"job {name!r} has a table {binding.path} with {_describe(stored_shard)}; this program makes it with "
+                f"{_describe(shard)}. The node of a row depends on the number of nodes. Start the job on as many nodes "
+                "as before, in the same order. Or use another TFSPS_JOB and load saved weights (model.load_weights), "
+                "which works with any number of nodes"
             )
         expected["storage_folder"], expected["storage_memory"] = disk_folders.of(config.storage, binding.path)
-        found = {fact: info[fact] for fact in expected}
-        if found != expected:
+        stored = {fact: info[fact] for fact in expected}
+        if stored != expected:
             raise StateError(
-                f"job {name!r} has a table {binding.path} with {found}; this program makes it with {expected}. "
-                "Use another TFSPS_JOB, or remove the job's directory"
+                f"job {name!r} has a table {binding.path} with {stored}, but this program makes it with {expected}. "
+                f"{_OTHER_JOB}"
             )
         if initializer.values is None and info["initializer"]["kind"] != initializer.kind:
             raise StateError(
-                f"job {name!r} has a table {binding.path} with initializer {info['initializer']}; this program makes "
-                f"it with {initializer.kind}"
+                f"job {name!r} has a table {binding.path} with initializer {info['initializer']}, but this program "
+                f"makes it with {initializer.kind}. {_OTHER_JOB}"
             )
         binding.salt = info["initializer"]["salt"]
         _refuse_lost_rows(binding, str(name))
@@ -199,12 +202,12 @@ class JobTables:
 
 
 def _lacks_first_rows(binding: TableBinding, group: _table.Group, first_rows: int) -> bool:
-    """Returns whether an earlier run was killed between making a table and writing the rows that it begins with.
+    """Returns whether an earlier run was killed between making a table and writing its initial rows.
 
     Args:
-      binding: Of the table.
-      group: Opened to read.
-      first_rows: The table begins with rows of the keys 0 to `first_rows` - 1.
+      binding: The binding of the table.
+      group: The group, opened for reading.
+      first_rows: The number of initial rows, which have the keys 0 to `first_rows` - 1.
     """
     if group.step() > 0:
         return False
@@ -225,9 +228,9 @@ def _refuse_lost_rows(binding: TableBinding, name: str) -> None:
         return
     raise StateError(
         f"job {name!r} was killed while rows of its table {binding.path} were newer on a device (cache=...), since "
-        f"step {since}: those rows are as of the last flush before it, others are newer. Use another TFSPS_JOB, or "
-        f"remove the job's directory, and load what was saved (model.load_weights). Or accept the mixture: "
-        f"{ACCEPT}={name}; so does a job that restores a checkpoint, which replaces all rows"
+        f"step {since}. These rows have the values of the last flush before that step, and other rows are newer. Use "
+        "another TFSPS_JOB, or remove the job's folder, and load saved weights (model.load_weights). To accept the "
+        f"mixture, set {ACCEPT}={name}. Set it also if the job restores a checkpoint, which replaces all rows"
     )
 
 

@@ -1,8 +1,8 @@
-"""`NodeGroup`: the group that holds a job's tables on one node, as this rank sees it.
+"""`NodeGroup`: the group of a job's tables on one node, and this rank's access to it.
 
-The node's leader (local rank 0) makes the group and is its writer until the process ends. An unnamed job's group is
-removed when its leader ends; if the leader was killed, or the job ran out of room, when the next job starts. A named
-job's group stays, and the next job of that name goes on with its tables.
+The node's leader (local rank 0) makes the group and is its writer until the process ends. When its leader ends, the
+group of an unnamed job is removed. If the leader was killed, or the job ran out of room, the next job removes the group
+when it starts. The group of a named job stays, and the next job of that name continues to train its tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tf_sparse_ps.node import job_folder
 
 _POLL_S = 0.002
 _LOOK_S = 1.0
-_GRACE_S = 10.0  # for the liveness check, which knows what the awaited rank does
+_GRACE_S = 10.0  # the time that the liveness check may take to find out what the awaited rank does
 
 
 class NodeGroup:
@@ -34,19 +34,19 @@ class NodeGroup:
 
     Attributes:
       path: The group's directory, `<TFSPS_DIR>/<TFSPS_JOB or uuid>-n<node>`.
-      exchange_path: Where the ranks of the node see each other, a folder of this run alone.
-      session: What the ranks of the node tell each other outside of steps.
-      found_at_step: Of the tables that an earlier run of a named job has left; 0: of none.
+      exchange_path: The folder of this run through which the ranks of the node exchange gradients.
+      session: The files through which the ranks of the node coordinate outside of steps.
+      found_at_step: The step of the tables that an earlier run of a named job has left; 0: it has left none.
     """
 
     def __init__(self, identity: Identity, collectives: Collectives) -> None:
-        """Makes the group on the leader, and joins it on the node's other ranks. Every rank of the job calls it.
+        """Makes the group on the leader, and joins it on the node's other ranks. Every rank of the job calls this.
 
         Raises:
-          AccessError, NoSpaceError: From the folder of tables.
+          AccessError, NoSpaceError: The folder of tables cannot be used.
           WriterLockedError: A job of this name is running.
-          UnavailableError: Another rank could not make the group of its node, with the reason.
-          StateError: A killed run of this job has left a step that the nodes of this one cannot settle.
+          UnavailableError: Another rank could not make the group of its node. The message contains its error.
+          StateError: A killed run of this job has left a step that the nodes of this run cannot decide.
         """
         self._identity, self._folder, self._key_values = identity, job_folder.prepare(), collectives.key_values
         self.path = os.path.join(self._folder, f"{identity.name or identity.uuid}-n{identity.node}")
@@ -55,7 +55,7 @@ class NodeGroup:
         outcome = "refuse"
         if identity.name is not None:
             outcome = undecided_step.settle(self.path, identity, collectives)
-        # Behind it, an undecided step of a named job is settled on all nodes: this run is another one.
+        # After this, all nodes have published or undone an undecided step, so the group can get the id of this run.
         all_or_none(
             collectives,
             lambda: self._make(collectives, outcome) if identity.is_leader else None,
@@ -86,67 +86,67 @@ class NodeGroup:
         return self._identity.is_leader
 
     def committed_step(self) -> int:
-        """The number of the last step that the group has."""
+        """Returns the number of the last step that the group has published."""
         with eager_ops(f"reading the group {self.path}") as _ops:
             return int(_ops.group_info(self.path).step)
 
     def table_folders(self, ordinal: int) -> list[str]:
-        """The names of the folders of the job's table with this ordinal: one, unless ranks or runs differ."""
+        """Returns the names of the folders of the table with this ordinal: one name, unless ranks or runs differ."""
         return sorted(name for name in os.listdir(self.path) if name.startswith(f"t{ordinal:04d}-"))
 
     @contextlib.contextmanager
-    def one_writes(self, ordinal: int, what: int, path: str) -> Iterator[bool]:
-        """Surrounds a write of a table outside of steps: the leader does it, the node's other ranks wait for its end.
+    def one_writes(self, ordinal: int, content: int, path: str) -> Iterator[bool]:
+        """Surrounds a write of a table outside of steps. The leader writes, and the node's other ranks wait for it.
 
-        A leader that writes alone waits for nobody. What another rank waits for is a write of the same.
+        The leader waits for no other rank. Another rank waits until the leader has written the same content.
 
         Args:
-          ordinal: Of the table.
-          what: Stands for what is written, the same on all ranks.
-          path: Of the table, for messages.
+          ordinal: The ordinal of the table.
+          content: A number that stands for what is written, the same on all ranks.
+          path: The path of the table, for messages.
 
         Yields:
           Whether this rank is to write.
 
         Raises:
-          UnavailableError, WaitTimeoutError: The leader did not get there.
+          UnavailableError, WaitTimeoutError: The leader did not write the content.
         """
         yield self.is_leader
         if self.is_leader:
-            self.session.publish(ordinal, what)
+            self.session.publish(ordinal, content)
         else:
             self.wait(
-                lambda: self.session.has_published(ordinal, what),
-                f"the leader to write table {path}: the same as this rank, which must be done on all ranks",
+                lambda: self.session.has_published(ordinal, content),
+                f"the leader to write table {path} as this rank does",
             )
 
-    def wait(self, done: Callable[[], bool], what: str) -> None:
-        """Waits for other ranks of the node, as long as they make progress, and TFSPS_TIMEOUT_S after that.
+    def wait(self, done: Callable[[], bool], event: str) -> None:
+        """Waits for other ranks of the node until TFSPS_TIMEOUT_S after their last progress.
 
-        Other ranks wait for the leader; the leader waits for all others.
+        The leader waits for all other ranks. Another rank waits for the leader.
 
         Args:
-          done: Whether to go on.
-          what: What is waited for, for messages.
+          done: Returns whether the wait is over.
+          event: The event that this rank waits for, for messages.
 
         Raises:
-          UnavailableError: The leader has ended, or the group is gone.
-          WaitTimeoutError: No rank that is waited for has made progress for TFSPS_TIMEOUT_S.
+          UnavailableError: The leader has ended, or the group was deleted.
+          WaitTimeoutError: No awaited rank has made progress for TFSPS_TIMEOUT_S.
         """
-        longest_s, own = timeout_s(), self._identity
+        longest_s, identity = timeout_s(), self._identity
         begin = look = time.monotonic()
         awaited = tuple(
             rank
-            for rank, node in enumerate(own.nodes)
-            if node == own.node and (rank == own.leaders[node]) != self.is_leader
+            for rank, node in enumerate(identity.nodes)
+            if node == identity.node and (rank == identity.leaders[node]) != self.is_leader
         )
-        with eager_operations.running(f"wait for {what}", awaited) as wait:
+        with eager_operations.running(f"wait for {event}", awaited) as wait:
             heartbeat = self.session.heartbeat()
             while not done():
                 now = time.monotonic()
                 if now > look:
                     look = now + _LOOK_S
-                    self._check_leader(what)
+                    self._check_leader(event)
                     if (beat := self.session.heartbeat()) != heartbeat:
                         heartbeat = beat
                         eager_operations.others_progressed(time.monotonic_ns())
@@ -154,10 +154,10 @@ class NodeGroup:
                 if wait.reason or silent_s > longest_s + (_GRACE_S if self._key_values.there else 0.0):
                     reason = f" ({wait.reason})" if wait.reason else ""
                     raise WaitTimeoutError(
-                        f"rank {own.rank} waited {now - begin:.0f} s for {what}. For the last {longest_s:g} s it heard "
-                        f"of no progress there{reason}. All ranks must build the same layers and write the same "
-                        "tables, in the same order. If other ranks do something else that takes long, set "
-                        "TFSPS_TIMEOUT_S to more"
+                        f"rank {identity.rank} waited {now - begin:.0f} s for {event}. The awaited ranks reported no "
+                        f"progress for the last {longest_s:g} s{reason}. All ranks must build the same layers and "
+                        "write the same tables, in the same order. If another rank does something that takes long, "
+                        "set TFSPS_TIMEOUT_S to more seconds"
                     )
                 time.sleep(_POLL_S)
 
@@ -167,21 +167,21 @@ class NodeGroup:
             if os.path.lexists(self.path):
                 if (pid := self._running_writer()) is not None:
                     raise WriterLockedError(
-                        f"job {self._identity.name!r} is running: process {pid} writes its tables in {self.path}. Wait "
-                        "for its end, or give this job another name with TFSPS_JOB"
+                        f"job {self._identity.name!r} is running: process {pid} writes its tables in {self.path}. Only "
+                        "one job can write them. Wait for its end, or give this job another name with TFSPS_JOB"
                     )
                 _ops.open_writer(self.path, outcome)
                 self._remove_earlier_runs()
             else:
-                own = self._identity
-                _ops.create_group(self.path, own.uuid, life=own.life, index_seed=own.index_seed)
+                identity = self._identity
+                _ops.create_group(self.path, identity.uuid, life=identity.life, index_seed=identity.index_seed)
             os.mkdir(self.exchange_path, 0o700)
         path, exchange, pid, keep = self.path, self.exchange_path, os.getpid(), self._identity.name is not None
         collectives.at_exit(lambda: job_end.end_group(path, exchange, pid, keep=keep))
         self.session.begin()
 
     def _running_writer(self) -> int | None:
-        """Returns the process that writes the group, if one runs. Whatever cannot be looked at is left to the core."""
+        """Returns the process that writes the group, or None. The core reports the error of a group that is damaged."""
         with contextlib.suppress(TableError):
             info = _table.Group.open(self.path).info()
             if info["writer_alive"] and info["writer_pid"] != os.getpid():
@@ -195,17 +195,22 @@ class NodeGroup:
             elif entry.name.startswith(job_folder.EXCHANGE):
                 job_folder.remove_folder(entry.path)
 
-    def _check_leader(self, what: str) -> None:
+    def _check_leader(self, event: str) -> None:
+        """Raises UnavailableError if a rank has reported its end, the group was deleted, or the leader has died."""
         rank, node = self._identity.rank, self._identity.node
-        if said := self._key_values.read(EXIT_REPORT):
-            raise UnavailableError(f"{said}; rank {rank} was waiting for {what}")
+        if report := self._key_values.read(EXIT_REPORT):
+            raise UnavailableError(f"{report}. Rank {rank} was waiting for {event}")
         try:
             info = _table.Group.open(self.path).info()
         except NotFoundError:
-            raise UnavailableError(f"the group {self.path} is gone while rank {rank} waited for {what}") from None
+            raise UnavailableError(
+                f"the group {self.path} was deleted while rank {rank} waited for {event}. Start the job again from its "
+                "newest checkpoint"
+            ) from None
         except TableError:
             return
         if not info["writer_alive"]:
             raise UnavailableError(
-                f"the leader of node {node} (process {info['writer_pid']}) has died; rank {rank} was waiting for {what}"
+                f"the leader of node {node} (process {info['writer_pid']}) has died while rank {rank} waited for "
+                f"{event}. Start the job again from its newest checkpoint"
             )

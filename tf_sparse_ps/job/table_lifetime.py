@@ -1,15 +1,16 @@
-"""When tables are freed: `TableLifetimes`.
+"""`TableLifetimes`: frees the tables of a job that no program and no graph uses any more.
 
-A table is in use in a process as long as the tensor that names it is there (`TableBinding.path_tensor`). Layers hold
-it, and every graph that reads or trains the table captures it: a concrete function whose layer is gone still serves.
-When the tensor is gone this process has *released* the table: it unmaps it, and says so to the leader. The leader
-removes a table that every rank of its node has released, or that has ended. Ranks collect garbage at different times,
-so nobody waits for anybody.
+A process uses a table as long as the tensor that names it exists (`TableBinding.path_tensor`). Layers hold this tensor,
+and every graph that reads or trains the table captures it, so that a concrete function works without its layer. When
+the tensor is deleted, the process *releases* the table: it unmaps the table and reports this to the leader. The leader
+removes a table when every other rank of its node has released it or has ended. Ranks collect garbage at different
+times, so no rank waits for another one.
 
-A thread does this, soon after garbage was collected, and on the leader until the slowest rank has released what the
-leader has; before a table is made, or tables are bound, it is done at once. Steps have no part in it.
+A thread does this soon after garbage was collected. On the leader, the thread runs until the slowest rank has released
+the tables that the leader has released. It is also done before a table is made, and before tables are bound. Steps take
+no part in it.
 
-Tables of a named job are unmapped, never removed.
+Tables of a named job are unmapped, but never removed.
 """
 
 from __future__ import annotations
@@ -34,71 +35,71 @@ if TYPE_CHECKING:
     from tf_sparse_ps.job.session import Session
     from tf_sparse_ps.job.table_binding import TableBinding
 
-MAX_TABLES = 1024  # that a group has places for
-_LOOK_S = 0.05  # between two looks at slower ranks: one read of a file for each
+MAX_TABLES = 1024  # the largest number of tables in a group
+_LOOK_S = 0.05  # between two looks at slower ranks, each of which reads one file per rank
 _JOIN_S = 5.0
-_SCARCE = 0.25  # of the file system: when less is free, garbage is collected before a table is made
+_SCARCE = 0.25  # if less than this part of the file system is free, garbage is collected before a table is made
 
 Wait = Callable[[Callable[[], bool], str], None]
 
 
 class TableLifetimes:
-    """The tables of a job in this process."""
+    """Tracks the tables of a job that this process uses."""
 
     def __init__(self, session: Session, wait: Wait, *, is_leader: bool, removes: bool) -> None:
-        """Knows of none yet.
+        """Starts without tables.
 
         Args:
-          session: Of this rank.
-          wait: Waits until its first argument says so; the second names what is waited for.
-          is_leader: This process is the group's writer.
-          removes: The job is unnamed: nobody needs its tables when its ranks do not.
+          session: The session of this rank.
+          wait: Waits until its first argument returns True; the second argument names the event.
+          is_leader: Whether this process is the group's writer.
+          removes: Whether tables that no rank uses are removed, because the job is unnamed.
         """
         self._session, self._wait, self._is_leader, self._removes = session, wait, is_leader, removes
         self._pid = os.getpid()
-        # Ordinal, path and uuid. Garbage is collected in any thread and between any two instructions, so all that is
-        # done there is to append, and to wake the thread by what can be called while another call of it is under way.
+        # Ordinal, path and uuid of released tables. Garbage is collected in any thread and between any two
+        # instructions. So `_release` only appends, and wakes the thread through a queue, which is reentrant.
         self._released: collections.deque[tuple[int, str, str]] = collections.deque()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # of what follows
-        self._used = 0  # tables that are in use here or, on the leader, on any rank
-        self._unwanted: dict[int, tuple[str, str]] = {}  # path and uuid by ordinal, on the leader: others are slower
+        self._lock = threading.Lock()  # protects the attributes below
+        self._used = 0  # the number of tables that this process uses or, on the leader, that any rank uses
+        self._unwanted: dict[int, tuple[str, str]] = {}  # path and uuid by ordinal: tables that only other ranks use
         self._closed = False
         self._next_collection = 0.0
         self._thread = threading.Thread(target=self._run, name="tsps-tables", daemon=True)
 
     def add(self, binding: TableBinding) -> None:
-        """A table is to be made: from now on it is in use, until its tensor is gone.
+        """Registers a table before it is made. It is in use until its tensor is deleted.
 
         Raises:
-          StateError: There are too many.
-          UnavailableError, WaitTimeoutError: Other ranks do not release theirs.
-          NoSpaceError: There is no room to tell the other ranks of it.
+          StateError: The job has the largest possible number of tables in use.
+          UnavailableError, WaitTimeoutError: Other ranks do not release their tables.
+          NoSpaceError: The file system has no space left for the session.
         """
         self.tidy()
         if self._used and self._is_scarce(os.path.dirname(binding.path)):
             gc.collect()
             self.tidy()
         if self._used >= MAX_TABLES:
-            self._make_place()
+            self._free_one()
         self._session.reserve(binding.ordinal)
         with self._lock:
             self._used += 1
             if self._thread.ident is None:
                 self._thread.start()
-        known = weakref.finalize(binding.path_tensor, self._release, binding.ordinal, binding.path, binding.uuid)
-        known.atexit = False  # type: ignore[misc]  # the process then gives up everything
+        finalizer = weakref.finalize(binding.path_tensor, self._release, binding.ordinal, binding.path, binding.uuid)
+        finalizer.atexit = False  # type: ignore[misc]  # at its end, the process releases everything
 
     def _is_scarce(self, folder: str) -> bool:
-        """Whether tables of models that are garbage may be in the way; once a second, since collecting takes time."""
-        room, now = os.statvfs(folder), time.monotonic()
-        if room.f_bavail > room.f_blocks * _SCARCE or now < self._next_collection:
+        """Returns whether space is scarce. It returns True at most once per second, as collecting garbage is slow."""
+        space, now = os.statvfs(folder), time.monotonic()
+        if space.f_bavail > space.f_blocks * _SCARCE or now < self._next_collection:
             return False
         self._next_collection = now + 1.0
         return True
 
     def tidy(self) -> None:
-        """Unmaps what this process has released; the leader removes what all ranks have."""
+        """Unmaps the tables that this process has released. The leader removes those that all ranks have released."""
         with self._lock:
             if self._closed or not (self._released or self._unwanted):
                 return
@@ -108,27 +109,31 @@ class TableLifetimes:
                 self._remove(_ops)
 
     def close(self) -> None:
-        """At the end of the process: nothing is freed from now on."""
+        """Stops freeing tables, at the end of the process."""
         self._closed = True
         self._wake.put(None)
         if self._thread.ident is not None and os.getpid() == self._pid:
             self._thread.join(_JOIN_S)
 
-    def _make_place(self) -> None:
+    def _free_one(self) -> None:
+        """Frees at least one table. Raises StateError if this process uses all of them."""
         gc.collect()
         self.tidy()
         if self._used - len(self._unwanted) >= MAX_TABLES:
-            raise StateError(f"a job has at most {MAX_TABLES} tables at a time, and so many are in use")
+            raise StateError(
+                f"a job can have at most {MAX_TABLES} tables at a time, and all of them are in use. Delete layers that "
+                "are not needed any more, or let features share a table"
+            )
 
-        def there_is_one() -> bool:
+        def is_below_limit() -> bool:
             self.tidy()
             return self._used < MAX_TABLES
 
-        # The others come here, too, and collect.
-        self._wait(there_is_one, "other ranks to release tables that this one needs no more")
+        # The other ranks also call this function, and collect their garbage.
+        self._wait(is_below_limit, "other ranks to release tables that this rank does not need any more")
 
     def _release(self, ordinal: int, path: str, uuid: str) -> None:
-        """Called when the tensor has gone, wherever garbage is collected."""
+        """Records that the tensor of a table was deleted. It runs wherever garbage is collected."""
         if os.getpid() != self._pid or self._closed:
             return
         self._session.release(ordinal)
@@ -160,12 +165,15 @@ class TableLifetimes:
             try:
                 with eager_ops(f"removing table {path}"):
                     _ops.remove_table(path, uuid)
-            except NotFoundError:  # it was never made
+            except NotFoundError:  # the table was never made
                 pass
-            except UnavailableError:  # the writer is in the middle of a step, of other tables
+            except UnavailableError:  # the writer is in the middle of a step of other tables
                 continue
             except TableError as error:
-                if os.path.exists(path):  # not where somebody has removed all of it
-                    warnings.warn(f"{error}. It stays until the job ends", stacklevel=2)
+                if os.path.exists(path):  # no warning if somebody has deleted the table
+                    warnings.warn(
+                        f"{error}. The table {path} stays until the job ends, and uses its memory until then",
+                        stacklevel=2,
+                    )
             del self._unwanted[ordinal]
             self._used -= 1

@@ -1,4 +1,7 @@
-"""What the initial values of a job's tables follow from: a seed, and a salt that tells apart tables of one seed."""
+"""`TableSeeds`: the seeds and salts that determine the initial values of a job's tables.
+
+The salt makes the values of tables with the same seed differ.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,26 @@ class TableSeeds:
     """Seeds and salts of a job's tables, in the order of their ordinals.
 
     Attributes:
-      seed: Of the next table that is given none; 63 bits.
+      seed: The seed of tables whose configuration has none; 63 bits.
     """
 
     def __init__(self, uuid: str, keras_seed: str | None, *, follow: bool) -> None:
-        """Draws the seed.
+        """Derives the seed from the Keras seed, or else from the job.
 
         Args:
-          uuid: Of the job, the seed's origin without a Keras seed.
-          keras_seed: Rank 0's, if it was set when the job was made and counts.
-          follow: Seeds that are set in this process later count too, from the next table on.
+          uuid: The job's uuid.
+          keras_seed: The Keras seed of rank 0; None: it was not set when the job was made, or the job is named.
+          follow: Whether a Keras seed that this process sets later applies from the next table on.
         """
         self.seed = _digest("seed", uuid) if keras_seed is None else _digest("keras seed", keras_seed)
         self._follow, self._first = follow, 0
         self._mark: Any = _current()[1]
 
     def of(self, ordinal: int) -> tuple[int, int]:
-        """Seed and salt of the table with this ordinal, the next one.
+        """Returns seed and salt of the next table, which has this ordinal.
 
-        Salts count from the table that was the first after a seed was set, as Keras's own draws do: a model that is
-        made again after the same seed gets the same values.
+        Salts count from the first table after a seed was set, as Keras's own draws do. So a model that is built again
+        after the same seed was set again gets the same values.
         """
         seed, mark = _current()
         if self._follow and mark is not self._mark:

@@ -1,8 +1,9 @@
-"""A step that a killed run of a named job has left undecided.
+"""`settle`: publishes or undoes a step that a killed run of a named job has left undecided.
 
-Nodes that have sharded tables make a step together or not at all. Their leaders write it, seal it and vote; when all
-are for it they publish. A group that is sealed does not know whether others have published. So when the job is started
-again all nodes tell what they have: if one has published, the others do, too; if none has, none does.
+Nodes with sharded tables make a step together or not at all. Their leaders write the step, seal it, and vote. If all
+agree, they publish it. A sealed group does not know whether other nodes have published. So when the job is started
+again, all nodes report their states. If one node has published the step, the others publish it, too. If no node has,
+all nodes undo it.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from tf_sparse_ps.errors import NotFoundError, StateError
 from tf_sparse_ps.job.identity import Identity
 
 _REMEDY = (
-    "Start it on the nodes that it had, with their tables; or remove the job's folders on all nodes, and start from "
-    "what was saved last"
+    "Start the job on the nodes that it had, with their tables. Or remove the job's folders on all nodes, and start "
+    "from the newest checkpoint"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupState:
-    """What a node has.
+    """The state of a node's group.
 
     Attributes:
-      step: The last step that is made.
-      run_id: The run whose steps these are.
-      sealed: The step that is written and not decided, or None.
-      sealed_run: The run that has written it.
-      voters: The number of nodes that decide it.
+      step: The last published step.
+      run_id: The run that made this step.
+      sealed: The step that is written but not decided, or None.
+      sealed_run: The run that wrote the sealed step.
+      voters: The number of nodes that decide the sealed step.
     """
 
     step: int
@@ -42,7 +43,7 @@ class GroupState:
 
     @classmethod
     def of(cls, path: str) -> GroupState | None:
-        """Of the group in a folder; None: there is none."""
+        """Returns the state of the group in a folder; None if the folder has no group."""
         try:
             info: dict[str, Any] = _table.Group.open(path).info()
         except NotFoundError:
@@ -54,58 +55,58 @@ class GroupState:
 
 
 def settle(path: str, identity: Identity, collectives: Collectives) -> str:
-    """Asks all nodes. Every rank calls it, before the leaders open their groups.
+    """Returns what all nodes do with an undecided step. Every rank calls this before the leaders open their groups.
 
     Args:
-      path: Of this node's group.
-      identity: Of this rank, of a named job.
-      collectives: Of the job.
+      path: The path of this node's group.
+      identity: The identity of this rank. The job is named.
+      collectives: The collectives of the job.
 
     Returns:
-      What the leaders' `open_writer` is given as `outcome`.
+      The `outcome` that each leader passes to `open_writer`.
 
     Raises:
-      StateError: It cannot be settled; on all ranks.
+      StateError: The nodes cannot decide the step. It is raised on all ranks.
     """
-    own = GroupState.of(path) if identity.is_leader else None
-    states = collectives.allgather_object(own, "tfsps_states")
+    own_state = GroupState.of(path) if identity.is_leader else None
+    states = collectives.allgather_object(own_state, "tfsps_states")
     return outcome([states[leader] for leader in identity.leaders], str(identity.name))
 
 
 def outcome(states: Sequence[GroupState | None], job: str) -> str:
-    """What becomes of a step that some nodes have sealed.
+    """Decides a step that some nodes have sealed.
 
     Args:
-      states: Of each node; None: it has no group of the job.
-      job: Its name.
+      states: The state of each node; None: the node has no group of the job.
+      job: The name of the job.
 
     Returns:
-      "publish", if a node has made the step; "undo", if none has; "refuse", if no node has sealed one.
+      "publish" if a node has published the step; "undo" if none has; "refuse" if no node has sealed a step.
 
     Raises:
-      StateError: Nodes are missing, or have something else.
+      StateError: Nodes are missing, or have steps that do not fit together.
     """
-    sealed = [one for one in states if one is not None and one.sealed is not None]
+    sealed = [state for state in states if state is not None and state.sealed is not None]
     if not sealed:
         return "refuse"
     step, run, voters = sealed[0].sealed, sealed[0].sealed_run, sealed[0].voters
     assert step is not None
-    against = []
+    objections = []
     if voters != len(states):
-        against.append(f"{voters} nodes decide it, and this run has {len(states)}")
-    for node, one in enumerate(states):
-        if one is None:
-            against.append(f"node {node} has no tables of the job")
-        elif one.sealed is not None and (one.sealed, one.sealed_run, one.voters) != (step, run, voters):
-            against.append(f"node {node} has written step {one.sealed} of another run")
-        elif one.sealed is None and (one.run_id != run or one.step not in (step - 1, step)):
-            against.append(f"node {node} is at step {one.step} of another run")
-    kept = {one.step for one in states if one is not None and one.sealed is None}
-    if len(kept & {step - 1, step}) == 2:
-        against.append("some nodes have made it, and some do not have it")
-    if against:
+        objections.append(f"{voters} nodes decide it, and this run has {len(states)}")
+    for node, state in enumerate(states):
+        if state is None:
+            objections.append(f"node {node} has no tables of the job")
+        elif state.sealed is not None and (state.sealed, state.sealed_run, state.voters) != (step, run, voters):
+            objections.append(f"node {node} has written step {state.sealed} of another run")
+        elif state.sealed is None and (state.run_id != run or state.step not in (step - 1, step)):
+            objections.append(f"node {node} is at step {state.step} of another run")
+    published = {state.step for state in states if state is not None and state.sealed is None}
+    if len(published & {step - 1, step}) == 2:
+        objections.append("some nodes have published it, and some do not have it")
+    if objections:
         raise StateError(
-            f"job {job!r} was killed while its nodes were deciding step {step} together, and it cannot be settled: "
-            f"{'; '.join(against)}. {_REMEDY}"
+            f"job {job!r} was killed while its nodes were deciding step {step} together, and this run cannot decide "
+            f"it: {'; '.join(objections)}. {_REMEDY}"
         )
-    return "publish" if step in kept else "undo"
+    return "publish" if step in published else "undo"

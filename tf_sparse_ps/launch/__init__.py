@@ -1,8 +1,11 @@
-"""`tf-sparse-ps run`: starts the ranks of a job, one launcher on each machine. Needs no TensorFlow.
+"""`tf-sparse-ps run`: starts the ranks of a job, with one launcher on each machine. Imports no TensorFlow.
 
-The launchers of a job meet in a key-value store that node 0's serves (`meeting.py`); each starts the ranks of its
-machine (`ranks.py`), shows what is to be seen of them (`output.py`), and ends them when one fails, anywhere
-(`supervision.py`).
+- `command_line`, `options`: the command line. `horovod_check`: whether the ranks can use Horovod.
+- `meeting`, `key_values`, `launch_secret`: the launchers of a job meet in a key-value store that node 0's launcher
+  serves. `node_link`: what they exchange while the ranks run.
+- `supervision`: starts the ranks of this machine, and ends them when a rank of any machine fails.
+- `ranks`, `rank_start`, `environment`: the processes of the ranks and their environment variables.
+- `output`, `start_up_lines`: which output of the ranks is shown and logged. `outcome`: why a job ended.
 """
 
 from tf_sparse_ps.launch.command_line import main

@@ -1,4 +1,4 @@
-"""The command line: options, what is refused, and the exit status."""
+"""The command line of `tf-sparse-ps`: its options, their checks, and the exit status."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tf_sparse_ps.launch import horovod_check, supervision
 from tf_sparse_ps.launch.options import Options
 from tf_sparse_ps.launch.output import say
 
-# A process that has one of these is a rank already.
-_OF_RANKS = ("TFSPS_RANK", "HOROVOD_RANK")
+# A process that has one of these variables is a rank.
+_RANK_VARIABLES = ("TFSPS_RANK", "HOROVOD_RANK")
 _EPILOG = """\
 One launcher runs on each machine. On one machine:
 
   tf-sparse-ps run -np 4 python train.py
 
-On two, the same command with another --node-rank on each:
+On two machines, the same command with another --node-rank on each:
 
   tf-sparse-ps run --nnodes 2 --node-rank 0 --coordinator host0:29400 -np 4 python train.py
   tf-sparse-ps run --nnodes 2 --node-rank 1 --coordinator host0:29400 -np 4 python train.py
 
-Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + N if signal N ended it; 130
-after Ctrl-C; 2 for a mistake in the arguments.
+Exit status: 0 if all ranks ended with 0; else the status of the rank that failed first, or 128 + N if signal N ended
+it; 130 after Ctrl-C; 2 for a mistake in the arguments.
 """
 
 
@@ -37,17 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `tf-sparse-ps`.
 
     Args:
-      arguments: Of the command line; None: the process's own.
+      arguments: The words of the command line; None: those of this process.
 
     Returns:
       The exit status.
 
     Raises:
-      SystemExit: A mistake in the arguments, with status 2; or help was asked for.
+      SystemExit: The arguments have a mistake (status 2), or they ask for help.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["checkpoint"]:
-        from tf_sparse_ps.checkpoints import commands  # a launcher starts without NumPy
+        from tf_sparse_ps.checkpoints import commands  # imported here, because a launcher starts without NumPy
 
         return commands.main(words[1:])
     options = parse(words)
@@ -56,50 +56,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         say(str(error))
         return error.status
-    except KeyboardInterrupt:  # before there were ranks
+    except KeyboardInterrupt:  # before the ranks were started
         return 130
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
-    """The options of a command line.
+    """Returns the options of a command line.
+
+    Args:
+      arguments: See `main`.
 
     Raises:
-      SystemExit: A mistake, which was named on standard error.
+      SystemExit: The command line has a mistake. It was printed to standard error.
     """
     parser, run = _parsers()
-    given = parser.parse_args(arguments)
-    for variable in _OF_RANKS:
+    parsed = parser.parse_args(arguments)
+    for variable in _RANK_VARIABLES:
         if variable in os.environ:
             run.error(
                 f"{variable}={os.environ[variable]} is set: this process is itself a rank that a launcher has started. "
-                "Start the job from outside, or unset the variable"
+                "Start the job outside of that job, or unset the variable"
             )
-    if given.ranks < 1:
-        run.error(f"-np must be 1 or more, the number of ranks on this machine. Received: {given.ranks}")
-    if given.nnodes < 1:
-        run.error(f"--nnodes must be 1 or more. Received: {given.nnodes}")
-    if not 0 <= given.node_rank < given.nnodes:
+    if parsed.ranks < 1:
+        run.error(f"-np must be 1 or more, the number of ranks on this machine. Received: {parsed.ranks}")
+    if parsed.nnodes < 1:
+        run.error(f"--nnodes must be 1 or more. Received: {parsed.nnodes}")
+    if not 0 <= parsed.node_rank < parsed.nnodes:
         run.error(
-            f"--node-rank must be 0 to {given.nnodes - 1} with --nnodes {given.nnodes}. Received: {given.node_rank}"
+            f"--node-rank must be 0 to {parsed.nnodes - 1} with --nnodes {parsed.nnodes}. Received: {parsed.node_rank}"
         )
-    if not 0 < given.timeout < float("inf"):
-        run.error(f"--timeout must be a number of seconds greater than 0. Received: {given.timeout}")
-    coordinator = _coordinator(run, given.coordinator)
-    if given.nnodes > 1 and coordinator is None:
+    if not 0 < parsed.timeout < float("inf"):
+        run.error(f"--timeout must be a number of seconds greater than 0. Received: {parsed.timeout}")
+    coordinator = _coordinator(run, parsed.coordinator)
+    if parsed.nnodes > 1 and coordinator is None:
         run.error(
-            "--nnodes greater than 1 needs --coordinator HOST:PORT, the same on all machines: HOST is node rank 0's"
+            "--nnodes greater than 1 needs --coordinator HOST:PORT, the same on all machines. HOST is the machine of "
+            "node rank 0"
         )
     return Options(
-        ranks=given.ranks,
-        nnodes=given.nnodes,
-        node_rank=given.node_rank,
-        coordinator=coordinator if given.nnodes > 1 else None,
-        collectives=_collectives(run, given.collectives),
-        by_name=given.collectives != "auto",
-        timeout_s=given.timeout,
-        log_dir=given.log_dir,
-        all_ranks=given.all_ranks,
-        command=_command(run, given.command),
+        ranks=parsed.ranks,
+        nnodes=parsed.nnodes,
+        node_rank=parsed.node_rank,
+        coordinator=coordinator if parsed.nnodes > 1 else None,
+        collectives=_collectives(run, parsed.collectives),
+        by_name=parsed.collectives != "auto",
+        timeout_s=parsed.timeout,
+        log_dir=parsed.log_dir,
+        all_ranks=parsed.all_ranks,
+        command=_command(run, parsed.command),
     )
 
 
@@ -109,7 +113,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run = commands.add_parser(
         "run",
         help="start the ranks of a job",
-        description="Starts a program on several ranks, and ends all of them when one fails.",
+        description="Starts a program on several ranks. If one rank fails, ends all of them.",
         usage="tf-sparse-ps run [options] -np N PROGRAM [ARGUMENTS ...]",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -119,17 +123,17 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     add = run.add_argument
     add("-np", "--nproc-per-node", dest="ranks", type=int, required=True, metavar="N", help="ranks on this machine")
     add("--nnodes", type=int, default=1, metavar="N", help="machines, each with a launcher (default: 1)")
-    add("--node-rank", type=int, default=0, metavar="K", help="this machine's number, from 0 on (default: 0)")
+    add("--node-rank", type=int, default=0, metavar="K", help="number of this machine, from 0 on (default: 0)")
     add(
         "--coordinator",
         metavar="HOST:PORT",
-        help="where node rank 0 is, and a free port there; the same on all machines",
+        help="machine of node rank 0, and a free port there; the same on all machines",
     )
     add(
         "--collectives",
         choices=("auto", "tensorflow", "horovod"),
         default="auto",
-        help="what ranks communicate by (default: auto, Horovod if it is installed and works here)",
+        help="library that connects the ranks (default: auto, Horovod if it is installed and works here)",
     )
     add(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds launchers wait for each other (default: 600)"
@@ -138,9 +142,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     add(
         "--all-ranks",
         action="store_true",
-        help="show the output of all ranks, each line with its rank, not only rank 0's",
+        help="show the output of all ranks, each line with its rank, instead of rank 0's output only",
     )
-    add("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, with its arguments")
+    add("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="program to run, with its arguments")
     return parser, run
 
 
@@ -149,14 +153,19 @@ def _coordinator(run: argparse.ArgumentParser, text: str | None) -> tuple[str, i
         return None
     match = re.fullmatch(r"([^\s:/\[\]]+):(\d{1,5})", text)
     if match is None or not 0 < int(match[2]) < 65536:
-        run.error(f"--coordinator must be HOST:PORT, a host's name or IPv4 address and a port. Received: {text!r}")
+        run.error(
+            f"--coordinator must be HOST:PORT, the name or IPv4 address of a machine and a port. Received: {text!r}"
+        )
     return match[1], int(match[2])
 
 
 def _collectives(run: argparse.ArgumentParser, chosen: str) -> str:
     installed = importlib.util.find_spec("horovod") is not None
     if chosen == "horovod" and not installed:
-        run.error(f"--collectives horovod: Horovod is not installed for {sys.executable}")
+        run.error(
+            f"--collectives horovod: Horovod is not installed for {sys.executable}. Install it, or use --collectives "
+            "tensorflow"
+        )
     if chosen == "auto":
         return "horovod" if installed else "tensorflow"
     return chosen
@@ -165,12 +174,12 @@ def _collectives(run: argparse.ArgumentParser, chosen: str) -> str:
 def _command(run: argparse.ArgumentParser, command: list[str]) -> tuple[str, ...]:
     words = command[1:] if command[:1] == ["--"] else command
     if not words:
-        run.error("which program is to run? For instance: tf-sparse-ps run -np 4 python train.py")
-    found = shutil.which(words[0])
-    if found is None:
+        run.error("the program to run is missing. For example: tf-sparse-ps run -np 4 python train.py")
+    path = shutil.which(words[0])
+    if path is None:
         hint = ""
         if os.path.isfile(words[0]):
-            python = f": python {words[0]}" if words[0].endswith(".py") else ""
-            hint = f". It is a file that cannot be executed{python}"
+            remedy = f". Run it with: python {words[0]}" if words[0].endswith(".py") else ""
+            hint = f". It is a file that cannot be executed{remedy}"
         run.error(f"no such program: {words[0]!r}{hint}")
-    return (found, *words[1:])
+    return (path, *words[1:])

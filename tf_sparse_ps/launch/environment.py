@@ -1,4 +1,4 @@
-"""What a rank finds in its environment."""
+"""The environment variables that the launcher sets for its ranks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 
 from tf_sparse_ps.launch.meeting import Node, interface_of
 
-# Threads of a process's arithmetic, which else are as many as the machine has cores, in every rank.
+# The numbers of arithmetic threads of a process. Without these variables, each rank starts one per core of the machine.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a rank is among all.
+    """The position of a rank in the job.
 
     Attributes:
-      rank, size: Among all ranks.
-      local_rank, local_size: Among those of its node.
-      cross_rank, cross_size: Among those of other nodes that have its local rank.
-      node_rank: Its node.
+      rank, size: The rank, and the number of ranks of the job.
+      local_rank, local_size: The same among the ranks of the rank's node.
+      cross_rank, cross_size: The same among the ranks of all nodes that have this local rank.
+      node_rank: The number of the rank's node.
     """
 
     rank: int
@@ -35,10 +35,10 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A rank as Horovod's rendezvous server counts those that meet by it.
+    """The position of a rank in the form that Horovod's rendezvous server expects.
 
     Attributes:
-      hostname: The name of its node.
+      hostname: The name of the rank's node.
       size, local_rank, local_size, cross_size: See `Placement`.
     """
 
@@ -50,47 +50,47 @@ class Slot:
 
 
 def placements(nodes: Sequence[Node]) -> list[Placement]:
-    """Of all ranks, in their order: node 0's first."""
+    """Returns the placements of all ranks in rank order: first the ranks of node 0."""
     size = sum(node.ranks for node in nodes)
-    found: list[Placement] = []
+    results: list[Placement] = []
     for node_rank, node in enumerate(nodes):
         for local_rank in range(node.ranks):
-            cross = [k for k, one in enumerate(nodes) if one.ranks > local_rank]
-            found.append(
-                Placement(len(found), size, local_rank, node.ranks, cross.index(node_rank), len(cross), node_rank)
+            cross = [k for k, other in enumerate(nodes) if other.ranks > local_rank]
+            results.append(
+                Placement(len(results), size, local_rank, node.ranks, cross.index(node_rank), len(cross), node_rank)
             )
-    return found
+    return results
 
 
 def host_names(nodes: Sequence[Node]) -> list[str]:
-    """A name for each node that no other has, though two may be on one machine."""
+    """Returns a unique name for each node. Two nodes may be on the same machine."""
     hosts = [node.host for node in nodes]
     return [host if hosts.count(host) == 1 else f"{host}-{k}" for k, host in enumerate(hosts)]
 
 
 def common(inherited: Mapping[str, str], local_size: int) -> dict[str, str]:
-    """What all ranks of a node have: the launcher's environment, and defaults for what is not set in it.
+    """Returns the variables that all ranks of a node have: the launcher's environment and defaults for other variables.
 
     Args:
       inherited: The launcher's environment.
-      local_size: Ranks of the node.
+      local_size: The number of ranks of the node.
     """
-    found = dict(inherited)
-    found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # or TensorFlow says at every start what it was built with
+    variables = dict(inherited)
+    variables.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # without it, TensorFlow logs its build options at every start
     if local_size > 1:
         cores = len(os.sched_getaffinity(0))
         for name in _THREADS:
-            found.setdefault(name, str(max(1, cores // local_size)))
-    return found
+            variables.setdefault(name, str(max(1, cores // local_size)))
+    return variables
 
 
 def of_rank(placement: Placement, key_values: str, secret: str) -> dict[str, str]:
-    """What tells a rank who it is, whatever it communicates by.
+    """Returns the variables of one rank that do not depend on the collectives.
 
     Args:
-      placement: The rank's.
-      key_values: Host and port of the key-value store.
-      secret: Signs the requests of ranks to it.
+      placement: The placement of the rank.
+      key_values: The host and port of the key-value store.
+      secret: The secret that signs the ranks' requests to the store.
     """
     return {
         "TFSPS_RANK": str(placement.rank),
@@ -104,28 +104,33 @@ def of_rank(placement: Placement, key_values: str, secret: str) -> dict[str, str
 
 
 def of_tensorflow(placement: Placement, nodes: Sequence[Node]) -> dict[str, str]:
-    """What tf.distribute reads."""
+    """Returns the variable that TensorFlow reads to connect the ranks.
+
+    Args:
+      placement: The placement of the rank.
+      nodes: All nodes.
+    """
     workers = [f"{node.host}:{port}" for node in nodes for port in node.ports]
     task = {"type": "worker", "index": placement.rank}
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
 
 
 def slots(nodes: Sequence[Node]) -> list[Slot]:
-    """What Horovod's rendezvous server is told of all ranks."""
+    """Returns the slots of all ranks for Horovod's rendezvous server."""
     names = host_names(nodes)
     return [
-        Slot(names[one.node_rank], one.size, one.local_rank, one.local_size, one.cross_size)
-        for one in placements(nodes)
+        Slot(names[rank.node_rank], rank.size, rank.local_rank, rank.local_size, rank.cross_size)
+        for rank in placements(nodes)
     ]
 
 
 def of_horovod(placement: Placement, nodes: Sequence[Node], rendezvous: tuple[str, int]) -> dict[str, str]:
-    """What Horovod reads.
+    """Returns the variables that Horovod reads.
 
     Args:
-      placement: The rank's.
-      nodes: All.
-      rendezvous: Host and port of Horovod's rendezvous server.
+      placement: The placement of the rank.
+      nodes: All nodes.
+      rendezvous: The host and port of Horovod's rendezvous server.
     """
     interface = interface_of(nodes[placement.node_rank].host)
     return {

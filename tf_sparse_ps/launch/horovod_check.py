@@ -1,7 +1,7 @@
-"""Whether ranks on this machine can communicate by Horovod: looked at before any is started.
+"""Checks whether ranks on this machine can use Horovod, before any rank is started.
 
-Horovod itself ends a rank with SIGSEGV where the machine's own name has no address (0.28.1 with Gloo), and a Horovod
-that was built for another TensorFlow fails in each rank when it is imported.
+Horovod ends a rank with SIGSEGV if the machine's own name has no address (0.28.1 with Gloo). A Horovod that was built
+for another TensorFlow fails in each rank when it is imported.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tf_sparse_ps.launch.options import Options
 from tf_sparse_ps.launch.output import say
 
 _LONGEST_S = 60.0
-_NO_NEED = "--collectives tensorflow, which needs no Horovod"
-# Loads Horovod's library for TensorFlow, with all of its symbols, and what the launcher imports of it: a second of
-# time. To import TensorFlow would take five.
+_WITHOUT_HOROVOD = "--collectives tensorflow, which does not need Horovod"
+# Loads Horovod's library for TensorFlow, with all its symbols, and the module of Horovod that the launcher imports. It
+# takes a second. Importing TensorFlow would take five.
 _LOAD = """
 import ctypes, glob, importlib.util, os
 def folder(package):
@@ -38,22 +38,22 @@ for library in libraries if tensorflow else ():
 
 
 def settle(options: Options) -> Options:
-    """Returns the options with what ranks communicate by: "horovod" only where that can work.
+    """Returns the options, with "tensorflow" as collectives if Horovod cannot work here.
 
     Raises:
-      LaunchError: Horovod was asked for by name, and cannot work, with the remedy.
+      LaunchError: The command line asks for Horovod, but it cannot work here. The message contains the remedy.
     """
-    if options.collectives != "horovod" or not (wrong := _problem()):
+    if options.collectives != "horovod" or not (problem := _problem()):
         return options
     if options.by_name:
-        raise LaunchError(f"--collectives horovod: {wrong}, or use {_NO_NEED}", status=2)
-    others = " Give --collectives tensorflow on all machines." if options.nnodes > 1 else ""
-    say(f"{wrong}. Ranks communicate by TensorFlow's collectives instead.{others}")
+        raise LaunchError(f"--collectives horovod: {problem}, or use {_WITHOUT_HOROVOD}", status=2)
+    other_machines = " Give --collectives tensorflow on all machines." if options.nnodes > 1 else ""
+    say(f"{problem}. The ranks use TensorFlow's collectives instead.{other_machines}")
     return dataclasses.replace(options, collectives="tensorflow")
 
 
 def _problem() -> str:
-    """Why Horovod cannot work here, with the remedy; "": nothing is known against it."""
+    """Returns why Horovod cannot work here, with the remedy; "" if no problem is known."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -71,13 +71,13 @@ def _problem() -> str:
             timeout=_LONGEST_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):  # a machine that is too busy to say
+    except (OSError, subprocess.TimeoutExpired):  # the machine is too busy for the check
         return ""
     if done.returncode == 0:
         return ""
     lines = done.stderr.strip().splitlines()
     reason = lines[-1] if lines else f"status {done.returncode}"
     return (
-        f"Horovod is installed for {sys.executable}, and cannot be imported ({reason}). Build it again for the "
+        f"Horovod is installed for {sys.executable}, but it cannot be imported ({reason}). Build it again for the "
         "TensorFlow that is installed (tools/horovod/build.sh)"
     )

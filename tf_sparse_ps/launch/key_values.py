@@ -1,9 +1,9 @@
-"""What launchers tell each other: in the key-value store of the job, which node 0's launcher serves over HTTP.
+"""The launchers' access to the key-value store of the job, which node 0's launcher serves over HTTP.
 
-The store lives as long as the launcher, and every job has a new one.
+The store exists as long as this launcher. Each job has a new one.
 
-    /tsps/...      what ranks tell each other (`collectives/key_values.py`)
-    /launch/...    what launchers tell each other (`meeting.py`)
+    /tsps/...      texts of the ranks (`collectives/key_values.py`)
+    /launch/...    texts of the launchers (`meeting.py`, `node_link.py`)
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _LAUNCH = "/launch/"
 
 
 class Texts(Protocol):
-    """What launchers tell each other, by key."""
+    """The texts of the launchers, by key."""
 
     def get(self, key: str) -> str | None:
-        """What was put last; None: nothing was."""
+        """Returns the text of a key; None if it has none."""
 
     def put(self, key: str, text: str) -> None:
-        """In place of what was there."""
+        """Replaces the text of a key."""
 
     def create(self, key: str, text: str) -> bool:
-        """Puts it if nothing is there; returns whether."""
+        """Sets the text of a key that has none. Returns False if the key has a text."""
 
 
 class Store(Values):
-    """The values, and node 0's way to them. Thread-safe."""
+    """The values of the store, and node 0's `Texts`. Thread-safe."""
 
     def get(self, key: str) -> str | None:
         """See `Texts`."""
@@ -48,15 +48,15 @@ class Store(Values):
 
 
 class Client:
-    """The way of other launchers to the store. Every method raises OSError if the store cannot be reached."""
+    """The `Texts` of the other launchers. Every method raises OSError if the store cannot be reached."""
 
     def __init__(self, host: str, port: int, secret: bytes, timeout_s: float = 2.0) -> None:
-        """Finds the store.
+        """Stores the address, without connecting.
 
         Args:
-          host, port: Where it is.
-          secret: Of the launchers.
-          timeout_s: Of each operation on the connection.
+          host, port: The address of the store.
+          secret: The secret of the launchers.
+          timeout_s: The timeout of each operation on the connection.
         """
         self._host, self._port, self._secret, self._timeout_s = host, port, secret, timeout_s
 
@@ -93,4 +93,4 @@ class Client:
 
     def _check(self, status: int) -> None:
         if status != HTTPStatus.OK:
-            raise ConnectionError(f"{self._host}:{self._port} is no store of a launcher: it answers {status}")
+            raise ConnectionError(f"the store at {self._host}:{self._port} has refused a request with status {status}")

@@ -1,8 +1,8 @@
-"""How the launchers of a job meet: each writes what its node has to the store of node 0, and waits for all others.
+"""`Meeting`: each launcher of a job describes its node in node 0's store, and waits for all other launchers.
 
-job        what is to be the same on all: written by node 0 before it serves
-node-<k>   a `Node`, created by launcher k: a second launcher with this number is refused
-nodes      all of them, written by node 0 when they have come
+job        the id of the job and its `Terms`, written by node 0 before it serves the store
+node-<k>   a `Node`, created by launcher k; a second launcher with this number is refused
+nodes      all nodes, written by node 0 when all launchers have connected
 abort      why the job will not start
 """
 
@@ -28,23 +28,24 @@ from tf_sparse_ps.launch import launch_secret
 from tf_sparse_ps.launch.key_values import Client, Store, Texts
 
 _POLL_S = 0.25
-_CHECK_S = 5.0  # in which node 0 must reach its own store
-_LOST_S = 5.0  # without an answer, after the first
+_CHECK_S = 5.0  # the time in which node 0 must reach its own store
+_LOST_S = 5.0  # node 0 is lost after this time without an answer
 _REMIND_S = 15.0
-_LOWEST_PORT = 10_000  # of a rank
+_LOWEST_PORT = 10_000  # the lowest port of a rank
 _SIOCGIFADDR = 0x8915
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """What a launcher says of its node.
+    """A node, as its launcher describes it.
 
     Attributes:
-      host: Its address for the other nodes.
-      ranks: How many it has.
-      ports: Of its ranks, for tf.distribute; none with Horovod.
-      rendezvous: Port of Horovod's rendezvous server, of node 0 with Horovod; else 0.
-      named: The address that the machine's own name leads to, with Horovod, whose ranks tell it each other; else "".
+      host: The address at which other nodes can reach it.
+      ranks: The number of its ranks.
+      ports: The ports of its ranks for TensorFlow's collectives; empty with Horovod.
+      rendezvous: The port of Horovod's rendezvous server, on node 0 with Horovod; else 0.
+      named: With Horovod, the address to which the machine resolves its own name, because the ranks send it to each
+        other; else "".
     """
 
     host: str
@@ -55,46 +56,52 @@ class Node:
 
     @classmethod
     def of(cls, text: str) -> Node:
-        """The inverse of `text`."""
-        found = json.loads(text)
-        return cls(**found | {"ports": tuple(found["ports"])})
+        """Returns the node that `text` represents."""
+        fields = json.loads(text)
+        return cls(**fields | {"ports": tuple(fields["ports"])})
 
     @property
     def text(self) -> str:
-        """To be sent."""
+        """The node as a text, for the key-value store."""
         return json.dumps(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What must be the same for all launchers of a job.
+    """The options that must be the same for all launchers of a job.
 
     Attributes:
-      nnodes: How many there are.
-      collectives: What ranks communicate by.
+      nnodes: The number of launchers.
+      collectives: The library that connects the ranks.
     """
 
     nnodes: int
     collectives: str
 
     def check(self, own: Terms, node_rank: int) -> None:
-        """Raises LaunchError if launcher `node_rank`'s own terms differ from these, node 0's."""
+        """Raises LaunchError if the terms of a launcher differ from node 0's, which are these.
+
+        Args:
+          own: The terms of the launcher.
+          node_rank: The number of the launcher's node.
+        """
         if own.nnodes != self.nnodes:
             raise LaunchError(
                 f"the launchers were started with different --nnodes: {self.nnodes} with --node-rank 0, {own.nnodes} "
-                f"with --node-rank {node_rank}",
+                f"with --node-rank {node_rank}. Give all launchers the same number",
                 status=2,
             )
         if own.collectives != self.collectives:
             raise LaunchError(
                 f"the launchers have chosen different collectives: {self.collectives} with --node-rank 0, "
-                f"{own.collectives} with --node-rank {node_rank}. Give --collectives on all, or install Horovod on all",
+                f"{own.collectives} with --node-rank {node_rank}. Give all launchers the same --collectives, or "
+                "install Horovod on all machines",
                 status=2,
             )
 
 
 def _unassigned_ports() -> range:
-    """Ports that the kernel gives to no outgoing connection: another's could take one before a rank listens there."""
+    """Returns ports that the kernel does not assign to outgoing connections, so that they stay free for the ranks."""
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -103,13 +110,17 @@ def _unassigned_ports() -> range:
 
 
 class Ports:
-    """Free ports of this machine, kept from others until `release`."""
+    """Free ports of this machine, reserved until `release`.
+
+    Attributes:
+      numbers: The numbers of the ports.
+    """
 
     def __init__(self, count: int) -> None:
-        """Takes so many, that are free with all of the machine's addresses.
+        """Reserves `count` ports that are free on all addresses of the machine.
 
         Raises:
-          LaunchError: There are not so many.
+          LaunchError: The machine has too few free ports.
         """
         self._sockets: list[socket.socket] = []
         numbers = _unassigned_ports()
@@ -117,38 +128,42 @@ class Ports:
         for number in itertools.chain(range(first, numbers.stop), range(numbers.start, first)):
             if len(self._sockets) == count:
                 break
-            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
-                one.bind(("", number))
+                candidate.bind(("", number))
             except OSError:
-                one.close()
+                candidate.close()
             else:
-                self._sockets.append(one)
-        self.numbers: tuple[int, ...] = tuple(one.getsockname()[1] for one in self._sockets)
+                self._sockets.append(candidate)
+        self.numbers: tuple[int, ...] = tuple(reserved.getsockname()[1] for reserved in self._sockets)
         if len(self.numbers) < count:
             self.release()
-            raise LaunchError(f"of this machine's ports {numbers.start} to {numbers.stop - 1}, {count} are not free")
+            raise LaunchError(
+                f"the ranks of this machine need {count} free ports, but fewer of its ports {numbers.start} to "
+                f"{numbers.stop - 1} are free. End programs that use them, or start fewer ranks"
+            )
 
     def release(self) -> None:
-        """Frees them, for the ranks."""
-        for one in self._sockets:
-            one.close()
+        """Frees the ports, so that the ranks can listen on them."""
+        for reserved in self._sockets:
+            reserved.close()
 
 
 def serve(coordinator: tuple[str, int] | None, store: Store, secret: bytes, job: str) -> KeyValueServer:
     """Serves node 0's store.
 
     Args:
-      coordinator: Where the other nodes look for it; None: there are none, and nobody else can reach it.
-      store: What to serve.
-      secret: Of the launchers.
+      coordinator: The address at which other nodes look for the store; None: the job has one node, and the store is
+        not reachable from other machines.
+      store: The store to serve.
+      secret: The secret of the launchers.
       job: The id of the job.
 
     Raises:
-      LaunchError: The port is taken, or cannot be used.
+      LaunchError: The port is in use, or cannot be used.
     """
     host, port = coordinator or ("127.0.0.1", 0)
-    # On all addresses otherwise: a machine's own name may lead to another one than others see it by.
+    # The server listens on all addresses, because the machine may resolve its own name differently than others do.
     bound = host if host == "localhost" or host.startswith("127.") else ""
     try:
         return KeyValueServer(bound, port, store, {"launch": secret, "tsps": launch_secret.of_ranks(secret, job)})
@@ -161,26 +176,27 @@ def serve(coordinator: tuple[str, int] | None, store: Store, secret: bytes, job:
 
 
 def own_address(coordinator: tuple[str, int] | None) -> str:
-    """The address of this machine by which the coordinator's, and so others', can reach it.
+    """Returns the address at which the coordinator, and so other machines, can reach this machine.
 
     Raises:
-      LaunchError: The coordinator's name is not known, or there is no way to it.
+      LaunchError: The coordinator's name cannot be resolved, or no route leads to it.
     """
     if coordinator is None:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(coordinator)  # of datagrams: nothing is sent
+            probe.connect(coordinator)  # connecting a datagram socket sends nothing
         except OSError as error:
             raise LaunchError(
-                f"--coordinator {coordinator[0]}:{coordinator[1]}: no way to {coordinator[0]}: {error.strerror}",
+                f"--coordinator {coordinator[0]}:{coordinator[1]}: this machine cannot reach {coordinator[0]}: "
+                f"{error.strerror}. Check the name and the network",
                 status=2,
             ) from None
         return str(probe.getsockname()[0])
 
 
 def named_address() -> str:
-    """The address that this machine's own name leads to; "" if it leads nowhere."""
+    """Returns the address to which this machine resolves its own name; "" if it cannot resolve it."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -188,19 +204,24 @@ def named_address() -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an address."""
+    """Returns the name of the network interface that has an address, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
                 request = struct.pack("256s", name.encode()[:15])
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]
-                if socket.inet_ntoa(found) == address:
+                packed = fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(packed) == address:
                     return name
     return "lo" if ipaddress.ip_address(address).is_loopback else None
 
 
 class Meeting:
-    """A launcher's part in it."""
+    """A launcher's part in the meeting.
+
+    Attributes:
+      texts: The texts of the launchers in node 0's store.
+      job: The id of the job.
+    """
 
     def __init__(
         self,
@@ -213,20 +234,20 @@ class Meeting:
         secret: bytes,
         job: str,
     ) -> None:
-        """Before it begins.
+        """Prepares the meeting. On node 0, writes its terms to the store.
 
         Args:
-          node_rank: This launcher's number.
-          terms: As this launcher has them.
-          coordinator: Where node 0's store is.
-          timeout_s: How long launchers wait for each other.
+          node_rank: The number of this launcher's node.
+          terms: The terms of this launcher.
+          coordinator: The address of node 0's store.
+          timeout_s: The time that launchers wait for each other.
           say: Prints a line for the user.
-          store: Node 0's; None on other nodes.
-          secret: Of the launchers.
-          job: The id of the job, as node 0 has drawn it; other nodes learn it.
+          store: Node 0's store; None on other nodes.
+          secret: The secret of the launchers.
+          job: The id of the job. Node 0's id is used; other launchers read it from the store.
         """
-        self._me, self._terms, self._coordinator, self._timeout_s = node_rank, terms, coordinator, timeout_s
-        self._say, self._store, self._waits_for = say, store, ""
+        self._node_rank, self._terms, self._coordinator, self._timeout_s = node_rank, terms, coordinator, timeout_s
+        self._say, self._store, self._awaited = say, store, ""
         self._client = Client(*coordinator, secret)
         self.texts: Texts = self._client if store is None else store
         self.job = job
@@ -237,54 +258,57 @@ class Meeting:
         """Meets the other launchers.
 
         Args:
-          node: This launcher's.
-          prepare: What node 0 has to do with all nodes before the others hear of them.
+          node: The node of this launcher.
+          prepare: A function that node 0 calls with all nodes before it publishes them.
 
         Returns:
-          All nodes, in their order.
+          All nodes, in order.
 
         Raises:
-          LaunchError: Somebody did not come, or cannot take part.
+          LaunchError: A launcher did not connect in time, or cannot take part.
         """
         deadline = time.monotonic() + self._timeout_s
         if self._store is not None:
             self._check_own_store()
         else:
             self._find_job(deadline)
-        try:  # from here on the others may know of this launcher
-            if not self.texts.create(f"node-{self._me}", node.text):
-                raise self._second()
+        try:  # From here on, the other launchers may know this one, so it must tell them if it fails.
+            if not self.texts.create(f"node-{self._node_rank}", node.text):
+                raise self._duplicate()
             nodes = self._gather(deadline, prepare) if self._store is not None else self._wait(deadline)
             self._check_addresses(nodes)
         except BaseException as error:
-            text = str(error) if isinstance(error, LaunchError) else f"the launcher of node {self._me} was interrupted"
-            self._abort(text, error.status if isinstance(error, LaunchError) else 1)
+            if isinstance(error, LaunchError):
+                text, status = str(error), error.status
+            else:
+                text, status = f"the launcher of node {self._node_rank} was interrupted", 1
+            self._abort(text, status)
             raise
         return nodes
 
     def _check_own_store(self) -> None:
-        """Raises LaunchError if the coordinator's address leads to another machine."""
-        deadline, why = time.monotonic() + _CHECK_S, ""
+        """Raises LaunchError if the coordinator's address belongs to another machine."""
+        deadline, reason = time.monotonic() + _CHECK_S, ""
         while time.monotonic() < deadline:
             try:
-                found = self._client.get("job")
-                if found is not None and json.loads(found)["id"] == self.job:
+                text = self._client.get("job")
+                if text is not None and json.loads(text)["id"] == self.job:
                     return
-                why = "another launcher's store answers"
+                reason = "another launcher's store answers"
             except OSError as error:
-                why = _reason(error)
+                reason = _reason(error)
             time.sleep(_POLL_S)
         raise LaunchError(
-            f"--coordinator {_name(self._coordinator)} does not lead to this machine ({why}), which serves the "
-            "key-value store: --node-rank 0 must be started on the machine that --coordinator names",
+            f"--coordinator {_name(self._coordinator)} does not lead to this machine ({reason}), but the launcher with "
+            "--node-rank 0 must serve the key-value store there. Start it on the machine that --coordinator names",
             status=2,
         )
 
     def _find_job(self, deadline: float) -> None:
-        """Waits for node 0's store, and checks its terms."""
-        why = "it has not answered"
+        """Waits for node 0's store, and checks node 0's terms."""
+        reason = "it has not answered"
         for _ in self._polls(deadline):
-            self._waits_for = f"node rank 0 at {_name(self._coordinator)} ({why})"
+            self._awaited = f"node rank 0 at {_name(self._coordinator)} ({reason})"
             try:
                 text = self.texts.get("job")
             except WrongSecretError as error:
@@ -294,68 +318,69 @@ class Meeting:
                     status=2,
                 ) from None
             except OSError as error:
-                why = _reason(error)
+                reason = _reason(error)
                 continue
             if text is not None:
-                found = json.loads(text)
-                self.job = found.pop("id")
+                fields = json.loads(text)
+                self.job = fields.pop("id")
                 try:
-                    Terms(**found).check(self._terms, self._me)
+                    Terms(**fields).check(self._terms, self._node_rank)
                 except LaunchError as error:
                     self._abort(str(error), error.status)
                     raise
                 return
         raise LaunchError(
-            f"node rank 0 did not come within {self._timeout_s:g} s: no launcher answers at {_name(self._coordinator)} "
-            f"({why})"
+            f"node rank 0 did not connect within {self._timeout_s:g} s: no launcher answers at "
+            f"{_name(self._coordinator)} ({reason}). Start the launcher with --node-rank 0 there, and check the network"
         )
 
-    def _second(self) -> LaunchError:
-        first = Node.of(self.texts.get(f"node-{self._me}") or "")
+    def _duplicate(self) -> LaunchError:
+        first = Node.of(self.texts.get(f"node-{self._node_rank}") or "")
         return LaunchError(
-            f"two launchers have --node-rank {self._me}: one on {first.host}, of {first.ranks} ranks, and one on "
-            f"{own_address(self._coordinator)}. Each machine needs a number of its own, 0 to {self._terms.nnodes - 1}",
+            f"two launchers have --node-rank {self._node_rank}: one on {first.host}, with {first.ranks} ranks, and one "
+            f"on {own_address(self._coordinator)}. Give each machine another number, 0 to {self._terms.nnodes - 1}",
             status=2,
         )
 
     def _gather(self, deadline: float, prepare: Callable[[list[Node]], None]) -> list[Node]:
-        """Node 0's part: waits for all, and tells them who came."""
+        """Waits on node 0 for all launchers, and publishes their nodes."""
         for _ in self._polls(deadline):
             if not self._missing():
                 nodes = [Node.of(self.texts.get(f"node-{k}") or "") for k in range(self._terms.nnodes)]
                 prepare(nodes)
-                self.texts.put("nodes", json.dumps([one.text for one in nodes]))
+                self.texts.put("nodes", json.dumps([node.text for node in nodes]))
                 return nodes
             self._raise_abort()
         raise self._timed_out()
 
     def _wait(self, deadline: float) -> list[Node]:
-        """The part of other launchers. They wait longer than node 0, which says who is missing."""
-        lost: float | None = None
+        """Waits on other nodes for node 0 to publish the nodes: longer than node 0, which reports missing launchers."""
+        lost_at: float | None = None
         for _ in self._polls(deadline + _LOST_S):
             try:
                 text = self.texts.get("nodes")
                 if text is not None:
-                    return [Node.of(one) for one in json.loads(text)]
+                    return [Node.of(node_text) for node_text in json.loads(text)]
                 self._missing()
                 self._raise_abort()
-                lost = None
+                lost_at = None
             except OSError as error:
-                lost = lost or time.monotonic() + _LOST_S
-                if time.monotonic() > lost:
+                lost_at = lost_at or time.monotonic() + _LOST_S
+                if time.monotonic() > lost_at:
                     raise LaunchError(
-                        f"the launcher of node rank 0 at {_name(self._coordinator)} is gone ({_reason(error)})"
+                        f"the launcher of node rank 0 at {_name(self._coordinator)} has ended ({_reason(error)}). Look "
+                        "at its output, and start all launchers again"
                     ) from None
         raise self._timed_out()
 
     def _missing(self) -> list[int]:
         missing = [k for k in range(self._terms.nnodes) if self.texts.get(f"node-{k}") is None]
-        self._waits_for = f"node rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        self._awaited = f"node rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return missing
 
     def _timed_out(self) -> LaunchError:
         return LaunchError(
-            f"{self._waits_for} of {self._terms.nnodes} did not come within {self._timeout_s:g} s. Start "
+            f"{self._awaited} of {self._terms.nnodes} did not connect within {self._timeout_s:g} s. Start "
             f"`tf-sparse-ps run --nnodes {self._terms.nnodes} --coordinator {_name(self._coordinator)}` on every "
             "machine, each with its own --node-rank"
         )
@@ -365,16 +390,16 @@ class Meeting:
         if any(loops) and not all(loops):
             k = loops.index(True)
             raise LaunchError(
-                f"node rank {k} knows itself as {nodes[k].host}, by which other machines cannot reach it: its "
-                f"/etc/hosts has {self._coordinator[0]!r} there. Give --coordinator the address of node rank 0 in "
-                "place of a name",
+                f"node rank {k} has the address {nodes[k].host}, at which other machines cannot reach it, because its "
+                f"/etc/hosts has this address for {self._coordinator[0]!r}. Give --coordinator the address of node "
+                "rank 0 instead of a name",
                 status=2,
             )
         for k, node in enumerate(nodes):
             if node.named and ipaddress.ip_address(node.named).is_loopback and not any(loops):
                 raise LaunchError(
-                    f"the name of node rank {k}'s machine ({node.host}) leads to {node.named} there, where Horovod "
-                    "on the other machines looks for it in vain. Give the name the machine's address in /etc/hosts, or "
+                    f"on node rank {k} ({node.host}), the machine's own name resolves to {node.named}, where Horovod "
+                    "on other machines cannot reach it. Give the name the machine's address in /etc/hosts there, or "
                     "use --collectives tensorflow",
                     status=2,
                 )
@@ -382,23 +407,23 @@ class Meeting:
     def _raise_abort(self) -> None:
         text = self.texts.get("abort")
         if text is not None:
-            found = json.loads(text)
-            raise LaunchError(found["text"], found["status"])
+            fields = json.loads(text)
+            raise LaunchError(fields["text"], fields["status"])
 
     def _abort(self, text: str, status: int) -> None:
         with contextlib.suppress(OSError):
             self.texts.create("abort", json.dumps({"text": text, "status": status}))
             if self._store is not None:
-                time.sleep(2 * _POLL_S)  # the others read it
+                time.sleep(2 * _POLL_S)  # so that the other launchers read it before the store ends
 
     def _polls(self, deadline: float) -> Iterator[None]:
-        """Until the deadline; says at times whom this launcher waits for."""
-        remind = time.monotonic() + _REMIND_S
+        """Yields until the deadline. Prints from time to time which launchers this one waits for."""
+        next_reminder = time.monotonic() + _REMIND_S
         while (now := time.monotonic()) < deadline:
             yield
-            if now > remind:
-                self._say(f"waiting for {self._waits_for}")
-                remind = now + 4 * _REMIND_S
+            if now > next_reminder:
+                self._say(f"waiting for {self._awaited}")
+                next_reminder = now + 4 * _REMIND_S
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
 

@@ -1,4 +1,4 @@
-"""What a launcher is to start."""
+"""`Options`: the options of a launcher."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to start.
+    """The options of a launcher.
 
     Attributes:
-      ranks: How many on this machine.
-      nnodes: How many machines, each with a launcher.
-      node_rank: This machine's number.
-      coordinator: Host and port of node 0's key-value store; None: there is one machine.
+      ranks: The number of ranks on this machine.
+      nnodes: The number of machines, each with a launcher.
+      node_rank: The number of this machine.
+      coordinator: The host and port of node 0's key-value store; None: the job has one machine.
       collectives: "tensorflow" or "horovod".
-      by_name: The command line names it; else it was chosen automatically.
-      timeout_s: How long launchers wait for each other.
-      log_dir: Folder for a file per rank.
-      all_ranks: All ranks' output is shown.
-      command: The program, by its full path, and its arguments.
+      by_name: Whether the command line names the collectives. Otherwise they were chosen automatically.
+      timeout_s: The time that launchers wait for each other.
+      log_dir: The folder for a log of each rank; None: no logs are written.
+      all_ranks: Whether the output of all ranks is shown.
+      command: The full path of the program, and its arguments.
     """
 
     ranks: int

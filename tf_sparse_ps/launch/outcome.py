@@ -1,4 +1,4 @@
-"""Why a job ended before its time, and how that is told."""
+"""`Outcome`: how a job ended, which rank failed first, and the launcher's message about it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """What made a launcher end its ranks first.
+    """Why the first launcher ended its ranks.
 
     Attributes:
-      node: Its node.
-      rank: Of the rank that failed; None: none did.
-      status: The rank's, as `subprocess.Popen.returncode` has it; else the launcher's exit status.
-      text: What happened, where no rank failed.
+      node: The number of this launcher's node.
+      rank: The rank that failed; None: no rank failed.
+      status: The failed rank's status in the form of `subprocess.Popen.returncode`; otherwise the launcher's exit
+        status.
+      text: A message, if no rank failed.
     """
 
     node: int
@@ -27,16 +28,21 @@ class Cause:
 
     @classmethod
     def of(cls, text: str) -> Cause:
-        """The inverse of `dump`."""
+        """Returns the object that `dump` has turned into a text."""
         return cls(**json.loads(text))
 
     @classmethod
     def interrupted(cls, node: int, number: int) -> Cause:
-        """The launcher of a node got a signal."""
+        """Returns the cause for a launcher that got a signal.
+
+        Args:
+          node: The number of the launcher's node.
+          number: The number of the signal.
+        """
         return cls(node, None, 128 + number, f"the launcher of node {node} got {signal.Signals(number).name}")
 
     def dump(self) -> str:
-        """To be sent."""
+        """Returns this object as a text, for the key-value store."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -45,9 +51,9 @@ class NodeEnd:
     """How the ranks of a node have ended.
 
     Attributes:
-      statuses: By rank, as `subprocess.Popen.returncode` has them.
-      own: Ranks that ended without being told to.
-      lines: The last lines of those that failed, by rank.
+      statuses: The status of each rank, in the form of `subprocess.Popen.returncode`.
+      own: The ranks that failed before the launcher ended them, in the order in which they ended.
+      lines: The last lines of these ranks, by rank.
     """
 
     statuses: Mapping[int, int]
@@ -56,28 +62,28 @@ class NodeEnd:
 
     @classmethod
     def of(cls, text: str) -> NodeEnd:
-        """The inverse of `dump`."""
-        found = json.loads(text)
+        """Returns the object that `dump` has turned into a text."""
+        fields = json.loads(text)
         return cls(
-            {int(rank): status for rank, status in found["statuses"].items()},
-            found["own"],
-            {int(rank): lines for rank, lines in found["lines"].items()},
+            {int(rank): status for rank, status in fields["statuses"].items()},
+            fields["own"],
+            {int(rank): lines for rank, lines in fields["lines"].items()},
         )
 
     def dump(self) -> str:
-        """To be sent."""
+        """Returns this object as a text, for the key-value store."""
         return json.dumps(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """How a job has ended.
 
     Attributes:
-      status: The launchers' exit status.
-      rank: That failed first; None: none did.
-      text: What happened, in words; empty if all is well.
-      lines: The last lines of that rank.
+      status: The exit status of the launchers.
+      rank: The rank that failed first; None: no rank failed.
+      text: The description of the end; empty if all ranks ended without an error.
+      lines: The last lines of the rank that failed first.
     """
 
     status: int = 0
@@ -87,18 +93,18 @@ class Outcome:
 
     @classmethod
     def of(cls, text: str) -> Outcome:
-        """The inverse of `dump`."""
+        """Returns the object that `dump` has turned into a text."""
         return cls(**json.loads(text))
 
     def dump(self) -> str:
-        """To be sent."""
+        """Returns this object as a text, for the key-value store."""
         return json.dumps(dataclasses.asdict(self))
 
     def told(self, *, shown: bool) -> str:
-        """For the user.
+        """Returns the message for the user.
 
         Args:
-          shown: That rank's lines are in the terminal already.
+          shown: Whether the terminal already shows the lines of the rank that failed first.
         """
         if self.rank is None:
             return self.text
@@ -110,34 +116,38 @@ class Outcome:
 
 
 def decide(cause: Cause | None, ends: Mapping[int, NodeEnd], exit_report: str) -> Outcome:
-    """What became of a job whose ranks have all ended.
+    """Returns the outcome of a job whose ranks have all ended.
 
     Args:
-      cause: Why they were ended; None: they were not.
-      ends: By node; a node that is lost has none.
-      exit_report: What a rank has said of its own end; it names the rank in the beginning.
+      cause: Why the launchers ended the ranks; None: they did not.
+      ends: The ends by node, without the nodes that are lost.
+      exit_report: The exit report of a rank, which begins with the number of the rank; "": no rank has reported.
     """
     if cause is None:
         return Outcome()
     if cause.rank is None:
         return Outcome(cause.status, None, cause.text)
     node, rank, status = cause.node, cause.rank, cause.status
-    # Others may be faster to end than the one that made them end, and that knows why.
+    # Other ranks may have ended before the rank that caused their end. That rank has written the exit report.
     match = re.match(r"rank (\d+)\b", exit_report)
-    named = None if match is None else int(match[1])
+    reporter = None if match is None else int(match[1])
     for k, end in ends.items():
-        if named is not None and named in end.own and end.statuses[named] != 0:
-            node, rank, status = k, named, end.statuses[named]
+        if reporter is not None and reporter in end.own and end.statuses[reporter] != 0:
+            node, rank, status = k, reporter, end.statuses[reporter]
     lines = list(ends[node].lines.get(rank, ())) if node in ends else []
     where = f" (node {node})" if len(ends) > 1 or node > 0 else ""
     text = f"rank {rank}{where} failed first, {how(status)}"
-    if exit_report and not any(exit_report in line for line in lines) and named != rank:
+    if exit_report and not any(exit_report in line for line in lines) and reporter != rank:
         text += f", for this reason: {exit_report}"
     return Outcome(exit_status(status), rank, text, lines)
 
 
 def how(status: int) -> str:
-    """A process's end in words."""
+    """Describes a process's end.
+
+    Args:
+      status: The status in the form of `subprocess.Popen.returncode`.
+    """
     if status >= 0:
         return f"with exit status {status}"
     try:
@@ -147,5 +157,5 @@ def how(status: int) -> str:
 
 
 def exit_status(status: int) -> int:
-    """As shells number it."""
+    """Returns the exit status that shells report for a status in the form of `subprocess.Popen.returncode`."""
     return status if status >= 0 else 128 - status

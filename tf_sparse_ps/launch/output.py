@@ -1,9 +1,9 @@
-"""What is shown of the ranks, what is written to their logs, and which last lines are kept of them.
+"""`Output`: shows the output of the ranks, writes their logs, and keeps their last lines.
 
-Rank 0's stderr passes through here, as TensorFlow's start-up lines are left out. Its stdout is the launcher's own,
-unless there is a log; where stdout and stderr are one, as in a terminal, they pass together, so that the order stays.
-What passes is a terminal to the rank where the launcher's is one, because programs draw other progress bars, or none,
-into a pipe.
+Rank 0's stderr goes through the launcher, which removes TensorFlow's start-up lines. Without a log, its stdout is the
+launcher's own. If stdout and stderr are the same file, as in a terminal, both go through the launcher in one stream, so
+that their order is kept. If the launcher writes to a terminal, this stream is a terminal to the rank, too, because many
+programs draw no progress bar, or another one, into a pipe.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tf_sparse_ps.folders import Folder, Trust, open_regular
 from tf_sparse_ps.launch.start_up_lines import StartUpFilter, is_start_up
 
 KEPT_LINES = 40
-_LONGEST_LINE = 2000  # bytes that are kept of one
+_LONGEST_LINE = 2000  # bytes of a line that are kept
 _LONGEST_REST = 1 << 16  # bytes of a line without an end
 _PART = 1 << 16
 
 
 class Lines:
-    """Cuts bytes into lines as a terminal shows them in the end: of what was overwritten after a \\r, the last.
+    """Splits bytes into lines, without TensorFlow's start-up lines.
 
-    Without TensorFlow's start-up lines.
+    If a line was overwritten after a \\r, only its last version is passed on, as a terminal finally shows it.
     """
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
-        """Passes each line on, without its end."""
+        """Sets the function that gets each line, without its end."""
         self._take, self._rest = take, b""
 
     def __call__(self, part: bytes) -> None:
@@ -49,14 +49,14 @@ class Lines:
         *lines, rest = (self._rest + part).split(b"\n")
         for line in lines:
             self._pass(line)
-        # What a \r begins anew is forgotten already, so that a progress bar is not kept whole.
+        # Text that a \r overwrites is dropped immediately, so that a progress bar does not accumulate.
         start = rest.rstrip(b"\r").rfind(b"\r") + 1
         self._rest = rest[start:]
         if len(self._rest) > _LONGEST_REST:
             self.end()
 
     def end(self) -> None:
-        """There is no more."""
+        """Handles the end of the bytes."""
         if self._rest:
             self._pass(self._rest)
             self._rest = b""
@@ -68,25 +68,25 @@ class Lines:
 
 
 def say(text: str, *, after_ranks: bool = False) -> None:
-    """Prints a line of the launcher's own to standard error.
+    """Prints a message of the launcher to standard error.
 
     Args:
-      text: One line, or more.
-      after_ranks: Ranks may have left a progress bar that has not ended its line.
+      text: One or more lines.
+      after_ranks: Whether the message starts a new line, because a rank may have left a progress bar.
     """
     begin = "\r\n" if after_ranks and sys.stderr.isatty() else ""
     print(f"{begin}tf-sparse-ps: {text}", file=sys.stderr, flush=True)
 
 
 class Output:
-    """Of all ranks of this node."""
+    """The output of all ranks of this node."""
 
     def __init__(self, *, log_dir: Path | None, all_ranks: bool) -> None:
-        """Before there are ranks.
+        """Makes the folder of the logs.
 
         Args:
-          log_dir: Folder for a file per rank; None: none.
-          all_ranks: What all ranks write is shown, with their numbers.
+          log_dir: The folder for a log of each rank; None: no logs are written.
+          all_ranks: Whether the output of all ranks is shown, each line with its rank.
 
         Raises:
           LaunchError: The folder cannot be made.
@@ -102,23 +102,25 @@ class Output:
             try:
                 Folder.open(log_dir, Trust.GROUP, make=True).close()
             except OSError as error:
-                raise LaunchError(f"--log-dir: cannot make {log_dir}: {error.strerror or error}", status=2) from None
+                raise LaunchError(
+                    f"--log-dir: cannot make {log_dir}: {error.strerror or error}. Choose another folder", status=2
+                ) from None
 
     @property
     def buffered(self) -> bool:
-        """Whether programs would hold lines back that somebody waits for."""
+        """Whether the output goes into a pipe or file, where Python programs would buffer lines."""
         return self._all_ranks or self._log_dir is not None
 
     def shown(self, rank: int) -> bool:
-        """Whether a rank's stderr is in the terminal already."""
+        """Returns whether the terminal shows a rank's stderr."""
         return rank == 0 or self._all_ranks
 
     def last_lines(self, rank: int) -> list[str]:
-        """Of a rank's stderr, and of stdout where they are one, the last ones."""
+        """Returns the last lines of a rank's stderr, and of its stdout if both are the same file."""
         return list(self._tails.get(rank, ()))
 
     def streams(self, rank: int) -> tuple[int, int, int]:
-        """Stdin, stdout and stderr for a rank, as `subprocess.Popen` takes them.
+        """Returns stdin, stdout and stderr for a rank, as arguments of `subprocess.Popen`.
 
         Raises:
           LaunchError: The log cannot be written.
@@ -132,19 +134,19 @@ class Output:
         return stdin, 1 if first and not self.buffered else self._stream(rank, 1, log), self._stream(rank, 2, log)
 
     def resize(self) -> None:
-        """The launcher's terminal has another size now."""
+        """Gives the ranks' terminals the new size of the launcher's terminal."""
         for like, descriptor in self._terminals:
             _copy_size(like, descriptor)
 
     def start(self) -> None:
-        """Begins to read, after the last rank was started."""
-        for one in self._writers:
-            os.close(one)
+        """Starts to read the output. It is called after the last rank was started."""
+        for writer in self._writers:
+            os.close(writer)
         self._thread = threading.Thread(target=self._read, name="output", daemon=True)
         self._thread.start()
 
     def finish(self, timeout_s: float) -> None:
-        """Waits for the end of what the ranks write, which a child of one may hold open."""
+        """Waits for the end of the output, at most `timeout_s`, because a child of a rank may keep it open."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -155,11 +157,13 @@ class Output:
         try:
             self._logs.append(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644))
         except OSError as error:
-            raise LaunchError(f"--log-dir: cannot write {path}: {error.strerror or error}", status=2) from None
+            raise LaunchError(
+                f"--log-dir: cannot write {path}: {error.strerror or error}. Choose another folder", status=2
+            ) from None
         return self._logs[-1]
 
     def _stream(self, rank: int, number: int, log: int | None) -> int:
-        """A rank's end of stdout (1) or stderr (2)."""
+        """Returns the descriptor that a rank writes its stdout (1) or stderr (2) to."""
         sinks: list[Any] = []
         if log is not None:
             sinks.append(_Sink(log))
@@ -186,7 +190,7 @@ class Output:
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 part = b""
-                with contextlib.suppress(OSError):  # a terminal whose last writer is gone
+                with contextlib.suppress(OSError):  # a terminal whose last writer has ended
                     part = os.read(key.fd, _PART)
                 for sink in key.data:
                     if part:
@@ -195,24 +199,24 @@ class Output:
                         sink.end()
                 if not part:
                     self._selector.unregister(key.fd)
-                    self._terminals = [one for one in self._terminals if one[1] != key.fd]
+                    self._terminals = [(like, reader) for like, reader in self._terminals if reader != key.fd]
                     os.close(key.fd)
 
 
 class _Sink:
-    """A descriptor to write to, until nobody reads it any more."""
+    """Writes bytes to a descriptor until writing fails, because its reader has ended."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     def end(self) -> None:
-        """There is no more."""
+        """Handles the end of the bytes."""
 
     def __call__(self, part: bytes) -> None:
         while part and self._descriptor is not None:
             try:
                 part = part[os.write(self._descriptor, part) :]
-            except BlockingIOError:  # somebody has made the terminal so
+            except BlockingIOError:  # another program has made the terminal non-blocking
                 os.set_blocking(self._descriptor, True)
             except OSError as error:
                 if error.errno != errno.EINTR:
@@ -220,7 +224,11 @@ class _Sink:
 
 
 def _terminal(like: int) -> tuple[int, int]:
-    """A terminal of the size of another, which passes bytes on as they are: to read from, and for the rank."""
+    """Makes a terminal with the size of another one, which passes bytes on unchanged.
+
+    Returns:
+      The descriptor that the launcher reads from, and the one that the rank writes to.
+    """
     reader, writer = pty.openpty()
     settings = termios.tcgetattr(writer)
     settings[1] &= ~termios.OPOST

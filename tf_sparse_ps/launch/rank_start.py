@@ -1,8 +1,8 @@
-"""Becomes a rank's program, which then ends when its launcher is gone. Run by its path: it imports nothing of ours.
+"""Starts a rank's program so that it ends when its launcher ends. This file is run by its path, without this package.
 
     python -I -S rank_start.py LAUNCHER_PID PROGRAM [ARGUMENTS ...]
 
-Not a function between fork and exec in the launcher, which has threads.
+It is not a function that runs between fork and exec, because the launcher has threads.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):  # it was gone before
+    if os.getppid() != int(sys.argv[1]):  # the launcher ended before the call of prctl
         sys.exit(128 + signal.SIGTERM)
     try:
         os.execv(sys.argv[2], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""The processes of this node's ranks: how they are started, seen to end, and ended."""
+"""`Rank`: starts the process of a rank, detects its end, and ends it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _START = str(Path(__file__).with_name("rank_start.py"))
 
 
 class Rank:
-    """A rank's process, in a session of its own.
+    """The process of a rank, in a separate session.
 
     Attributes:
       number: The rank.
-      pid: Its process id.
-      status: As `subprocess.Popen.returncode` has it; None while it runs.
-      told: It was told to end, so its end tells nothing.
+      pid: The process id.
+      status: The status in the form of `subprocess.Popen.returncode`; None while the process runs.
+      told: Whether the launcher has ended the process, so that its status does not show a failure.
     """
 
     def __init__(
         self, number: int, command: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int, int]
     ) -> None:
-        """Starts it, in the main thread: when this thread ends, so does the rank.
+        """Starts the process. The main thread calls this, because the rank ends when the calling thread ends.
 
         Args:
           number: The rank.
-          command: A program's path and arguments.
-          environment: All of it.
-          streams: Stdin, stdout and stderr.
+          command: The path of the program, and its arguments.
+          environment: All environment variables of the process.
+          streams: The descriptors of stdin, stdout and stderr.
         """
         self.number, self.status, self.told = number, None, False
         self._process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Rank:
     told: bool
 
     def report_end(self, events: queue.SimpleQueue[Any]) -> None:
-        """Puts this rank into a queue when it ends: a thread waits for it, so that ends are told in their order."""
+        """Starts a thread that puts this rank into a queue when it ends, so that ranks are queued as they end."""
 
         def wait() -> None:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
@@ -63,18 +63,19 @@ class Rank:
         threading.Thread(target=wait, name=f"rank-{self.number}", daemon=True).start()
 
     def collect(self) -> int:
-        """Takes its status after it has ended. Where it failed, or was told to end, its children end with it.
+        """Waits for the end of the process and returns its status. Kills its children if it failed or was ended.
 
-        Before its status is taken no other process can have its id, which is also that of its session.
+        The children are killed before the status is collected. Until then, no other process can get its process id,
+        which is also the id of its session.
         """
-        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        if self.told or (found is not None and found.si_status != 0):
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if self.told or (result is not None and result.si_status != 0):
             self._signal(signal.SIGKILL)
         self.status = self._process.wait()
         return self.status
 
     def end(self, number: int) -> None:
-        """Sends a signal to it and its children, if it runs."""
+        """Sends a signal to the process and its children if the process runs."""
         if self.status is None:
             self.told = True
             self._signal(number)

@@ -1,6 +1,6 @@
-"""The lines that TensorFlow writes to stderr whenever it is imported (checked with 2.15 and 2.21).
+"""`StartUpFilter`: removes the lines that TensorFlow writes to stderr when it is imported (tested with 2.15 and 2.21).
 
-TF_CPP_MIN_LOG_LEVEL does not silence all of them: some are written before it is read.
+TF_CPP_MIN_LOG_LEVEL does not silence all of them, because TensorFlow writes some before it reads the variable.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _START_UP = re.compile(
     rb"|utils\.cc:\d+\] TF-TRT Warning: Could not find TensorRT)"
     rb"|" + re.escape(_REBUILD) + rb".* rebuild TensorFlow with the appropriate compiler flags\.$"
 )
-# What the begin of such a line looks like, of which the rest has not come yet.
+# The beginning of such a line, whose rest was not read yet.
 _BEGIN = re.compile(rb"[IWE]\d{0,4}|[IWE]\d{4} .*|\d{1,4}|\d{4}-[-\d]{0,5}|\d{4}-\d\d-\d\d .*")
 
 
 def is_start_up(line: bytes) -> bool:
-    """Whether a line, without its end, is one of them."""
+    """Returns whether a line, without its end, is one of TensorFlow's start-up lines."""
     return _START_UP.match(line) is not None
 
 
 class StartUpFilter:
-    """Passes bytes on as they come, without these lines. Only what may become one waits for the end of its line."""
+    """Passes bytes on without start-up lines. It holds back only a line that may become one, until the line ends."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
-        """Passes on to `take`."""
+        """Sets the function that gets the bytes."""
         self._take, self._held, self._at_begin = take, b"", True
 
     def __call__(self, part: bytes) -> None:
@@ -46,7 +46,7 @@ class StartUpFilter:
             if not (self._at_begin and is_start_up(line.rstrip(b"\r"))):
                 passed.append(line + b"\n")
             self._at_begin = True
-        self._held = rest if self._at_begin and _may_become(rest) else b""
+        self._held = rest if self._at_begin and _may_become_start_up(rest) else b""
         if rest and not self._held:
             passed.append(rest)
             self._at_begin = False
@@ -54,12 +54,12 @@ class StartUpFilter:
             self._take(b"".join(passed))
 
     def end(self) -> None:
-        """There is no more."""
+        """Handles the end of the bytes."""
         if self._held:
             self._take(self._held)
             self._held = b""
 
 
-def _may_become(rest: bytes) -> bool:
-    whole = any(one.startswith(rest) or rest.startswith(one) for one in (_ABSL, _REBUILD))
-    return bool(rest) and len(rest) < 4096 and (whole or _BEGIN.fullmatch(rest) is not None)
+def _may_become_start_up(rest: bytes) -> bool:
+    is_known_text = any(text.startswith(rest) or rest.startswith(text) for text in (_ABSL, _REBUILD))
+    return bool(rest) and len(rest) < 4096 and (is_known_text or _BEGIN.fullmatch(rest) is not None)

@@ -23,23 +23,24 @@ from tf_sparse_ps.launch.output import Output, say
 from tf_sparse_ps.launch.ranks import Rank
 from tf_sparse_ps.node import job_folder, local_peers
 
-# After a rank has failed the others may say by themselves whom they miss: `failures/ending.py` takes four seconds.
+# The time between the failure of a rank and SIGTERM for the others, in which they can report the rank that they miss.
+# `failures/ending.py` takes four seconds.
 GRACE_S = 5.0
-# After SIGTERM, until SIGKILL.
+# The time between SIGTERM and SIGKILL.
 KILL_S = 5.0
-# After Ctrl-C, which ranks get as SIGINT, until SIGTERM.
+# The time between SIGINT, which the ranks get after Ctrl-C, and SIGTERM.
 _INTERRUPT_S = 3.0
-_GIVE_UP_S = 10.0  # after SIGKILL
-_OUTPUT_S = 2.0  # for what ranks have written last
+_GIVE_UP_S = 10.0  # the time after SIGKILL until the launcher stops waiting
+_OUTPUT_S = 2.0  # the time to wait for the last output of the ranks
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(options: Options) -> int:
-    """Runs a job's ranks of this machine; returns the launcher's exit status.
+    """Runs a job's ranks on this machine, and returns the launcher's exit status.
 
     Raises:
-      LaunchError: They cannot be started.
-      KeyboardInterrupt: Ctrl-C before they were started.
+      LaunchError: The ranks cannot be started.
+      KeyboardInterrupt: Ctrl-C was pressed before the ranks were started.
     """
     output = Output(log_dir=options.log_dir, all_ranks=options.all_ranks)
     store, job = (Store() if options.node_rank == 0 else None), uuid.uuid4().hex[:16]
@@ -53,7 +54,7 @@ def run(options: Options) -> int:
 
 
 class _Job:
-    """The part of a job that this launcher has to do with."""
+    """The part of a job on this launcher's machine."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class _Job:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link: NodeLink | None = None
         self._ranks: list[Rank] = []
-        self._own: list[int] = []  # that ended without being told to, in this order
+        self._failed: list[int] = []  # the ranks that failed before the launcher ended them, in this order
         self._cause: Cause | None = None
 
     def run(self) -> int:
@@ -94,7 +95,7 @@ class _Job:
             say(outcome.told(shown=self._shown(outcome.rank)), after_ranks=True)
         return outcome.status
 
-    # --- before there are ranks ---
+    # --- before the ranks start ---
 
     def _meet(self, node: Node, prepare: Callable[[list[Node]], None] = lambda _: None) -> list[Node]:
         options = self._options
@@ -102,12 +103,12 @@ class _Job:
             prepare([node])
             return [node]
         terms = Terms(options.nnodes, options.collectives)
-        one = Meeting(
+        launchers = Meeting(
             options.node_rank, terms, options.coordinator, options.timeout_s, say, self._store, self._secret, self._job
         )
-        nodes = one.hold(node, prepare)
-        self._job = one.job
-        self._link = NodeLink(options.node_rank, nodes, one.texts, one.job)
+        nodes = launchers.hold(node, prepare)
+        self._job = launchers.job
+        self._link = NodeLink(options.node_rank, nodes, launchers.texts, launchers.job)
         return nodes
 
     def _meet_for_horovod(self, host: str) -> list[Node]:
@@ -117,39 +118,39 @@ class _Job:
         from tf_sparse_ps._compat._horovod_runner import Rendezvous  # Horovod is optional
 
         server = Rendezvous("" if not host.startswith("127.") else host, local_peers.may_connect)
-        own = Node(host, options.ranks, (), server.port, meeting.named_address())
-        return self._meet(own, lambda nodes: server.begin(environment.slots(nodes)))
+        node = Node(host, options.ranks, (), server.port, meeting.named_address())
+        return self._meet(node, lambda nodes: server.begin(environment.slots(nodes)))
 
     def _environments(self, nodes: Sequence[Node]) -> dict[int, dict[str, str]]:
-        """Of this node's ranks."""
-        options, found = self._options, {}
+        """Returns the environment variables of this node's ranks, by rank."""
+        options, environments = self._options, {}
         common = environment.common(os.environ, options.ranks)
         if self._output.buffered:
             common.setdefault("PYTHONUNBUFFERED", "1")
         for placement in environment.placements(nodes):
             if placement.node_rank == options.node_rank:
                 key_values, secret = f"{self._address[0]}:{self._address[1]}", self._rank_secret.decode()
-                own = environment.of_rank(placement, key_values, secret)
+                variables = environment.of_rank(placement, key_values, secret)
                 if options.collectives == "horovod":
-                    own |= environment.of_horovod(placement, nodes, (self._address[0], nodes[0].rendezvous))
+                    variables |= environment.of_horovod(placement, nodes, (self._address[0], nodes[0].rendezvous))
                 else:
-                    own |= environment.of_tensorflow(placement, nodes)
-                found[placement.rank] = common | own
-        return found
+                    variables |= environment.of_tensorflow(placement, nodes)
+                environments[placement.rank] = common | variables
+        return environments
 
-    # --- while there are ranks ---
+    # --- while the ranks run ---
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Signals become events."""
-        # Not those that are ignored, as SIGHUP is under nohup.
-        mine = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, lambda got, _: self._events.put(got)) for number in mine}
-        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: self._output.resize())
+        """Puts signals into the queue of events."""
+        # Ignored signals stay ignored, for example SIGHUP under nohup.
+        handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, lambda signum, _: self._events.put(signum)) for number in handled}
+        handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: self._output.resize())
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _start(self, environments: dict[int, dict[str, str]]) -> None:
@@ -159,7 +160,7 @@ class _Job:
             self._output.start()
             for rank in self._ranks:
                 rank.report_end(self._events)
-        except (OSError, RuntimeError, LaunchError) as error:  # RuntimeError: no more threads
+        except (OSError, RuntimeError, LaunchError) as error:  # RuntimeError: the system has no more threads
             for rank in self._ranks:
                 rank.end(signal.SIGKILL)
                 rank.collect()
@@ -169,8 +170,8 @@ class _Job:
             raise LaunchError(text, error.status if isinstance(error, LaunchError) else 1) from None
 
     def _wait(self) -> None:
-        """Returns when all ranks have ended, and ends them as soon as there is a reason."""
-        steps: list[tuple[float, int]] = []  # when to send which signal
+        """Returns when all ranks have ended. Ends them if a rank of any node fails, or after a signal."""
+        steps: list[tuple[float, int]] = []  # the signals to send, with their times
         interrupts = 0
         running = set(self._ranks)
         while running:
@@ -179,30 +180,31 @@ class _Job:
             if isinstance(event, Rank):
                 running.discard(event)
                 if event.collect() != 0 and not event.told:
-                    self._own.append(event.number)
+                    self._failed.append(event.number)
                     event = Cause(self._options.node_rank, event.number, event.status or 0)
             if isinstance(event, Cause) and self._cause is None:
                 self._cause = event
                 if self._link is not None:
                     self._link.tell(event)
-                # Where no rank has failed there is nothing that the others could say.
+                # If no rank has failed, the others have nothing to report, and get SIGTERM immediately.
                 term = now + (0.0 if event.rank is None else GRACE_S)
                 steps = [(term, signal.SIGTERM), (term + KILL_S, signal.SIGKILL)]
             elif isinstance(event, int):
                 interrupts += 1
                 steps = self._interrupted(event, interrupts, now)
             elif event is None and not steps:
-                say(f"these processes do not end: {', '.join(str(rank.pid) for rank in running)}")
+                pids = ", ".join(str(rank.pid) for rank in running)
+                say(f"these processes have not ended after SIGKILL: {pids}. The launcher ends without them")
                 return
             while steps and steps[0][0] <= now:
                 _, number = steps.pop(0)
                 for rank in running:
                     rank.end(number)
                     if number != signal.SIGKILL:
-                        rank.end(signal.SIGCONT)  # one that is stopped ends, too
+                        rank.end(signal.SIGCONT)  # a stopped process handles the signal only after SIGCONT
 
     def _next(self, steps: list[tuple[float, int]]) -> Any:
-        """The next event; None when it is time for the next step, or for giving up."""
+        """Returns the next event; None at the time of the next step, or when it is time to give up."""
         if self._cause is None:
             return self._events.get()
         timeout_s = max(0.0, steps[0][0] - time.monotonic()) if steps else _GIVE_UP_S
@@ -211,7 +213,13 @@ class _Job:
         return None
 
     def _interrupted(self, number: int, times: int, now: float) -> list[tuple[float, int]]:
-        """What to send when, after this launcher got a signal."""
+        """Returns the signals to send, with their times, after this launcher got a signal.
+
+        Args:
+          number: The number of the signal.
+          times: The number of signals that this launcher has got.
+          now: The time.
+        """
         first = self._cause is None
         if first:
             self._cause = Cause.interrupted(self._options.node_rank, number)
@@ -227,13 +235,13 @@ class _Job:
             ]
         return [(now, signal.SIGTERM), (now + KILL_S, signal.SIGKILL)]
 
-    # --- after them ---
+    # --- after the ranks have ended ---
 
     def _finish(self) -> Outcome:
         self._output.finish(_OUTPUT_S)
         statuses = {rank.number: -signal.SIGKILL if rank.status is None else rank.status for rank in self._ranks}
-        lines = {number: self._output.last_lines(number) for number in self._own}
-        end = NodeEnd(statuses, self._own, lines)
+        lines = {number: self._output.last_lines(number) for number in self._failed}
+        end = NodeEnd(statuses, self._failed, lines)
         if any(statuses.values()):
             self._free_tables()
         if self._link is None:
@@ -241,7 +249,7 @@ class _Job:
         return self._link.finish(end, self._cause, self._exit_report, self._events)
 
     def _free_tables(self) -> None:
-        """Removes the tables of ranks that could not do so themselves."""
+        """Removes the tables of ranks that were killed, and so could not remove them."""
         with contextlib.suppress(OSError):
             job_folder.remove_groups_of({rank.pid for rank in self._ranks})
 
@@ -253,4 +261,4 @@ class _Job:
         return launch_secret.of_ranks(self._secret, self._job)
 
     def _shown(self, rank: int | None) -> bool:
-        return rank in [one.number for one in self._ranks] and self._output.shown(rank or 0)
+        return rank in [own_rank.number for own_rank in self._ranks] and self._output.shown(rank or 0)
