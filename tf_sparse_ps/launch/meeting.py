@@ -417,14 +417,17 @@ class Meeting:
                 time.sleep(2 * _POLL_S)  # so that the other launchers read it before the store ends
 
     def _polls(self, deadline: float) -> Iterator[None]:
-        """Yields until the deadline. Prints from time to time which launchers this one waits for."""
+        """Yields until the deadline, at least once. Prints from time to time which launchers this one waits for."""
         next_reminder = time.monotonic() + _REMIND_S
-        while (now := time.monotonic()) < deadline:
+        while True:
             yield
+            now = time.monotonic()
+            if now >= deadline:
+                return
             if now > next_reminder:
                 self._say(f"waiting for {self._awaited}")
                 next_reminder = now + 4 * _REMIND_S
-            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(_POLL_S, deadline - now))
 
 
 def _name(address: tuple[str, int]) -> str:
