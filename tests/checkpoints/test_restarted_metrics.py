@@ -140,7 +140,7 @@ def test_a_fit_that_has_the_dataset_and_not_the_callback_is_refused(tmp_path: Pa
         data = data.map(lambda x, y: (x, y)).prefetch(1)
     elif around == "lookahead":
         data = tsps.lookahead(data, model)
-    with pytest.raises(ValueError, match=r"without the callback.* Give it callbacks=\[checkpoint\]"):
+    with pytest.raises(ValueError, match=r"without the callback.* Give fit callbacks=\[checkpoint\]"):
         model.fit(data, verbose=0)
     model.fit(data, verbose=0, callbacks=[checkpoint])
     model.evaluate(checkpoint.dataset(make), verbose=0)

@@ -276,7 +276,7 @@ def test_fit_waits_for_the_last_save_and_warns_of_one_that_failed(tmp_path: Path
     fault_points.set_action(full)
     model = make_model()
     checkpoint = tsps.callbacks.Checkpoint(tmp_path, every_steps=2, keep=9)
-    with pytest.warns(UserWarning, match=r"a checkpoint of step [46] was not saved to .*No space.* Training goes on"):
+    with pytest.warns(UserWarning, match=r"a checkpoint of step [46] was not saved to .*No space.* Training continues"):
         model.fit(checkpoint.dataset(make), epochs=1, callbacks=[Fail(), checkpoint], verbose=0)
     found = sorted(one.name for one in tmp_path.iterdir())
     assert found[0] == "step-000000000000"

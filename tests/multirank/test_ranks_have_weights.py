@@ -185,9 +185,9 @@ def test_weights_of_1_change_no_bit_of_the_mean_of_two_ranks() -> None:
         ("unknown", ["ValueError", "rank 1 has a dataset that does not tell", "assert_cardinality"]),
         ("infinite", ["ValueError", "rank 1 has infinitely many", "steps_per_epoch"]),
         ("none", ["ValueError", "rank 1 has none"]),
-        ("not its dataset", ["ValueError", "on rank 1 fit makes 1 steps per epoch, not 3", "`dataset`"]),
-        ("steps_per_epoch", ["ValueError", "on rank 1 fit makes 2 steps per epoch, not 3"]),
-        ("not our optimizer", ["ValueError", "on rank 1 its model's optimizer is a SGD, not a DistributedOptimizer"]),
+        ("not its dataset", ["ValueError", "steps that this fit makes", "rank 0 has 3, rank 1 has 1"]),
+        ("steps_per_epoch", ["ValueError", "fit makes 2 steps per epoch, not the 3", "`dataset`"]),
+        ("not our optimizer", ["ValueError", "whose optimizer is a DistributedOptimizer. Received: SGD"]),
     ],
 )  # fmt: skip
 def test_every_rank_says_what_one_did_wrong(two_nodes: Path, way: str, words: list[str]) -> None:

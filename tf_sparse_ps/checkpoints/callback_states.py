@@ -23,6 +23,7 @@ from tf_sparse_ps.checkpoints import array_file, manifest
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.collectives.all_or_none import all_or_none
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
+from tf_sparse_ps.training import fits
 
 # Attributes of Keras's classes, of Keras 3 and 2; one that a version does not have is left out.
 _ATTRIBUTES = {
@@ -246,7 +247,7 @@ def _is_without_state(callback: Any) -> bool:
     cls = type(callback)
     return (
         _has(callback, _GET)
-        or cls.__module__ == "tf_sparse_ps.callbacks"
+        or fits.is_library_callback(cls)
         or any(cls is getattr(_keras.keras.callbacks, name, None) for name in (*_WITHOUT_STATE, *_ATTRIBUTES))
     )
 

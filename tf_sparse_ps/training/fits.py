@@ -19,9 +19,9 @@ from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.node import activity
 from tf_sparse_ps.training import refusals
 
-# Of a callback whose methods make collectives: returns its settings that must be equal on all ranks, by name; None: it
-# makes no collective in this `fit`.
-SETTINGS = "settings_of_fit"
+# The method of callbacks that make collectives. It returns the settings that must be equal on all ranks, by name, or
+# None if the callback makes no collective in this `fit`.
+SETTINGS = "_settings_of_fit"
 
 _STEPS = "steps that this fit makes (epochs x steps per epoch)"
 
@@ -92,11 +92,16 @@ def _settings(callback: Any) -> dict[str, Any] | None:
     return None if settings is None else settings()
 
 
+def is_library_callback(cls: type) -> bool:
+    """Whether a class is one of `tsps.callbacks`."""
+    return cls.__module__.startswith("tf_sparse_ps.callbacks.")
+
+
 def _name(callback: Any) -> str:
-    """The name of the class, or of the one of ours that it is derived from."""
-    for one in type(callback).__mro__:
-        if one.__module__ == "tf_sparse_ps.callbacks":
-            return f"tsps.callbacks.{one.__name__}"
+    """Returns the name of a callback's class, or of the class of `tsps.callbacks` that it is derived from."""
+    for cls in type(callback).__mro__:
+        if is_library_callback(cls):
+            return f"tsps.callbacks.{cls.__name__}"
     return type(callback).__name__
 
 

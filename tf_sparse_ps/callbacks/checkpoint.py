@@ -1,0 +1,383 @@
+"""`Checkpoint`: `fit` saves checkpoints, and the same program, started again, resumes from the newest one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_sparse_ps import collectives as collectives_lib
+from tf_sparse_ps._compat import _keras, _keras_fit, _tensorflow
+from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
+from tf_sparse_ps.checkpoints.checkpointer import Checkpointer, check_arguments
+from tf_sparse_ps.checkpoints.position import Position
+from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
+from tf_sparse_ps.collectives.all_or_none import raising_on_all
+from tf_sparse_ps.config.plain_numbers import plain
+from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
+from tf_sparse_ps.training import fits
+
+_DATASETS: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()  # what `Checkpoint.dataset` has returned
+
+
+class Checkpoint(_keras.keras.callbacks.Callback):
+    """Saves checkpoints in `fit`, and resumes from the newest one when the same program is started again.
+
+    ```python
+    def make(epoch):  # returns this rank's batches of an epoch
+        return data.shuffle(10_000, seed=epoch).batch(256, drop_remainder=True)
+
+    checkpoint = tsps.callbacks.Checkpoint("/shared/checkpoints", every_steps=1000)
+    model.fit(checkpoint.dataset(make), epochs=10, callbacks=[checkpoint])
+    ```
+
+    A checkpoint holds the tables, the dense weights, the optimizer, the position in the data and the states of other
+    callbacks, all of one step. When training begins, the callback restores the newest whole checkpoint, and `fit`
+    resumes at the batch after it. If there is no checkpoint, the callback saves one first.
+
+    Every rank needs the callback. If the first save fails, `fit` raises an error. If a later save fails, the callback
+    warns and training continues; the next save is tried again.
+
+    Put the callback after callbacks that change the model or the learning rate, and after those whose state it saves:
+    EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, and callbacks that have `get_state()` and `set_state(state)`.
+
+    `tsps.Checkpointer` does the same in custom training loops. docs/checkpoints.md describes the files.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int = 3,
+        incremental: bool = True,
+        background: bool = True,
+        per_node: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Makes the callback. It reads and writes no file yet.
+
+        Give exactly one of `every_steps` and `every_seconds`. The callback also saves when `fit` ends.
+
+        Args:
+          directory: The directory of the checkpoints. All machines must see it, unless `per_node` is set.
+          every_steps: Save after this many updates of the optimizer.
+          every_seconds: Save after this many seconds, by the clock of rank 0. The ranks agree on the step to save.
+          keep: How many checkpoints to keep, at least 1. Checkpoints that these build on are kept, too.
+          incremental: Save only what has changed in the tables since the checkpoint before, where possible.
+          background: Write the files while training continues. False: each save waits until they are on the disk.
+          per_node: Every machine has a directory of its own at this path. False: all machines see one directory.
+          extra: Variables to save as well, by name.
+
+        Raises:
+          TypeError: `directory` is not a path, or an extra is not a variable.
+          ValueError: Not exactly one of `every_steps` and `every_seconds` is given, or it is not above 0; `keep` is not
+            a positive integer; `directory` is a URL.
+        """
+        super().__init__()
+        every_steps, every_seconds, keep = plain(every_steps), plain(every_seconds), plain(keep)
+        if (every_steps is None) == (every_seconds is None):
+            raise ValueError(
+                "Checkpoint needs one of `every_steps` and `every_seconds`. Received: "
+                f"every_steps={every_steps!r}, every_seconds={every_seconds!r}"
+            )
+        if every_steps is not None and (not isinstance(every_steps, int) or isinstance(every_steps, bool)):
+            raise ValueError(f"`every_steps` must be an integer. Received: every_steps={every_steps!r}")
+        if isinstance(every_seconds, bool) or not isinstance(every_seconds, int | float | None):
+            raise ValueError(f"`every_seconds` must be a number of seconds. Received: every_seconds={every_seconds!r}")
+        if not (every_steps or every_seconds or 0) > 0:
+            name, value = ("every_steps", every_steps) if every_seconds is None else ("every_seconds", every_seconds)
+            raise ValueError(f"`{name}` must be above 0. Received: {name}={value!r}")
+        check_arguments(directory, keep, extra)
+        self._directory = directory
+        self._options: dict[str, Any] = {
+            "keep": keep,
+            "incremental": incremental,
+            "background": background,
+            "per_node": per_node,
+            "extra": dict(extra or {}),
+        }
+        self._every_steps, self._every_seconds = every_steps, every_seconds
+        self._position = Position(self._updates)
+        self._resumable: ResumableDataset | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._updates_seen = 0  # when `_is_time` was last called
+        self._clock: _Clock | None = None
+        self._batches: int | None = None  # of this epoch
+        self._passes_before = 0  # passes over the dataset that had begun before this epoch
+        self._save_is_due = False  # to be made when the epoch has ended
+        self._other_callbacks: list[Any] = []  # of the `fit`
+        self._states_are_due = False  # callbacks get their restored states when the epoch has begun
+
+    def dataset(self, make: Make) -> tf.data.Dataset:
+        """Returns the dataset to give to `fit`: in each epoch, the batches that have not been trained yet.
+
+        Args:
+          make: A function. `make(epoch)`, with epochs from 0 on, returns a `tf.data.Dataset` of this rank's batches of
+            the epoch. The same epoch must give the same batches in the same order, and all ranks must have equally
+            many batches. If you shuffle, derive the seed from the epoch.
+
+        Returns:
+          A dataset of unknown cardinality. `tsps.lookahead` may be applied to it.
+
+        Raises:
+          TypeError: `make(0)` does not return a `tf.data.Dataset`.
+        """
+        self._resumable = ResumableDataset(make, self._position)
+        _DATASETS.add(self._resumable.dataset)
+        return self._resumable.dataset
+
+    def _settings_of_fit(self) -> dict[str, Any]:
+        """Returns what ranks compare when `fit` begins: see `training/fits.py`."""
+        extra = sorted(self._options["extra"])
+        return {**self._options, "extra": extra, "every_steps": self._every_steps, "every_seconds": self._every_seconds}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores the newest checkpoint, or saves the first one.
+
+        Raises:
+          ValueError: On all ranks: `fit` was not given `dataset(make)`; or as `Checkpointer.restore`.
+          StateError: On all ranks: as `Checkpointer.restore`.
+          NotSavedError: On all ranks: the first checkpoint could not be saved.
+        """
+        if self._checkpointer is None:
+            checkpointer = Checkpointer(self._directory, self.model, self.model.optimizer, **self._options)
+            checkpointer.position = self._position
+            with raising_on_all(checkpointer.ranks, "beginning fit", "tsps.checkpoint.input", ValueError):
+                self._refuse_other_input()
+            checkpointer.carry(CallbackStates(self._other_callbacks))
+            self._states_are_due = checkpointer.restore() is not None
+            if not self._states_are_due:
+                self._position.go_to(0, 0)
+                checkpointer.save()
+                checkpointer.wait()
+            self._checkpointer = checkpointer
+        else:  # an exception may have ended the fit before within an epoch
+            self._checkpointer.must_be_of(self.model, self.model.optimizer)
+            self._checkpointer.carry(CallbackStates(self._other_callbacks))
+            self._position.go_to(self._position.epoch, self._position.batch)
+        if self._position.batch:
+            self._go_to_next_batch()
+        self._updates_seen, self._save_is_due = self._updates(), False
+        if self._every_seconds is not None:
+            self._clock = _Clock(self._every_seconds, self._checkpointer.ranks, self._updates_seen)
+        epochs = self.params.get("epochs") or 0
+        first_epoch = self._position.epoch
+        # In mid-epoch what others do when it begins is done, and is in the checkpoint.
+        if self._states_are_due and not (self._position.batch and first_epoch < epochs):
+            self._states_are_due = False
+            if self._checkpointer.restore_callbacks():
+                first_epoch = max(first_epoch, epochs)
+                if self._checkpointer.ranks.rank == 0:
+                    print(
+                        f"tf_sparse_ps: EarlyStopping has ended training after epoch {self._position.epoch}",
+                        file=sys.stderr,
+                    )
+        _keras_fit.at_end(lambda: _keras_fit.end(self.model))
+        _keras_fit.begin_at_epoch(self.model, first_epoch)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tells `fit` how many batches of the epoch are left, and compares their number on all ranks.
+
+        Raises:
+          ValueError: On all ranks: they have different numbers of batches.
+        """
+        assert self._checkpointer is not None
+        assert self._resumable is not None
+        if epoch != self._position.epoch:  # fit's initial_epoch
+            self._position.go_to(epoch, 0)
+        batch, self._batches = self._position.batch, self._resumable.batches(epoch)
+        all_batches = self._checkpointer.ranks.allgather_object(self._batches, "tsps.checkpoint.batches")
+        if len(set(all_batches)) > 1:
+            raise ValueError(
+                f"the ranks have different numbers of batches in epoch {epoch}: {all_batches}. They would wait for "
+                "each other at its end. Let each rank take() as many batches as the rank with fewest has"
+            )
+        _keras_fit.begin_epoch(self.model, batch, self._batches)
+        # Metrics of an epoch that has ended are none of the one that begins.
+        self._checkpointer.restore_metrics(self._resumable.dataset.element_spec if batch else None)
+        if self._states_are_due:
+            self._states_are_due = False
+            self._checkpointer.restore_callbacks()
+        self._passes_before = self._resumable.begun
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is time to.
+
+        Raises:
+          ValueError: `fit` uses another dataset than the callback's.
+        """
+        assert self._resumable is not None
+        if self._resumable.begun == self._passes_before:
+            raise ValueError(
+                "fit uses another dataset than the callback's, so a restart could not find the next batch. Give fit "
+                "checkpoint.dataset(make), or tsps.lookahead of it"
+            )
+        if not self._is_time():
+            return
+        if self._batches is not None and self._position.batch >= self._batches:
+            self._save_is_due = True  # after what else is done at the end of the epoch
+        else:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it was time to at the last batch of the epoch, or this is the last epoch."""
+        if not self._has_ended_early(epoch):
+            self._position.end_epoch()
+        assert self._checkpointer is not None
+        if self._checkpointer.unsaved:  # in the last epoch before others change the model because training has ended
+            is_wanted = self._save_is_due or self.model.stop_training or epoch + 1 == self.params.get("epochs")
+        else:  # the checkpoint of this step is from before the end of the epoch
+            is_wanted = self._save_is_due or self._checkpointer.carries_states
+        if is_wanted:
+            self._save_is_due = False
+            self._save()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Waits for the save in progress, and saves what was trained since the last checkpoint."""
+        _keras_fit.end(self.model)
+        if self._checkpointer is None:
+            return
+        self._try(self._checkpointer.wait)
+        if self._checkpointer.unsaved:
+            self._try(self._checkpointer.save)
+            self._try(self._checkpointer.wait)
+
+    def _has_ended_early(self, epoch: int) -> bool:
+        """Whether training was ended before the last batch of the epoch: a restart resumes there."""
+        assert self._resumable is not None
+        return bool(self.model.stop_training) and self._resumable.has_more(epoch, self._position.batch)
+
+    def _updates(self) -> int:
+        model = getattr(self, "model", None)
+        return 0 if model is None else int(tf.convert_to_tensor(model.optimizer.iterations))
+
+    def _is_time(self) -> bool:
+        before, self._updates_seen = self._updates_seen, self._updates()
+        if self._every_steps is not None:
+            return before // self._every_steps != self._updates_seen // self._every_steps
+        assert self._clock is not None
+        return self._clock.is_time(self._updates_seen)
+
+    def _save(self) -> None:
+        assert self._checkpointer is not None
+        self._try(self._checkpointer.wait)  # an error of the save before does not keep this one from beginning
+        self._try(self._checkpointer.save)
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except NotSavedError as error:  # on all ranks
+            warnings.warn(f"{error}. Training continues, and the next save is tried again", stacklevel=3)
+
+    def _refuse_other_input(self) -> None:
+        """Raises ValueError unless `fit` uses `dataset(make)`, as far as that can be seen before the first batch."""
+        if self._resumable is None:
+            raise ValueError(
+                "fit was not given checkpoint.dataset(make). Checkpoint cannot resume any other input in the middle of "
+                "an epoch. Give fit checkpoint.dataset(make)"
+            )
+        if (steps := self.params.get("steps")) is not None:
+            raise ValueError(
+                f"fit makes {steps} steps per epoch, but with Checkpoint an epoch has the batches that make(epoch) "
+                "returns. Give fit checkpoint.dataset(make), or tsps.lookahead of it, and no steps_per_epoch"
+            )
+
+    def _go_to_next_batch(self) -> None:
+        """Goes to the next epoch if all batches of the restored one were trained.
+
+        Raises:
+          StateError: On all ranks: the epoch has fewer batches than were trained, or ranks have different numbers.
+        """
+        assert self._checkpointer is not None
+        assert self._resumable is not None
+        epoch, batch = self._position.epoch, self._position.batch
+        batches = self._resumable.batches(epoch)
+        has_more = self._resumable.has_more(epoch, batch)
+        counts = self._checkpointer.ranks.allgather_object((batches, has_more), "tsps.checkpoint.more")
+        if any(count != counts[0] for count in counts) or (batches is not None and batches < batch):
+            raise StateError(
+                f"{batch} batches of epoch {epoch} were trained when the checkpoint was saved, and make({epoch}) now "
+                f"gives the ranks {[n for n, _ in counts]} batches. It must return the batches that it returned then"
+            )
+        if not has_more:
+            self._position.end_epoch()
+
+
+class _Clock:
+    """Decides, alike on all ranks, when a time has passed on rank 0.
+
+    Asking rank 0 at each step would cost a collective per step. So the ranks agree each time on the step at which they
+    ask next: after half of the time that is left, by the duration of the last steps.
+    """
+
+    def __init__(self, seconds: float, ranks: collectives_lib.Collectives, updates: int) -> None:
+        """Starts the clock.
+
+        Args:
+          seconds: The time.
+          ranks: The job's collectives.
+          updates: The updates that the optimizer has made so far, the same on all ranks.
+        """
+        self._seconds, self._ranks = seconds, ranks
+        self._last_due_at = time.monotonic()
+        self._asked_after, self._asked_at = updates, self._last_due_at
+        self._ask_after = updates + 1
+
+    def is_time(self, updates: int) -> bool:
+        """Returns whether the time has passed since it last returned True. Every rank calls it after each step.
+
+        Args:
+          updates: The updates that the optimizer has made so far, the same on all ranks.
+        """
+        if updates < self._ask_after:
+            return False
+        now = time.monotonic()
+        is_due = now - self._last_due_at >= self._seconds
+        seconds_per_step = (now - self._asked_at) / max(updates - self._asked_after, 1)
+        seconds_left = self._seconds - (0.0 if is_due else now - self._last_due_at)
+        # Halfway there at most, and never much longer than it was between the last two times.
+        most_steps = min(2 * max(updates - self._asked_after, 1), 1000)
+        steps = int(min(max(seconds_left / 2 / max(seconds_per_step, 1e-9), 1), most_steps))
+        is_due, steps = self._ranks.broadcast_object((is_due, steps), 0, "tsps.checkpoint.clock")
+        self._asked_after, self._asked_at, self._ask_after = updates, now, updates + steps
+        if is_due:
+            self._last_due_at = now
+        return bool(is_due)
+
+
+def _refuse_combinations(model: Any, callbacks: Sequence[Any]) -> None:
+    """Refuses a `fit` whose callbacks or dataset do not work together with a `Checkpoint`.
+
+    Raises:
+      ValueError: `fit` was given the dataset of a `Checkpoint`, and not the callback.
+      UnsupportedError: `fit` has several `Checkpoint`s, a BackupAndRestore, or an unsupported order of callbacks.
+    """
+    checkpoints = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    if not checkpoints:
+        if any(dataset in _DATASETS for dataset in _tensorflow.datasets_in(_keras_fit.input_of(model))):
+            raise ValueError(
+                "fit was given checkpoint.dataset(make) without the callback: every epoch would have the batches of "
+                "make(0), and nothing would be saved. Give fit callbacks=[checkpoint]"
+            )
+        return
+    checkpoint = checkpoints[0]
+    if len(checkpoints) > 1:
+        raise UnsupportedError("fit has two tsps.callbacks.Checkpoint: both would choose where it begins. Use one")
+    refuse_order(callbacks, checkpoint)
+    checkpoint._other_callbacks = [callback for callback in callbacks if callback is not checkpoint]
+    if any(_keras.is_callback(callback, "BackupAndRestore") for callback in callbacks):
+        raise UnsupportedError(
+            "fit has BackupAndRestore and tsps.callbacks.Checkpoint: both would choose where it begins, and "
+            "BackupAndRestore does not save sharded tables. Remove BackupAndRestore"
+        )
+
+
+fits.before_fit(_refuse_combinations)
