@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps._compat import _registration
+from tf_sparse_ps._version import __version__
 from tf_sparse_ps.collectives import horovod_setup as _horovod_setup
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports the same names
@@ -22,8 +23,6 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
     from tf_sparse_ps.training.gradient_tape import DistributedGradientTape
     from tf_sparse_ps.training.look_ahead import lookahead
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Checkpointer",

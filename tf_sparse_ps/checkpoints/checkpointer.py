@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._version import __version__
 from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, newest, tables, variables
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates
 from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory, is_damage
@@ -559,11 +560,9 @@ def check_arguments(directory: Any, keep: Any, extra: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    import tf_sparse_ps  # it imports this module, when it is asked for its name
-
     keras = str(getattr(_keras.keras, "__version__", "2"))
     return {
-        "tf_sparse_ps": tf_sparse_ps.__version__,
+        "tf_sparse_ps": __version__,
         "tensorflow": tf.__version__,
         "keras": keras,
         "python": ".".join(map(str, sys.version_info[:3])),
