@@ -26,7 +26,7 @@ from tqdm import tqdm
 import tf_sparse_ps as tsps
 from benchmarks import harness
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import directory, tables
+from tf_sparse_ps.checkpoints import directory, stored_checkpoint, tables
 
 keras = _keras.keras
 _DIM = 32
@@ -172,7 +172,7 @@ class _Suite:
             began = time.perf_counter()
             path = own.save()
             took.append(time.perf_counter() - began)
-            content = directory.look(Path(path)).manifest
+            content = stored_checkpoint.look(Path(path)).manifest
             assert content.chain
             sizes.append(content.table_bytes / 1e6)
         case = "increment after 1 % of rows"

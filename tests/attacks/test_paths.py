@@ -18,7 +18,8 @@ from attacker import attack, attacking
 from checkpoint_support import save
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, check
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.checkpoints.stored_checkpoint import check
 from tf_sparse_ps.errors import AccessError, DamagedFileError, Error
 from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.node import job_folder

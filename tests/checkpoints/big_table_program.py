@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import directory, tables
+from tf_sparse_ps.checkpoints import stored_checkpoint, tables
 
 keras = _keras.keras
 BLOCK = 1 << 18  # rows of a block
@@ -80,7 +80,7 @@ def save(job: Job, path: str) -> None:
     job.train()
     job.assign(job.changed(), changed=True)
     increment = own.save()
-    content = directory.look(Path(increment)).manifest
+    content = stored_checkpoint.look(Path(increment)).manifest
     assert content.chain
     assert content.table_bytes < 4 * (CHANGED + 2) * (job.width * (1 + job.slots) + 8)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tf_sparse_ps import optimizers
-from tf_sparse_ps.checkpoints import array_file, compaction, directory, fault_points
+from tf_sparse_ps.checkpoints import array_file, compaction, directory, fault_points, stored_checkpoint
 from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.increments import Increments
@@ -68,7 +68,7 @@ class _Dense:
         yield "variables.npz"
 
 
-def rows_of(checked: directory.Checked) -> Content:
+def rows_of(checked: stored_checkpoint.StoredCheckpoint) -> Content:
     """What a checkpoint has, all of whose files are looked at."""
     found: Content = {}
     for block in StoredRows(checked, 0).blocks():
@@ -79,7 +79,7 @@ def rows_of(checked: directory.Checked) -> Content:
     return found
 
 
-def must_hold(checked: directory.Checked) -> None:
+def must_hold(checked: stored_checkpoint.StoredCheckpoint) -> None:
     """A checkpoint has all that there was at its step, and nothing else."""
     step = checked.manifest.step
     assert rows_of(checked) == content(step), f"{checked.path} is not what there was at step {step}"
@@ -145,7 +145,7 @@ class Job:
 
             writer = CheckpointWriter(save, manifest, builds_on, [_Dense(self.step)], captured, then=prune)
             writing = SaveInProgress(save, stack.pop_all(), writer, captured)
-        writing.start(beside=background)
+        writing.start(in_background=background)
         self._saving = (writing, mark, self.step)
         if not background:
             writing.wait()

@@ -10,7 +10,7 @@ import numpy as np
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.checkpoints import array_file, directory, manifest, tables, variables
+from tf_sparse_ps.checkpoints import array_file, manifest, stored_checkpoint, tables, variables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 
 keras = _keras.keras
@@ -56,7 +56,7 @@ def of_tables(model: Any) -> list[Content]:
 
 def of_checkpoint(path: str | Path) -> list[Content]:
     """The same of a checkpoint, whose files are all looked at."""
-    checked = directory.check(Path(path))
+    checked = stored_checkpoint.check(Path(path))
     found = []
     for number in range(len(checked.manifest.tables)):
         blocks = list(StoredRows(checked, number).blocks())
@@ -72,11 +72,11 @@ def dense(model: Any) -> list[np.ndarray]:
 
 def dense_of_checkpoint(path: str | Path) -> list[np.ndarray]:
     """The same of a checkpoint."""
-    content = directory.look(Path(path)).manifest
+    content = stored_checkpoint.look(Path(path)).manifest
     _, arrays = array_file.read(Path(path) / manifest.VARIABLES)
     return [array_file.typed(array, content.variables[number]["dtype"]) for number, array in arrays]
 
 
 def kinds(path: str | Path) -> list[str]:
     """Of each table what the checkpoint has: "all" or "changes"."""
-    return [part.content for part in directory.look(Path(path)).manifest.all_parts]
+    return [part.content for part in stored_checkpoint.look(Path(path)).manifest.all_parts]

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_sparse_ps as tsps
 from tf_sparse_ps import callbacks
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import array_file, callback_states, directory, manifest, tables
+from tf_sparse_ps.checkpoints import array_file, callback_states, directory, manifest, stored_checkpoint, tables
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
 
 keras = _keras.keras
@@ -260,7 +260,7 @@ def test_callbacks_that_are_new_or_gone_are_named(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         Job(tmp_path, lambda: [plateau()]).run(end_at=7)
     texts = " ".join(str(one.message) for one in found)
-    assert "has no state of ReduceLROnPlateau: it begins anew" in texts
+    assert "has no state of ReduceLROnPlateau: it starts from its initial state" in texts
     assert "has the state of EarlyStopping, and fit has no such callback" in texts
 
 
@@ -269,7 +269,9 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     checkpoint = callbacks.Checkpoint(tmp_path, every_steps=3)
     data = checkpoint.dataset(make)
     for other in (stopping(), plateau(), Counter()):
-        with pytest.raises(UnsupportedError, match=f"{type(other).__name__} comes behind .*Put Checkpoint behind it"):
+        with pytest.raises(
+            UnsupportedError, match=f"{type(other).__name__} comes after .*Put Checkpoint after {type(other).__name__}"
+        ):
             model.fit(data, verbose=0, callbacks=[checkpoint, other])
 
     class Half(keras.callbacks.Callback):
@@ -331,7 +333,7 @@ def test_each_rank_gets_its_own_state_and_equal_arrays_are_stored_once(tmp_path:
         ((name, state),) = callback_states.read(tmp_path, stamp, rank, 2)
         assert (name, state["best"]) == ("Part", np.inf)
         np.testing.assert_array_equal(state["own"], np.float32([rank, np.nan]))
-    with pytest.warns(UserWarning, match="is of 2 ranks, whose callbacks' states differed"):
+    with pytest.warns(UserWarning, match="was saved by 2 ranks, whose callbacks' states differed"):
         ((_, state),) = callback_states.read(tmp_path, stamp, 2, 3)
     assert state["own"][0] == 0
     with pytest.raises(StateError, match="not of one step"):
@@ -344,4 +346,4 @@ def test_each_rank_gets_its_own_state_and_equal_arrays_are_stored_once(tmp_path:
 def test_a_checkpoint_without_such_callbacks_has_no_file_of_them(tmp_path: Path) -> None:
     Job(tmp_path, list).run(epochs=1)
     (newest, *_) = directory.CheckpointDirectory(tmp_path).find()
-    assert manifest.CALLBACKS not in {one.name for one in directory.check(newest.path).manifest.files}
+    assert manifest.CALLBACKS not in {one.name for one in stored_checkpoint.check(newest.path).manifest.files}

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tables_support import dense_of_checkpoint, erase, kinds, make_model, of_checkpoint, of_tables, train
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.checkpoints import compaction, directory
+from tf_sparse_ps.checkpoints import compaction, directory, stored_checkpoint
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.launch import command_line
 from tf_sparse_ps.table import Table
@@ -79,7 +79,7 @@ def test_compact_merges_and_the_job_goes_on(saved: Any, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines()[1:] == [f"{step(4)}  removed"]
     assert names(path) == [step(1), step(2), step(3), f"{step(4)}-2"]
     whole = path / f"{step(4)}-2"
-    assert (kinds(whole), directory.look(whole).builds_on) == (["all", "all"], ())
+    assert (kinds(whole), stored_checkpoint.look(whole).builds_on) == (["all", "all"], ())
     assert of_checkpoint(whole) == rows
     for one, other in zip(dense_of_checkpoint(whole), values, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -96,7 +96,7 @@ def test_compact_merges_and_the_job_goes_on(saved: Any, capsys: pytest.CaptureFi
         "checkpoint": step(5),
         "merged": [],
         "removed": [step(1), step(2), step(3), f"{step(4)}-2"],
-        "bytes": sum(one.size for one in directory.look(Path(last)).manifest.files),
+        "bytes": sum(one.size for one in stored_checkpoint.look(Path(last)).manifest.files),
     }
     assert names(path) == [step(5)]
 

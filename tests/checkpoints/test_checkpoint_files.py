@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_sparse_ps.checkpoints import array_file, directory, fault_points, manifest
+from tf_sparse_ps.checkpoints import array_file, fault_points, manifest, stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, UnsupportedError, WriterLockedError
 from tf_sparse_ps.launch import command_line
@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-def newest_quietly(folder: Path) -> tuple[directory.Checked | None, list[Path], list[str]]:
+def newest_quietly(folder: Path) -> tuple[stored_checkpoint.StoredCheckpoint | None, list[Path], list[str]]:
     """The newest whole checkpoint, what was passed over, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -107,14 +107,14 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_only_if_the_disk_is_why
 ) -> None:
     one = CheckpointDirectory(tmp_path)
     paths = [support.save(one, step) for step in (5, 6)]
-    checksum = directory.file_crc32
+    checksum = stored_checkpoint.file_crc32
 
     def refusing(file: Path, *more: Any) -> str:
         if file.parent == paths[1]:
             raise OSError(number, os.strerror(number), str(file))
         return checksum(file, *more)
 
-    monkeypatch.setattr(directory, "file_crc32", refusing)
+    monkeypatch.setattr(stored_checkpoint, "file_crc32", refusing)
     if number in (errno.EIO, errno.EBADMSG):
         found, skipped, said = newest_quietly(tmp_path)
         assert found is not None
@@ -192,13 +192,13 @@ def test_a_damaged_checkpoint_is_passed_over_4000_times(tmp_path: Path) -> None:
 def test_the_test_of_damage_fails_if_checksums_are_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = directory.file_crc32
+    whole = stored_checkpoint.file_crc32
 
     def blind(path: Path, progress: object = None) -> str:
         template = tmp_path / "template" / path.parent.name / path.name
         return whole(template if template.exists() and "tried" in path.parts else path)
 
-    monkeypatch.setattr(directory, "file_crc32", blind)
+    monkeypatch.setattr(stored_checkpoint, "file_crc32", blind)
     with pytest.raises(AssertionError):
         list(damage_at_random(tmp_path, times=400, seed=3))
 
@@ -340,10 +340,10 @@ def test_a_save_to_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path
 def test_a_folder_is_checked_by_itself(tmp_path: Path) -> None:
     path = support.save(CheckpointDirectory(tmp_path), 4)
     seen: dict[str, int] = {}
-    checked = directory.check(path, lambda name, n: seen.__setitem__(name, seen.get(name, 0) + n))
+    checked = stored_checkpoint.check(path, lambda name, n: seen.__setitem__(name, seen.get(name, 0) + n))
     assert seen == {one.name: one.size for one in checked.manifest.files}
     with pytest.raises(NotFoundError, match="incomplete"):
-        directory.check(tmp_path / "step-000000000005")
+        stored_checkpoint.check(tmp_path / "step-000000000005")
 
 
 # --- the command line ---

@@ -17,7 +17,8 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import callbacks
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.callbacks import checkpoint as checkpoint_callback
-from tf_sparse_ps.checkpoints import array_file, commands, directory, fault_points, manifest, tables, variables
+from tf_sparse_ps.checkpoints import array_file, commands, fault_points, manifest, stored_checkpoint, tables, variables
+from tf_sparse_ps.checkpoints.resumable import ResumableDataset
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 
 keras = _keras.keras
@@ -229,10 +230,8 @@ def test_data_that_cannot_be_gone_on_with_is_refused(tmp_path: Path) -> None:
     checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
     with pytest.raises(TypeError, match=r"make\(0\) must return a tf.data.Dataset of batches. Received: list"):
         checkpointer.dataset(lambda epoch: [1])  # type: ignore[arg-type, return-value]
-    checkpointer.dataset(lambda epoch: make(epoch).repeat())
-    assert checkpointer.resumable is not None
     with pytest.raises(ValueError, match="without end"):
-        checkpointer.resumable.batches(0)
+        ResumableDataset(lambda epoch: make(epoch).repeat(), checkpointer.position).batches(0)
     data = checkpointer.dataset(lambda epoch: make(epoch) if epoch == 0 else make(epoch).map(lambda x, y: x))
     checkpointer.position.go_to(1, 0)
     with pytest.raises(tf.errors.OpError, match="must return batches like those of make"):
@@ -286,7 +285,7 @@ def _mix(path: Path, file: str, source: Path) -> None:
     data = (path / manifest.NAME).read_bytes()
     content = manifest.Manifest.decode(data, "")
     shutil.copy(source / file, path / file)
-    entry = manifest.FileEntry(file, (path / file).stat().st_size, directory.file_crc32(path / file))
+    entry = manifest.FileEntry(file, (path / file).stat().st_size, stored_checkpoint.file_crc32(path / file))
     files = tuple(entry if one.name == file else one for one in content.files)
     (path / manifest.NAME).write_bytes(dataclasses.replace(content, files=files).encode())
 
@@ -381,7 +380,7 @@ def test_ranks_save_when_time_has_passed_on_rank_0(monkeypatch: pytest.MonkeyPat
 def test_stored_arrays_are_those_of_the_manifest(tmp_path: Path) -> None:
     model = make_model()
     path = Path(tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save())
-    content = directory.check(path).manifest
+    content = stored_checkpoint.check(path).manifest
     facts, arrays = array_file.read(path / manifest.VARIABLES)
     assert facts["id"] == content.id
     shapes = {number: list(array.shape) for number, array in arrays}

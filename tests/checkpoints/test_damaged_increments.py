@@ -17,8 +17,9 @@ import damage_support
 import increments_program as program
 import pytest
 
-from tf_sparse_ps.checkpoints import directory
+from tf_sparse_ps.checkpoints import stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 
 HERE = Path(__file__).resolve().parent
 
@@ -42,7 +43,7 @@ def damage_at_random(base: Path, runs: tuple[Path, Path], times: int, seed: int)
     """Damages one of the checkpoints, or puts one of another run in its place, and looks what is found then."""
     names = sorted(one.name for one in runs[0].iterdir())
     assert [one.name for one in sorted(runs[1].iterdir())] == names
-    chain = [directory.look(runs[0] / name).manifest.chain for name in names]
+    chain = [stored_checkpoint.look(runs[0] / name).manifest.chain for name in names]
     draw = random.Random(seed)
     for number in range(times):
         folder = base / "tried"
@@ -80,11 +81,12 @@ def test_what_needs_damaged_parts_is_passed_over(tmp_path: Path, runs: tuple[Pat
 def test_the_test_fails_if_what_is_built_on_is_not_looked_at(
     tmp_path: Path, runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def blind(path: Path, look_at: Any) -> Any:
-        own = look_at(path)
-        before = [directory.Checked(path.parent / one.name, own.manifest, b"") for one in own.manifest.chain]
-        return own._replace(builds_on=tuple(before))
+    def blind(self: Any, path: Path) -> Any:
+        checkpoint = self._read_alone(path)
+        content = checkpoint.manifest
+        chain = [StoredCheckpoint(path.parent / link.name, content, b"") for link in content.chain]
+        return checkpoint._replace(builds_on=tuple(chain))
 
-    monkeypatch.setattr(directory, "_with_chain", blind)
+    monkeypatch.setattr(stored_checkpoint.CheckpointReader, "read", blind)
     with pytest.raises(AssertionError, match="was not found"):
         list(damage_at_random(tmp_path, runs, 100, seed=1))

@@ -24,7 +24,7 @@ from tables_support import (
 )
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.checkpoints import directory, fault_points, increments, tables
+from tf_sparse_ps.checkpoints import fault_points, increments, stored_checkpoint, tables
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.errors import DamagedFileError, NotSavedError
 
@@ -62,7 +62,7 @@ def must_hold(expected: dict[str, list[Any]]) -> None:
 def test_an_increment_has_what_a_checkpoint_of_all_rows_has(tmp_path: Path, background: bool) -> None:
     expected = saved_in_turn(tmp_path, make_model(2), 30, seed=int(background), background=background)
     must_hold(expected)
-    contents = [directory.look(Path(path)).manifest for path in expected]
+    contents = [stored_checkpoint.look(Path(path)).manifest for path in expected]
     of_kinds = [kinds(path) for path in expected]
     assert of_kinds.count(["all", "all"]) >= 2
     assert of_kinds.count(["changes", "changes"]) >= 20
@@ -320,11 +320,12 @@ def test_an_increment_is_never_added_to_another_run_or_base(
 def test_the_test_of_mixing_fails_without_the_ids(
     tmp_path: Path, two_runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def blind(path: Path, look_at: Any) -> Any:
-        own = look_at(path)
-        return own._replace(builds_on=tuple(look_at(path.parent / link.name) for link in own.manifest.chain))
+    def blind(self: Any, path: Path) -> Any:
+        checkpoint = self._read_alone(path)
+        chain = tuple(self._read_alone(path.parent / link.name) for link in checkpoint.manifest.chain)
+        return checkpoint._replace(builds_on=chain)
 
-    monkeypatch.setattr(directory, "_with_chain", blind)
+    monkeypatch.setattr(stored_checkpoint.CheckpointReader, "read", blind)
     folder, expected = _mix(tmp_path, two_runs, "an increment of another run in the middle")
     found, _ = _newest(folder)
     assert found is not None
@@ -337,12 +338,12 @@ def test_a_chain_that_leads_out_of_the_directory_is_damage(two_runs: tuple[Path,
 
     path = two_runs[0] / _names(two_runs[0])[1]
     data = (path / "manifest.json").read_bytes()
-    content = directory.look(path).manifest
+    content = stored_checkpoint.look(path).manifest
     outside = tuple(dataclasses.replace(one, name="../" + one.name) for one in content.chain)
     try:
         (path / "manifest.json").write_bytes(dataclasses.replace(content, chain=outside).encode())
         with pytest.raises(DamagedFileError, match=r"it builds on '\.\./step-"):
-            directory.check(path)
+            stored_checkpoint.check(path)
     finally:
         (path / "manifest.json").write_bytes(data)
 

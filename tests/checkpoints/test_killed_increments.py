@@ -18,7 +18,8 @@ import increments_program as program
 import pytest
 
 from tf_sparse_ps.checkpoints import fault_points
-from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 
 HERE = Path(__file__).resolve().parent
 
@@ -44,7 +45,7 @@ def run(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(done, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
-def must_be_whole(path: Path, at_least: int) -> Checked | None:
+def must_be_whole(path: Path, at_least: int) -> StoredCheckpoint | None:
     """The newest checkpoint is whole, nothing was passed over, and it has what there was at its step.
 
     Args:

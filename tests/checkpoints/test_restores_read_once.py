@@ -13,7 +13,7 @@ import pytest
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import commands, directory, fault_points, manifest, stored_rows, tables
+from tf_sparse_ps.checkpoints import commands, directory, fault_points, manifest, stored_checkpoint, stored_rows, tables
 from tf_sparse_ps.errors import StateError
 
 keras = _keras.keras
@@ -77,7 +77,7 @@ def newest(path: Path) -> Path:
 
 
 def file_of(path: Path, number: int = 0) -> Path:
-    return path / directory.look(path).manifest.parts(number)[0].file
+    return path / stored_checkpoint.look(path).manifest.parts(number)[0].file
 
 
 def damage(file: Path, at: float) -> None:
@@ -96,8 +96,13 @@ def test_rows_are_read_once(
 ) -> None:
     path, contents = saved
     read: list[str] = []
-    checksum = directory.file_crc32
-    monkeypatch.setattr(directory, "file_crc32", lambda file, *more: read.append(file.name) or checksum(file, *more))
+    checksum = stored_checkpoint.file_crc32
+
+    def noting(file: Path, *more: Any) -> str:
+        read.append(file.name)
+        return checksum(file, *more)
+
+    monkeypatch.setattr(stored_checkpoint, "file_crc32", noting)
     found, model = restore(path)
     assert found == str(newest(path))
     must_equal(content(model), contents[1])
@@ -129,14 +134,14 @@ def test_what_says_nothing_of_a_checkpoint_ends_the_restore(
     saved: tuple[Path, list[list[Any]]], monkeypatch: pytest.MonkeyPatch, per_node: bool
 ) -> None:
     path, contents = saved
-    checksum, limit = directory.file_crc32, [OSError(errno.EMFILE, "Too many open files")]
+    checksum, limit = stored_checkpoint.file_crc32, [OSError(errno.EMFILE, "Too many open files")]
 
     def refusing(file: Path, *more: Any) -> str:
         if file.parent == newest(path) and limit:
             raise limit.pop()
         return checksum(file, *more)
 
-    monkeypatch.setattr(directory, "file_crc32", refusing)
+    monkeypatch.setattr(stored_checkpoint, "file_crc32", refusing)
     if not per_node:  # one that is looked at again is read then
         limit *= 2
     model = make_model()
@@ -202,7 +207,8 @@ def test_where_all_are_damaged_nothing_is_trained_on(saved: tuple[Path, list[lis
     with (
         pytest.warns(UserWarning, match="passed over"),
         pytest.raises(
-            StateError, match=r"none of them is whole\. To begin anew, use another directory, and another TF"
+            StateError,
+            match=r"none of them is whole\. To start from initial values, use another directory, and another TF",
         ),
     ):
         restore(path)
@@ -234,9 +240,9 @@ def test_a_compacted_checkpoint_has_them(tmp_path: Path, reached: list[str]) -> 
         for binding in tables.of(model):
             binding.assign(np.arange(step * 10, dtype=np.int64), np.full((step * 10, DIM), step, np.float32))
         checkpointer.save(step)
-    assert directory.look(newest(tmp_path)).builds_on
+    assert stored_checkpoint.look(newest(tmp_path)).builds_on
     must_equal(content(restore(tmp_path)[1]), content(model))
     assert commands.main(["compact", str(tmp_path)]) == 0
-    assert not directory.look(newest(tmp_path)).builds_on
-    assert all(part.rows_checksum for part in directory.look(newest(tmp_path)).manifest.all_parts)
+    assert not stored_checkpoint.look(newest(tmp_path)).builds_on
+    assert all(part.rows_checksum for part in stored_checkpoint.look(newest(tmp_path)).manifest.all_parts)
     must_equal(content(restore(tmp_path)[1]), content(model))

@@ -79,4 +79,4 @@ def test_two_datasets_by_turns_are_told_apart(tmp_path: Path) -> None:
     for _ in range(2):
         assert list(second.dataset.as_numpy_iterator()) == [21, 22]
         assert list(first.dataset.as_numpy_iterator()) == [11, 12]
-    assert (first.begun, second.begun) == (2, 2)
+    assert (first.passes, second.passes) == (2, 2)

@@ -169,9 +169,9 @@ def test_images_that_find_no_room_make_the_next_save_wait(tmp_path: Path, monkey
     write, start = Captured.write, save_in_progress.SaveInProgress.start
     trains: list[bool] = []  # beside each save
 
-    def begin(self: Any, *, beside: bool) -> None:
-        trains.append(beside)
-        start(self, beside=beside)
+    def begin(self: Any, *, in_background: bool) -> None:
+        trains.append(in_background)
+        start(self, in_background=in_background)
 
     def no_room(self: Any, *arguments: Any) -> Any:
         if trains[-1]:

@@ -16,7 +16,7 @@ import pytest
 from pages import DOCS, ROOT, blocks
 
 from tf_sparse_ps._compat._keras import IS_KERAS_3
-from tf_sparse_ps.checkpoints import array_file, directory
+from tf_sparse_ps.checkpoints import array_file, directory, stored_checkpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 
 PAGE = DOCS / "checkpoints.md"
@@ -68,7 +68,7 @@ def ranks(job: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-def newest(folder: Path) -> directory.Checked | None:
+def newest(folder: Path) -> stored_checkpoint.StoredCheckpoint | None:
     found, skipped = directory.CheckpointDirectory(folder / "checkpoints").newest()
     assert skipped == []
     return found

@@ -22,7 +22,7 @@ from format_support import Arrays
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _table
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import array_file, commands, directory, manifest, tables
+from tf_sparse_ps.checkpoints import array_file, commands, manifest, stored_checkpoint, tables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config import MetadataPlane, TableConfig
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
@@ -202,7 +202,7 @@ def test_a_checkpoint_has_the_rows_that_were_written(one: Format, entry: str, sc
     names = {name.split("/")[0] for name in expected}
     assert names == {path.name for path in folder.iterdir()}
     for name in names:
-        checked = directory.check(folder / name)
+        checked = stored_checkpoint.check(folder / name)
         for number in range(len(checked.manifest.tables)):
             stored = StoredRows(checked, number)
             blocks = list(stored.blocks())
@@ -250,13 +250,13 @@ def test_a_manifest_without_a_key_that_its_version_got_later_is_read(one: Format
     folder = one.unpack(entry, scratch)
     path = max(folder.iterdir()) / manifest.NAME
     content = json.loads(path.read_text())["content"]
-    before = directory.look(path.parent).manifest
+    before = stored_checkpoint.look(path.parent).manifest
     added = ADDED_LATER.get(content["version"], "")
     path.write_bytes(manifest._encode(without(content, added)))
-    after = directory.look(path.parent).manifest
+    after = stored_checkpoint.look(path.parent).manifest
     assert [part.files for part in after.all_parts] == [part.files for part in before.all_parts]
     assert after.node is None
-    assert len(list(StoredRows(directory.check(path.parent), 0).blocks())) > 0
+    assert len(list(StoredRows(stored_checkpoint.check(path.parent), 0).blocks())) > 0
 
 
 def without(content: Any, name: str) -> Any:
@@ -414,7 +414,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(scratch: Path, capsys: pytes
     content = json.loads(path.read_text())["content"]
     path.write_bytes(manifest._encode({**content, "version": 77}))
     with pytest.raises(UnsupportedError) as error:
-        directory.check(newest)
+        stored_checkpoint.check(newest)
     must_name(str(error.value), os.fspath(path), "has version 77", "reads versions 1 to 4", LATER_VERSION)
     assert commands.main(["list", os.fspath(folder)]) == 1
     assert LATER_VERSION in capsys.readouterr().out
@@ -495,7 +495,7 @@ def test_a_damaged_checkpoint_is_refused(one: Format, entry: str, scratch: Path)
     newest = max(folder.iterdir())
     flip(min(newest.glob("*.tfsps")), -40)
     with pytest.raises(DamagedFileError, match="is damaged: its checksum is"):
-        directory.check(newest)
+        stored_checkpoint.check(newest)
     assert commands.main(["verify", os.fspath(folder)]) == 1
 
 

@@ -417,7 +417,7 @@ def write_checkpoint_of_two_nodes(folder: Path) -> Arrays:
             scan, shard = table.scan(), Shard(node, 2)
             scan.take_shard(shard)
             header = parameter_files.header(table, scan, shard=shard, slots=True)
-            return Captured(manifest.name_of_file(0, "user", node), scan, header)
+            return Captured(manifest.table_file_name(0, "user", node), scan, header)
 
         facts = {"name": "user", "id": table.uuid, "dim": 4, "key_limit": None}
         facts |= {"dtype": "float32", "placement": "sharded"}

@@ -23,7 +23,7 @@ import this_rank
 import tf_sparse_ps as tsps
 from tf_sparse_ps import errors
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import commands, directory, fault_points, tables, variables
+from tf_sparse_ps.checkpoints import commands, directory, fault_points, stored_checkpoint, tables, variables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.table.shards import Shard
@@ -78,7 +78,7 @@ def must_equal(found: dict[str, np.ndarray], expected: Any) -> None:
 
 def must_be_parts(path: Path, expected: dict[str, np.ndarray], kind: str) -> None:
     """A checkpoint has of each table a part of each node, and in this node's what the node had."""
-    checked = directory.check(path)
+    checked = stored_checkpoint.check(path)
     shard = Shard(this_rank.rank(), 2)
     for number, name in enumerate(NAMES):
         parts = checked.manifest.parts(number)
@@ -138,8 +138,8 @@ def save_to_one_directory(model: Any, folder: Path) -> None:
     path = Path(own.save())
     second = content(model)
     own.wait()
-    must_be_parts(path, second, "all" if not directory.look(path).builds_on else "changes")
-    assert len(directory.look(path).builds_on) == 1
+    must_be_parts(path, second, "all" if not stored_checkpoint.look(path).builds_on else "changes")
+    assert len(stored_checkpoint.look(path).builds_on) == 1
     # Another machine's disk is full: all ranks hear of it, and the next save works.
     for point in ("file_written", "part_written"):
         train(model, range(7, 8))
@@ -162,7 +162,7 @@ def save_to_one_directory(model: Any, folder: Path) -> None:
     keep(folder, "shared", content(model))
     path = Path(own.save())
     own.wait()
-    assert len(directory.check(path).builds_on) == 3
+    assert len(stored_checkpoint.check(path).builds_on) == 3
     if this_rank.rank() == 0:
         assert commands.main(["verify", str(folder / "shared")]) == 0
         shutil.copytree(folder / "shared", folder / "compacted")
@@ -196,7 +196,7 @@ def save_to_own_directories(model: Any, folder: Path) -> None:
         paths.append(Path(own.save()))
         keep(folder, f"own{len(paths)}", content(model))
         own.wait()
-    checked = directory.check(paths[-1])
+    checked = stored_checkpoint.check(paths[-1])
     assert sorted(mine.glob("step-*")) == paths, "what others do not have is still there"
     assert len(checked.builds_on) == 2
     assert checked.manifest.node == this_rank.rank()
@@ -214,7 +214,7 @@ def save_to_own_directories(model: Any, folder: Path) -> None:
     assert ids[0] == ids[1]
     # One directory is none for each.
     both = tsps.Checkpointer(folder / "both", model, model.optimizer, per_node=True)
-    with raises(errors.NotSavedError, r"is being written by .*per_node=True is to be left out"):
+    with raises(errors.NotSavedError, r"is being written by .*leave per_node=True out"):
         both.save()
     with raises(errors.StateError, "training has begun"):
         tsps.Checkpointer(

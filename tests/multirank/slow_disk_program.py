@@ -19,7 +19,7 @@ import this_rank
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import directory, fault_points, tables
+from tf_sparse_ps.checkpoints import fault_points, stored_checkpoint, tables
 
 keras = _keras.keras
 ROWS, DIM, BATCH = 60_000, 16, 64
@@ -51,13 +51,13 @@ def make_slow(group: str) -> None:
         return
     if group == "-":
         fault_points.set_action(lambda point: time.sleep(STANDS_STILL_S) if point == "file_written" else None)
-        crc32 = directory.file_crc32
+        crc32 = stored_checkpoint.file_crc32
 
         def slow(path: Path, *more: Any) -> str:
             time.sleep(STANDS_STILL_S)
             return crc32(path, *more)
 
-        directory.file_crc32 = slow
+        stored_checkpoint.file_crc32 = slow
     else:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
 

@@ -121,7 +121,7 @@ def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole
         tiered=str(tmp_path / "disk"),
     )
     output = finish(loaded, 1)
-    assert "differed: all ranks go on with those of rank 0" in output
+    assert "differed. All ranks resume with the values of rank 0" in output
     (first, _), (own,) = content(results, 2), content(loaded.results, 1)
     for name in first:
         np.testing.assert_array_equal(own[name], first[name], err_msg=name)

@@ -15,7 +15,8 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras, _keras_fit, _tensorflow
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
-from tf_sparse_ps.checkpoints.checkpointer import Checkpointer, check_arguments
+from tf_sparse_ps.checkpoints.checkpointer import check_arguments
+from tf_sparse_ps.checkpoints.fit_checkpointer import FitCheckpointer
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.collectives.all_or_none import raising_on_all
@@ -107,7 +108,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._position = Position(self._updates)
         self._resumable: ResumableDataset | None = None
-        self._checkpointer: Checkpointer | None = None
+        self._checkpointer: FitCheckpointer | None = None
         self._updates_seen = 0  # when `_is_time` was last called
         self._clock: _Clock | None = None
         self._batches: int | None = None  # of this epoch
@@ -148,8 +149,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           NotSavedError: On all ranks: the first checkpoint could not be saved.
         """
         if self._checkpointer is None:
-            checkpointer = Checkpointer(self._directory, self.model, self.model.optimizer, **self._options)
-            checkpointer.position = self._position
+            checkpointer = FitCheckpointer(self._directory, self.model, self._position, **self._options)
             with raising_on_all(checkpointer.ranks, "beginning fit", "tsps.checkpoint.input", ValueError):
                 self._refuse_other_input()
             checkpointer.carry(CallbackStates(self._other_callbacks))
@@ -160,7 +160,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
                 checkpointer.wait()
             self._checkpointer = checkpointer
         else:  # an exception may have ended the fit before within an epoch
-            self._checkpointer.must_be_of(self.model, self.model.optimizer)
+            self._checkpointer.must_train(self.model)
             self._checkpointer.carry(CallbackStates(self._other_callbacks))
             self._position.go_to(self._position.epoch, self._position.batch)
         if self._position.batch:
@@ -206,7 +206,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         if self._states_are_due:
             self._states_are_due = False
             self._checkpointer.restore_callbacks()
-        self._passes_before = self._resumable.begun
+        self._passes_before = self._resumable.passes
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, if it is time to.
@@ -215,7 +215,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           ValueError: `fit` uses another dataset than the callback's.
         """
         assert self._resumable is not None
-        if self._resumable.begun == self._passes_before:
+        if self._resumable.passes == self._passes_before:
             raise ValueError(
                 "fit uses another dataset than the callback's, so a restart could not find the next batch. Give fit "
                 "checkpoint.dataset(make), or tsps.lookahead of it"

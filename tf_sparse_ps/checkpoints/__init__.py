@@ -1,1 +1,1 @@
-"""Checkpoints of a training job: tables, dense weights and optimizer as of one step. `checkpointer.py` begins it."""
+"""Checkpoints of a training job: tables, dense weights and optimizer as of one step. Begin with `checkpointer.py`."""

@@ -1,6 +1,6 @@
-"""Arrays in a file, in order: a NumPy archive (`.npz`, read without pickle), and in it what each array is.
+"""Numbered arrays and facts about them in a file: a NumPy archive (`.npz`), which is read without pickle.
 
-Types that NumPy does not have, as bfloat16, are stored as unsigned integers of their width.
+Types that NumPy does not have, such as bfloat16, are stored as unsigned integers of their width.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def write(path: Path, arrays: Sequence[tuple[int, npt.NDArray[Any]]], facts: Map
 
     Args:
       path: The file.
-      arrays: Each with its number, which names it.
-      facts: JSON, of the whole.
+      arrays: The arrays, each with its number.
+      facts: JSON about the arrays.
     """
     members = {_FACTS: np.frombuffer(json.dumps(dict(facts)).encode(), np.uint8)}
     members |= {_name(number): _plain(array) for number, array in arrays}
@@ -42,12 +42,15 @@ def write(path: Path, arrays: Sequence[tuple[int, npt.NDArray[Any]]], facts: Map
 
 
 def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[int, npt.NDArray[Any]]]]:
-    """What `write` wrote: the facts, and the arrays, one after another, in stored types (`typed`).
+    """Reads what `write` wrote.
 
-    Nothing of the file is believed before it has been checked: a crafted file is refused as a damaged one is.
+    Nothing in the file is trusted before it has been checked: a crafted file is refused as a damaged one is.
+
+    Returns:
+      The facts; and an iterator of the arrays with their numbers, in their stored types (see `typed`).
 
     Raises:
-      DamagedFileError: The file is none of these.
+      DamagedFileError: The file is not what `write` wrote.
     """
     with _opened(path) as archive:
         facts = json.loads(_array(archive, _FACTS + _ENDING).tobytes())
@@ -64,9 +67,8 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[int, npt.NDArray[An
 
 
 def typed(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array as it was before it was stored."""
-    found = np.dtype(dtype)
-    return array if array.dtype == found else array.view(found)
+    """Returns a stored array as one of its original type."""
+    return array if array.dtype == np.dtype(dtype) else array.view(dtype)
 
 
 def _name(number: int) -> str:
@@ -74,7 +76,7 @@ def _name(number: int) -> str:
 
 
 def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # Those of ml_dtypes call themselves void, or have a kind of NumPy's and are none of its.
+    # Types of ml_dtypes call themselves void, or have one of NumPy's kinds without being NumPy's.
     if array.dtype.kind in "biufc" and array.dtype.isbuiltin == 1:
         return array
     return array.view(f"u{array.dtype.itemsize}")
@@ -82,7 +84,7 @@ def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Opens an archive. Whatever goes wrong in reading it, but for errors of the file system, becomes one error.
+    """Opens an archive. Any error in reading it becomes a DamagedFileError, except for those of the file system.
 
     Raises:
       DamagedFileError: The file is not what `write` wrote.
@@ -101,9 +103,9 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     names = archive.namelist()
     if len(set(names)) < len(names) or not all(map(_MEMBER.fullmatch, names)):
         raise ValueError("its members are not those of a checkpoint")
-    if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
+    if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
         raise ValueError("a member is compressed")
-    if sum(one.file_size for one in archive.infolist()) > size:
+    if sum(member.file_size for member in archive.infolist()) > size:
         raise ValueError("its members have more bytes than the file")
 
 

@@ -1,4 +1,4 @@
-"""Tables as of the step of a save, which are written while training goes on. Needs no TensorFlow."""
+"""`Captured`: a table as of the step of a save, which is written while training continues. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ class NewFile(NamedTuple):
 
     name: str
     crc32: str | None
-    """Of its bytes, if it is on the disk, too."""
+    """The checksum of its bytes, if they are on the disk; None: they are still to be synced."""
 
 
 class Captured:
-    """This node's part of a table, as of one committed state, on its leader; whoever trains it goes on.
+    """This node's part of a table as of one committed state, on the node's leader. Training may change the table.
 
     Attributes:
-      part: What has been written, when it has been.
+      part: What the manifest says of the part. None until it has been written.
     """
 
     def __init__(self, file: str, scan: Scan, header: dict[str, Any], *, n_rows: int | None = None) -> None:
         """Reads no row.
 
         Args:
-          file: The name of the file that will have the rows.
+          file: The name of the file that will hold the rows.
           scan: The rows, or what has changed of them.
           header: `parameter_files.header`.
-          n_rows: How many rows come; None: that is not known yet.
+          n_rows: The number of rows, or None if it is not known yet.
         """
         self._file, self._scan, self._header, self._n_rows = file, scan, header, n_rows
         self.part: TablePart | None = None
 
-    def write(self, folder: Path, stamp: Mapping[str, Any], may_go_on: Callable[[], None]) -> Iterator[NewFile]:
-        """Writes it. Needs no TensorFlow, and may be called by another thread.
+    def write(self, folder: Path, stamp: Mapping[str, Any], may_continue: Callable[[], None]) -> Iterator[NewFile]:
+        """Writes the part. Another thread may call it; it needs no TensorFlow.
 
         Args:
-          folder: Of the checkpoint.
-          stamp: What the file of erased keys says of the step that it is of.
-          may_go_on: Called again and again. What it raises ends the writing.
+          folder: The checkpoint's folder.
+          stamp: Which step the file of erased keys is of.
+          may_continue: Called again and again. An error that it raises ends the writing.
 
         Yields:
           Each file, when it is complete.
 
         Raises:
-          UnavailableError: More was written meanwhile than there was room for images of.
+          UnavailableError: Training has changed more rows meanwhile than there is memory for their old values.
           OSError: From the file system.
         """
         with self._scan as scan:
@@ -61,17 +61,17 @@ class Captured:
                 folder / self._file,
                 n_rows=self._n_rows,
                 progress=False,
-                may_go_on=may_go_on,
+                may_go_on=may_continue,
             )
             yield NewFile(self._file, written.crc32)
-            erased: str | None = None
+            erased_file: str | None = None
             if scan.erased is not None and len(scan.erased):
-                erased = str(Path(self._file).with_suffix(".erased.npz"))
-                array_file.write(folder / erased, [(0, scan.erased)], stamp)
-                yield NewFile(erased, None)
+                erased_file = str(Path(self._file).with_suffix(".erased.npz"))
+                array_file.write(folder / erased_file, [(0, scan.erased)], stamp)
+                yield NewFile(erased_file, None)
             content = "all" if scan.erased is None else "changes"
-            self.part = TablePart(self._file, content, erased, written.rows_checksum)
+            self.part = TablePart(self._file, content, erased_file, written.rows_checksum)
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Frees the scan."""
         self._scan.close()

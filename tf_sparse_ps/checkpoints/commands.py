@@ -1,4 +1,4 @@
-"""`tf-sparse-ps checkpoint list | verify | diff | compact | export`: needs no TensorFlow."""
+"""`tf-sparse-ps checkpoint list | verify | diff | compact | export`. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_sparse_ps.checkpoints import array_file, compaction, comparison, directory, exports
-from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
+from tf_sparse_ps.checkpoints import array_file, compaction, comparison, exports, stored_checkpoint
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.manifest import Manifest
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import NotFoundError, StateError, TableError
 from tf_sparse_ps.table.progress import bar
@@ -25,21 +26,21 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a command.
 
     Args:
-      arguments: Behind `tf-sparse-ps checkpoint`.
+      arguments: The arguments after `tf-sparse-ps checkpoint`.
 
     Returns:
-      The exit status. `list`, `verify`: 1 if there is no checkpoint, or one is incomplete or damaged; `diff`: 1 if they
-      differ; all: 2 if it could not be done, else 0.
+      The exit status. `list` and `verify` return 1 if there is no checkpoint, or one is incomplete or damaged; `diff`
+      returns 1 if the checkpoints differ. All return 2 if the command could not be done, else 0.
 
     Raises:
-      SystemExit: A mistake in the arguments, with status 2; or help was asked for.
+      SystemExit: The arguments have a mistake, with status 2; or help was asked for.
     """
     parser = argparse.ArgumentParser("tf-sparse-ps checkpoint", description="Checkpoints of training jobs.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
 
-    def add(name: str, text: str, run: Callable[[argparse.Namespace], int], what: str) -> argparse.ArgumentParser:
+    def add(name: str, text: str, run: Callable[[argparse.Namespace], int], directory: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("directory", type=Path, metavar="DIR", help=what)
+        command.add_argument("directory", type=Path, metavar="DIR", help=directory)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
         return command
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     compact = add(
         "compact",
-        "write the newest checkpoint anew, so that it builds on no other one, and remove the increment",
+        "write the newest checkpoint again, so that it builds on no other one, and remove the increment",
         _compact,
         _DIRECTORY,
     )
@@ -76,17 +77,17 @@ def main(arguments: Sequence[str]) -> int:
         _ONE,
     )
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="made if it is not there, else empty")
-    given = parser.parse_args(list(arguments))
-    if not given.directory.is_dir():
-        parser.error(f"{given.directory} is no directory")
-    if given.command == "compact" and CheckpointDirectory.names(given.directory):
-        parser.error(f"{given.directory} is a checkpoint. compact takes the directory that it is in")
-    if given.command == "export" and given.to.exists() and not given.to.is_dir():
-        parser.error(f"--to {given.to} is there, and no folder")
+    options = parser.parse_args(list(arguments))
+    if not options.directory.is_dir():
+        parser.error(f"{options.directory} is no directory")
+    if options.command == "compact" and CheckpointDirectory.names(options.directory):
+        parser.error(f"{options.directory} is a checkpoint. compact takes the directory that it is in")
+    if options.command == "export" and options.to.exists() and not options.to.is_dir():
+        parser.error(f"--to {options.to} is there, and no folder")
     try:
-        status: int = given.run(given)
+        status: int = options.run(options)
     except (TableError, OSError) as error:
-        print(f"tf-sparse-ps checkpoint {given.command}: {error}", file=sys.stderr)
+        print(f"tf-sparse-ps checkpoint {options.command}: {error}", file=sys.stderr)
         return 2
     return status
 
@@ -100,39 +101,39 @@ def _positive(text: str) -> int:
 # --- list, verify ---
 
 
-def _list(given: argparse.Namespace) -> int:
-    look = _verify if given.command == "verify" else directory.look
-    paths = [one.path for one in CheckpointDirectory(given.directory).find()]
-    if not paths and CheckpointDirectory.names(given.directory):
-        paths = [given.directory.resolve()]
-    found = [_facts(path, look) for path in paths]
-    if given.json:
-        print(json.dumps(found, indent=1))
+def _list(options: argparse.Namespace) -> int:
+    read = _verify if options.command == "verify" else stored_checkpoint.look
+    paths = [folder.path for folder in CheckpointDirectory(options.directory).find()]
+    if not paths and CheckpointDirectory.names(options.directory):
+        paths = [options.directory.resolve()]
+    checkpoints = [_facts(path, read) for path in paths]
+    if options.json:
+        print(json.dumps(checkpoints, indent=1))
     else:
-        for one in found:
-            print(_line(one))
-    if not found:
-        print(f"{given.directory} has no checkpoints", file=sys.stderr)
-    return 0 if found and all(one["problem"] is None for one in found) else 1
+        for facts in checkpoints:
+            print(_line(facts))
+    if not checkpoints:
+        print(f"{options.directory} has no checkpoints", file=sys.stderr)
+    return 0 if checkpoints and all(facts["problem"] is None for facts in checkpoints) else 1
 
 
-def _verify(path: Path) -> Checked:
-    with bar(0, f"check {path.name}") as shown:
-        checked = directory.check(path, lambda _, n: shown.update(n))
-    content = checked.manifest
+def _verify(path: Path) -> StoredCheckpoint:
+    with bar(0, f"check {path.name}") as progress:
+        checkpoint = stored_checkpoint.check(path, lambda _, n: progress.update(n))
+    content = checkpoint.manifest
     for number in range(len(content.tables)):
-        StoredRows(checked, number)  # or it raises
-    for one in content.files:
-        if one.name.endswith(".npz"):
-            said, _ = array_file.read(path / one.name)
-            if (found := {name: said.get(name) for name in content.stamp}) != content.stamp:
-                raise StateError(f"{path / one.name} is of {found}, and the other parts of {content.stamp}")
-    return checked
+        StoredRows(checkpoint, number)  # or it raises
+    for entry in content.files:
+        if entry.name.endswith(".npz"):
+            facts, _ = array_file.read(path / entry.name)
+            if (stamp := {name: facts.get(name) for name in content.stamp}) != content.stamp:
+                raise StateError(f"{path / entry.name} is of {stamp}, and the other parts of {content.stamp}")
+    return checkpoint
 
 
-def _facts(path: Path, look: Callable[[Path], Checked]) -> dict[str, Any]:
+def _facts(path: Path, read: Callable[[Path], StoredCheckpoint]) -> dict[str, Any]:
     try:
-        content: Manifest = look(path).manifest
+        content: Manifest = read(path).manifest
     except (TableError, OSError) as error:
         return {"name": path.name, "problem": str(error)}
     return {
@@ -145,9 +146,9 @@ def _facts(path: Path, look: Callable[[Path], Checked]) -> dict[str, Any]:
         "nodes": content.nodes,
         "node": content.node,
         "job": content.job,
-        "tables": [one["name"] for one in content.tables],
-        "builds_on": [one.name for one in content.chain],
-        "bytes": sum(one.size for one in content.files),
+        "tables": [table["name"] for table in content.tables],
+        "builds_on": [link.name for link in content.chain],
+        "bytes": sum(entry.size for entry in content.files),
         "versions": content.versions,
     }
 
@@ -155,79 +156,81 @@ def _facts(path: Path, look: Callable[[Path], Checked]) -> dict[str, Any]:
 def _line(facts: dict[str, Any]) -> str:
     if facts["problem"] is not None:
         return f"{facts['name']}  NOT WHOLE: {facts['problem']}"
-    where = f"epoch {facts['epoch']}, batch {facts['batch']}"
+    position = f"epoch {facts['epoch']}, batch {facts['batch']}"
     chain = facts["builds_on"]
     alone = "" if facts["node"] is None else f", what machine {facts['node']} has"
     added = f", increment {len(chain)} of {chain[0]}" if chain else ""
     return (
-        f"{facts['name']}  {where}, {_count(len(facts['tables']), 'table')}, {facts['bytes'] / 1e6:.1f} MB, "
+        f"{facts['name']}  {position}, {_count(len(facts['tables']), 'table')}, {facts['bytes'] / 1e6:.1f} MB, "
         f"of {_count(facts['ranks'], 'rank')} on {_count(facts['nodes'], 'machine')}{alone}{added}"
     )
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 # --- diff, compact, export ---
 
 
-def _newest(path: Path) -> Checked:
-    """A checkpoint, or the newest whole one in a directory."""
+def _newest(path: Path) -> StoredCheckpoint:
+    """Reads a checkpoint, or the newest whole one in a directory."""
     if CheckpointDirectory.names(path):
-        return directory.check(path)
-    found, _ = CheckpointDirectory(path).newest()
-    if found is None:
+        return stored_checkpoint.check(path)
+    checkpoint, _ = CheckpointDirectory(path).newest()
+    if checkpoint is None:
         raise NotFoundError(f"{path} has no checkpoint that is whole")
-    return found
+    return checkpoint
 
 
-def _diff(given: argparse.Namespace) -> int:
-    if given.other is not None:
-        old, new = _newest(given.directory), _newest(given.other)
+def _diff(options: argparse.Namespace) -> int:
+    if options.other is not None:
+        old, new = _newest(options.directory), _newest(options.other)
     else:
-        whole = CheckpointDirectory(given.directory).whole(2)
+        whole = CheckpointDirectory(options.directory).whole(2)
         if len(whole) < 2:
-            raise NotFoundError(f"{given.directory} has no two checkpoints that are whole")
+            raise NotFoundError(f"{options.directory} has no two checkpoints that are whole")
         new, old = whole
-    found = comparison.compare(old, new)
-    if given.json:
-        print(json.dumps(found, indent=1))
-        return 0 if found["equal"] else 1
-    print(f"{found['old']['name']} (step {found['old']['step']}), {found['new']['name']} (step {found['new']['step']})")
-    for name, rows in found["tables"].items():
-        counts = ", ".join(f"{n} {what}" for what, n in rows.items() if what != "only_in")
-        print(f"table {name}: " + (counts or f"only in {found[rows['only_in']]['name']}"))
-    for what, names in found["variables"].items():
+    difference = comparison.compare(old, new)
+    status = 0 if difference["equal"] else 1
+    if options.json:
+        print(json.dumps(difference, indent=1))
+        return status
+    sides = difference["old"], difference["new"]
+    print(", ".join(f"{side['name']} (step {side['step']})" for side in sides))
+    for name, rows in difference["tables"].items():
+        counts = ", ".join(f"{n} {kind}" for kind, n in rows.items() if kind != "only_in")
+        print(f"table {name}: " + (counts or f"only in {difference[rows['only_in']]['name']}"))
+    for kind, names in difference["variables"].items():
         for name in names:
-            print(f"variable {name}: {what.replace('_', ' ')}")
-    return 0 if found["equal"] else 1
+            print(f"variable {name}: {kind.replace('_', ' ')}")
+    return status
 
 
-def _compact(given: argparse.Namespace) -> int:
-    done = compaction.compact(given.directory, given.keep)
-    if given.json:
+def _compact(options: argparse.Namespace) -> int:
+    result = compaction.compact(options.directory, options.keep)
+    if options.json:
         facts = {
-            "checkpoint": done.checkpoint.name,
-            "merged": done.merged,
-            "removed": done.removed,
-            "bytes": done.bytes,
+            "checkpoint": result.checkpoint.name,
+            "merged": result.merged,
+            "removed": result.removed,
+            "bytes": result.bytes,
         }
         print(json.dumps(facts, indent=1))
         return 0
-    what = f"merged from {len(done.merged)}" if done.merged else "builds on no other one"
-    print(f"{done.checkpoint.name}  {done.bytes / 1e6:.1f} MB, {what}")
-    for name in done.removed:
+    origin = f"merged from {len(result.merged)}" if result.merged else "builds on no other one"
+    print(f"{result.checkpoint.name}  {result.bytes / 1e6:.1f} MB, {origin}")
+    for name in result.removed:
         print(f"{name}  removed")
     return 0
 
 
-def _export(given: argparse.Namespace) -> int:
-    checkpoint = _newest(given.directory)
-    files = exports.export(checkpoint, given.to)
-    if given.json:
-        print(json.dumps({"checkpoint": checkpoint.path.name, "folder": str(given.to), "files": files}, indent=1))
+def _export(options: argparse.Namespace) -> int:
+    checkpoint = _newest(options.directory)
+    files = exports.export(checkpoint, options.to)
+    if options.json:
+        print(json.dumps({"checkpoint": checkpoint.path.name, "folder": str(options.to), "files": files}, indent=1))
         return 0
     for name in files:
-        print(given.to / name)
+        print(options.to / name)
     return 0

@@ -1,4 +1,4 @@
-"""Makes the newest checkpoint of a directory one that builds on no other. Needs no TensorFlow."""
+"""Replaces the newest checkpoint of a directory by one that builds on no other. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tf_sparse_ps.checkpoints import directory
-from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory, Save
-from tf_sparse_ps.checkpoints.manifest import TablePart, name_of_file
+from tf_sparse_ps.checkpoints import stored_checkpoint
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save
+from tf_sparse_ps.checkpoints.manifest import TablePart, table_file_name
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import NotFoundError, TableError
 from tf_sparse_ps.table import parameter_files
@@ -23,10 +24,10 @@ class Compacted:
     """What `compact` has done.
 
     Attributes:
-      checkpoint: The newest whole one, which has all rows now.
-      merged: The names of the checkpoints whose rows were put together, the oldest first; none if it had all rows.
+      checkpoint: The folder of the newest whole checkpoint, which holds all rows now.
+      merged: The names of the checkpoints whose rows were put together, the oldest first. Empty if it held all rows.
       removed: The names of those that were removed.
-      bytes: Of the checkpoint's files.
+      bytes: The bytes of the checkpoint's files.
     """
 
     checkpoint: Path
@@ -36,56 +37,56 @@ class Compacted:
 
 
 def compact(path: Path, keep: int | None = None) -> Compacted:
-    """Writes the newest whole checkpoint anew, with all rows, and removes the increment that it replaces.
+    """Writes the newest whole checkpoint again, with all rows, and removes the increment that it replaces.
 
-    Whoever saves to the directory meanwhile gets an error, and saves again. A job that built on the replaced increment
-    saves all rows next. What is killed leaves the checkpoints that there were, and perhaps the new one beside them.
+    A job that saves to the directory meanwhile gets an error, and saves again. A job that built on the replaced
+    increment saves all rows next. If this is killed, all checkpoints are left, and perhaps the new one as well.
 
     Args:
       path: The directory.
-      keep: Remove older checkpoints, but for so many; None: none.
+      keep: Remove older checkpoints but for so many; None: remove none.
 
     Raises:
       NotFoundError: There is no whole checkpoint.
-      WriterLockedError: Somebody is saving to the directory.
+      WriterLockedError: Another process is saving to the directory.
       OSError: From the file system.
     """
-    own = CheckpointDirectory(path)
-    before = {one.path for one in own.find()}
-    found, _ = own.newest()
-    if found is None:
+    directory = CheckpointDirectory(path)
+    paths_before = {folder.path for folder in directory.find()}
+    checkpoint, _ = directory.newest()
+    if checkpoint is None:
         raise NotFoundError(f"{path} has no checkpoint that is whole")
-    step = next(one.step for one in own.find() if one.path == found.path)
-    with own.saving(step, "tf-sparse-ps checkpoint compact") as save:
-        newest = found.path
-        if found.builds_on:
-            newest = _write(found, save)
+    step = next(folder.step for folder in directory.find() if folder.path == checkpoint.path)
+    with directory.saving(step, "tf-sparse-ps checkpoint compact") as save:
+        newest = checkpoint.path
+        if checkpoint.builds_on:
+            newest = _write(checkpoint, save)
         else:
             save.discard()
-        _remove_replaced(own, newest)
+        _remove_replaced(directory, newest)
         if keep is not None:
-            own.prune(newest, keep)
-    content = directory.look(newest).manifest
-    after = {one.path for one in own.find()}
+            directory.prune(newest, keep)
+    content = stored_checkpoint.look(newest).manifest
+    paths_after = {folder.path for folder in directory.find()}
     return Compacted(
         newest,
-        tuple(one.path.name for one in found.parts) if found.builds_on else (),
-        tuple(sorted(one.name for one in before - after)),
-        sum(one.size for one in content.files),
+        tuple(part.path.name for part in checkpoint.parts) if checkpoint.builds_on else (),
+        tuple(sorted(removed.name for removed in paths_before - paths_after)),
+        sum(entry.size for entry in content.files),
     )
 
 
-def _write(found: Checked, save: Save) -> Path:
-    content = found.manifest
-    of_tables = {file for part in content.all_parts for file in part.files}
-    for one in content.files:
-        if one.name not in of_tables:
-            shutil.copyfile(found.path / one.name, save.folder / one.name)
-            save.add(one.name)
+def _write(checkpoint: StoredCheckpoint, save: Save) -> Path:
+    content = checkpoint.manifest
+    table_files = {file for part in content.all_parts for file in part.files}
+    for entry in content.files:
+        if entry.name not in table_files:
+            shutil.copyfile(checkpoint.path / entry.name, save.folder / entry.name)
+            save.add(entry.name)
     tables: list[dict[str, Any]] = []
     for number, table in enumerate(content.tables):
-        file = save.folder / name_of_file(number, str(table["name"]))
-        written = write_rows(StoredRows(found, number), file, str(table["name"]))
+        file = save.folder / table_file_name(number, str(table["name"]))
+        written = write_rows(StoredRows(checkpoint, number), file, str(table["name"]))
         part = TablePart(file.name, rows_checksum=written.rows_checksum)
         tables.append({**table, "parts": [dataclasses.asdict(part)]})
         save.add(file.name, written.crc32)
@@ -97,9 +98,9 @@ def write_rows(rows: StoredRows, path: Path, name: str) -> parameter_files.Writt
     """Writes a table of a checkpoint to one sparse-parameter file, with slots.
 
     Args:
-      rows: Of the table.
+      rows: The table's rows.
       path: The file.
-      name: Of the table, for the progress bar.
+      name: The table's name, for the progress bar.
     """
     info = rows.info
     header: dict[str, Any] = {
@@ -108,28 +109,28 @@ def write_rows(rows: StoredRows, path: Path, name: str) -> parameter_files.Writt
     header |= {"node": rows.shard.node, "nodes": rows.shard.nodes} if rows.shard is not None else {}
     header |= {"optimizer": info["optimizer"]["kind"], "slot_init": list(info["optimizer"]["slot_init"])}
 
-    def shown() -> Iterator[Block]:
+    def counted_blocks() -> Iterator[Block]:
         with bar(rows.at_most, f"write {name}") as progress:
             for block in rows.blocks():
                 yield block
                 progress.update(len(block.keys))
 
-    return parameter_files.write_content(header, shown(), path, n_rows=None, progress=False)
+    return parameter_files.write_content(header, counted_blocks(), path, n_rows=None, progress=False)
 
 
-def _remove_replaced(own: CheckpointDirectory, newest: Path) -> None:
+def _remove_replaced(directory: CheckpointDirectory, newest: Path) -> None:
     """Removes increments that a checkpoint with all rows has replaced, unless others build on them."""
-    new_id = directory.look(newest).manifest.id
+    new_id = stored_checkpoint.look(newest).manifest.id
     replaced: list[Path] = []
     needed: set[str] = set()
-    for one in own.find():
+    for folder in directory.find():
         try:
-            content = directory.look(one.path).manifest
+            content = stored_checkpoint.look(folder.path).manifest
         except (TableError, OSError):
             continue
         needed.update(link.name for link in content.chain)
-        if content.id == new_id and one.path != newest:
-            replaced.append(one.path)
+        if content.id == new_id and folder.path != newest:
+            replaced.append(folder.path)
     for path in replaced:
         if path.name not in needed:
-            own.remove(path)
+            directory.remove(path)

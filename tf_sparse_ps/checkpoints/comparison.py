@@ -1,4 +1,4 @@
-"""What is different between two checkpoints. Needs no TensorFlow."""
+"""Compares two checkpoints. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps.checkpoints import array_file, manifest
-from tf_sparse_ps.checkpoints.directory import Checked
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.table.arrays import checksum
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block
 
 
-def compare(old: Checked, new: Checked) -> dict[str, Any]:
-    """Compares rows, slots and dense variables; a row is told by a checksum of 64 bits.
+def compare(old: StoredCheckpoint, new: StoredCheckpoint) -> dict[str, Any]:
+    """Compares rows, slots and dense variables. Rows are compared by a checksum of 64 bits.
 
     Args:
-      old, new: With what they build on.
+      old, new: The checkpoints, with what they build on.
 
     Returns:
-      JSON: `equal`; `old` and `new`, with name and step; `tables`, for each by its name the numbers of rows `equal`,
+      JSON: `equal`; `old` and `new`, with name and step; `tables`, by name, the numbers of rows that are `equal`,
       `changed`, `added` and `removed`, or `only_in`, "old" or "new"; `variables`, the names of dense ones that are
       `changed`, or `only_in_old` and `only_in_new`.
     """
     tables: dict[str, Any] = {}
-    numbers = [{str(one["name"]): i for i, one in enumerate(each.manifest.tables)} for each in (old, new)]
+    numbers = [{str(table["name"]): i for i, table in enumerate(each.manifest.tables)} for each in (old, new)]
     for name in dict.fromkeys([*numbers[0], *numbers[1]]):
         if name not in numbers[0] or name not in numbers[1]:
             tables[name] = {"only_in": "old" if name in numbers[0] else "new"}
             continue
-        tables[name] = _compare_rows(
-            *(_digests(StoredRows(each, own[name]), name) for each, own in zip((old, new), numbers, strict=True))
+        old_digests, new_digests = (
+            _digests(StoredRows(checkpoint, by_name[name]), name)
+            for checkpoint, by_name in zip((old, new), numbers, strict=True)
         )
+        tables[name] = _compare_rows(old_digests, new_digests)
     variables = _compare_variables(old, new)
     rows_equal = all(
-        "only_in" not in one and not one["changed"] and not one["added"] and not one["removed"]
-        for one in tables.values()
+        "only_in" not in counts and not counts["changed"] and not counts["added"] and not counts["removed"]
+        for counts in tables.values()
     )
     return {
         "equal": rows_equal and not any(variables.values()),
@@ -54,25 +56,25 @@ _Digests = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]
 
 
 def _digests(rows: StoredRows, name: str) -> _Digests:
-    """The keys of a table, ascending, and for each a checksum of its row and slots."""
+    """Returns the keys of a table, ascending, and for each a checksum of its row and slots."""
     keys: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     sums: list[npt.NDArray[np.uint64]] = [np.empty(0, np.uint64)]
-    with bar(rows.at_most, f"read {name}") as shown:
+    with bar(rows.at_most, f"read {name}") as progress:
         for block in rows.blocks():
             keys.append(block.keys)
             sums.append(_sums(block))
-            shown.update(len(block.keys))
-    every = np.concatenate(keys)
-    order = np.argsort(every)
-    return every[order], np.concatenate(sums)[order]
+            progress.update(len(block.keys))
+    all_keys = np.concatenate(keys)
+    order = np.argsort(all_keys)
+    return all_keys[order], np.concatenate(sums)[order]
 
 
 def _sums(block: Block) -> npt.NDArray[np.uint64]:
-    words = np.concatenate([one.view(np.uint32) for one in (block.rows, *block.slots)], 1).astype(np.uint64)
+    words = np.concatenate([plane.view(np.uint32) for plane in (block.rows, *block.slots)], 1).astype(np.uint64)
     # Odd multipliers, the same ones for each checkpoint.
     weights = np.random.default_rng(1).integers(0, 1 << 63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
-    found: npt.NDArray[np.uint64] = (words * weights).sum(1, dtype=np.uint64)
-    return found
+    sums: npt.NDArray[np.uint64] = (words * weights).sum(1, dtype=np.uint64)
+    return sums
 
 
 def _compare_rows(old: _Digests, new: _Digests) -> dict[str, int]:
@@ -86,15 +88,15 @@ def _compare_rows(old: _Digests, new: _Digests) -> dict[str, int]:
     }
 
 
-def _compare_variables(old: Checked, new: Checked) -> dict[str, list[str]]:
-    """Variables are told by their order: Keras numbers the names of each process anew."""
-    names = [variable_names(one.manifest.variables) for one in (old, new)]
-    sums = [_variable_sums(one.path, one.manifest.variables) for one in (old, new)]
-    both = min(map(len, names))
+def _compare_variables(old: StoredCheckpoint, new: StoredCheckpoint) -> dict[str, list[str]]:
+    """Compares variables by their order: Keras numbers the names in each process from the beginning."""
+    names = [variable_names(checkpoint.manifest.variables) for checkpoint in (old, new)]
+    sums = [_variable_sums(checkpoint.path, checkpoint.manifest.variables) for checkpoint in (old, new)]
+    n_common = min(map(len, names))
     return {
-        "changed": [names[1][i] for i in range(both) if sums[0][i] != sums[1][i]],
-        "only_in_old": names[0][both:],
-        "only_in_new": names[1][both:],
+        "changed": [names[1][i] for i in range(n_common) if sums[0][i] != sums[1][i]],
+        "only_in_old": names[0][n_common:],
+        "only_in_new": names[1][n_common:],
     }
 
 
@@ -106,11 +108,11 @@ def _variable_sums(folder: Path, facts: tuple[dict[str, Any], ...]) -> dict[int,
 
 
 def variable_names(facts: tuple[dict[str, Any], ...]) -> list[str]:
-    """A name for each dense variable: its own, with a number where several have it."""
-    seen: dict[str, int] = {}
+    """Returns a unique name for each dense variable: its own, with a number where several have it."""
+    counts: dict[str, int] = {}
     names = []
-    for one in facts:
-        name = str(one["name"])
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    for variable in facts:
+        name = str(variable["name"])
+        counts[name] = counts.get(name, 0) + 1
+        names.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
     return names

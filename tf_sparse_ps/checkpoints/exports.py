@@ -1,4 +1,4 @@
-"""A checkpoint as files that need nothing of this package's checkpoints to be read. Needs no TensorFlow."""
+"""Exports a checkpoint to files that other programs can read. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tf_sparse_ps.checkpoints import array_file, comparison, manifest
 from tf_sparse_ps.checkpoints.compaction import write_rows
-from tf_sparse_ps.checkpoints.directory import Checked
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.folders import Folder, Trust
@@ -19,15 +19,15 @@ from tf_sparse_ps.folders import Folder, Trust
 _FACTS = "checkpoint.json"
 
 
-def export(checkpoint: Checked, folder: Path) -> list[str]:
+def export(checkpoint: StoredCheckpoint, folder: Path) -> list[str]:
     """Writes all rows of each table to `<table>.tfsps`, dense variables to `variables.npz`, and `checkpoint.json`.
 
-    `tsps.Table.load_parameter_file` and `restore` read the former, `numpy.load` the latter, by the variables' names;
-    bfloat16 is float32 there. `checkpoint.json` has step, epoch, batch and the kinds of variables.
+    `tsps.Table.load_parameter_file` and `restore` read the tables. `numpy.load` reads the variables, by their names;
+    bfloat16 is exported as float32. `checkpoint.json` has step, epoch, batch and the kinds of variables.
 
     Args:
-      checkpoint: With what it builds on.
-      folder: Made if it is not there; must be empty.
+      checkpoint: The checkpoint, with what it builds on.
+      folder: The folder to write to. It is made if it is not there, and must be empty.
 
     Returns:
       The names of the files.
@@ -41,15 +41,15 @@ def export(checkpoint: Checked, folder: Path) -> list[str]:
     if names_there:
         raise InvalidArgumentError(f"{folder} has files: export to a folder that is empty, or is not there")
     content = checkpoint.manifest
-    names = [str(one["name"]) for one in content.tables]
+    tables = [str(table["name"]) for table in content.tables]
     files = []
-    for number in range(len(names)):
-        plain = names.count(names[number]) == 1 and "/" not in names[number]
-        files.append(f"{names[number]}.tfsps" if plain else manifest.name_of_file(number, names[number]))
-        write_rows(StoredRows(checkpoint, number), folder / files[-1], names[number])
-    own = comparison.variable_names(content.variables)
+    for number, table in enumerate(tables):
+        is_plain = tables.count(table) == 1 and "/" not in table
+        files.append(f"{table}.tfsps" if is_plain else manifest.table_file_name(number, table))
+        write_rows(StoredRows(checkpoint, number), folder / files[-1], table)
+    variables = comparison.variable_names(content.variables)
     _, arrays = array_file.read(checkpoint.path / manifest.VARIABLES)
-    values = {own[number]: _numeric(array, str(content.variables[number]["dtype"])) for number, array in arrays}
+    values = {variables[number]: _numeric(array, str(content.variables[number]["dtype"])) for number, array in arrays}
     with open(folder / manifest.VARIABLES, "wb") as stream:
         np.savez(stream, **values)  # type: ignore[arg-type]
     facts = {
@@ -58,15 +58,15 @@ def export(checkpoint: Checked, folder: Path) -> list[str]:
         "step_of_the_tables": content.table_step,
         "epoch": content.epoch,
         "batch": content.batch,
-        "tables": dict(zip(files, names, strict=True)),
-        "variables": {name: one["kind"] for name, one in zip(own, content.variables, strict=True)},
+        "tables": dict(zip(files, tables, strict=True)),
+        "variables": {name: entry["kind"] for name, entry in zip(variables, content.variables, strict=True)},
     }
     (folder / _FACTS).write_text(json.dumps(facts, indent=1) + "\n")
     return [*files, manifest.VARIABLES, _FACTS]
 
 
 def _numeric(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """What was stored, in a type of NumPy's; of those that it has not, but for bfloat16, the bits."""
+    """Returns a stored array in a type of NumPy's. Types that NumPy lacks stay bits, except for bfloat16."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array

@@ -1,4 +1,4 @@
-"""`Manifest`: what a checkpoint is, and which files it has. Written last; it says of itself whether it is whole.
+"""`Manifest`: what a checkpoint is, and which files it has. It is written last, and has a checksum of itself.
 
 `manifest.json` is a JSON object of `content` and `checksum`, the CRC-32 of the content's canonical text. A file whose
 bytes are not what `encode` makes of its content is damaged.
@@ -16,8 +16,8 @@ from typing import Any
 from tf_sparse_ps.errors import DamagedFileError, UnsupportedError
 
 NAME = "manifest.json"
-VARIABLES = "variables.npz"  # of rank 0
-CALLBACKS = "callbacks.npz"  # of all ranks
+VARIABLES = "variables.npz"  # rank 0's
+CALLBACKS = "callbacks.npz"  # those of all ranks
 VERSION = 4
 _READ = (1, 2, 3, 4)  # versions; 1 has no increments, 2 one part of each table, 3 no identity of the optimizer
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
@@ -28,9 +28,9 @@ class FileEntry:
     """A file of a checkpoint.
 
     Attributes:
-      name: In the checkpoint's folder.
-      size: Bytes.
-      crc32: Of all of them, 8 hexadecimal digits.
+      name: Its name in the checkpoint's folder.
+      size: Its bytes.
+      crc32: The CRC-32 of all bytes, 8 hexadecimal digits.
     """
 
     name: str
@@ -40,14 +40,14 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class TablePart:
-    """Rows of a table in a checkpoint: those that one node has written.
+    """The rows of a table that one node has written to a checkpoint.
 
     Attributes:
-      file: With the rows, a sparse-parameter file.
+      file: The sparse-parameter file with the rows.
       content: "all" rows, or the "changes" since the last checkpoint in the chain.
-      erased: Of changes, the file of the keys that were erased, or None.
-      rows_checksum: Of the checksums of the file's blocks, by which a restore that reads it once sees that it is right,
-        or None.
+      erased: The file of the keys that were erased, of "changes"; or None.
+      rows_checksum: A checksum of the checksums of the file's blocks, or None. By it, a restore that reads the file
+        once detects damage.
     """
 
     file: str
@@ -57,17 +57,17 @@ class TablePart:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names of its files."""
+        """The names of the part's files."""
         return (self.file,) if self.erased is None else (self.file, self.erased)
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Another checkpoint of the directory, that one builds on.
+    """Another checkpoint of the directory, on which one builds.
 
     Attributes:
-      name: Of its folder.
-      id: Its manifest's `id`, which tells it from another one that has got this name.
+      name: The name of its folder.
+      id: The `id` in its manifest. Another checkpoint of the same name has another `id`.
     """
 
     name: str
@@ -79,26 +79,26 @@ class Manifest:
     """What a checkpoint is.
 
     Attributes:
-      name: Of its folder.
-      step: Updates that the optimizer had made.
+      name: The name of the checkpoint's folder.
+      step: The number of updates that the optimizer had made.
       table_step: The committed step of the tables.
-      epoch: That training was in, from 0 on.
-      batch: Batches of that epoch that had been trained.
-      ranks: Of the job.
-      nodes: Of the job.
+      epoch: The epoch that training was in, from 0 on.
+      batch: The number of batches of that epoch that had been trained.
+      ranks: The number of ranks of the job.
+      nodes: The number of its nodes.
       job: TFSPS_JOB, or None.
-      id: Tells this checkpoint from all others.
-      run: Tells the process that saved it, or whose checkpoint it was compacted from, from all others.
-      chain: What an increment builds on: the base, which has all rows, and the increments to it before this one, all of
-        this run. Empty: this one has all rows itself.
-      versions: Of the software, by name.
-      tables: Of each table, in the model's order: what the table was; `id`, which tells it from other tables of the
-        run; `parts`, each a `TablePart` as a dict: one of all rows, or of each node those of the keys that a hash gives
-        it.
-      variables: Of each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
-      files: All files but this one.
+      id: The identity of this checkpoint.
+      run: The identity of the run that saved it, or whose checkpoint it was compacted from.
+      chain: What an increment builds on: the base, which holds all rows, and the increments to it before this one, all
+        of this run. Empty: this checkpoint holds all rows itself.
+      versions: The versions of the software, by name.
+      tables: For each table, in the model's order: what the table was; `id`, its identity among the tables of the run;
+        `parts`, each a `TablePart` as a dict. There is one part with all rows, or one of each node with those of the
+        keys that a hash assigns to it.
+      variables: For each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
+      files: All files except this one.
       optimizer: The identity of the optimizer (`OptimizerIdentity`); 0: it is not known.
-      node: Whose directory it is in, where each node has its own; None: it has the parts of all nodes.
+      node: The node in whose directory the checkpoint is, if each has its own. None: it holds the parts of all nodes.
     """
 
     name: str
@@ -120,13 +120,18 @@ class Manifest:
     node: int | None = None
 
     def parts(self, number: int) -> tuple[TablePart, ...]:
-        """Of a table, by its place in `tables`."""
-        return tuple(TablePart(**one) for one in self.tables[number]["parts"])
+        """Returns the parts of a table, by its place in `tables`."""
+        return tuple(TablePart(**part) for part in self.tables[number]["parts"])
 
     @property
     def all_parts(self) -> tuple[TablePart, ...]:
-        """Of all tables."""
+        """The parts of all tables."""
         return tuple(part for number in range(len(self.tables)) for part in self.parts(number))
+
+    @property
+    def file_names(self) -> set[str]:
+        """The names of all files except this one."""
+        return {entry.name for entry in self.files}
 
     @property
     def row_files(self) -> set[str]:
@@ -135,37 +140,37 @@ class Manifest:
 
     @property
     def table_bytes(self) -> int:
-        """Of the files with rows."""
+        """The bytes of the files with rows."""
         names = self.row_files
-        return sum(one.size for one in self.files if one.name in names)
+        return sum(entry.size for entry in self.files if entry.name in names)
 
     @property
     def stamp(self) -> dict[str, Any]:
-        """What each of its NumPy archives says of the step that it is of."""
+        """The facts by which each of its NumPy archives says which step it is of."""
         return {"step": self.step, "table_step": self.table_step, "id": self.id}
 
     def encode(self) -> bytes:
-        """The file's bytes."""
+        """Returns the file's bytes."""
         return _encode({"version": VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Manifest:
-        """The inverse of `encode`.
+        """Returns the manifest of a file's bytes: the inverse of `encode`.
 
         Args:
           data: The file's bytes.
           where: The file, for messages.
 
         Raises:
-          DamagedFileError: These are not what `encode` makes.
-          UnsupportedError: They are whole, and of a later version.
+          DamagedFileError: The bytes are not what `encode` makes.
+          UnsupportedError: The bytes are whole, and of a later version.
         """
         try:
             content = json.loads(data)["content"]
-            whole = _encode(content) == data
+            is_whole = _encode(content) == data
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DamagedFileError(f"{where} is damaged: it is not a manifest ({error})") from None
-        if not whole:
+        if not is_whole:
             raise DamagedFileError(f"{where} is damaged: its content does not have its checksum")
         if content.get("version") not in _READ:
             raise UnsupportedError(
@@ -178,13 +183,13 @@ class Manifest:
             raise DamagedFileError(f"{where} is damaged: {type(error).__name__}: {error}") from None
 
 
-def name_of_file(number: int, table: str, node: int | None = None) -> str:
-    """Of the file with a table's rows.
+def table_file_name(number: int, table: str, node: int | None = None) -> str:
+    """Returns the name of the file with a table's rows.
 
     Args:
-      number: Of the table.
-      table: Its name.
-      node: Whose part it is; None: all rows.
+      number: The table's place in the model.
+      table: The table's name.
+      node: The node whose part the file holds; None: all rows.
     """
     shown = re.sub(r"[^A-Za-z0-9_-]", "_", table)[:100]
     return f"t{number:04d}-{shown}{'' if node is None else f'.node-{node:05d}'}.tfsps"
@@ -196,7 +201,7 @@ def _encode(content: Mapping[str, Any]) -> bytes:
 
 
 def _in_one_part(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What versions 1 and 2 say of a table, as it is said now."""
+    """Converts what versions 1 and 2 say of a table to the form of later versions."""
     names = [field.name for field in dataclasses.fields(TablePart)]
     part = TablePart(**{name: table[name] for name in names if name in table})
     rest = {name: value for name, value in table.items() if name not in names}
@@ -208,17 +213,17 @@ def _from(content: dict[str, Any]) -> Manifest:
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{name} is {value!r}")
-    files = tuple(FileEntry(**one) for one in content["files"])
-    for one in files:
-        if not _FILE_NAME.fullmatch(one.name):
-            raise ValueError(f"a file's name is {one.name!r}")
-    tables = [{"id": "", **(one if "parts" in one else _in_one_part(one))} for one in content["tables"]]
-    chain = tuple(Link(str(one["name"]), str(one["id"])) for one in content.get("chain", ()))
-    names = {one.name for one in files}
+    files = tuple(FileEntry(**entry) for entry in content["files"])
+    names = {entry.name for entry in files}
+    for name in names:
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"a file's name is {name!r}")
+    tables = [{"id": "", **(table if "parts" in table else _in_one_part(table))} for table in content["tables"]]
+    chain = tuple(Link(str(link["name"]), str(link["id"])) for link in content.get("chain", ()))
     for table in tables:
         if not table["parts"]:
             raise ValueError(f"table {table.get('name')!r} has no rows")
-        for part in (TablePart(**one) for one in table["parts"]):
+        for part in (TablePart(**fields) for fields in table["parts"]):
             if part.content not in ("all", "changes") or (part.content == "changes" and not chain):
                 raise ValueError(f"table {table.get('name')!r} has {part.content!r}, of {len(chain)} before it")
             for file in part.files:
@@ -232,7 +237,7 @@ def _from(content: dict[str, Any]) -> Manifest:
         chain=chain,
         versions=dict(content["versions"]),
         tables=tuple(tables),
-        variables=tuple(dict(one) for one in content["variables"]),
+        variables=tuple(dict(facts) for facts in content["variables"]),
         files=files,
         optimizer=int(content.get("optimizer", 0)),
         node=content.get("node"),

@@ -1,7 +1,7 @@
 """Which checkpoint a job begins with: all of its ranks look, and agree on one.
 
-Of one directory that all machines see rank 0 chooses the newest whole one. Where each node has its own, it is the
-newest that all nodes have, told by its id.
+In a directory that all machines see, rank 0 chooses the newest whole checkpoint. If each node has a directory, the
+ranks choose the newest that all nodes have, by its id.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tf_sparse_ps import job
-from tf_sparse_ps.checkpoints import directory as directory_lib
-from tf_sparse_ps.checkpoints.directory import Checked, CheckpointDirectory
+from tf_sparse_ps.checkpoints import stored_checkpoint
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.saver import WRITER
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.collectives.all_or_none import all_or_none, error_text, raise_failures, raising_on_all
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError
@@ -24,70 +25,70 @@ from tf_sparse_ps.table.progress import bar
 
 
 class Chosen(NamedTuple):
-    """What to begin with."""
+    """The checkpoint that a job begins with."""
 
-    checkpoint: Checked | None
+    checkpoint: StoredCheckpoint | None
     """None: there is none that is whole."""
     is_read: bool
-    """All of its files have been read, and are whole; else those with rows have not."""
+    """All of its files have been read, and are whole. False: those with rows have not been read."""
     passed_over: list[Path]
-    """Those that are damaged, or that other nodes lack; on who writes to the directory."""
+    """Checkpoints that are damaged, or that other nodes lack; on the rank that writes to the directory."""
 
 
-def newest(directory: CheckpointDirectory) -> tuple[Checked | None, list[Path]]:
+def newest(directory: CheckpointDirectory) -> tuple[StoredCheckpoint | None, list[Path]]:
     """`CheckpointDirectory.newest`, with a progress bar."""
-    with bar(0, f"check {directory.path}") as shown:
-        return directory.newest(lambda _, n: shown.update(n))
+    with bar(0, f"check {directory.path}") as progress:
+        return directory.newest(lambda _, n: progress.update(n))
 
 
 def agree(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool) -> Chosen:
-    """The newest whole checkpoint of a directory that all machines see. Every rank calls it.
+    """Agrees on the newest whole checkpoint of a directory that all machines see. Every rank calls it.
 
     Args:
       directory: The directory.
-      ranks: The job's.
+      ranks: The job's collectives.
       read_once: Files with rows need not be read, if there is another checkpoint to go back to.
 
     Raises:
-      StateError: On all ranks: one does not see it.
-      UnsupportedError: On all ranks: it is of a later version of the format.
+      StateError: On all ranks: one does not see the checkpoint; or there are checkpoints, and none is whole.
+      UnsupportedError: On all ranks: the checkpoint is of a later version of the format.
     """
-    found: Checked | None = None
+    checkpoint: StoredCheckpoint | None = None
     is_read, passed_over = True, list[Path]()
     error: Exception | None = None
     if ranks.rank == WRITER:
         try:
             if read_once:
-                with bar(0, f"check {directory.path}") as shown:
-                    found, passed_over, is_read = directory.newest_to_read_once(lambda _, n: shown.update(n))
+                with bar(0, f"check {directory.path}") as progress:
+                    checkpoint, passed_over, is_read = directory.newest_to_read_once(lambda _, n: progress.update(n))
             else:
-                found, passed_over = newest(directory)
-            if found is None and (trained := _trained(directory)):
+                checkpoint, passed_over = newest(directory)
+            if checkpoint is None and (names := _trained(directory)):
                 raise StateError(
-                    f"{directory.path} has checkpoints, {', '.join(trained[:5])}, and none of them is whole. To begin "
-                    "anew, use another directory, and another TFSPS_JOB if the job has a name"
+                    f"{directory.path} has checkpoints, {', '.join(names[:5])}, and none of them is whole. To start "
+                    "from initial values, use another directory, and another TFSPS_JOB if the job has a name"
                 )
         except Exception as caught:
             error = caught
-    chosen = None if found is None else (found.path.name, found.data)
-    own = (error_text(error), chosen, is_read)
-    text, chosen, is_read = ranks.broadcast_object(own, WRITER, "tsps.checkpoint.newest")
+    choice = None if checkpoint is None else (checkpoint.path.name, checkpoint.manifest_bytes)
+    message = (error_text(error), choice, is_read)
+    text, choice, is_read = ranks.broadcast_object(message, WRITER, "tsps.checkpoint.newest")
     if text is not None:
         raise_failures([text], error, f"looking for checkpoints in {directory.path}")
-    if chosen is None:
+    if choice is None:
         return Chosen(None, True, passed_over)
-    name, data = chosen
+    name, manifest_bytes = choice
     path = directory.path / name
     with raising_on_all(ranks, f"restoring {path}", "tsps.checkpoint.seen"):
-        seen = _see(path, data)
+        seen = _see(path, manifest_bytes)
     return Chosen(seen, bool(is_read), passed_over)
 
 
-def _see(path: Path, data: bytes) -> Checked:
+def _see(path: Path, manifest_bytes: bytes) -> StoredCheckpoint:
     with contextlib.suppress(DamagedFileError, NotFoundError):
-        found = directory_lib.look(path)
-        if found.data == data:
-            return found
+        checkpoint = stored_checkpoint.look(path)
+        if checkpoint.manifest_bytes == manifest_bytes:
+            return checkpoint
     raise StateError(
         f"rank {WRITER} restores {path.name}, and {path} is another one here, or is not there: all machines must see "
         "one directory, or have one each (per_node=True)"
@@ -95,80 +96,87 @@ def _see(path: Path, data: bytes) -> Checked:
 
 
 def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool) -> Chosen:
-    """The newest checkpoint that is whole on all nodes, each of which has a directory. Every rank calls it.
+    """Agrees on the newest checkpoint that is whole on all nodes, each of which has a directory. Every rank calls it.
 
-    Arguments as of `agree`; `Chosen.checkpoint` is this node's.
+    Args:
+      directory: This node's directory.
+      ranks: The job's collectives.
+      read_once: Files with rows need not be read, if there is another checkpoint to go back to.
+
+    Returns:
+      The choice, with this node's copy of the checkpoint.
 
     Raises:
       StateError: On all ranks: nodes have checkpoints, of more than the beginning of training, and none is whole on
         all.
-      UnsupportedError: On all ranks: one is of a later version of the format.
+      UnsupportedError: On all ranks: a checkpoint is of a later version of the format.
     """
-    own: dict[str, Path] = {}
-    found: Checked | None = None
+    paths: dict[str, Path] = {}  # of this node's checkpoints, by id, the newest first
+    checkpoint: StoredCheckpoint | None = None
     is_leader = job.current().is_leader
-    damage: dict[Path, str] = {}  # checkpoints of this node that are passed over, and why
+    damage: dict[Path, str] = {}  # why checkpoints of this node are passed over
 
-    def find_own() -> tuple[list[str], list[str]]:
+    def list_checkpoints() -> tuple[list[str], list[str]]:
         trained = _trained(directory)
-        for one in directory.find():
-            with _noting_damage(one.path, damage):
-                own.setdefault(directory_lib.look(one.path).manifest.id, one.path)
-        return list(own), trained
+        for folder in directory.find():
+            with _noting_damage(folder.path, damage):
+                paths.setdefault(stored_checkpoint.look(folder.path).manifest.id, folder.path)
+        return list(paths), trained
 
     def is_whole(path: Path, *, rows: bool) -> bool:
-        nonlocal found
-        found = None
+        nonlocal checkpoint
+        checkpoint = None
         with _noting_damage(path, damage):
-            found = _check(path, rows=rows) if is_leader else directory_lib.look(path)
-        return found is not None
+            checkpoint = _check(path, rows=rows) if is_leader else stored_checkpoint.look(path)
+        return checkpoint is not None
 
     call = f"looking for checkpoints in {directory.path}"
-    everyone = all_or_none(ranks, find_own, call, "tsps.checkpoint.newest")
-    common = [one for one in everyone[WRITER][0] if all(one in ids for ids, _ in everyone)]
-    is_read, chosen = True, None
-    for number, id_ in enumerate(common):
-        is_read = not read_once or number == len(common) - 1
-        check = functools.partial(is_whole, own[id_], rows=is_read)
-        if all(all_or_none(ranks, check, f"looking at {own[id_]}", "tsps.checkpoint.is_whole")):
-            chosen = id_
+    lists = all_or_none(ranks, list_checkpoints, call, "tsps.checkpoint.newest")
+    common_ids = [id_ for id_ in lists[WRITER][0] if all(id_ in ids for ids, _ in lists)]
+    is_read, chosen_id = True, None
+    for number, id_ in enumerate(common_ids):
+        is_read = not read_once or number == len(common_ids) - 1
+        check = functools.partial(is_whole, paths[id_], rows=is_read)
+        if all(all_or_none(ranks, check, f"looking at {paths[id_]}", "tsps.checkpoint.is_whole")):
+            chosen_id = id_
             break
-    for id_, path in own.items():
-        if id_ == chosen:
+    for id_, path in paths.items():
+        if id_ == chosen_id:
             break
-        damage.setdefault(path, "it is damaged on another node" if id_ in common else "another node does not have it")
+        is_common = id_ in common_ids
+        damage.setdefault(path, "it is damaged on another node" if is_common else "another node does not have it")
     if is_leader:
-        for path, why in damage.items():
-            warnings.warn(f"checkpoint {path} is passed over: {why}", stacklevel=4)
-    if chosen is None:
-        said = {path.name: why for path, why in damage.items()}
-        of_nodes = ranks.allgather_object(said, "tsps.checkpoint.none")
-        if any(trained for _, trained in everyone):
-            shown = {f"node {node}": of_nodes[leader] for node, leader in enumerate(job.current().leaders)}
+        for path, reason in damage.items():
+            warnings.warn(f"checkpoint {path} is passed over: {reason}", stacklevel=4)
+    if chosen_id is None:
+        reasons = {path.name: reason for path, reason in damage.items()}
+        all_reasons = ranks.allgather_object(reasons, "tsps.checkpoint.none")
+        if any(trained for _, trained in lists):
+            shown = {f"node {node}": all_reasons[leader] for node, leader in enumerate(job.current().leaders)}
             raise StateError(
                 f"no checkpoint in {directory.path} is whole on all nodes: {shown}. Give the job the machines, or the "
-                "directories, that it had; or remove these, to begin anew"
+                "directories, that it had. To start from initial values, remove these checkpoints"
             )
-        found = None
-    return Chosen(found, is_read, list(damage) if is_leader else [])
+        checkpoint = None
+    return Chosen(checkpoint, is_read, list(damage) if is_leader else [])
 
 
 @contextlib.contextmanager
 def _noting_damage(path: Path, damage: dict[Path, str]) -> Iterator[None]:
-    """Surrounds reading a checkpoint: if it is damaged, notes why, in place of raising."""
+    """Surrounds reading a checkpoint. If it is damaged, notes why instead of raising."""
     try:
         yield
     except Exception as error:
-        if not directory_lib.is_damage(error):
+        if not stored_checkpoint.is_damage(error):
             raise
         damage[path] = str(error)
 
 
 def _trained(directory: CheckpointDirectory) -> list[str]:
-    """The names of checkpoints, whole or not, with which more than the beginning of training is lost."""
-    return [one.path.name for one in directory.find() if one.step > 0]
+    """Returns the names of checkpoints, whole or not, that hold more than the beginning of training."""
+    return [folder.path.name for folder in directory.find() if folder.step > 0]
 
 
-def _check(path: Path, *, rows: bool) -> Checked:
-    with bar(0, f"check {path}") as shown:
-        return directory_lib.check(path, lambda _, n: shown.update(n), rows=rows)
+def _check(path: Path, *, rows: bool) -> StoredCheckpoint:
+    with bar(0, f"check {path}") as progress:
+        return stored_checkpoint.check(path, lambda _, n: progress.update(n), rows=rows)

@@ -1,7 +1,7 @@
-"""`NodePart`: what the leader of another node has written of a checkpoint, told to rank 0 by a file beside the data.
+"""`NodePart`: what the leader of another node has written of a checkpoint, reported to rank 0 in a file.
 
-The leader writes that file last. Rank 0, which waits for it, removes it and names the files in the manifest. Nothing is
-sent: collectives belong to the training that goes on meanwhile.
+The leader writes the report last. Rank 0 waits for it, removes it, and names the files in the manifest. No collective
+is involved: those belong to the training that continues meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_sparse_ps.errors import DamagedFileError
 from tf_sparse_ps.folders import read_regular
 
 _MOST_BYTES = 64 << 20  # of a report
-_STALE_S = 5.0  # for so long another machine may see what was
+_STALE_S = 5.0  # for so long a network file system may show another machine's files as they were
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,9 @@ class NodePart:
     """What one node has written.
 
     Attributes:
-      tables: Of each table, in the model's order.
-      files: All of its files.
-      error: Why there is nothing of this: the part could not be written; None: it is complete.
+      tables: This node's part of each table, in the model's order.
+      files: The files that the node has written.
+      error: Why the part could not be written, or None if it is complete.
     """
 
     tables: tuple[TablePart, ...]
@@ -37,14 +37,14 @@ class NodePart:
     error: str | None = None
 
     def report(self, folder: Path, node: int) -> None:
-        """Tells rank 0. The files are on the disk.
+        """Writes the report for rank 0. The node's files must be on the disk.
 
         Args:
-          folder: Of the save.
-          node: This one.
+          folder: The folder of the save.
+          node: The number of this node.
         """
         text = json.dumps(dataclasses.asdict(self))
-        path = folder / _name_of(node)
+        path = folder / _report_name(node)
         aside = path.with_suffix(".writing")
         aside.write_text(json.dumps({"checksum": zlib.crc32(text.encode()), "content": text}))
         os.rename(aside, path)
@@ -53,43 +53,43 @@ class NodePart:
 
 def is_there(folder: Path, node: int) -> bool:
     """Whether a node has reported."""
-    # A list of names is asked for anew; whether one name is there, a network file system may remember.
-    return _name_of(node) in os.listdir(folder)
+    # A list of names is read again each time; whether one name is there, a network file system may cache.
+    return _report_name(node) in os.listdir(folder)
 
 
 def take(folder: Path, node: int) -> NodePart:
-    """What a node has reported; removes the report.
+    """Reads what a node has reported, and removes the report.
 
     Raises:
       DamagedFileError: The report is not what was written, or a file is not there as it was.
     """
-    path = folder / _name_of(node)
+    path = folder / _report_name(node)
     try:
         with read_regular(path, error=DamagedFileError) as file:
-            said = json.loads(file.read(_MOST_BYTES))
-        text = said["content"]
-        if zlib.crc32(text.encode()) != said["checksum"]:
+            report = json.loads(file.read(_MOST_BYTES))
+        text = report["content"]
+        if zlib.crc32(text.encode()) != report["checksum"]:
             raise ValueError("its checksum is another one")
         content = json.loads(text)
         part = NodePart(
-            tuple(TablePart(**one) for one in content["tables"]),
-            tuple(FileEntry(**one) for one in content["files"]),
+            tuple(TablePart(**table) for table in content["tables"]),
+            tuple(FileEntry(**entry) for entry in content["files"]),
             content["error"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from error
     for entry in part.files:
         until = time.monotonic() + _STALE_S
-        while (found := _size(folder / entry.name)) != entry.size:
+        while (size := _size(folder / entry.name)) != entry.size:
             if time.monotonic() > until:
-                raise DamagedFileError(f"{folder / entry.name} has {found} bytes here, and {entry.size} on node {node}")
+                raise DamagedFileError(f"{folder / entry.name} has {size} bytes here, and {entry.size} on node {node}")
             time.sleep(0.1)
     path.unlink()
     return part
 
 
 def _size(path: Path) -> int | None:
-    """Bytes; None: it is not there. Of an open file: otherwise a network file system may remember what it was."""
+    """Returns the bytes of a file, or None if it is not there. Opens it, as a network file system may cache sizes."""
     try:
         with read_regular(path, error=DamagedFileError) as file:
             return os.fstat(file.fileno()).st_size
@@ -97,5 +97,5 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _name_of(node: int) -> str:
+def _report_name(node: int) -> str:
     return f"node-{node:05d}.json"

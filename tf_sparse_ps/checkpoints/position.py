@@ -1,7 +1,7 @@
-"""Where training is: which epoch, and which batch of it.
+"""`Position`: the epoch and the batch at which training is.
 
-A Python loop counts the batches that it takes from the dataset (`count`). `fit` and loops in graphs take batches where
-nobody can count them: there each of the optimizer's updates stands for one batch.
+A Python loop counts the batches that it takes from the dataset (`count`). In `fit` and in loops of a graph nobody can
+count them: there, each of the optimizer's updates counts as one batch.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ class Position:
     """An epoch, and the number of updates with which it began.
 
     Attributes:
-      epoch: From 0 on.
-      first_batch: Of the epoch, that this run trains: those before it were trained when it went there.
+      epoch: The epoch, from 0 on.
+      first_batch: The first batch of the epoch that this run trains. An earlier run trained those before it.
     """
 
     def __init__(self, iterations: Callable[[], int]) -> None:
-        """The first batch of epoch 0 is the next one.
+        """Begins at the first batch of epoch 0.
 
         Args:
-          iterations: Updates made so far. Asked between steps only: within one, nothing orders the optimizer's update
-            behind the first read of a dataset.
+          iterations: Returns the number of updates made so far. It is called between steps only: within a step, nothing
+            orders the optimizer's update and the first read of a dataset.
         """
         self._iterations = iterations
         self._taken: int | None = None
@@ -30,20 +30,20 @@ class Position:
 
     @property
     def batch(self) -> int:
-        """Batches of the epoch that have been trained, or were refused. Between steps."""
+        """The number of batches of the epoch that have been trained, or were refused. Read it between steps."""
         if self._taken is not None:
             return self.first_batch + self._taken
         return self._iterations() - self._begun_at
 
     def count(self, taken: int | None) -> None:
-        """A Python loop has taken so many batches, of those from `first_batch` on. None: nobody counts them."""
+        """Notes how many batches a Python loop has taken, from `first_batch` on. None: nobody counts them."""
         self._taken = taken
 
     def go_to(self, epoch: int, batch: int) -> None:
-        """The optimizer is at this batch of this epoch. Between steps."""
+        """Moves to a batch of an epoch. Call it between steps."""
         self.epoch, self.first_batch, self._begun_at = epoch, batch, self._iterations() - batch
         self._taken = None
 
     def end_epoch(self) -> None:
-        """The next batch is the first one of the next epoch."""
+        """Moves to the first batch of the next epoch."""
         self.go_to(self.epoch + 1, 0)

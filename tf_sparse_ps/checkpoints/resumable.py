@@ -1,4 +1,4 @@
-"""`ResumableDataset`: a dataset that begins at the batch at which training has gone on with the epoch."""
+"""`ResumableDataset`: in each epoch, a dataset of the batches that have not been trained yet."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from tf_sparse_ps.node import activity
 
 Make = Callable[[int], tf.data.Dataset]
 
-_KEPT = 2  # epochs
+_KEPT_EPOCHS = 2
 _REPORT_EVERY = 8  # batches
 _numbers = itertools.count()
 _by_number: weakref.WeakValueDictionary[int, ResumableDataset] = weakref.WeakValueDictionary()
 
 
 class ResumableDataset:
-    """The batches of a job's epochs, each of which a function makes.
+    """The batches of a job's epochs, which a function makes for each epoch.
 
     Attributes:
-      dataset: Of the epoch that training is in when it is gone through, the batches that this run trains.
-      begun: How many times somebody has begun to go through it.
+      dataset: Each pass over it has the batches of the epoch that training is then in, without those that an earlier
+        run has trained. It needs this object.
+      passes: How many passes over the dataset have begun.
     """
 
     def __init__(self, make: Make, position: Position) -> None:
         """Calls `make(0)`, for the types of the batches.
 
         Args:
-          make: Returns the batches of an epoch: the same ones, in the same order, whenever it is called with it.
+          make: Returns the batches of an epoch: the same ones, in the same order, whenever it is called with the epoch.
           position: Where training is.
 
         Raises:
-          TypeError: It does not return datasets.
+          TypeError: `make(0)` is not a dataset.
         """
         self._make, self._position = make, position
         self._spec = _dataset(make, 0).element_spec
         # An iterator needs its dataset's Python objects. The iterator of an epoch may still be there when the next
         # epoch begins.
-        self._kept: collections.deque[tf.data.Dataset] = collections.deque(maxlen=_KEPT)
-        self.begun = 0
+        self._kept: collections.deque[tf.data.Dataset] = collections.deque(maxlen=_KEPT_EPOCHS)
+        self.passes = 0
         number = next(_numbers)
         _by_number[number] = self
         spec = self._spec
@@ -59,10 +60,10 @@ class ResumableDataset:
         _count_what_loops_take(self.dataset, position)
 
     def batches(self, epoch: int) -> int | None:
-        """How many there are in an epoch. None: the dataset does not tell.
+        """Returns the number of batches of an epoch. None: the dataset does not tell.
 
         Raises:
-          ValueError: It has no end.
+          ValueError: The dataset is infinite.
         """
         cardinality = int(_dataset(self._make, epoch).cardinality())
         if cardinality == tf.data.INFINITE_CARDINALITY:
@@ -73,15 +74,15 @@ class ResumableDataset:
         return None if cardinality == tf.data.UNKNOWN_CARDINALITY else cardinality
 
     def has_more(self, epoch: int, batch: int) -> bool:
-        """Whether an epoch has a batch of this number."""
+        """Whether an epoch has a batch of this number, from 0 on."""
         n = self.batches(epoch)
         if n is not None:
             return batch < n
         return any(True for _ in _dataset(self._make, epoch).skip(batch).take(1))
 
     def _open(self) -> tf.Tensor:
-        """Where somebody begins to go through the dataset: what is left of the epoch, as a tensor."""
-        self.begun += 1
+        """Begins a pass: returns what is left of the epoch, as a variant tensor."""
+        self.passes += 1
         self._position.count(None)  # nobody counts this pass, unless a Python loop does
         epoch, batch = self._position.epoch, self._position.first_batch
         dataset = _dataset(self._make, epoch)
@@ -96,14 +97,14 @@ class ResumableDataset:
         return tf.data.experimental.to_variant(dataset)
 
 
-def _skip(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
-    """All but so many batches. To read those can take long: other ranks are told that it goes on."""
+def _skip(dataset: tf.data.Dataset, n_batches: int) -> tf.data.Dataset:
+    """Skips batches by reading them. That may take long, so the other ranks are told of its progress."""
 
     def report(index: tf.Tensor, batch: Any) -> Any:
-        _report_function()(index, tf.constant(batches, tf.int64))
+        _report_function()(index, tf.constant(n_batches, tf.int64))
         return batch
 
-    return dataset.enumerate().map(report).skip(batches)
+    return dataset.enumerate().map(report).skip(n_batches)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""`SaveInProgress`: what is left of a save when training may go on, on leaders and in a thread."""
+"""`SaveInProgress`: the thread of a leader that writes a captured save."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tf_sparse_ps.checkpoints.writers import Writer
 if TYPE_CHECKING:
     from tf_sparse_ps.checkpoints.captured import Captured
 
-_TOLD_S, _TELL_EVERY_S = 5.0, 60.0  # a wait that takes longer is told of, and how often
-_NICENESS = 8  # of the thread: of a core that training uses it gets a seventh
+_TOLD_S, _TELL_EVERY_S = 5.0, 60.0  # after how long a wait is reported, and how often
+_NICENESS = 8  # of the thread: it gets a seventh of a core that training uses
 
 
 class SaveInProgress:
-    """Has a writer write what a save has captured."""
+    """Runs a writer in a thread."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class SaveInProgress:
         """Writes nothing yet.
 
         Args:
-          save: The save.
-          within: What surrounds it; ended with it.
-          writer: Writes it.
-          captured: Tables that it writes; closed when it has ended.
-          quiet: Another rank says what is waited for.
+          save: The folder that is written to.
+          within: The contexts around the save. They are closed when it has ended.
+          writer: Writes the save.
+          captured: The tables that it writes. They are closed when it has ended.
+          quiet: Another rank reports what is waited for.
         """
         self._save, self._within, self._writer, self._captured = save, within, writer, captured
         self._error: Exception | None = None
@@ -50,17 +50,18 @@ class SaveInProgress:
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of the checkpoint, when it is there; on who writes it."""
+        """The manifest of the checkpoint, when that is complete; only on the rank that writes it."""
         return self._writer.manifest
 
-    def start(self, *, beside: bool) -> None:
-        """Writes it all, in another thread. The process does not end before that.
+    def start(self, *, in_background: bool) -> None:
+        """Starts the thread. The process does not end before the thread has.
 
         Args:
-          beside: Training goes on meanwhile, and gets more of a core. Else the caller waits, and can say so.
+          in_background: Training continues meanwhile, and gets more of a core than the thread. Otherwise the caller
+            waits.
         """
-        thread = threading.Thread(target=self._run_beside if beside else self._run, name="tsps-checkpoint")
-        atexit.register(self._say_at_exit)
+        thread = threading.Thread(target=self._run_niced if in_background else self._run, name="tsps-checkpoint")
+        atexit.register(self._report_at_exit)
         try:
             thread.start()
         except RuntimeError as error:  # there can be no more threads
@@ -70,11 +71,15 @@ class SaveInProgress:
 
     @property
     def is_running(self) -> bool:
-        """Whether it writes, in another thread."""
+        """Whether the thread is writing."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, longest_s: float | None = None) -> bool:
-        """Until it has ended, or for so many seconds; whether it has. Says so if that takes long."""
+        """Waits until the thread has ended, or for so many seconds. Reports a long wait.
+
+        Returns:
+          Whether the thread has ended.
+        """
         began = time.monotonic()
         while self._thread is not None and self._thread.is_alive():
             left_s = _TOLD_S if longest_s is None else began + longest_s - time.monotonic()
@@ -85,11 +90,11 @@ class SaveInProgress:
         return True
 
     def stop(self) -> None:
-        """Another node has failed: what is left needs not be written."""
+        """Ends the writing: another node has failed."""
         self._writer.stop()
 
     def _tell(self) -> None:
-        """Says what is waited for, from time to time."""
+        """Prints what is waited for, from time to time."""
         now = time.monotonic()
         if not self.is_running or now < self._tell_at:
             return
@@ -102,12 +107,12 @@ class SaveInProgress:
         )
 
     def result(self) -> Exception | None:
-        """Waits, and returns what it has failed with."""
+        """Waits, and returns the error with which the save has failed, or None."""
         self.wait()
-        atexit.unregister(self._say_at_exit)
+        atexit.unregister(self._report_at_exit)
         return self._error
 
-    def _run_beside(self) -> None:
+    def _run_niced(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         self._run()
@@ -121,15 +126,15 @@ class SaveInProgress:
         self._close(error)
 
     def _close(self, error: BaseException | None) -> None:
-        for one in self._captured:
-            one.close()
+        for table in self._captured:
+            table.close()
         try:
             self._within.__exit__(type(error) if error else None, error, None)
         except BaseException as caught:
             error = error or caught
         self._error = error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
 
-    def _say_at_exit(self) -> None:
+    def _report_at_exit(self) -> None:
         if self._error is not None:
             print(
                 f"tf_sparse_ps: checkpoint {self._save.path} was not saved: {type(self._error).__name__}: "

@@ -1,7 +1,7 @@
 """`Saver`: the saves of one run, on all of its ranks.
 
-Each begins with all ranks, between two steps: leaders capture what their nodes are to write. It goes on in a thread of
-each leader, without another word. The next call of all ranks tells them how it has ended.
+A save begins with all ranks, between two steps: leaders capture what their nodes write. A thread of each leader then
+writes it, without a collective. The next call of all ranks tells them how the save has ended.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tf_sparse_ps.errors import NotSavedError, PartNotSavedError, StateError, Un
 from tf_sparse_ps.job.table_binding import TableBinding
 
 WRITER = 0  # the rank that writes manifests
-_ONE_DIRECTORY = ". If several machines see this directory, per_node=True is to be left out: each writes a part then"
+_ONE_DIRECTORY = ". If several machines see this directory, leave per_node=True out: each of them writes a part then"
 _WAIT_S = 5.0
 
 
 class Saver:
-    """Begins saves, and ends them, on all ranks.
+    """Begins and ends saves, on all ranks.
 
     Attributes:
-      run: Tells this run from others, in manifests.
+      run: The identity of this run, for manifests.
       per_node: Every node has a directory of its own.
     """
 
@@ -50,11 +50,11 @@ class Saver:
         background: bool,
         per_node: bool,
     ) -> None:
-        """Reads and writes nothing. Arguments as of `Checkpointer`."""
+        """Reads and writes nothing. The options are those of `Checkpointer`."""
         self._directory, self._ranks, self._keep = directory, ranks, keep
         self._background, self._increments = background, Increments(incremental)
         self._pending: _Pending | None = None
-        self._beside = True  # that the last save beside training did not fail because of the training
+        self._may_write_in_background = True  # False after a background save that failed because of the training
         self._has_saved = False
         self._complete: Path | None = None  # the newest checkpoint that is known to be whole
         self.run = secrets.token_hex(8)
@@ -64,7 +64,7 @@ class Saver:
 
     @property
     def is_saving(self) -> bool:
-        """Whether this process is writing, beside whatever else it does. On leaders alone."""
+        """Whether this process is writing a checkpoint in the background. Only leaders do."""
         return self._pending is not None and self._pending.writing is not None and self._pending.writing.is_running
 
     def finish_own(self) -> None:
@@ -73,16 +73,16 @@ class Saver:
             self._pending.writing.wait(timeout_s() / 4)
 
     def begin_with(self, checkpoint: Path | None, passed_over: list[Path]) -> None:
-        """The other checkpoints of the directory, if any, are this run's.
+        """Notes what the job begins with. The directory's other checkpoints, if any, belong to this run from now on.
 
         Args:
-          checkpoint: That the job begins with, or None.
-          passed_over: Those that are damaged, or that other nodes lack; a save removes them.
+          checkpoint: The checkpoint that the job begins with, or None.
+          passed_over: Checkpoints that are damaged, or that other nodes lack. A save removes them.
         """
         self._has_looked, self._complete, self._passed_over = True, checkpoint, passed_over
 
     def forget(self) -> None:
-        """The tables have become others: the next checkpoint has all rows."""
+        """Notes that the tables have other rows than were saved: the next checkpoint holds all rows."""
         self._increments.forget()
 
     # --- the beginning ---
@@ -92,15 +92,15 @@ class Saver:
         step: int,
         content: Manifest,
         bindings: Sequence[TableBinding],
-        capture_values: Callable[[bool], Sequence[Copies]],
+        copy_values: Callable[[bool], Sequence[Copies]],
     ) -> str:
         """Captures what is to be saved, and begins to write it. Every rank calls it; the save before has ended.
 
         Args:
-          step: That the folder is named after.
-          content: The manifest, but for `name`, `chain`, `files`, and what tables have become.
-          bindings: Of its tables.
-          capture_values: Copies dense values of all ranks; its argument says whether this rank is to write them.
+          step: The step that the folder is named after.
+          content: The manifest without `name`, `chain` and `files`, and without the `parts` of tables.
+          bindings: The tables.
+          copy_values: Copies the dense values of all ranks. Its argument says whether this rank writes them.
 
         Returns:
           The folder that the checkpoint will be; with `per_node`, on this node.
@@ -113,7 +113,7 @@ class Saver:
         leaders = [WRITER] if this_job is None else this_job.leaders
         is_leader = self._ranks.rank in leaders
         opener = leaders[node] if self.per_node else WRITER
-        values = capture_values(self._ranks.rank == opener)
+        values = copy_values(self._ranks.rank == opener)
         with contextlib.ExitStack() as within:
             save, builds_on = self._open(within, step, content, opener)
             captured: list[Captured] = []
@@ -122,7 +122,7 @@ class Saver:
             if is_leader:
                 try:
                     if not sees(save.folder):
-                        # If it has been seen before, it is a matter of this moment.
+                        # If this node has seen the directory before, it is a matter of this moment.
                         raise (UnavailableError if self._has_saved else StateError)(
                             f"rank {WRITER} writes to {save.folder}, which is not there: all machines must see one "
                             "directory, or have one each (per_node=True)"
@@ -136,8 +136,8 @@ class Saver:
             try:
                 self._raise_together(error, content.step, "tsps.checkpoint.captured")
             except Exception:
-                for one in captured:
-                    one.close()
+                for table in captured:
+                    table.close()
                 raise
             writing: SaveInProgress | None = None
             if is_leader:
@@ -150,29 +150,29 @@ class Saver:
                     )
                 quiet = self._ranks.rank != WRITER and not self.per_node
                 writing = SaveInProgress(save, within.pop_all(), writer, captured, quiet=quiet)
-        beside = self._background and self._beside
+        in_background = self._background and self._may_write_in_background
         self._pending = _Pending(content.step, save.path, writing, marks)
         self._has_looked = True
         if writing is not None:
-            writing.start(beside=beside)
-        if not beside:
+            writing.start(in_background=in_background)
+        if not in_background:
             self.wait()
         return str(save.path)
 
     def _open(
         self, within: contextlib.ExitStack, step: int, content: Manifest, opener: int
     ) -> tuple[SaveFolder, tuple[Link, ...]]:
-        """Makes the folder that is to be written to.
+        """Makes the folder that is written to.
 
         Args:
-          within: That closes it.
-          step: That it is named after.
-          content: Of the manifest.
-          opener: The rank that makes the folder which this one writes to; perhaps this one.
+          within: Gets the context that surrounds the save.
+          step: The step that the folder is named after.
+          content: The manifest.
+          opener: The rank that makes the folder to which this rank's node writes. It may be this rank.
 
         Returns:
-          The folder, a `Save` on who has made it, and what the checkpoint builds on: nothing, if on any node it has all
-          rows.
+          The folder, a `Save` on the rank that has made it; and the chain that the checkpoint builds on, which is empty
+          if it holds all rows on any node.
         """
         error: Exception | None = None
         save: SaveFolder | None = None
@@ -187,23 +187,23 @@ class Saver:
             except Exception as caught:
                 error = caught
         self._raise_together(error, content.step, "tsps.checkpoint.begin")
-        chain = [(one.name, one.id) for one in builds_on]
+        chain = [(link.name, link.id) for link in builds_on]
         names = None if save is None else (save.folder.name, save.name)
-        everyone = self._ranks.allgather_object((names, chain), "tsps.checkpoint.opened")
-        made = [one for one, _ in everyone if one is not None]
-        if save is not None and len(made) > 1:
+        opened = self._ranks.allgather_object((names, chain), "tsps.checkpoint.opened")
+        all_names = [names for names, _ in opened if names is not None]
+        if save is not None and len(all_names) > 1:
             try:
-                if sum(sees(self._directory.path / folder, 0) for folder, _ in made) > 1:
+                if sum(sees(self._directory.path / folder, 0) for folder, _ in all_names) > 1:
                     error = StateError(f"another node's save is in {self._directory.path}{_ONE_DIRECTORY}")
             except OSError as caught:
                 error = caught
         self._raise_together(error, content.step, "tsps.checkpoint.seen")
-        (folder, name), own_chain = everyone[opener]
+        (folder, name), chain = opened[opener]
         if save is None:
             save = SaveFolder(self._directory.path / folder, self._directory.path / name)
-        if not all(one for made_one, one in everyone if made_one is not None):
+        if not all(chain for names, chain in opened if names is not None):
             return save, ()
-        return save, tuple(Link(*one) for one in own_chain)
+        return save, tuple(Link(*link) for link in chain)
 
     # --- the end ---
 
@@ -211,17 +211,17 @@ class Saver:
         """Waits until the last save is on the disk. Every rank calls it, between the same two steps.
 
         Raises:
-          NotSavedError: On all ranks: it could not be written, with the reason. Only once.
+          NotSavedError: On all ranks: the save could not be written. The message has the reason. It is raised once.
         """
         pending, self._pending = self._pending, None
         if pending is None:
             return
         error: Exception | None = None
-        texts: dict[int, str] = {}  # of ranks, what they have failed with
-        causes: list[int] = []  # ranks that have not only been told of another one's failure, the first one first
-        self._beside = True
+        texts: dict[int, str] = {}  # errors, by rank
+        causes: list[int] = []  # ranks that have not failed because of another rank, the first one first
+        self._may_write_in_background = True
         has_ended = pending.writing is None
-        # A slow disk is no lost rank: none waits for another for long at a time.
+        # A slow disk is not a lost rank: no rank waits in one collective for long.
         longest_s = min(_WAIT_S, timeout_s() / 4)
         while True:
             if not has_ended:
@@ -230,22 +230,22 @@ class Saver:
                     error = pending.writing.result()
             written = pending.writing.manifest if has_ended and pending.writing is not None else None
             kind = (isinstance(error, PartNotSavedError), isinstance(error, UnavailableError))
-            own = (has_ended, written is not None, error_text(error), kind)
-            everyone = self._ranks.allgather_object(own, "tsps.checkpoint.end")
-            for rank, (*_, text, (of_another, unavailable)) in enumerate(everyone):
+            status = (has_ended, written is not None, error_text(error), kind)
+            statuses = self._ranks.allgather_object(status, "tsps.checkpoint.end")
+            for rank, (*_, text, (of_another, unavailable)) in enumerate(statuses):
                 if text is not None and rank not in texts:
                     texts[rank] = text
                     if not of_another:
                         causes.append(rank)
-                        self._beside &= not unavailable
+                        self._may_write_in_background &= not unavailable
             if texts and pending.writing is not None:
                 pending.writing.stop()
-            if all(ended for ended, *_ in everyone):
+            if all(ended for ended, *_ in statuses):
                 break
-        is_there = any(there for _, there, *_ in everyone)
+        is_there = any(there for _, there, *_ in statuses)
         rank = next(iter(causes or texts), WRITER)
-        text = None if not texts else (texts[rank] if rank == WRITER else f"rank {rank}: {texts[rank]}")
-        if text is not None and is_there and not self.per_node:  # whole, whatever has failed behind it
+        text = _with_rank(rank, texts[rank]) if texts else None
+        if text is not None and is_there and not self.per_node:  # the checkpoint is whole, whatever failed after that
             warnings.warn(f"checkpoint {pending.path} was saved, and then: {text}", stacklevel=4)
         elif text is not None:
             if self.per_node and pending.path.exists():  # the other nodes do not have it
@@ -256,35 +256,40 @@ class Saver:
         self._complete = pending.path
 
     def _prune_before(self) -> None:
-        """Where each node has a directory: removes what the checkpoint before, which all have, has made superfluous."""
+        """Where each node has a directory: removes what the checkpoint before, which all nodes have, replaces."""
         if self._complete is not None:
             self._prune(self._complete)
 
     def _prune(self, saved: Path) -> None:
         try:
             self._directory.prune(saved, self._keep, self._passed_over)
-            self._passed_over = [one for one in self._passed_over if one.exists()]
+            self._passed_over = [path for path in self._passed_over if path.exists()]
         except OSError as error:  # the checkpoint is there; the next save tries again
             warnings.warn(f"old checkpoints in {self._directory.path} could not be removed: {error}", stacklevel=4)
 
     # --- errors ---
 
     def _raise_together(self, error: Exception | None, step: int, name: str) -> None:
-        """Raises an error of one rank on all."""
-        everyone = self._ranks.allgather_object((error_text(error), _of_files(error)), name)
-        if all(of_files for text, of_files in everyone if text is not None):
-            text = _first([text for text, _ in everyone])
-            if text is not None:
-                raise self._not_saved(step, text) from error
-        raise_failures([text for text, _ in everyone], error, f"saving a checkpoint to {self._directory.path}")
+        """Raises an error of one rank on all ranks."""
+        errors = self._ranks.allgather_object((error_text(error), _is_temporary(error)), name)
+        failures = [(rank, text, temporary) for rank, (text, temporary) in enumerate(errors) if text is not None]
+        if failures and all(temporary for *_, temporary in failures):
+            rank, text, _ = failures[0]
+            raise self._not_saved(step, _with_rank(rank, text)) from error
+        raise_failures([text for text, _ in errors], error, f"saving a checkpoint to {self._directory.path}")
 
     def _not_saved(self, step: int, text: str) -> NotSavedError:
         return NotSavedError(f"a checkpoint of step {step} was not saved to {self._directory.path}: {text}")
 
     def _refuse_other_runs(self, step: int) -> None:
-        """Checkpoints that this run knows nothing of are not to be mixed with its own, or removed."""
+        """Refuses to mix checkpoints of another run with those of this one, or to remove them.
+
+        Raises:
+          StateError: The directory has checkpoints, and this run did not look for them.
+          ValueError: The directory has a checkpoint of a later step.
+        """
         directory = self._directory.path
-        others = [one for one in self._directory.find() if one.path not in self._passed_over]
+        others = [folder for folder in self._directory.find() if folder.path not in self._passed_over]
         if others and not self._has_looked:
             raise StateError(
                 f"{directory} has checkpoints, {others[0].path.name} and {len(others) - 1} more, and this job did "
@@ -301,23 +306,20 @@ class _Pending(NamedTuple):
     """A save whose end has not been told to all ranks."""
 
     step: int
-    """Updates that the optimizer had made."""
+    """The number of updates that the optimizer had made."""
     path: Path
-    """Of the checkpoint; of this node's, where each has its own."""
+    """The folder of the checkpoint; of this node's, where each has its own."""
     writing: SaveInProgress | None
-    """On leaders."""
+    """The thread, on leaders."""
     marks: dict[str, str]
-    """On leaders, of the tables."""
+    """The marks of the tables, on leaders."""
 
 
-def _first(texts: Sequence[str | None]) -> str | None:
-    """Of errors of ranks the first, with its rank if that is not the one that writes manifests."""
-    for rank, text in enumerate(texts):
-        if text is not None:
-            return text if rank == WRITER else f"rank {rank}: {text}"
-    return None
+def _with_rank(rank: int, text: str) -> str:
+    """Names the rank of an error, unless it is the one that writes manifests."""
+    return text if rank == WRITER else f"rank {rank}: {text}"
 
 
-def _of_files(error: BaseException | None) -> bool:
-    """Whether it is a matter of the disk, or of this moment, and not of the program."""
+def _is_temporary(error: BaseException | None) -> bool:
+    """Whether an error is a matter of the disk, or of this moment, and not of the program."""
     return isinstance(error, OSError | UnavailableError)

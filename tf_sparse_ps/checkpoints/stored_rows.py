@@ -1,9 +1,9 @@
 """`StoredRows`: a table of a checkpoint, from the base and the increments after it. Needs no TensorFlow.
 
-Where several nodes have saved, each has written the keys that a hash gives it: a part of the table, with a base and
-increments of its own. Files of a part are read from the newest to the oldest: a row that a newer one has written or
-erased is left out of the older ones. So each key comes once, and what is in memory is a block, and the keys of the
-increments.
+If several nodes have saved a table, each has written the keys that a hash assigns to it: a part of the table, with a
+base and increments of its own. The files of a part are read from the newest to the oldest. A row that a newer file has
+written or erased is left out of the older ones, so each key comes once. One block and the keys of the increments are
+in memory at a time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.checkpoints import array_file
-from tf_sparse_ps.checkpoints.directory import Checked
 from tf_sparse_ps.checkpoints.manifest import TablePart
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.errors import DamagedFileError, StateError
 from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.scan import Block
@@ -30,21 +30,21 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class StoredRows:
-    """Rows of a table in a checkpoint.
+    """The rows of a table in a checkpoint.
 
     Attributes:
-      info: Of the first part's newest file: dim, key_limit, optimizer, initializer, dtype, metadata, step.
-      shard: Whose rows these are; None: all of the table's.
-      at_most: How many rows there are, at most; exactly, if there are no increments.
+      info: The header of the first part's newest file: dim, key_limit, optimizer, initializer, dtype, metadata, step.
+      shard: The shard whose rows these are; None: all rows of the table.
+      at_most: The number of rows, at most; exactly, if there are no increments.
     """
 
-    def __init__(self, checkpoint: Checked, number: int, shard: Shard | None = None) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, number: int, shard: Shard | None = None) -> None:
         """Reads the headers of files.
 
         Args:
-          checkpoint: That has the table, with what it builds on.
-          number: Of the table, among the checkpoint's.
-          shard: Whose rows are wanted; others are left out where that leaves files out. None: all.
+          checkpoint: The checkpoint that has the table, with what it builds on.
+          number: The table's place among the checkpoint's tables.
+          shard: The shard whose rows are wanted. Files without any of its rows are left out. None: all rows.
 
         Raises:
           DamagedFileError, NotFoundError: A file is not what it should be, or parts do not fit together.
@@ -66,14 +66,14 @@ class StoredRows:
         self.at_most = sum(part.at_most for part in self._parts)
 
     def blocks(self, slots: bool = True) -> Iterator[Block]:
-        """All rows, each key once, in no order that means anything.
+        """Yields all rows, each key once, in an arbitrary order.
 
         Args:
-          slots: With slots and metadata.
+          slots: Also read slots and metadata.
 
         Raises:
-          DamagedFileError: A block is not what was written, and has not been returned; or, at the end of a file, the
-            blocks are those of another one.
+          DamagedFileError: A block is not what was written. It has not been yielded. Or, at the end of a file, its
+            blocks are those of another file.
         """
         for part in self._parts:
             yield from part.blocks(slots)
@@ -82,13 +82,13 @@ class StoredRows:
 class _Part:
     """What one node has written of a table, in the base and the increments."""
 
-    def __init__(self, checkpoint: Checked, number: int, at: int) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, number: int, at: int) -> None:
         self._files = _files(checkpoint, number, at)
         infos = [file.open().info() for file in self._files]  # one after another: there may be very many
         self.file = self._files[-1].rows
         self.info: dict[str, Any] = infos[-1]
         self.shard = Shard.of(self.info)
-        self.at_most = sum(int(one["n_rows"]) for one in infos)
+        self.at_most = sum(int(info["n_rows"]) for info in infos)
         for file, info in zip(self._files, infos, strict=True):
             if info["step"] != file.step:
                 raise StateError(
@@ -103,7 +103,7 @@ class _Part:
                 )
 
     def check_alike(self, first: _Part) -> None:
-        """Compares with another part of the table."""
+        """Compares the header with that of another part of the table."""
         first._must_be_like(self.info, self.file, "another part of the table,")
 
     def _must_be_like(self, info: Mapping[str, Any], file: Path, why: str) -> None:
@@ -116,13 +116,13 @@ class _Part:
     def blocks(self, slots: bool) -> Iterator[Block]:
         newer = _KeySet()
         for at in reversed(range(len(self._files))):
-            own: list[Keys] = []
-            reader, found_checksum = self._files[at].open(), 0
+            written: list[Keys] = []
+            reader, file_checksum = self._files[at].open(), 0
             for number in range(reader.blocks()):
                 keys, rows, values, metadata = reader.read_block(number, slots)
-                found_checksum = _with_block(reader, number, found_checksum)
+                file_checksum = _with_block(reader, number, file_checksum)
                 if at > 0:
-                    own.append(keys)
+                    written.append(keys)
                 if not newer:
                     yield Block(keys, rows, tuple(values), metadata)
                     continue
@@ -130,16 +130,16 @@ class _Part:
                 yield Block(
                     keys[kept],
                     rows[kept],
-                    tuple(one[kept] for one in values),
-                    {name: one[kept] for name, one in metadata.items()},
+                    tuple(slot[kept] for slot in values),
+                    {name: plane[kept] for name, plane in metadata.items()},
                 )
-            self._files[at].check(found_checksum)
+            self._files[at].check(file_checksum)
             if at > 0:
-                newer.add([*own, self._files[at].erased_keys()])
+                newer.add([*written, self._files[at].erased_keys()])
 
 
 class _File:
-    """What one checkpoint has of a part of a table."""
+    """What one checkpoint holds of a part of a table."""
 
     def __init__(self, folder: Path, step: int, table: str, part: TablePart) -> None:
         self.table, self.step = table, step
@@ -151,7 +151,7 @@ class _File:
         return _table.ParameterFileReader(str(self.rows))
 
     def check(self, checksum: int) -> None:
-        """Compares the checksum of the file's blocks' checksums with what it was."""
+        """Compares the checksum of the blocks' checksums with the one in the manifest."""
         if self._checksum is not None and self._checksum != f"{checksum:08x}":
             raise DamagedFileError(f"{self.rows} is damaged: it has the rows of another file")
 
@@ -169,28 +169,29 @@ def _with_block(reader: _table.ParameterFileReader, number: int, checksum: int) 
     return zlib.crc32(reader.block_checksum(number).to_bytes(4, "little"), checksum)
 
 
-def _files(checkpoint: Checked, number: int, at: int) -> list[_File]:
-    """The files that rows of a part are in: one with all of them, then those with changes."""
+def _files(checkpoint: StoredCheckpoint, number: int, at: int) -> list[_File]:
+    """Returns the files of a part: one with all rows, then those with changes."""
     facts = checkpoint.manifest.tables[number]
     n_parts = len(checkpoint.manifest.parts(number))
-    found: list[_File] = []
-    for one in reversed(checkpoint.parts):
-        content = one.manifest
+    files: list[_File] = []
+    for stored in reversed(checkpoint.parts):
+        content = stored.manifest
         numbers = [i for i, table in enumerate(content.tables) if table["id"] == facts["id"]]
-        own = [number] if one is checkpoint else numbers
-        if len(own) != 1 or len(content.parts(own[0])) != n_parts:
+        if stored is checkpoint:
+            numbers = [number]
+        if len(numbers) != 1 or len(content.parts(numbers[0])) != n_parts:
             break
-        part = content.parts(own[0])[at]
-        found.insert(0, _File(one.path, content.table_step, str(facts["name"]), part))
+        part = content.parts(numbers[0])[at]
+        files.insert(0, _File(stored.path, content.table_step, str(facts["name"]), part))
         if part.content == "all":
-            return found
+            return files
     raise DamagedFileError(
         f"{checkpoint.path} has changes of table {facts['name']!r}, and what it builds on has no such table"
     )
 
 
 class _KeySet:
-    """Keys. Those that are none of them are mostly told by a table of bits."""
+    """A set of keys. A bit table rejects most keys that are not in it."""
 
     def __init__(self) -> None:
         self._sorted: Keys = np.empty(0, np.int64)
@@ -203,18 +204,18 @@ class _KeySet:
         self._sorted = np.unique(np.concatenate([self._sorted, *keys]))
         if self._maybe is None and len(self._sorted):
             self._maybe = np.zeros(1 << _FILTER_BITS, np.bool_)
-        for some in keys:
+        for block in keys:
             if self._maybe is not None:
-                self._maybe[_place(some)] = True
+                self._maybe[_place(block)] = True
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
         assert self._maybe is not None
-        found: npt.NDArray[np.bool_] = self._maybe[_place(keys)]
-        perhaps = np.flatnonzero(found)
-        at = np.searchsorted(self._sorted, keys[perhaps])
+        is_in_set: npt.NDArray[np.bool_] = self._maybe[_place(keys)]
+        candidates = np.flatnonzero(is_in_set)
+        at = np.searchsorted(self._sorted, keys[candidates])
         at[at == len(self._sorted)] = 0
-        found[perhaps] = self._sorted[at] == keys[perhaps]
-        return found
+        is_in_set[candidates] = self._sorted[at] == keys[candidates]
+        return is_in_set
 
 
 def _place(keys: Keys) -> npt.NDArray[np.int64]:

@@ -1,9 +1,9 @@
-"""The tables of a checkpoint: sparse-parameter files with slots, one of each table and node.
+"""The tables of a checkpoint: sparse-parameter files with slots, one for each table and node.
 
-Each node's leader writes one, as of the state in which it was captured: the rows that the node has of a sharded table,
-and of a replicated one those of the keys that a sharded one would have there. An increment has the rows that were
-written since a mark, and the keys that were erased. Each node's leader reads the files again, and keeps what its node
-has.
+Each node's leader writes its node's rows of a table as of one committed state. Of a sharded table these are the rows
+that the node has. Of a replicated table they are the rows that the node would have if the table were sharded. An
+increment holds the rows that were written since a mark, and the keys that were erased. To restore a table, each node's
+leader reads all files, and keeps the rows that its node has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.checkpoints import fault_points, manifest
 from tf_sparse_ps.checkpoints.captured import Captured
-from tf_sparse_ps.checkpoints.directory import Checked
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError, UnsupportedError
@@ -36,18 +36,18 @@ _JOINED_BYTES = 4 << 20  # of rows, without slots
 
 
 def of(model: Any) -> list[TableBinding]:
-    """The tables of a model's layers, in the order of its layers, each once."""
-    every = [one for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings]
-    return list({one.ordinal: one for one in every}.values())
+    """Returns the tables of a model's layers, in the order of its layers, each once."""
+    bindings = [binding for layer in _keras.layers_of(model, TableLayer) for binding in layer.bindings]
+    return list({binding.ordinal: binding for binding in bindings}.values())
 
 
 def committed_step() -> int:
-    """The step of this node's tables."""
+    """Returns the committed step of this node's tables."""
     return job.current().group.committed_step()
 
 
 def facts(binding: TableBinding) -> dict[str, Any]:
-    """What a manifest says of a table, but for `parts`, which are known when they have been written."""
+    """Returns what a manifest says of a table, without `parts`, which are known when they have been written."""
     config, index_seed = binding.config, int(binding.reader().stats()["index_seed"])
     return {
         "name": config.name,
@@ -61,10 +61,10 @@ def facts(binding: TableBinding) -> dict[str, Any]:
 
 
 def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
-    """Begins to note what changes. Between two steps, on leaders.
+    """Begins to note what changes in the tables. Leaders call it between two steps.
 
     Returns:
-      A mark of each table, by its uuid, as `Table.mark_changes`.
+      A mark of each table, by the table's uuid, as `Table.mark_changes`.
     """
     if not bindings:
         return {}
@@ -77,102 +77,103 @@ def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
 
 
 def capture(bindings: Sequence[TableBinding], since: Mapping[str, str], step: int, *, split: bool) -> list[Captured]:
-    """Captures what this node is to write. Between two steps, on leaders.
+    """Captures what this node writes. Leaders call it between two steps.
 
     Args:
-      bindings: Of all tables, in the model's order.
-      since: For those of which the changes alone are wanted the mark, by their uuids.
-      step: That their rows are expected to be of.
-      split: Of replicated tables each node writes the keys that a hash gives it. Else all.
+      bindings: All tables, in the model's order.
+      since: Marks of tables, by the tables' uuids. Only what has changed since its mark is captured of such a table.
+      step: The step that the tables are expected to be at.
+      split: Each node writes the rows of replicated tables whose keys a hash assigns to it. False: it writes all.
 
     Raises:
-      StateError: They are of another step.
+      StateError: A table is at another step.
     """
     if not bindings:
         return []
     readers = [binding.reader() for binding in bindings]
-    # As many images as there are rows, if all of them are trained meanwhile.
-    most = max(1 << 30, sum(int(reader.stats()["bytes"]) for reader in readers))
+    # Training may change all rows meanwhile: then their old values take as much memory as they do.
+    most_bytes = max(1 << 30, sum(int(reader.stats()["bytes"]) for reader in readers))
     scans = several_tables.scan(
-        {reader: since.get(binding.uuid) for reader, binding in zip(readers, bindings, strict=True)}, max_bytes=most
+        {reader: since.get(binding.uuid) for reader, binding in zip(readers, bindings, strict=True)},
+        max_bytes=most_bytes,
     )
-    found = []
+    captured = []
     for number, (binding, reader) in enumerate(zip(bindings, readers, strict=True)):
         scan, shard = scans[reader], binding.shard if split or binding.placement == "sharded" else None
-        all_come = scan.erased is None
+        has_all = scan.erased is None
         if shard is not None and binding.placement == "replicated":
             scan.take_shard(shard)
-            all_come = False
-        file = manifest.name_of_file(number, binding.config.name, None if shard is None else shard.node)
+            has_all = False
+        file = manifest.table_file_name(number, binding.config.name, None if shard is None else shard.node)
         header = parameter_files.header(reader, scan, shard=shard, slots=True)
-        found.append(Captured(file, scan, header, n_rows=len(scan) if all_come else None))
+        captured.append(Captured(file, scan, header, n_rows=len(scan) if has_all else None))
     for binding, reader in zip(bindings, readers, strict=True):
         if scans[reader].step != step:
-            for one in found:
-                one.close()
+            for table_part in captured:
+                table_part.close()
             raise StateError(
                 f"table {binding.config.name!r} is at step {scans[reader].step}, the other tables are at {step}: "
-                "something trains it beside this job's ranks"
+                "something other than this job's ranks trains it"
             )
-    return found
+    return captured
 
 
 class Stored:
     """The tables of a checkpoint."""
 
-    def __init__(self, checkpoint: Checked) -> None:
-        """Reads nothing. `checkpoint`: With what it builds on."""
+    def __init__(self, checkpoint: StoredCheckpoint) -> None:
+        """Reads nothing."""
         self._checkpoint = checkpoint
         self._folder, self._facts = checkpoint.path, checkpoint.manifest.tables
         self._step = checkpoint.manifest.table_step
         self._damage: Exception | None = None
 
     def check(self, bindings: Sequence[TableBinding]) -> None:
-        """Compares with the tables that there are, and reads what the files say of themselves.
+        """Compares the stored tables with those of the model, and reads the headers of the files.
 
         Raises:
           ValueError: The model has other tables.
           StateError: A file is of another step than the checkpoint.
           DamagedFileError, NotFoundError: A file is not what it should be.
         """
-        if len(bindings) != len(self._facts):
-            names = [one["name"] for one in self._facts]
+        names = [binding.config.name for binding in bindings]
+        stored_names = [facts["name"] for facts in self._facts]
+        if len(names) != len(stored_names):
             raise ValueError(
-                f"the model has {len(bindings)} tables, {[one.config.name for one in bindings]}, and checkpoint "
-                f"{self._folder} has {len(names)}, {names}. Build the model that was saved; one that is built by "
-                "its first batch must be called on one before"
+                f"the model has {len(names)} tables, {names}, and checkpoint {self._folder} has {len(stored_names)}, "
+                f"{stored_names}. Build the model that was saved. If its first batch builds it, call it on one before"
             )
-        names = [one.config.name for one in bindings]
-        if names != (theirs := [one["name"] for one in self._facts]) and sorted(names) == sorted(theirs):
+        if names != stored_names and sorted(names) == sorted(stored_names):
             raise ValueError(
-                f"the model's tables are {names}, those of checkpoint {self._folder} are {theirs}: rows go by the "
-                "order of layers, which is another one now. Build the model as it was saved"
+                f"the model's tables are {names}, those of checkpoint {self._folder} are {stored_names}: rows are "
+                "restored by the order of layers, which is another one now. Build the model as it was saved"
             )
-        for number, (binding, stored) in enumerate(zip(bindings, self._facts, strict=True)):
-            own = {"dim": binding.config.dim, "key_limit": binding.config.key_limit}
-            if own != (found := {name: stored[name] for name in own}):
+        for number, (binding, facts) in enumerate(zip(bindings, self._facts, strict=True)):
+            shape = {"dim": binding.config.dim, "key_limit": binding.config.key_limit}
+            if shape != (stored_shape := {name: facts[name] for name in shape}):
                 raise ValueError(
-                    f"table {binding.config.name!r} has {own}, table {stored['name']!r} of checkpoint {self._folder} "
-                    f"has {found}: build the model that was saved, or begin anew in another directory"
+                    f"table {binding.config.name!r} has {shape}, table {facts['name']!r} of checkpoint {self._folder} "
+                    f"has {stored_shape}: build the model that was saved, or start from initial values in another "
+                    "directory"
                 )
             self._rows(binding, number)
 
     def restore(self, bindings: Sequence[TableBinding]) -> None:
-        """Makes the tables what was stored. Every rank calls it; leaders act, and then call `check_read`.
+        """Replaces the tables' rows by the stored ones. Every rank calls it, and then `check_read`; leaders act.
 
-        A leader that finds damage stops reading: others wait for it to end, not to fail.
+        A leader that finds damage stops reading and raises nothing: other ranks wait until it has ended.
         """
         for number, binding in enumerate(bindings):
             self._restore(binding, self._rows(binding, number), self._facts[number].get("index_seed"))
             fault_points.reach("table_restored")
 
     def check_read(self) -> None:
-        """Raises what was found in reading rows: DamagedFileError, NotFoundError, or OSError."""
+        """Raises the error of `restore` on this rank, if any: DamagedFileError, NotFoundError, or OSError."""
         if self._damage is not None:
             raise self._damage
 
     def set_step(self, ranks: Collectives) -> None:
-        """Makes the step of the tables that of the checkpoint. Every rank calls it; leaders act."""
+        """Sets the step of the tables to that of the checkpoint. Every rank calls it; leaders act."""
         this_job = job.current()
         if this_job.is_leader:
             with eager_ops(f"setting the step of {this_job.group_path}") as _ops:
@@ -182,15 +183,15 @@ class Stored:
         fault_points.reach("step_set")
 
     def _rows(self, binding: TableBinding, number: int) -> StoredRows:
-        wanted = binding.shard if binding.placement == "sharded" else None
-        found = StoredRows(self._checkpoint, number, wanted)
-        if found.shard not in (None, wanted):
+        shard = binding.shard if binding.placement == "sharded" else None
+        stored = StoredRows(self._checkpoint, number, shard)
+        if stored.shard not in (None, shard):
             raise UnsupportedError(
-                f"checkpoint {self._folder} has of table {binding.config.name!r} {describe(found.shard)}, and here it "
-                f"is to be {describe(wanted)}: what nodes have saved to a directory each (per_node=True) is restored "
-                "by as many, in the same order, with the same placement"
+                f"checkpoint {self._folder} has of table {binding.config.name!r} {describe(stored.shard)}, and this "
+                f"node needs {describe(shard)}. What nodes have saved to a directory each (per_node=True) is restored "
+                "by as many nodes, in the same order, with the same placement"
             )
-        return found
+        return stored
 
     def _restore(self, binding: TableBinding, stored: StoredRows, index_seed: int | None) -> None:
         info = stored.info
@@ -209,25 +210,25 @@ class Stored:
         def blocks(carried: bool) -> Iterator[Block]:
             if self._damage is not None:
                 return
-            with bar(stored.at_most, f"restore {binding.config.name}") as shown:
+            with bar(stored.at_most, f"restore {binding.config.name}") as progress:
                 try:
                     for block in _read_ahead(_joined(stored.blocks(carried))):
                         yield block
-                        shown.update(len(block.keys))
+                        progress.update(len(block.keys))
                         fault_points.reach("rows_restored")
                 except (DamagedFileError, NotFoundError, OSError) as error:
                     self._damage = error
 
         widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
-        what = number_of("restored", self._folder.name, self._step, binding.ordinal)
-        rows.replace(binding, meta, widths, blocks, what)
+        content = number_of("restored", self._folder.name, self._step, binding.ordinal)
+        rows.replace(binding, meta, widths, blocks, content)
         binding.set_trained_by(*info["trained_by"])  # the job's optimizer becomes that of the checkpoint, too
         # All nodes have read the file: none needs to be given what another one has written.
-        binding.agree(0, what)
+        binding.agree(0, content)
 
 
 def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks; the next one is read while one is used."""
+    """Yields the blocks, and reads the next one while the caller uses one."""
     with ThreadPoolExecutor(1, "tsps-restore") as thread:
         reading = thread.submit(next, blocks, None)
         while (block := reading.result()) is not None:
@@ -236,18 +237,18 @@ def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def _joined(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The same rows in fewer blocks, without metadata: each is a mutation of the table. Three are in memory."""
+    """Joins blocks into larger ones, without metadata: each is a mutation of the table. Three are in memory."""
     parts: list[Block] = []
 
     def join() -> Block:
-        slots = tuple(np.concatenate(one) for one in zip(*(part.slots for part in parts), strict=True))
+        slots = tuple(np.concatenate(planes) for planes in zip(*(part.slots for part in parts), strict=True))
         return Block(
-            np.concatenate([one.keys for one in parts]), np.concatenate([one.rows for one in parts]), slots, {}
+            np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts]), slots, {}
         )
 
     for block in blocks:
         parts.append(block)
-        if sum(len(one.keys) for one in parts) >= _JOINED_BYTES // (4 * block.rows.shape[1]):
+        if sum(len(part.keys) for part in parts) >= _JOINED_BYTES // (4 * block.rows.shape[1]):
             yield join()
             parts.clear()
     if parts:

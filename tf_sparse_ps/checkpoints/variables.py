@@ -1,7 +1,7 @@
 """The dense variables of a checkpoint, and their values on all ranks.
 
-Most are equal on all ranks. Those that are not (statistics of normalisation, seeds, metrics) are kept for each rank:
-`variables.npz` has rank 0's values, `rank-00001.npz` those of rank 1 that differ from them.
+Most variables are equal on all ranks. Those that are not (statistics of normalization, seeds, metrics) are saved for
+each rank: `variables.npz` holds rank 0's values, and `rank-00001.npz` those values of rank 1 that differ from them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import array_file, manifest
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
@@ -30,9 +31,9 @@ class Entry(NamedTuple):
     """A variable.
 
     Attributes:
-      name: For messages; variables are told by their order.
+      name: Its name, for messages. Variables are identified by their order.
       kind: "weight", "seed", "optimizer", "extra" or "metric".
-      variable: The one of this process.
+      variable: The variable of this process.
     """
 
     name: str
@@ -40,45 +41,46 @@ class Entry(NamedTuple):
     variable: tf.Variable
 
     def facts(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """Returns what a manifest says of the variable."""
         shape = [int(size) for size in self.variable.shape]
         return {"name": self.name, "kind": self.kind, "dtype": self.variable.dtype.name, "shape": shape}
 
 
 def collect(model: Any, optimizer: Any, extra: Mapping[str, Any]) -> list[Entry]:
-    """All variables of a model that are no tables', of its optimizer, and others, in a fixed order; metrics last.
+    """Returns the dense variables of a model and its optimizer, and other variables, in a fixed order; metrics last.
 
     Raises:
-      UnsupportedError: One has no numbers.
-      StateError: The optimizer trains a variable that is none of the model's.
+      UnsupportedError: A variable does not hold numbers.
+      StateError: The optimizer trains a variable that the model does not have.
     """
-    metrics = _keras.metric_variables(model)
-    of_metrics = {id(one) for one in metrics}
-    seeds = _keras.seed_variables(model)
-    of_seeds = {id(one) for one in seeds}
+    metrics, seeds = _keras.metric_variables(model), _keras.seed_variables(model)
+    not_weights = {id(variable) for variable in (*metrics, *seeds)}
+    all_variables = _keras.all_variables(model)
     weights = [
-        one
-        for one in _keras.all_variables(model)
-        if id(one) not in of_metrics and id(one) not in of_seeds and binding_of(one) is None
+        variable for variable in all_variables if id(variable) not in not_weights and binding_of(variable) is None
     ]
-    known = {id(one) for one in (*_keras.all_variables(model), *extra.values())}
-    for one in optimizer.trained_variables:
-        if id(one) not in known:
+    known = {id(variable) for variable in (*all_variables, *extra.values())}
+    for variable in optimizer.trained_variables:
+        if id(variable) not in known:
             raise StateError(
-                f"the optimizer trains {_keras.variable_name(one)!r}, which is no variable of model {model.name!r}: "
-                "it would be missing in the checkpoint. Give Checkpointer the model that has all of them, or name it "
-                "in extra={...}"
+                f"the optimizer trains {_keras.variable_name(variable)!r}, which is no variable of model "
+                f"{model.name!r}: it would be missing in the checkpoint. Give Checkpointer the model that has all of "
+                "them, or name it in extra={...}"
             )
-    entries = [Entry(_keras.variable_name(one), "weight", _keras.tf_variable(one)) for one in weights]
-    entries += [Entry(_keras.variable_name(one), "seed", _keras.tf_variable(one)) for one in seeds]
-    entries += [Entry(one.name, "optimizer", one) for one in _keras.optimizer_state(optimizer.inner_optimizer)]
-    entries += [Entry(name, "extra", _keras.tf_variable(one)) for name, one in extra.items()]
-    entries += [Entry(_keras.variable_name(one), "metric", _keras.tf_variable(one)) for one in metrics]
+    entries = [_entry(variable, "weight") for variable in weights]
+    entries += [_entry(variable, "seed") for variable in seeds]
+    entries += [Entry(slot.name, "optimizer", slot) for slot in _keras.optimizer_state(optimizer.inner_optimizer)]
+    entries += [Entry(name, "extra", _keras.tf_variable(variable)) for name, variable in extra.items()]
+    entries += [_entry(variable, "metric") for variable in metrics]
     for entry in entries:
         dtype = entry.variable.dtype
         if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
             raise UnsupportedError(f"variable {entry.name!r} is of {dtype.name}: checkpoints have numbers only")
     return entries
+
+
+def _entry(variable: Any, kind: str) -> Entry:
+    return Entry(_keras.variable_name(variable), kind, _keras.tf_variable(variable))
 
 
 class Metric(NamedTuple):
@@ -92,8 +94,9 @@ class Values:
     """The values of variables on all ranks, as of now. Every rank makes one, together.
 
     Attributes:
-      first: Those of rank 0; nothing on ranks that do not keep them.
-      others: For each rank but 0 what differs from rank 0's, with its place in the list of variables; likewise.
+      first: Rank 0's values; empty on ranks that do not keep them.
+      others: For each other rank, the values that differ from rank 0's, with their places in the list of variables;
+        empty on ranks that do not keep them.
     """
 
     def __init__(self, entries: Sequence[Entry], ranks: Collectives, *, keep: bool) -> None:
@@ -101,164 +104,162 @@ class Values:
 
         Args:
           entries: The variables.
-          ranks: The job's.
-          keep: This rank is to write them.
+          ranks: The job's collectives.
+          keep: Whether this rank writes the values.
 
         Raises:
           ValueError: On all ranks: they have different variables.
         """
-        # Copies: training goes on while they are written.
+        # Copies: training continues while they are written.
         values = [np.array(entry.variable.numpy()) for entry in entries]
         facts = [(entry.kind, str(value.dtype), value.shape) for entry, value in zip(entries, values, strict=True)]
-        found = [checksum(value) for value in values]
-        everyone = ranks.allgather_object((facts, found), "tsps.checkpoint.variables")
-        for rank, (theirs, _) in enumerate(everyone):
-            if theirs != everyone[0][0]:
+        checksums = [checksum(value) for value in values]
+        gathered = ranks.allgather_object((facts, checksums), "tsps.checkpoint.variables")
+        first_facts, first_checksums = gathered[0]
+        for rank, (rank_facts, _) in enumerate(gathered):
+            if rank_facts != first_facts:
                 raise ValueError(
-                    f"rank {rank} has {len(theirs)} variables, rank 0 has {len(everyone[0][0])}, or of other shapes: "
+                    f"rank {rank} has {len(rank_facts)} variables, rank 0 has {len(first_facts)}, or of other shapes: "
                     "the ranks' models are different"
                 )
-        different = {i for _, theirs in everyone for i, one in enumerate(theirs) if one != everyone[0][1][i]}
-        gathered: list[list[tuple[int, npt.NDArray[Any]]]] = [[]]
-        if different:
-            own = [i for i in sorted(different) if ranks.rank == 0 or found[i] != everyone[0][1][i]]
-            gathered = ranks.allgather_object([(i, values[i]) for i in own], "tsps.checkpoint.ranks")
-        of_first = dict(gathered[0])
-        self.first = [of_first.get(i, value) for i, value in enumerate(values)] if keep else []
-        self.others = {rank: theirs for rank, theirs in enumerate(gathered) if rank and theirs} if keep else {}
+        differing = {
+            i for _, rank_checksums in gathered for i, sum_ in enumerate(rank_checksums) if sum_ != first_checksums[i]
+        }
+        all_values: list[list[tuple[int, npt.NDArray[Any]]]] = [[]]
+        if differing:
+            numbers = [i for i in sorted(differing) if ranks.rank == 0 or checksums[i] != first_checksums[i]]
+            all_values = ranks.allgather_object([(i, values[i]) for i in numbers], "tsps.checkpoint.ranks")
+        first_values = dict(all_values[0])
+        self.first = [first_values.get(i, value) for i, value in enumerate(values)] if keep else []
+        self.others = {rank: array for rank, array in enumerate(all_values) if rank and array} if keep else {}
 
     def write(self, folder: Path, stamp: Mapping[str, Any]) -> Iterator[str]:
         """Writes the files; yields the name of each when it is complete.
 
         Args:
-          folder: Where.
-          stamp: What each file says of the step that it is of.
+          folder: The folder to write to.
+          stamp: Which step the files are of.
         """
         array_file.write(folder / manifest.VARIABLES, list(enumerate(self.first)), stamp)
         yield manifest.VARIABLES
-        for rank, different in self.others.items():
-            name = _file_of(rank)
-            array_file.write(folder / name, different, {**stamp, "rank": rank})
+        for rank, values in self.others.items():
+            name = _rank_file_name(rank)
+            array_file.write(folder / name, values, {**stamp, "rank": rank})
             yield name
 
 
 class Stored:
     """The dense variables of a checkpoint."""
 
-    def __init__(
-        self, folder: Path, facts: Sequence[Mapping[str, Any]], stamp: Mapping[str, Any], ranks: int, names: set[str]
-    ) -> None:
-        """Reads nothing.
-
-        Args:
-          folder: Of the checkpoint.
-          facts: Of each variable, `Entry.facts`.
-          stamp: What the files are expected to say of the step that they are of.
-          ranks: Of the job that saved it.
-          names: Of all files of the checkpoint.
-        """
-        self._folder, self._facts, self._stamp, self._ranks, self._names = folder, facts, stamp, ranks, names
+    def __init__(self, checkpoint: StoredCheckpoint) -> None:
+        """Reads nothing."""
+        content = checkpoint.manifest
+        self._folder, self._facts, self._stamp = checkpoint.path, content.variables, content.stamp
+        self._n_ranks, self._file_names = content.ranks, content.file_names
 
     def check(self, entries: Sequence[Entry]) -> None:
-        """Compares with the variables that there are. Metrics are not compared.
+        """Compares the stored variables with those of the model. Metrics are not compared.
 
         Raises:
-          ValueError: They are others, with the first that differ.
+          ValueError: They differ. The message names the first differences.
         """
-        own = [_comparable(entry.facts()) for entry in entries if entry.kind != "metric"]
-        stored = [_comparable(one) for one in self._facts if one["kind"] != "metric"]
-        if own == stored:
+        present = [_comparable(entry.facts()) for entry in entries if entry.kind != "metric"]
+        stored = [_comparable(facts) for facts in self._facts if facts["kind"] != "metric"]
+        if present == stored:
             return
-        pairs = itertools.zip_longest(own, stored)
-        names = [entry.name for entry in entries], [str(one["name"]) for one in self._facts]
-        differ = [
-            f"here {_named(names[0], i, one)}, stored {_named(names[1], i, other)}"
-            for i, (one, other) in enumerate(pairs)
-            if one != other
+        present_names, stored_names = [entry.name for entry in entries], [str(facts["name"]) for facts in self._facts]
+        differences = [
+            f"here {_named(present_names, i, here)}, stored {_named(stored_names, i, there)}"
+            for i, (here, there) in enumerate(itertools.zip_longest(present, stored))
+            if here != there
         ]
         raise ValueError(
-            f"the model and its optimizer have {len(own)} dense variables, checkpoint {self._folder} has "
+            f"the model and its optimizer have {len(present)} dense variables, checkpoint {self._folder} has "
             f"{len(stored)}, or of other shapes: build the same model, and the same optimizer, as when it was saved. "
-            + "; ".join(differ[:_SHOWN])
+            + "; ".join(differences[:_SHOWN])
         )
 
     def restore(self, entries: Sequence[Entry], rank: int, size: int) -> list[Metric]:
-        """Sets the variables of this rank, but for metrics.
+        """Sets the variables of this rank, except for metrics.
 
         Args:
-          entries: That `check` has compared.
-          rank, size: This rank, and how many there are.
+          entries: The variables that `check` has compared.
+          rank, size: This rank, and the number of ranks.
 
         Returns:
-          The metrics' variables, in their order.
+          The variables of metrics, in their order.
 
         Raises:
           StateError: A file is of another step.
           DamagedFileError: A file is not what was written.
         """
-        kept: dict[int, npt.NDArray[Any]] = {}
-        n_assigned = 0
+        metrics: dict[int, npt.NDArray[Any]] = {}
+        n_read = 0
         for number, array in self._arrays(manifest.VARIABLES):
             if number >= len(self._facts):
                 raise DamagedFileError(
                     f"{self._folder / manifest.VARIABLES} is damaged: it has more variables than the manifest"
                 )
-            self._take(entries, number, array, kept)
-            n_assigned += 1
-        if n_assigned != len(self._facts):
+            self._take(entries, number, array, metrics)
+            n_read += 1
+        if n_read != len(self._facts):
             raise DamagedFileError(
-                f"{self._folder / manifest.VARIABLES} is damaged: it has {n_assigned} of {len(self._facts)}"
+                f"{self._folder / manifest.VARIABLES} is damaged: it has {n_read} of {len(self._facts)}"
             )
-        own = _file_of(rank)
-        if size == self._ranks and own in self._names:
-            for number, array in self._arrays(own):
-                self._take(entries, number, array, kept)
-        elif size != self._ranks:
-            self._warn_of_other_ranks(entries)
-        return [Metric(self._facts[number], kept[number]) for number in sorted(kept)]
+        rank_file = _rank_file_name(rank)
+        if size == self._n_ranks and rank_file in self._file_names:
+            for number, array in self._arrays(rank_file):
+                self._take(entries, number, array, metrics)
+        elif size != self._n_ranks:
+            self._warn_of_other_ranks()
+        return [Metric(self._facts[number], metrics[number]) for number in sorted(metrics)]
 
     def _take(
-        self, entries: Sequence[Entry], number: int, array: npt.NDArray[Any], kept: dict[int, npt.NDArray[Any]]
+        self, entries: Sequence[Entry], number: int, array: npt.NDArray[Any], metrics: dict[int, npt.NDArray[Any]]
     ) -> None:
         if self._facts[number]["kind"] == "metric":
-            kept[number] = array
+            metrics[number] = array
         else:
             variable = entries[number].variable
             variable.assign(array_file.typed(array, variable.dtype.as_numpy_dtype))
 
-    def _warn_of_other_ranks(self, entries: Sequence[Entry]) -> None:
+    def _warn_of_other_ranks(self) -> None:
         numbers: set[int] = set()
-        for name in sorted(self._names):
+        for name in sorted(self._file_names):
             if name.startswith("rank-"):
                 numbers.update(number for number, _ in self._arrays(name))
         names = [self._facts[number]["name"] for number in sorted(numbers) if self._facts[number]["kind"] != "metric"]
         if names:
             more = ", ..." if len(names) > _SHOWN else ""
             warnings.warn(
-                f"checkpoint {self._folder} is of {self._ranks} ranks, on which {', '.join(names[:_SHOWN])}{more} "
-                "differed: all ranks go on with those of rank 0",
+                f"checkpoint {self._folder} was saved by {self._n_ranks} ranks, on which "
+                f"{', '.join(names[:_SHOWN])}{more} differed. All ranks resume with the values of rank 0",
                 stacklevel=4,
             )
 
     def _arrays(self, name: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         path = self._folder / name
         facts, arrays = array_file.read(path)
-        found = {key: facts.get(key) for key in self._stamp}
-        if found != self._stamp:
+        stamp = {key: facts.get(key) for key in self._stamp}
+        if stamp != self._stamp:
             raise StateError(
-                f"{path} is of {_said(found)}, and the checkpoint's manifest of {_said(self._stamp)}: dense weights "
-                "and tables are not of one step"
+                f"{path} is of {_described(stamp)}, and the checkpoint's manifest of {_described(self._stamp)}: dense "
+                "weights and tables are not of one step"
             )
         yield from arrays
 
 
 def give_metrics(variables: Sequence[Any], stored: Sequence[Metric]) -> bool:
-    """Gives metrics' variables stored values. False: they are others than were stored, and keep what they have."""
-    own = [Entry("", "metric", _keras.tf_variable(one)) for one in variables]
-    if [_comparable(one.facts()) for one in own] != [_comparable(one.facts) for one in stored]:
+    """Gives variables of metrics their stored values.
+
+    Returns:
+      False: other variables were stored, and these keep their values.
+    """
+    entries = [Entry("", "metric", _keras.tf_variable(variable)) for variable in variables]
+    if [_comparable(entry.facts()) for entry in entries] != [_comparable(metric.facts) for metric in stored]:
         return False
-    for entry, one in zip(own, stored, strict=True):
-        entry.variable.assign(array_file.typed(one.value, entry.variable.dtype.as_numpy_dtype))
+    for entry, metric in zip(entries, stored, strict=True):
+        entry.variable.assign(array_file.typed(metric.value, entry.variable.dtype.as_numpy_dtype))
     return True
 
 
@@ -270,9 +271,9 @@ def _comparable(facts: Mapping[str, Any]) -> tuple[Any, ...]:
     return facts["kind"], facts["dtype"], tuple(facts["shape"])
 
 
-def _file_of(rank: int) -> str:
+def _rank_file_name(rank: int) -> str:
     return f"rank-{rank:05d}.npz"
 
 
-def _said(stamp: Mapping[str, Any]) -> str:
+def _described(stamp: Mapping[str, Any]) -> str:
     return f"step {stamp.get('step')} (of tables {stamp.get('table_step')}, checkpoint {stamp.get('id')})"

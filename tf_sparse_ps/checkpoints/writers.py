@@ -1,8 +1,8 @@
-"""What a thread writes when a save has been captured: `CheckpointWriter` on rank 0, `PartWriter` on other leaders.
+"""Writers of a captured save, for a thread: `CheckpointWriter` on rank 0, `PartWriter` on other leaders.
 
-Everything was captured between two steps: dense values are copies, tables are scans of one committed state. Neither
-talks to other ranks: a part is told of by a file (`node_part.py`), and how a save has ended when all ranks call the
-next.
+A save is captured between two steps: dense values are copies, tables are scans of one committed state. A writer talks
+to no other rank. It reports its part in a file (`node_part.py`), and ranks learn how a save has ended when all of them
+call the next one.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Writer(Protocol):
     """Writes what was captured, once, in any thread."""
 
     manifest: Manifest | None
-    """Of the checkpoint, when it is there; None on who writes a part of it."""
+    """The manifest of the checkpoint, when that is complete; None for a `PartWriter`."""
 
     def write(self) -> None: ...
     def stop(self) -> None: ...
 
 
 class CheckpointWriter:
-    """Writes a checkpoint, but for the parts of other nodes, which it waits for."""
+    """Writes a checkpoint, and waits for the parts that other nodes write to the same folder."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class CheckpointWriter:
 
         Args:
           save: The save.
-          content: The manifest, but for `name`, `chain`, `files`, and what tables have become.
-          builds_on: What the tables' changes, if any, are changes of.
+          content: The manifest without `name`, `chain` and `files`, and without the `parts` of tables.
+          builds_on: The chain that changes of tables, if any, are changes of.
           values: Dense variables, and states of callbacks.
           captured: This node's part of each table.
-          others: The nodes whose parts others write to the same folder, ascending.
+          others: The nodes that write the other parts, in ascending order.
           first: Called before anything is written.
-          then: Called with the checkpoint's folder when it is there.
+          then: Called with the checkpoint's folder when it is complete.
         """
         self._save, self._content, self._builds_on, self._values = save, content, builds_on, values
         self._captured, self._others, self._first, self._then = captured, others, first, then
@@ -78,34 +78,34 @@ class CheckpointWriter:
         self.manifest: Manifest | None = None
 
     def write(self) -> None:
-        """Writes it all.
+        """Writes the checkpoint.
 
         Raises:
-          PartNotSavedError: The part of another node has not come.
-          UnavailableError: There was too little room for images of rows.
+          PartNotSavedError: Another node has not written its part.
+          UnavailableError: Training has changed more rows meanwhile than there is memory for their old values.
           OSError: From the file system.
         """
         if self._first is not None:
             self._first()
         stamp = self._content.stamp
-        for one in self._values:
-            for name in one.write(self._save.folder, stamp):
+        for copies in self._values:
+            for name in copies.write(self._save.folder, stamp):
                 self._save.add(name)
-        parts = [[part] for part in _write_tables(self._save, self._captured, stamp, self._stopped)]
+        parts_by_table = [[part] for part in _write_tables(self._save, self._captured, stamp, self._stopped)]
         for node in self._others:
-            theirs = self._wait_for(node)
-            self._save.files += theirs.files
-            for own, part in zip(parts, theirs.tables, strict=True):
-                own.append(part)
-        changes = any(part.content == "changes" for own in parts for part in own)
+            other_part = self._wait_for(node)
+            self._save.files += other_part.files
+            for parts, part in zip(parts_by_table, other_part.tables, strict=True):
+                parts.append(part)
+        has_changes = any(part.content == "changes" for parts in parts_by_table for part in parts)
         tables = tuple(
-            {**facts, "parts": [dataclasses.asdict(part) for part in own]}
-            for facts, own in zip(self._content.tables, parts, strict=True)
+            {**facts, "parts": [dataclasses.asdict(part) for part in parts]}
+            for facts, parts in zip(self._content.tables, parts_by_table, strict=True)
         )
         manifest = dataclasses.replace(
             self._content,
             name=self._save.name,
-            chain=self._builds_on if changes else (),
+            chain=self._builds_on if has_changes else (),
             tables=tables,
             files=tuple(self._save.files),
         )
@@ -115,20 +115,21 @@ class CheckpointWriter:
             self._then(self._save.path)
 
     def stop(self) -> None:
-        """Another node has failed: what is left needs not be written, or waited for."""
+        """Ends the writing, and the waiting for parts: another node has failed."""
         self._stopped.set()
 
     def _wait_for(self, node: int) -> NodePart:
-        pause_s, longest_s = _LOOK_EVERY_S
+        pause_s, longest_pause_s = _LOOK_EVERY_S
         until, size = float("inf"), -1
         while not node_part.is_there(self._save.folder, node):
-            if not threading.main_thread().is_alive():  # this process is ending: nobody will tell what became of others
+            # If this process is ending, no rank will tell what became of the others: then it waits while files grow.
+            if not threading.main_thread().is_alive():
                 before, size = size, self._save.size()
                 if size != before:
                     until = time.monotonic() + timeout_s()
             if self._stopped.wait(pause_s) or time.monotonic() > until:
                 raise PartNotSavedError(f"node {node} has not written its part of {self._save.path}")
-            pause_s = min(2 * pause_s, longest_s)
+            pause_s = min(2 * pause_s, longest_pause_s)
         part = node_part.take(self._save.folder, node)
         if part.error is not None:
             raise PartNotSavedError(f"node {node} has not written its part of {self._save.path}: {part.error}")
@@ -137,7 +138,7 @@ class CheckpointWriter:
 
 
 class PartWriter:
-    """Writes one node's part of a checkpoint, to the folder of rank 0's save."""
+    """Writes one node's part of a checkpoint to the folder of rank 0's save."""
 
     manifest: Manifest | None = None
 
@@ -145,48 +146,48 @@ class PartWriter:
         """Writes nothing yet.
 
         Args:
-          save: Rank 0's.
-          node: This one.
+          save: The folder of rank 0's save.
+          node: The number of this node.
           captured: This node's part of each table.
-          stamp: What files say of the step that they are of.
+          stamp: Which step the files are of.
         """
         self._save, self._node, self._captured, self._stamp = save, node, captured, stamp
         self._stopped = threading.Event()
 
     def write(self) -> None:
-        """Writes it, and tells rank 0.
+        """Writes the part, and reports it to rank 0.
 
         Raises:
-          UnavailableError: There was too little room for images of rows.
+          UnavailableError: Training has changed more rows meanwhile than there is memory for their old values.
           OSError: From the file system.
         """
         try:
             parts = _write_tables(self._save, self._captured, self._stamp, self._stopped)
             fault_points.reach(fault_points.PART_WRITTEN)
         except Exception as error:
-            with contextlib.suppress(OSError):  # then it is told when all ranks call the next save
+            with contextlib.suppress(OSError):  # then rank 0 learns it when all ranks call the next save
                 NodePart((), (), f"{type(error).__name__}: {error}").report(self._save.folder, self._node)
             raise
         NodePart(tuple(parts), tuple(self._save.files)).report(self._save.folder, self._node)
 
     def stop(self) -> None:
-        """Another node has failed: what is left needs not be written."""
+        """Ends the writing: another node has failed."""
         self._stopped.set()
 
 
 def _write_tables(
     save: SaveFolder, captured: Sequence[Captured], stamp: Mapping[str, Any], stopped: threading.Event
 ) -> list[TablePart]:
-    """Writes this node's part of each table, and closes what was captured."""
+    """Writes this node's part of each table, and frees what was captured."""
 
-    def may_go_on() -> None:
+    def may_continue() -> None:
         if stopped.is_set():
             raise PartNotSavedError(f"another node has not written its part of {save.path}")
 
     parts = []
-    for one in captured:
-        for file in one.write(save.folder, stamp, may_go_on):
+    for table in captured:
+        for file in table.write(save.folder, stamp, may_continue):
             save.add(*file)
-        assert one.part is not None
-        parts.append(one.part)
+        assert table.part is not None
+        parts.append(table.part)
     return parts

@@ -1,0 +1,234 @@
+"""`Restorer`: a job takes the state of the newest whole checkpoint, on all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_sparse_ps import job
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, newest, tables, variables
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.checkpoints.job_state import JobState
+from tf_sparse_ps.checkpoints.saver import Saver
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint, is_damage
+from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, error_text, raise_failures, raising_on_all
+from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.job.table_binding import TableBinding
+from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
+
+_TOGETHER = "tsps.checkpoint.together"
+
+
+@dataclasses.dataclass
+class Restored:
+    """What was restored.
+
+    Attributes:
+      path: The folder of the checkpoint.
+      metrics: Variables of metrics, which `fit` resets when it begins.
+      callback_states: The states of this rank's callbacks; None if they were not read.
+      learning_rate: The value of the optimizer's learning rate variable; None if it has none.
+    """
+
+    path: Path
+    metrics: list[variables.Metric]
+    callback_states: list[callback_states.Record] | None
+    learning_rate: Any
+
+
+class Restorer:
+    """Restores the checkpoints of a directory. Every rank makes one, and calls its methods with the others."""
+
+    def __init__(self, directory: CheckpointDirectory, state: JobState, saver: Saver) -> None:
+        """Reads nothing.
+
+        Args:
+          directory: The directory of the checkpoints.
+          state: What is restored.
+          saver: Saves to the directory. It is told which checkpoint the job begins with.
+        """
+        self._directory, self._state, self._saver = directory, state, saver
+        self._ranks = state.ranks
+
+    def restore(self) -> Restored | None:
+        """Restores the newest whole checkpoint; see `Checkpointer.restore`.
+
+        If there is an older checkpoint to go back to, the rows of the newest one are read once, while they are put into
+        the tables. If they turn out to be damaged, the tables hold a part of them. All files are then read and checked
+        before anything is changed again.
+
+        Returns:
+          What was restored; None if there is no checkpoint.
+        """
+        bindings, entries = self._state.tables(), self._state.variables()
+        with raising_on_all(self._ranks, f"restoring from {self._directory.path}", _TOGETHER):
+            self._refuse_steps_before()
+        chosen = self._choose(read_once=True)
+        if chosen.checkpoint is None:
+            self._refuse_tables_of_other_steps(bindings)
+            return None
+        checkpoint = chosen.checkpoint
+        if not self._restore_tables(checkpoint, bindings, entries, is_read=chosen.is_read):
+            chosen = self._choose(read_once=False)
+            if chosen.checkpoint is None:
+                raise StateError(
+                    f"no checkpoint in {self._directory.path} is whole, and the tables already hold rows of a damaged "
+                    "one: training cannot resume. To start from initial values, use another directory, and another "
+                    "TFSPS_JOB if the job has a name"
+                )
+            checkpoint = chosen.checkpoint
+            self._restore_tables(checkpoint, bindings, entries, is_read=True)
+        return self._restore_rest(checkpoint, bindings, entries)
+
+    def _choose(self, *, read_once: bool) -> newest.Chosen:
+        """Agrees on the checkpoint that all ranks restore."""
+        agree = newest.agree_per_node if self._saver.per_node else newest.agree
+        chosen = agree(self._directory, self._ranks, read_once=read_once)
+        self._saver.begin_with(None if chosen.checkpoint is None else chosen.checkpoint.path, chosen.passed_over)
+        return chosen
+
+    # --- refusals ---
+
+    def _refuse_steps_before(self) -> None:
+        if self._state.optimizer.begun:
+            raise StateError(
+                f"a checkpoint of {self._directory.path} cannot be restored: training has begun, and has made "
+                f"{self._state.updates()} updates. Call restore() before the first step. In fit, give the first fit "
+                "the Checkpoint callback, and further ones the same callback"
+            )
+
+    def _refuse_tables_of_other_steps(self, bindings: Sequence[TableBinding]) -> None:
+        """Raises StateError, on all ranks, if a named job left tables at another step than the optimizer's."""
+        with raising_on_all(self._ranks, "beginning without a checkpoint", _TOGETHER):
+            if not bindings or self._state.optimizer.begun:
+                return
+            this_job, updates = job.current(), self._state.updates()
+            table_step = this_job.group.found_at_step
+            if table_step not in (0, updates):
+                raise StateError(
+                    f"the tables of job {this_job.identity.name!r} are at step {table_step}, the optimizer is at "
+                    f"{updates}, and {self._directory.path} has no checkpoint to go back to. To start from initial "
+                    f"values, remove {this_job.group_path}, or use another TFSPS_JOB"
+                )
+
+    def _refuse_differing_steps(self, bindings: Sequence[TableBinding], content: manifest.Manifest) -> None:
+        """Raises StateError, on all ranks, if the optimizer or the tables are not at the checkpoint's step."""
+        with raising_on_all(self._ranks, f"restoring {content.name}", _TOGETHER):
+            if (updates := self._state.updates()) != content.step:
+                raise StateError(f"the optimizer is at step {updates} after a checkpoint of step {content.step}")
+            if bindings and (table_step := tables.committed_step()) != content.table_step:
+                raise StateError(f"the tables are at step {table_step} after a checkpoint of step {content.table_step}")
+
+    # --- tables ---
+
+    def _restore_tables(
+        self,
+        checkpoint: StoredCheckpoint,
+        bindings: list[TableBinding],
+        entries: list[variables.Entry],
+        *,
+        is_read: bool,
+    ) -> bool:
+        """Compares the model with a checkpoint, and restores the tables.
+
+        Args:
+          checkpoint: The checkpoint.
+          bindings: The model's tables.
+          entries: The dense variables.
+          is_read: The files with rows have been read, and are whole. Otherwise damage may be found in reading them.
+
+        Returns:
+          Whether the tables hold the checkpoint's rows, the same on all ranks. If False, they hold a part of them.
+          Always True if `is_read`.
+        """
+        stored_tables = tables.Stored(checkpoint)
+        stored_variables = variables.Stored(checkpoint)
+
+        def compare() -> None:
+            stored_tables.check(bindings)
+            stored_variables.check(entries)
+
+        if not self._are_whole(compare, checkpoint.path, is_read=is_read):
+            return False
+        fault_points.reach("compared")
+        self._saver.forget()
+        stored_tables.restore(bindings)
+        if not self._are_whole(stored_tables.check_read, checkpoint.path, is_read=is_read):
+            return False
+        if bindings:
+            stored_tables.set_step(self._ranks)
+        return True
+
+    def _are_whole(self, read: Callable[[], None], path: Path, *, is_read: bool) -> bool:
+        """Reads on all ranks, and returns on all whether there was no damage.
+
+        Damage in files that have been read before is raised as an error, as all other errors are.
+        """
+        error: Exception | None = None
+        try:
+            read()
+        except UNREACHABLE:
+            raise
+        except Exception as caught:
+            error = caught
+        # A file of another step is one that was put there, or damage.
+        is_damaged = not is_read and error is not None and (isinstance(error, StateError) or is_damage(error))
+        results = self._ranks.allgather_object((error_text(error), is_damaged), "tsps.checkpoint.whole")
+        if all(text is None or damaged for text, damaged in results):
+            if text := next((text for text, _ in results if text is not None), None):
+                warnings.warn(f"checkpoint {path} is not whole, an older one is looked for: {text}", stacklevel=5)
+            return text is None
+        raise_failures([text for text, _ in results], error, f"restoring {path}")
+        return True
+
+    # --- dense variables, and what else there is ---
+
+    def _restore_rest(
+        self, checkpoint: StoredCheckpoint, bindings: list[TableBinding], entries: list[variables.Entry]
+    ) -> Restored:
+        """Restores everything but the tables."""
+        state, ranks = self._state, self._ranks
+        content, path = checkpoint.manifest, checkpoint.path
+        rate_before = self._learning_rate()
+        restored = Restored(path, [], None, None)
+        with raising_on_all(ranks, f"restoring {path}", _TOGETHER):
+            restored.metrics = variables.Stored(checkpoint).restore(entries, ranks.rank, ranks.size)
+            restored.learning_rate = self._learning_rate()
+            if state.callbacks is not None and manifest.CALLBACKS in content.file_names:
+                restored.callback_states = callback_states.read(path, content.stamp, ranks.rank, ranks.size)
+        fault_points.reach("variables_restored")
+        state.optimizer.begin_restored()
+        if content.optimizer:
+            OptimizerIdentity.of(state.optimizer.inner_optimizer).take(content.optimizer)
+        state.position.go_to(content.epoch, content.batch)
+        self._refuse_differing_steps(bindings, content)
+        if ranks.rank == 0:
+            self._report(checkpoint, rate_before, restored.learning_rate)
+        return restored
+
+    def _learning_rate(self) -> Any:
+        variable = _keras.learning_rate_variable(self._state.optimizer.inner_optimizer)
+        return None if variable is None else variable.numpy()
+
+    def _report(self, checkpoint: StoredCheckpoint, rate_before: Any, rate: Any) -> None:
+        """Prints what was restored, and warns if batches may be repeated or skipped."""
+        content, path, ranks = checkpoint.manifest, checkpoint.path, self._ranks.size
+        print(
+            f"tf_sparse_ps: restored {path}: step {content.step}, batch {content.batch} of epoch {content.epoch}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if rate_before != rate:
+            print(f"tf_sparse_ps: its learning rate is {rate:g}, not {rate_before:g}", file=sys.stderr, flush=True)
+        if content.batch and content.ranks != ranks:
+            warnings.warn(
+                f"checkpoint {path} was saved by {content.ranks} ranks, and this job has {ranks}. Each rank resumes at "
+                f"batch {content.batch} of what make({content.epoch}) gives it now, so other batches of this epoch "
+                "than were trained may be skipped or repeated",
+                stacklevel=5,
+            )
