@@ -89,7 +89,7 @@ TEST(StorageBudget, RoomThatSomebodyElseTookAfterTheCheckIsTheSameError) {
   fallocate_error = 0;
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   const std::string expected =
-      "no room for " + (dir / "f") + ": 8192 more bytes wanted, the file system has ";
+      "no space for " + (dir / "f") + ": it needs 8192 more bytes, and the file system has ";
   EXPECT_EQ(status.message().substr(0, expected.size()), expected);
   EXPECT_EQ((*file)->size(), 4096u);
   EXPECT_TRUE((*file)->Reserve(12288).ok());

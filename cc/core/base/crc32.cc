@@ -17,7 +17,7 @@ uint32_t Crc32(uint32_t crc, const void* data, size_t n) {
   return ~Ieee::Extend(~crc, p, n);
 }
 
-// What checksums invert is in both, and goes.
+// Both checksums contain the inversion of the definition, so it cancels out.
 uint32_t Crc32OfJoined(uint32_t first, uint32_t second, uint64_t n) {
   return Ieee::Shift(first, n) ^ second;
 }

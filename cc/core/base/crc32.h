@@ -7,10 +7,12 @@
 
 namespace tsps {
 
-// Extends `crc` (0 for the first piece) with n bytes.
+// Returns the checksum of all bytes so far: `crc` is that of the bytes before (0: there are none),
+// and `data` has the next n.
 uint32_t Crc32(uint32_t crc, const void* data, size_t n);
 
-// Of what has the checksum `first`, and behind it n bytes that have the checksum `second`.
+// Returns the checksum of two pieces joined together, from their own checksums. The second piece
+// has n bytes.
 uint32_t Crc32OfJoined(uint32_t first, uint32_t second, uint64_t n);
 
 }  // namespace tsps

@@ -7,22 +7,23 @@
 
 namespace tsps {
 
-// Extends `crc` (0 for the first piece) with n bytes.
+// Returns the checksum of all bytes so far: `crc` is that of the bytes before (0: there are none),
+// and `data` has the next n.
 uint32_t Crc32c(uint32_t crc, const void* data, size_t n);
 
-// The checksum of the checksums of four parts of n bytes, which are computed side by side: three
-// times as fast for what lies in a cache. The parts are n / 32 words of 8 bytes each, the last one
-// has the rest, too.
+// Extends `crc` with the checksums of four parts of the data, which are computed in parallel. For
+// data in a cache this is three times as fast as Crc32c. The parts are n / 32 words of 8 bytes
+// each; the last part also has the remaining bytes.
 uint32_t Crc32cOfParts(uint32_t crc, const void* data, size_t n);
 
-// Of the fields of a file's header before its `crc`.
+// Returns the checksum of the fields of a file's header that come before its `crc`.
 template <typename Header>
 uint32_t HeaderCrc(const Header& header) {
   return Crc32c(0, &header, offsetof(Header, crc));
 }
 
 namespace internal {
-// The same without the processor's instruction, for its test.
+// Crc32c without special instructions of the processor, for its test.
 uint32_t Crc32cPortable(uint32_t crc, const void* data, size_t n);
 }  // namespace internal
 

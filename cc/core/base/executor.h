@@ -1,6 +1,7 @@
-// Executor: how core code runs loops in parallel without owning a thread pool.
+// Executor: runs loops of the core in parallel. The core itself owns no thread pool.
 //
-// The pool itself (Eigen's) lives in cc/executor, outside the core, which is C++17 and POSIX only.
+// The pool (Eigen's) is in cc/executor, outside the core, because the core uses only C++17 and
+// POSIX.
 #ifndef TFSPS_CORE_BASE_EXECUTOR_H_
 #define TFSPS_CORE_BASE_EXECUTOR_H_
 
@@ -15,10 +16,10 @@ class Executor {
   virtual ~Executor() = default;
   virtual int threads() const = 0;
 
-  // Calls body(begin, end) over disjoint ranges that cover [0, n) and returns when all are done.
-  // Ranges have at least `grain` items, except the last. The split may depend on the number of
-  // threads, so results must not depend on where the ranges are cut. What a body throws is thrown
-  // here, after all ranges.
+  // Calls body(begin, end) for disjoint ranges that cover [0, n), and returns after all of them.
+  // Each range has at least `grain` items, except the last. The split may depend on the number of
+  // threads, so results must not depend on where ranges begin and end. If a body throws, the
+  // exception is thrown here after all ranges are done.
   virtual void ParallelFor(size_t n, size_t grain,
                            const std::function<void(size_t begin, size_t end)>& body) = 0;
 };
@@ -32,9 +33,9 @@ class SerialExecutor final : public Executor {
   }
 };
 
-// Calls body(i) for every item, sizes[i] being its share of the work. An item of more than a
-// thread's fair share comes alone, so that its own ParallelFor has all threads; the others run side
-// by side. For the tables of one call, which may be one huge one, or many small ones, or both.
+// Calls body(i) for every item. sizes[i] is the amount of work of item i. An item with more than a
+// thread's fair share runs alone, so that its own ParallelFor has all threads; the other items run
+// in parallel. The tables of one call are such items: one may be huge, many may be small.
 inline void ForEachItem(const std::vector<size_t>& sizes, Executor& executor,
                         const std::function<void(size_t item)>& body) {
   constexpr size_t kWorthSharing = 1024;  // waking a thread costs as much as some hundred keys

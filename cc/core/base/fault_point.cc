@@ -33,7 +33,8 @@ struct Plan {
   }
 };
 
-// Read anew in a forked child, whose test has set another environment.
+// Returns the plan of this process. A forked child reads its own, because its test has set other
+// environment variables.
 const Plan& ThePlan() {
   static std::mutex mutex;
   static std::atomic<const Plan*> plan{nullptr};
@@ -41,7 +42,7 @@ const Plan& ThePlan() {
   if (owner.load(std::memory_order_acquire) != getpid()) {
     std::lock_guard<std::mutex> lock(mutex);
     if (owner.load() != getpid()) {
-      plan.store(new Plan);  // the old one may be in use: kept
+      plan.store(new Plan);  // the old plan is never freed: another thread may use it
       owner.store(getpid(), std::memory_order_release);
     }
   }

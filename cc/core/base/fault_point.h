@@ -1,25 +1,28 @@
-// Fault points: named places between the steps of a multi-step write where a test kills or delays
-// the process.
+// Fault points: named places between the parts of a write, where a test kills or delays the
+// process.
 //
-// Compiled out unless TFSPS_FAULT_POINTS is defined (make crash). Then the environment decides:
-//   TFSPS_FAULT_KILL=name:n    SIGKILL at the n-th passage of `name`
-//   TFSPS_FAULT_DELAY=us       sleep that long at every passage, so that outside kills and readers
-//                              hit the windows
-//   TFSPS_FAULT_OFF=mechanism  controls that must fail: recovery that undoes nothing, readers that
-//                              check nothing, and others
-// And a test in the same process lets calls of the system fail: FailAt.
+// They are compiled only if TFSPS_FAULT_POINTS is defined (make crash). Then environment variables
+// decide what happens:
+//   TFSPS_FAULT_KILL=name:n    sends SIGKILL at the n-th passage of `name`
+//   TFSPS_FAULT_DELAY=us       sleeps that long at every passage, so that kills and readers of
+//                              other processes hit the windows in between
+//   TFSPS_FAULT_OFF=mechanism  disables a mechanism, for controls that must fail: recovery then
+//                              undoes nothing, or readers check nothing
+// A test can also make system calls of its own process fail (FailAt).
 #ifndef TFSPS_CORE_BASE_FAULT_POINT_H_
 #define TFSPS_CORE_BASE_FAULT_POINT_H_
 
 #ifdef TFSPS_FAULT_POINTS
 
 namespace tsps {
+// Kills or delays the process if the environment says so for this name.
 void PassFaultPoint(const char* name);
+// Returns whether the environment disables this mechanism.
 bool FaultOff(const char* mechanism);
-// From its n-th passage on (1, 2, ...) what is tried at `name` fails with `error`, of errno.h,
-// until FailAt("", 0, 0).
+// Lets the operation `name` fail with `error`, a number of errno.h, from its n-th passage on (1, 2,
+// ...), until FailAt("", 0, 0).
 void FailAt(const char* name, long n, int error);
-// True, with errno set, if it fails.
+// Returns whether the operation fails now, with errno set.
 bool Fails(const char* name);
 }  // namespace tsps
 #define TSPS_FAULT_POINT(name) ::tsps::PassFaultPoint(name)

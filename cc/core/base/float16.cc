@@ -12,14 +12,16 @@ namespace {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "numbers are stored as they are in memory");
 
-// float32: 8 bits of exponent with bias 127, 23 of fraction. float16: 5 with bias 15, 10.
+// float32 has 8 exponent bits with bias 127, and 23 fraction bits. float16 has 5 with bias 15, and
+// 10.
 constexpr uint32_t kExponentOne = 1 << kFloatFractionBits;
 constexpr uint32_t kBiasChange = (kFloatBias - 15) << kFloatFractionBits;
-constexpr uint32_t kHalfOverflow = BitsOfPower(16);  // which becomes infinity
+constexpr uint32_t kHalfOverflow = BitsOfPower(16);  // becomes infinity
 constexpr uint32_t kHalfMinNormal = BitsOfPower(-14);
 
-// Adds just below half of what is cut off, and one more if the last bit that stays is odd. A carry
-// may go into the exponent, up to infinity's.
+// Shifts with rounding to nearest, ties to even: adds just below half a unit of the result's last
+// place, and one more if the last bit of the result is odd. A carry may run into the exponent, up
+// to infinity's.
 inline uint32_t RoundedShift(uint32_t bits, int shift) {
   return (bits + ((1u << (shift - 1)) - 1) + (bits >> shift & 1)) >> shift;
 }
@@ -31,16 +33,16 @@ inline uint16_t Bfloat16Of(float value) {
                                                                          : RoundedShift(bits, 16));
 }
 
-// As `condition ? yes : no`, for which GCC moves the float operations of `yes` into a branch, and
-// then does not vectorize the loop.
+// Returns `condition ? yes : no`. With the operator itself, GCC moves float operations of `yes`
+// into a branch and then does not vectorize the loop.
 inline uint32_t Select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
 }
 
-// After F. Giesen's float_to_half_fast3_rtne: what is subnormal in float16 is rounded by the
-// addition of 0.5, whose last bit is worth 2^-24. TensorFlow's threads flush numbers that are
-// subnormal in float32, operands and results, to zero: here and below no other result comes of it.
+// Follows F. Giesen's float_to_half_fast3_rtne: adding 0.5 rounds numbers that are subnormal in
+// float16, because the last bit of the sum is worth 2^-24. TensorFlow's threads flush operands and
+// results that are subnormal in float32 to zero. That changes no result here and below.
 inline uint16_t Float16Of(float value) {
   const uint32_t bits = BitsOf(value), magnitude = bits & kFloatMagnitude;
   const uint32_t nan = 0x7E00 | (magnitude >> 13 & 0x3FF);
@@ -51,7 +53,7 @@ inline uint16_t Float16Of(float value) {
   return static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
 }
 
-// As bits, because a float on its way through a register may lose a NaN's payload.
+// Returns bits, because a float may lose the payload of a NaN when it passes through a register.
 inline uint32_t BitsOfFloat16(uint16_t half) {
   const uint32_t shifted = static_cast<uint32_t>(half & 0x7FFF) << 13;
   const uint32_t normal = shifted + kBiasChange;

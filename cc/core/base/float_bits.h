@@ -1,4 +1,4 @@
-// A float32's bits.
+// The bits of a float32.
 #ifndef TFSPS_CORE_BASE_FLOAT_BITS_H_
 #define TFSPS_CORE_BASE_FLOAT_BITS_H_
 
@@ -10,9 +10,9 @@ namespace tsps {
 constexpr uint32_t kFloatMagnitude = 0x7FFFFFFF;  // all but the sign
 constexpr uint32_t kFloatInfinity = 0x7F800000;
 constexpr int kFloatFractionBits = 23;
-constexpr uint32_t kFloatBias = 127;  // of the exponent
+constexpr uint32_t kFloatBias = 127;  // added to the exponent
 
-// 2^exponent.
+// Returns the bits of 2^exponent.
 constexpr uint32_t BitsOfPower(int exponent) {
   return (kFloatBias + static_cast<uint32_t>(exponent)) << kFloatFractionBits;
 }

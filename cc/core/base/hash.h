@@ -6,9 +6,10 @@
 
 namespace tsps {
 
-// For every seed a bijection of 64-bit words (the finalizer of MurmurHash3): distinct keys never
-// share a whole hash. Whoever hashes keys that were chosen by another one's hash (a part of a hash
-// space, a segment) uses another seed: with the same they would crowd in one place.
+// Returns the hash of a key. For each seed this is a bijection of 64-bit words (the finalizer of
+// MurmurHash3), so distinct keys have distinct hashes. If keys were already selected by their hash
+// (for a range of hashes, or a segment), hash them again with another seed: with the same one they
+// would crowd in one place.
 inline uint64_t HashKey(int64_t key, uint64_t seed) {
   uint64_t h = static_cast<uint64_t>(key) ^ seed;
   h ^= h >> 33;

@@ -27,7 +27,7 @@ void Sum(const unsigned char* from, size_t n, uint64_t* __restrict__ a, uint64_t
 }
 
 #ifdef TSPS_HAS_AVX2_COPY
-// `to` is at a multiple of 32.
+// `to` is aligned to 32 bytes.
 __attribute__((target("avx2"))) void SumAndStream(const unsigned char* from, size_t n, uint64_t* a,
                                                   uint64_t* b, unsigned char* to) {
   __m256i sum = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));

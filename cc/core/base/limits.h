@@ -1,4 +1,4 @@
-// Limits that files, shared memory and wires have in common.
+// Limits that files, shared memory and messages between nodes have in common.
 #ifndef TFSPS_CORE_BASE_LIMITS_H_
 #define TFSPS_CORE_BASE_LIMITS_H_
 
@@ -8,7 +8,7 @@
 namespace tsps {
 
 constexpr size_t kPageBytes = 4096;
-constexpr int kMaxTables = 1024;    // of a group, and of a step
+constexpr int kMaxTables = 1024;    // in a group, and in a step
 constexpr int64_t kMaxDim = 65536;  // floats per row
 
 }  // namespace tsps

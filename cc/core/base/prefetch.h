@@ -1,5 +1,5 @@
-// Rows of a large table lie scattered in memory, and none of them is in a cache: whoever is to read
-// many asks for some of them ahead of the one at work.
+// Prefetching of rows. The rows of a large table are scattered in memory and not in a cache, so
+// loops over many rows prefetch some of them ahead of the one in progress.
 #ifndef TFSPS_CORE_BASE_PREFETCH_H_
 #define TFSPS_CORE_BASE_PREFETCH_H_
 
@@ -8,7 +8,7 @@
 
 namespace tsps {
 
-// Asks for the first 512 of `bytes`: beyond, the hardware follows by itself.
+// Prefetches the first 512 bytes at most: the hardware prefetches the following ones by itself.
 inline void Prefetch(const void* address, size_t bytes) {
   const char* const begin = static_cast<const char*>(address);
   const size_t end = std::min<size_t>(bytes, 512);

@@ -1,6 +1,6 @@
-// RacyRead: copies memory that the writer may be changing. The caller validates by the sequence
-// word and throws the copy away if it lost the race. A plain memcpy, except that ThreadSanitizer
-// must not look. RacyView is for what computes a copy, in a way that any bits are fit for.
+// RacyRead copies memory that the writer may be changing. The caller then checks the sequence word
+// and discards the copy if it lost the race. It is a memcpy that ThreadSanitizer does not check.
+// RacyView serves code that reads such memory in place and works for any bits.
 #ifndef TFSPS_CORE_BASE_RACY_COPY_H_
 #define TFSPS_CORE_BASE_RACY_COPY_H_
 
@@ -24,10 +24,10 @@ inline const void* RacyView(const void* from, size_t bytes, void* scratch) {
 }
 #else
 inline void RacyRead(void* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);  // of an empty vector even the pointers are null
+  if (bytes > 0) std::memcpy(to, from, bytes);  // an empty vector has null pointers
 }
 
-// `from`, or where ThreadSanitizer looks a copy of it in `scratch`, which has `bytes`.
+// Returns `from`, or under ThreadSanitizer a copy of it in `scratch`, which has `bytes`.
 inline const void* RacyView(const void* from, size_t /*bytes*/, void* /*scratch*/) { return from; }
 #endif
 

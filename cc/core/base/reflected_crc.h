@@ -1,5 +1,5 @@
-// ReflectedCrc: cyclic redundancy checks of 32 bits whose lowest bit stands for the highest power,
-// for crc32.h and crc32c.h.
+// ReflectedCrc: 32-bit cyclic redundancy checks whose lowest bit is the coefficient of the highest
+// power, for crc32.h and crc32c.h.
 #ifndef TFSPS_CORE_BASE_REFLECTED_CRC_H_
 #define TFSPS_CORE_BASE_REFLECTED_CRC_H_
 
@@ -23,12 +23,13 @@ inline uint64_t LoadWord(const unsigned char* p) {
   return word;
 }
 
-// Of a polynomial, its bits reversed. Remainders are those of the definition, not yet inverted.
+// The check of a polynomial, whose bits are reversed. Remainders are those of the definition,
+// before the final inversion.
 template <uint32_t kPolynomial>
 class ReflectedCrc {
  public:
-  // Slicing-by-8 (Kounavis and Berry, "A Systematic Approach to Building High Performance
-  // Software-Based CRC Generators", ISCC 2005).
+  // Extends a remainder with n bytes by slicing-by-8 (Kounavis and Berry, "A Systematic Approach to
+  // Building High Performance Software-Based CRC Generators", ISCC 2005).
   static uint32_t Extend(uint32_t crc, const unsigned char* p, size_t n) {
     for (; n >= 8; p += 8, n -= 8) {
       const uint64_t word = LoadWord(p) ^ crc;
@@ -39,7 +40,7 @@ class ReflectedCrc {
     return crc;
   }
 
-  // Whether ExtendFolded runs here, and pays for n bytes.
+  // Returns whether this processor can run ExtendFolded, and n bytes are enough to make it faster.
   static bool Folds(size_t n) {
 #ifdef TSPS_CRC_X86
     return n >= 256 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
@@ -50,9 +51,10 @@ class ReflectedCrc {
   }
 
 #ifdef TSPS_CRC_X86
-  // As Extend, of at least 64 bytes: 16 bytes at a time are multiplied by the power of x that they
-  // are ahead of others, and added to these (Gopal et al., "Fast CRC Computation for Generic
-  // Polynomials Using PCLMULQDQ Instruction", Intel 2009). As fast as a cache.
+  // Extend for at least 64 bytes. It multiplies 16 bytes at a time by the power of x that
+  // corresponds to their distance from later ones, and adds them to these (Gopal et al., "Fast CRC
+  // Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009). This is as fast
+  // as reading from a cache.
   __attribute__((target("pclmul,sse4.1"))) static uint32_t ExtendFolded(uint32_t crc,
                                                                         const unsigned char* p,
                                                                         size_t n) {
@@ -73,7 +75,7 @@ class ReflectedCrc {
   }
 #endif
 
-  // The remainder of what `crc` is that of with n zero bytes behind it.
+  // Returns the remainder of the same bytes followed by n zero bytes.
   static uint32_t Shift(uint32_t crc, uint64_t n) {
     uint32_t factor = PowerOfX(8);
     for (; n > 0; n >>= 1) {
@@ -104,7 +106,7 @@ class ReflectedCrc {
     return product;
   }
 
-  // tables[k][b]: of byte b followed by k zero bytes.
+  // tables[k][b] is the remainder of byte b followed by k zero bytes.
   static constexpr Tables MakeTables() {
     Tables tables{};
     for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -123,7 +125,8 @@ class ReflectedCrc {
   static constexpr Tables kTables = MakeTables();
 
 #ifdef TSPS_CRC_X86
-  // A product of reversed numbers of 64 bits is one bit too low.
+  // Returns x^n, shifted by one bit, because the product of two reversed 64-bit numbers is one bit
+  // too low.
   static constexpr int64_t Factor(int n) { return static_cast<int64_t>(PowerOfX(n)) << 1; }
 
   static __m128i Load(const unsigned char* p) {

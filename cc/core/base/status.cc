@@ -49,8 +49,10 @@ Code CodeOfErrno(int error) {
 
 }  // namespace
 
-Status OtherFormat(const std::string& path, const std::string& found, const std::string& read) {
-  return Error(Code::kDataLoss, path, " has ", found, ". This version of tf_sparse_ps reads ", read,
+Status OtherFormat(const std::string& path, const std::string& actual,
+                   const std::string& supported) {
+  return Error(Code::kDataLoss, path, " has ", actual, ". This version of tf_sparse_ps reads ",
+               supported,
                " and converts no other. Start a new group, and restore a checkpoint or load "
                "sparse-parameter files into it. If there are none, open the tables with the "
                "version of tf_sparse_ps that wrote them, and save each with Table.save");
@@ -64,7 +66,7 @@ Status FirstError(const std::vector<Status>& statuses) {
 }
 
 Status ErrnoError(const std::string& what, const std::string& path) {
-  const int error = errno;  // before anything here can change it
+  const int error = errno;  // read before another call can change it
   // generic_category().message() is strerror without its static buffer.
   return Error(CodeOfErrno(error), what, " ", path, ": ", std::generic_category().message(error));
 }

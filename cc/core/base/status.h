@@ -1,8 +1,8 @@
-// Status and Result<T>: how every fallible function of the core reports failure.
+// Status and Result<T>: the return values of all core functions that can fail.
 //
-// A Status becomes a TensorFlow error in cc/kernels/tensors.cc and a Python exception in
-// cc/python/table_module.cc, and nowhere else. Messages name the thing, what was expected, what was
-// received, and the path.
+// Only cc/kernels/tensors.cc and cc/python/table_module.cc convert a Status, into a TensorFlow
+// error and a Python exception. A message names what failed and its path, what was expected, and
+// what was received.
 #ifndef TFSPS_CORE_BASE_STATUS_H_
 #define TFSPS_CORE_BASE_STATUS_H_
 
@@ -17,20 +17,21 @@ namespace tsps {
 
 enum class Code {
   kOk,
-  kInvalidArgument,     // the caller passed something that can never work
-  kNotFound,            // no such group, table or file
-  kAlreadyExists,       // create of something that is there
-  kFailedPrecondition,  // valid request, wrong state (not the writer, other uuid, other optimizer)
-  kOutOfRange,          // a key outside a bounded table
-  kResourceExhausted,   // no room: file system, cgroup, row numbers, address range
-  kDataLoss,            // a truncated, foreign or damaged file
-  kPermissionDenied,    // another user's file, a symlink, an unwritable directory
-  kUnavailable,         // the writer died, or is writing for too long
-  kDeadlineExceeded,    // a wait ran out of time
-  kAborted,             // another writer holds the group
-  kInternal,            // a broken invariant: a bug
+  kInvalidArgument,     // the arguments can never work
+  kNotFound,            // a group, a table or a file does not exist
+  kAlreadyExists,       // the thing to create exists already
+  kFailedPrecondition,  // wrong state (not the writer, another uuid, another optimizer)
+  kOutOfRange,          // a key is outside a bounded table
+  kResourceExhausted,   // a limit: file system, cgroup, row numbers, address range
+  kDataLoss,            // a file is truncated, damaged or of another kind
+  kPermissionDenied,    // another user's file, a symbolic link, a read-only directory
+  kUnavailable,         // the writer died, or writes for too long
+  kDeadlineExceeded,    // a wait timed out
+  kAborted,             // another writer has the group
+  kInternal,            // a broken invariant, which is a bug
 };
 
+// The outcome of an operation: OK, or a code and a message.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -45,6 +46,8 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// A value, or the error for which there is none. Do not read the value of a result that is not
+// ok().
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -63,7 +66,8 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-// Error(Code::kNotFound, "no table at ", path) streams its arguments into the message.
+// Returns an error. Error(Code::kNotFound, "no table at ", path) joins its arguments to the
+// message.
 template <typename... Args>
 Status Error(Code code, const Args&... args) {
   std::ostringstream message;
@@ -71,24 +75,27 @@ Status Error(Code code, const Args&... args) {
   return Status(code, message.str());
 }
 
-// DataLoss of a file or a table.
+// Returns DataLoss: the file or table `what` is damaged. The other arguments describe the damage.
 template <typename... Args>
 Status Damaged(const std::string& what, const Args&... args) {
   return Error(Code::kDataLoss, what, " is damaged: ", args...);
 }
 
-// DataLoss: a file of a group, or of a group's tables, has a format that this build does not read.
-// The message ends with the remedy. `found` and `read` name the two formats.
-Status OtherFormat(const std::string& path, const std::string& found, const std::string& read);
+// Returns DataLoss: the file of a group, or of its tables, has the format `actual`, and this build
+// reads the format `supported` only. The message ends with the remedy.
+Status OtherFormat(const std::string& path, const std::string& actual,
+                   const std::string& supported);
 
-// The first error of parallel work, or OK.
+// Returns the first error, or OK. For statuses of parallel work.
 Status FirstError(const std::vector<Status>& statuses);
 
-// Error of a failed system call; reads errno, which is turned into the closest Code.
+// Returns the error of a failed system call, with the Code closest to errno. `what` begins the
+// message, as in "cannot open"; the path follows.
 Status ErrnoError(const std::string& what, const std::string& path);
 
 }  // namespace tsps
 
+// Returns from the calling function if the expression is a Status with an error.
 #define TSPS_RETURN_IF_ERROR(expression)       \
   do {                                         \
     ::tsps::Status tsps_status = (expression); \
@@ -97,6 +104,7 @@ Status ErrnoError(const std::string& what, const std::string& path);
 
 #define TSPS_CONCAT_INNER(a, b) a##b
 #define TSPS_CONCAT(a, b) TSPS_CONCAT_INNER(a, b)
+// Assigns the value of a Result, or returns its error from the calling function.
 #define TSPS_ASSIGN_OR_RETURN(lhs, expression) \
   TSPS_ASSIGN_OR_RETURN_IMPL(TSPS_CONCAT(tsps_result_, __LINE__), lhs, expression)
 #define TSPS_ASSIGN_OR_RETURN_IMPL(result, lhs, expression) \

@@ -1,5 +1,5 @@
-// Copies that go past the caches: for outputs so large that what was written first would be gone
-// from them before somebody reads it, and would only have displaced what is read now.
+// Copies that bypass the caches. They serve outputs so large that the caches would drop their
+// beginning before anybody reads it, and would lose what is read at the same time.
 #ifndef TFSPS_CORE_BASE_STREAM_COPY_H_
 #define TFSPS_CORE_BASE_STREAM_COPY_H_
 
@@ -16,10 +16,10 @@
 
 namespace tsps {
 
-// Outputs of this size are worth it: several times a core's own cache.
+// The size from which outputs are copied in this way: several times a core's own cache.
 constexpr size_t kStreamedBytes = 16u << 20;
 
-// Whether StreamCopy can be used for pieces of `bytes` at multiples of them from `to` on.
+// Returns whether StreamCopy can write pieces of `bytes` one after another from `to` on.
 inline bool CanStream(const void* to, size_t bytes) {
 #if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
   return reinterpret_cast<uintptr_t>(to) % 16 == 0 && bytes % 16 == 0;
@@ -30,7 +30,7 @@ inline bool CanStream(const void* to, size_t bytes) {
 #endif
 }
 
-// As RacyRead, if CanStream.
+// Copies as RacyRead. Requires CanStream(to, bytes).
 inline void StreamCopy(void* to, const void* from, size_t bytes) {
 #if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
   const char* const source = static_cast<const char*>(from);
@@ -44,11 +44,11 @@ inline void StreamCopy(void* to, const void* from, size_t bytes) {
 #endif
 }
 
-// The floats of n bfloat16 numbers, if CanStream(to, n * sizeof(float)).
+// Writes the floats of n bfloat16 numbers. Requires CanStream(to, n * sizeof(float)).
 inline void StreamBfloat16(float* to, const void* from, size_t n) {
 #if defined(__SSE2__)
   const auto* const source = static_cast<const uint16_t*>(from);
-  const __m128i zeros = _mm_setzero_si128();  // the lower halves
+  const __m128i zeros = _mm_setzero_si128();  // the lower halves of the floats
   for (size_t i = 0; i < n; i += 4) {
     const __m128i four = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + i));
     _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_unpacklo_epi16(zeros, four));
@@ -58,7 +58,7 @@ inline void StreamBfloat16(float* to, const void* from, size_t n) {
 #endif
 }
 
-// Before other threads read what was copied.
+// Makes the copies visible. Call it before other threads read them.
 inline void StreamFence() {
 #if defined(__SSE2__)
   _mm_sfence();

@@ -12,11 +12,11 @@ namespace tsps {
 namespace {
 
 template <typename... Args>
-Status DamagedFile(const std::string& path, const Args&... what) {
-  return Error(Code::kDataLoss, "damaged parameter file ", path, ": ", what...);
+Status DamagedFile(const std::string& path, const Args&... damage) {
+  return Error(Code::kDataLoss, "damaged parameter file ", path, ": ", damage...);
 }
 
-// Those that version 1 has fields for: they have no slot that is not as wide as a row.
+// Returns whether version 1 has fields for this optimizer: all its slots are as wide as a row.
 bool IsOfVersion1(uint32_t optimizer_kind) {
   return optimizer_kind <= static_cast<uint32_t>(OptimizerKind::kAdam);
 }
@@ -48,8 +48,8 @@ uint32_t CrcOf(const std::vector<ParameterFilePlane>& planes) {
   return Crc32c(0, planes.data(), planes.size() * sizeof(planes[0]));
 }
 
-// Slots and metadata, from a list of planes that has a place for each of the slots. What is wrong
-// with a plane is found out by the caller, who makes the list anew from what is returned.
+// Sets slots and metadata from a list of planes, which must have an entry for each slot. The caller
+// finds invalid planes, by encoding the result again.
 Status DecodePlanes(const std::vector<ParameterFilePlane>& planes, const std::string& path,
                     ParameterFileInfo* info) {
   const auto slots = static_cast<size_t>(SlotCount(info->optimizer.kind));
@@ -161,7 +161,8 @@ Status CheckHeader(const ParameterFileHeader& header, const std::string& path) {
                  ": it does not start with the magic bytes of a "
                  "sparse-parameter file");
   }
-  // Before the version: a damaged version number should not be called a newer file.
+  // The checksum comes before the version, so that a damaged version number does not look like a
+  // newer file.
   const uint32_t crc = HeaderCrc(header);
   if (crc != header.crc) {
     return Error(Code::kDataLoss, "damaged parameter file ", path, ": header checksum is ",
@@ -209,7 +210,7 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
   const auto n_slots = static_cast<uint32_t>(SlotCount(info.optimizer.kind));
   if (header.version == 1 ? header.n_planes != n_slots : header.n_planes < 1 + n_slots) {
     return DamagedFile(path, "optimizer ", OptimizerKindName(info.optimizer.kind), " has ", n_slots,
-                       " slots, the header says ", header.n_planes,
+                       " slots, and the header has ", header.n_planes,
                        header.version == 1 ? "" : " planes");
   }
   if (header.version == 1) {
@@ -239,10 +240,10 @@ Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
   const Result<ParameterFileGeometry> geometry = GeometryOf(info, header.version);
   if (!geometry.ok()) return DamagedFile(path, geometry.status().message());
   if (geometry->file_bytes != header.file_bytes) {
-    return DamagedFile(path, "the header says ", header.file_bytes, " bytes, its rows need ",
-                       geometry->file_bytes);
+    return DamagedFile(path, "the header has a size of ", header.file_bytes,
+                       " bytes, and its rows need ", geometry->file_bytes);
   }
-  // A list has what this build would put into it, and nothing else.
+  // The file must have exactly the planes that this build would write.
   if (header.version == 1) return info;
   const std::vector<ParameterFilePlane> expected = EncodePlanes(info);
   if (std::memcmp(expected.data(), planes.data(), planes.size() * sizeof(planes[0])) == 0)

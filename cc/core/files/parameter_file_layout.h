@@ -1,5 +1,5 @@
-// The bytes of the sparse-parameter file. Internal to parameter_file_*.cc; docs/format.md
-// describes the same for other implementations.
+// The bytes of the sparse-parameter file. Internal to parameter_file_*.cc; docs/format.md describes
+// the same for other implementations.
 //
 //   +--------------------+ 0
 //   | ParameterFileHeader|
@@ -12,11 +12,11 @@
 //   | ...                |
 //   +--------------------+ file_bytes
 //
-//   record: | key 8 | of each plane row_bytes | zeros up to a multiple of 8 |
+//   record: | key 8 | row_bytes of each plane | zeros up to a multiple of 8 |
 //
-// A file of version 2 does not say which optimizer made its slots.
-// A file of version 1 has no ParameterFilePlane: blocks begin at 128, and a record has the key, the
-// row and the optimizer's slots, each of them 4 * dim bytes.
+// A file of version 2 does not record which optimizer made its slots. A file of version 1 has no
+// ParameterFilePlane: blocks begin at 128, and a record has the key, the row and the optimizer's
+// slots, each of them 4 * dim bytes.
 #ifndef TFSPS_CORE_FILES_PARAMETER_FILE_LAYOUT_H_
 #define TFSPS_CORE_FILES_PARAMETER_FILE_LAYOUT_H_
 
@@ -30,27 +30,26 @@
 
 namespace tsps {
 
-constexpr uint32_t kParameterFileVersion = 3;  // of what is written
+constexpr uint32_t kParameterFileVersion = 3;  // of files that are written
 constexpr uint64_t kRowsPerBlock = 4096;
 constexpr size_t kBlockTrailerBytes = 8;  // crc32c of the records, then zeros
-// A record with all planes stays below 8 MiB, so that readers need no large buffer for a hostile
-// file.
+// Limits a record with all planes to less than 8 MiB, so that no file can make readers allocate a
+// large buffer.
 constexpr uint32_t kMaxParameterFileDim = 1 << 16;
-// Like PNG's: a transfer that changes line ends, or cuts the eighth bit, is noticed in the first
-// bytes.
+// As with PNG, the first bytes reveal a transfer that changed line ends or cleared the eighth bit.
 constexpr unsigned char kParameterFileMagic[8] = {0xF4, 'T', 'S', 'P', 'S', '\r', '\n', 0x1A};
 
 struct ParameterFileHeader {
   unsigned char magic[8];
-  uint32_t version;         // the fields up to here and crc keep their places in every version
-  uint32_t header_bytes;    // with the list of planes; version 1: 128
+  uint32_t version;         // fields up to here, and crc, have the same place in every version
+  uint32_t header_bytes;    // list of planes included; version 1: 128
   uint32_t dim;             // 1 to kMaxParameterFileDim
   uint32_t rows_per_block;  // kRowsPerBlock
   uint64_t n_rows;
   uint64_t step;
   uint32_t optimizer_kind;  // OptimizerKind
   uint32_t n_planes;        // version 1: SlotCount(optimizer_kind)
-  // Of the optimizer that made the slots (OptimizerUse). Version 2: 0, 0; version 1: float[4], the
+  // The optimizer that made the slots (OptimizerUse). Version 2: 0, 0; version 1: float[4], the
   // slots' initial values.
   uint64_t optimizer_id;
   uint64_t optimizer_steps;
@@ -68,14 +67,14 @@ struct ParameterFileHeader {
   uint32_t crc;         // of the 124 bytes before it
 };
 
-// Not the PlaneEntry of a group, whose format changes for reasons of its own.
+// This is not the PlaneEntry of a group, because the format of groups changes independently.
 struct ParameterFilePlane {
   char name[32];       // padded with zeros
   uint32_t role;       // PlaneRole: embedding, slot or metadata
   uint32_t type;       // PlaneType
   uint32_t row_bytes;  // whole elements
   uint32_t reserved0;  // 0
-  uint64_t initial;    // bits of an element of a new row; of the embedding 0
+  uint64_t initial;    // bits of an element of a new row; embedding: 0
   uint64_t reserved1;  // 0
 };
 
@@ -108,7 +107,7 @@ static_assert(offsetof(ParameterFilePlane, role) == 32);
 static_assert(offsetof(ParameterFilePlane, type) == 36);
 static_assert(offsetof(ParameterFilePlane, row_bytes) == 40);
 static_assert(offsetof(ParameterFilePlane, initial) == 48);
-// The numbers that files of version 2 and 3 have.
+// Files of version 2 and 3 have these numbers.
 static_assert(static_cast<uint32_t>(PlaneRole::kEmbedding) == 1 &&
               static_cast<uint32_t>(PlaneRole::kSlot) == 2 &&
               static_cast<uint32_t>(PlaneRole::kMetadata) == 5);
@@ -117,11 +116,11 @@ static_assert(static_cast<uint32_t>(PlaneType::kFloat32) == 1 &&
               static_cast<uint32_t>(PlaneType::kFloat16) == 3 &&
               static_cast<uint32_t>(PlaneType::kUint32) == 4 &&
               static_cast<uint32_t>(PlaneType::kInt64) == 5);
-constexpr uint32_t kMaxParameterFilePlanes = kMaxPlanes - 2;  // neither the key nor `changed`
+constexpr uint32_t kMaxParameterFilePlanes = kMaxPlanes - 2;  // all but the key and `changed`
 
-// Where things are in a file.
+// The sizes and offsets of a file.
 struct ParameterFileGeometry {
-  size_t header_bytes = 0;  // with the list of planes
+  size_t header_bytes = 0;  // list of planes included
   size_t record_bytes = 0;
   uint64_t n_blocks = 0;
   uint64_t file_bytes = 0;
@@ -130,18 +129,20 @@ struct ParameterFileGeometry {
     return header_bytes + block * (kRowsPerBlock * record_bytes + kBlockTrailerBytes);
   }
 };
-// Refuses a dim out of range, metadata that cannot be and sizes beyond what a file can have.
+// Returns the geometry of a file. InvalidArgument: dim is out of range, metadata are invalid, or a
+// file cannot have this size.
 Result<ParameterFileGeometry> GeometryOf(const ParameterFileInfo& info,
                                          uint32_t version = kParameterFileVersion);
 
-// The header and the list of planes of a new file. Refuses what could not be read back.
+// Returns the header and the list of planes of a new file. InvalidArgument: the file could not be
+// read back.
 Result<std::string> EncodeHeader(const ParameterFileInfo& info);
-// Refuses a header that is foreign, damaged or newer. What it says of the list of planes, and of
-// its length, is then possible.
+// Returns an error for a header that is foreign, damaged or newer. Otherwise its length, and that
+// of its list of planes, are plausible.
 Status CheckHeader(const ParameterFileHeader& header, const std::string& path);
-// How many ParameterFilePlane follow a header that has been checked.
+// Returns how many ParameterFilePlane follow a header that has passed CheckHeader.
 size_t PlaneEntries(const ParameterFileHeader& header);
-// Checks everything else about a header and its list of planes but the length of the file.
+// Checks everything else about a header and its list of planes, except the length of the file.
 Result<ParameterFileInfo> DecodeHeader(const ParameterFileHeader& header,
                                        const std::vector<ParameterFilePlane>& planes,
                                        const std::string& path);

@@ -14,21 +14,21 @@ namespace tsps {
 namespace {
 
 constexpr size_t kPieceBytes =
-    1 << 18;  // stays in the second level of cache between read, checksum and copy
+    1 << 18;  // fits into the second-level cache for read, checksum and copy
 
-// pread of exactly n bytes.
+// Reads exactly n bytes.
 Status ReadAt(int fd, const std::string& path, uint64_t offset, char* data, size_t n) {
   while (n > 0) {
-    const ssize_t got = pread(fd, data, n, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoError("cannot read", path);
-    if (got == 0) {
+    const ssize_t n_read = pread(fd, data, n, static_cast<off_t>(offset));
+    if (n_read < 0 && errno == EINTR) continue;
+    if (n_read < 0) return ErrnoError("cannot read", path);
+    if (n_read == 0) {
       return Error(Code::kDataLoss, "truncated parameter file ", path, ": it ends at byte ", offset,
-                   ", ", n, " more were expected");
+                   ", and ", n, " more bytes are expected");
     }
-    data += got;
-    offset += static_cast<uint64_t>(got);
-    n -= static_cast<size_t>(got);
+    data += n_read;
+    offset += static_cast<uint64_t>(n_read);
+    n -= static_cast<size_t>(n_read);
   }
   return Status();
 }
@@ -40,7 +40,7 @@ struct ParameterFileReader::Impl {
   int fd = -1;
   ParameterFileInfo info;
   ParameterFileGeometry geometry;
-  std::vector<size_t> row_bytes;  // of each plane
+  std::vector<size_t> row_bytes;  // for each plane
 
   ~Impl() {
     if (fd >= 0) close(fd);
@@ -54,7 +54,7 @@ Result<std::unique_ptr<ParameterFileReader>> ParameterFileReader::Open(const std
   std::unique_ptr<ParameterFileReader> reader(new ParameterFileReader);
   Impl& impl = *reader->impl_;
   impl.path = path;
-  // O_NONBLOCK: the open of a FIFO would wait for a writer.
+  // O_NONBLOCK: without it, opening a FIFO would wait for a writer.
   impl.fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (impl.fd < 0) return ErrnoError("cannot open parameter file", path);
   struct stat file;
@@ -66,7 +66,7 @@ Result<std::unique_ptr<ParameterFileReader>> ParameterFileReader::Open(const std
   const uint64_t bytes = static_cast<uint64_t>(file.st_size);
   if (bytes < sizeof(header)) {
     return Error(Code::kDataLoss, "truncated parameter file ", path, ": it has ", bytes,
-                 " bytes, the header alone needs ", sizeof(header));
+                 " bytes, and the header alone needs ", sizeof(header));
   }
   TSPS_RETURN_IF_ERROR(ReadAt(impl.fd, path, 0, reinterpret_cast<char*>(&header), sizeof(header)));
   TSPS_RETURN_IF_ERROR(CheckHeader(header, path));

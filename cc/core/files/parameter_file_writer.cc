@@ -33,20 +33,20 @@ struct ParameterFileWriter::Impl {
   std::string path;
   std::unique_ptr<PartialFile> file;
   ParameterFileInfo info;
-  bool counted = false;  // n_rows follows from what was written
+  bool counted = false;  // n_rows is the number of rows that were written
   ParameterFileGeometry geometry;
-  std::vector<size_t> row_bytes;  // of each plane
-  std::string header;             // as it was written first
+  std::vector<size_t> row_bytes;  // for each plane
+  std::string header;             // the first version of the header
   uint64_t written = 0;           // rows
   std::optional<DirectWriter> out;
-  size_t summed = 0;  // bytes of what `out` has that are in the checksums
+  size_t summed = 0;  // number of bytes in `out` that are in the checksums
   uint32_t block_crc = 0;
   ParameterFileChecksums checksums;
-  Status failure;  // the first one: nothing can be made of the file any more
+  Status failure;  // the first failure, after which the file cannot be completed
 
   void Put(const void* data, size_t n) { std::memcpy(out->Add(n), data, n); }
 
-  // Takes what was added into the checksums, while a cache near by has it.
+  // Adds new bytes to the checksums, while they are in a cache.
   void Sum() {
     const char* const data = out->data() + summed;
     const size_t n = out->size() - summed;
@@ -98,7 +98,7 @@ struct ParameterFileWriter::Impl {
     TSPS_RETURN_IF_ERROR(out->Finish());
     if (counted) TSPS_RETURN_IF_ERROR(WriteHeader());
     TSPS_RETURN_IF_ERROR(CheckSize());
-    // The file's bytes must be on disk before its name is, and the name before success is reported.
+    // The file's bytes must be on disk before its name, and the name before success is reported.
     if (fsync(file->fd()) != 0) return ErrnoError("cannot fsync", file->name());
     TSPS_FAULT_POINT("parameter_file.synced");
     TSPS_RETURN_IF_ERROR(file->Publish());
@@ -106,23 +106,25 @@ struct ParameterFileWriter::Impl {
     const std::string folder = FolderOf(path);
     const int folder_fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_fd < 0) return ErrnoError("cannot open", folder);
-    // Some file systems have no fsync of folders and say EINVAL: then there is nothing more to do.
+    // Some file systems do not support fsync of folders and return EINVAL; then nothing more can be
+    // done.
     const bool synced = fsync(folder_fd) == 0 || errno == EINVAL;
     const Status status = synced ? Status() : ErrnoError("cannot fsync", folder);
     close(folder_fd);
     return status;
   }
 
-  // The checksums are of what was in memory: they say nothing of a file system that lost its end.
+  // The checksums are those of the data in memory. They do not show whether the file system lost
+  // the end of the file.
   Status CheckSize() const {
-    struct stat found;
-    if (fstat(file->fd(), &found) != 0) return ErrnoError("cannot stat", file->name());
-    if (static_cast<uint64_t>(found.st_size) == geometry.file_bytes) return Status();
-    return Error(Code::kDataLoss, file->name(), " has ", found.st_size, " bytes, and ",
-                 geometry.file_bytes, " were written");
+    struct stat status;
+    if (fstat(file->fd(), &status) != 0) return ErrnoError("cannot stat", file->name());
+    if (static_cast<uint64_t>(status.st_size) == geometry.file_bytes) return Status();
+    return Error(Code::kDataLoss, file->name(), " has ", status.st_size, " bytes, but ",
+                 geometry.file_bytes, " were written. Check the file system and save again");
   }
 
-  // Of a counted file, whose header was that of no rows.
+  // Replaces the header of a counted file, which was written for no rows.
   Status WriteHeader() {
     info.n_rows = written;
     TSPS_ASSIGN_OR_RETURN(const std::string counted_header, EncodeHeader(info));
@@ -151,13 +153,13 @@ Result<std::unique_ptr<ParameterFileWriter>> ParameterFileWriter::Create(
   ParameterFileInfo info = wanted;
   if (counted) info.n_rows = 0;
   TSPS_ASSIGN_OR_RETURN(std::string header, EncodeHeader(info));
-  struct stat there;
-  if (lstat(path.c_str(), &there) == 0) {
-    if (S_ISLNK(there.st_mode)) {
+  struct stat existing;
+  if (lstat(path.c_str(), &existing) == 0) {
+    if (S_ISLNK(existing.st_mode)) {
       return Error(Code::kPermissionDenied, "cannot write ", path,
                    ": it is a symbolic link, which is not followed");
     }
-    if (!S_ISREG(there.st_mode)) {
+    if (!S_ISREG(existing.st_mode)) {
       return Error(Code::kFailedPrecondition, "cannot write ", path, ": it is not a regular file");
     }
   } else if (errno != ENOENT) {

@@ -14,7 +14,7 @@ namespace tsps {
 namespace {
 
 constexpr uint64_t kProbeIntervalNs = 100'000'000;
-constexpr uint64_t kKeptNs = 2'000'000'000;  // for another scan
+constexpr uint64_t kKeptNs = 2'000'000'000;  // an unused images file is kept for another scan
 constexpr size_t kGrain = 256;
 constexpr size_t kImagesAhead = 16;
 
@@ -28,29 +28,28 @@ BeforeImages::BeforeImages(std::string group_path, ControlFile& control, Storage
 }
 
 BeforeImages::~BeforeImages() {
-  if (getpid() != pid_) {  // a forked child's copy: the files are its parent's
+  if (getpid() != pid_) {  // in a forked child, the files belong to the parent
     for (Images& images : images_) static_cast<void>(images.file.release());
     return;
   }
   for (size_t place = 0; place < kMaxScans; ++place) {
-    // A scan that goes on needs them.
+    // A scan in progress needs its images.
     if (control_.live().scans[place].load() == 0) RemoveImages(place);
     reserver_.Discard(std::move(images_[place].file));
   }
 }
 
-// A step may be waiting: the pages, of which there may be many, are given back by the helper.
+// A step may be waiting, so the helper thread frees the pages, of which there may be many.
 void BeforeImages::RemoveImages(size_t place) {
-  // Else it is another group's.
+  // Otherwise the file belongs to another group.
   if (control_.file().CheckInPlace().ok()) unlink(ScanImagesPath(group_path_, place).c_str());
   reserver_.Discard(std::move(images_[place].file));
 }
 
-// Room for `bytes` behind `begin`.
 Status BeforeImages::OpenImages(size_t place, uint64_t begin, uint64_t bytes, uint64_t limit) {
   std::unique_ptr<MappedFile>& file = images_[place].file;
   const std::string path = ScanImagesPath(group_path_, place);
-  const bool smaller = limit > images_[place].limit;  // it was a smaller scan's
+  const bool smaller = limit > images_[place].limit;  // it was opened for a smaller scan
   if (file != nullptr && (smaller || (begin == 0 && !file->CheckInPlace().ok()))) {
     reserver_.Discard(std::move(file));
   }
@@ -104,21 +103,21 @@ bool BeforeImages::Look(size_t place, uint64_t epoch) {
   if (announced) {
     auto file = ScanFile::Open(path, id);
     auto probe = LockProbe::Open(ScanLockPath(group_path_, place));
-    // Not to be followed: the scan sees that its id is gone.
+    // The writer cannot serve this scan. The scan notices that its id was removed.
     if (!file.ok() || !probe.ok()) {
       End(place, ScanEnd::kNoRoom);
       return false;
     }
     scan.file = std::move(*file);
     scan.probe = std::move(*probe);
-    uint64_t nobody = 0;  // another writer may have seen it
-    scan.file->header().seen.compare_exchange_strong(nobody, epoch + 1);
+    uint64_t not_seen = 0;  // an earlier writer may have seen the scan
+    scan.file->header().seen.compare_exchange_strong(not_seen, epoch + 1);
   }
   const uint64_t now = NowNs();
   if (now < scan.probed_ns + kProbeIntervalNs) return announced;
   scan.probed_ns = now;
   if (scan.probe->Held()) return announced;
-  unlink(path.c_str());  // of a process that has ended without doing so
+  unlink(path.c_str());  // its process ended without removing it
   End(place, ScanEnd::kNot);
   RemoveImages(place);
   return false;
@@ -137,7 +136,7 @@ void BeforeImages::Save(const std::vector<TouchedRows>& touched,
   for (size_t place = 0; place < kMaxScans; ++place) {
     if (open_[place].id == 0) continue;
     Save(place, touched, leaving, executor);
-    if (open_[place].id == 0) continue;  // ended
+    if (open_[place].id == 0) continue;  // it has ended
     ScanHeader& header = open_[place].file->header();
     if (header.complete.load(std::memory_order_relaxed) == 0) {
       header.complete.store(header.seen.load(), std::memory_order_release);
@@ -150,30 +149,31 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched,
   ScanFile& file = *open_[place].file;
   std::vector<Part> parts;
   uint64_t bytes = 0;
-  for (const TouchedRows& one : touched) {
+  for (const TouchedRows& rows : touched) {
     for (size_t t = 0; t < file.tables().size(); ++t) {
       const ScanFile::Wanted& table = file.tables()[t];
-      if (table.place != one.place || table.removed != one.removed) continue;
-      if (table.planes != one.planes->generation) return End(place, ScanEnd::kPlanes);
-      Part part{&one, t, table.wanted, {}};
+      if (table.place != rows.place || table.removed != rows.removed) continue;
+      if (table.planes != rows.planes->generation) return End(place, ScanEnd::kPlanes);
+      Part part{&rows, t, table.wanted, {}};
       const uint64_t passed = file.passed(t).load(std::memory_order_acquire);
       const uint64_t end = std::min(table.rows, file.end(t).load(std::memory_order_relaxed));
-      for (size_t i = 0; i < one.n; ++i) {
-        const uint32_t row = one.rows[i];
+      for (size_t i = 0; i < rows.n; ++i) {
+        const uint32_t row = rows.rows[i];
         if (row >= passed && row < end && !file.Saved(t, row)) part.rows.push_back(row);
       }
       if (part.rows.empty()) continue;
-      bytes += ScanRecordBytes(part.rows.size(), RowBytesOf(*one.planes, table.wanted));
+      bytes += ScanRecordBytes(part.rows.size(), RowBytesOf(*rows.planes, table.wanted));
       parts.push_back(std::move(part));
     }
   }
   std::vector<std::pair<size_t, const std::vector<RecordMove>*>> moves;  // by the scan's table
-  for (const LeavingRecords& one : leaving) {
+  for (const LeavingRecords& records : leaving) {
     for (size_t t = 0; t < file.tables().size(); ++t) {
       const ScanFile::Wanted& table = file.tables()[t];
-      if (table.place != one.place || table.removed != one.removed || one.moves->empty()) continue;
-      bytes += ScanRecordBytes(one.moves->size(), kScanMoveBytes);
-      moves.emplace_back(t, one.moves);
+      if (table.place != records.place || table.removed != records.removed) continue;
+      if (records.moves->empty()) continue;
+      bytes += ScanRecordBytes(records.moves->size(), kScanMoveBytes);
+      moves.emplace_back(t, records.moves);
     }
   }
   if (parts.empty() && moves.empty()) return;
@@ -198,7 +198,7 @@ void BeforeImages::Save(size_t place, const std::vector<TouchedRows>& touched,
   for (const Part& part : parts) {
     for (const uint32_t row : part.rows) file.SetSaved(part.t, row);
   }
-  // The bits before every store to these rows.
+  // Orders the bits before every store to these rows.
 #ifndef __SANITIZE_THREAD__
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif

@@ -1,4 +1,4 @@
-// What changed since a change generation.
+// Which rows of a table changed since a change generation.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -14,8 +14,8 @@ namespace tsps {
 namespace {
 
 constexpr size_t kChunk = 4096;  // rows
-// Rows whose change generations are read at once: as many as are wanted, then more and more, as few
-// seem to have changed.
+// The most rows whose change generations are read at once. The first piece has as many rows as are
+// wanted; pieces then double, because few rows seem to have changed.
 constexpr size_t kLooked = size_t{1} << 15;
 
 }  // namespace
@@ -41,7 +41,7 @@ Result<std::optional<std::vector<int64_t>>> Scan::ErasedSince(int table, uint32_
   if (generation < state.complete_since || generation > state_.changes) return {std::nullopt};
   std::vector<ErasedKey> log(state.erased);
   RacyRead(log.data(), PartOf(table).files->erased_keys(), log.size() * sizeof(ErasedKey));
-  // A log that was emptied meanwhile may have been overwritten.
+  // The log may have been emptied and overwritten meanwhile.
   State now;
   group_.impl_->control->LoadLastState(&now);
   const size_t place = PlaceOf(table);
@@ -68,8 +68,9 @@ Result<size_t> Scan::NextChanged(int table, uint32_t generation, size_t n, int64
   std::vector<uint32_t> rows;
   std::vector<uint32_t> changed;
   size_t done = 0;
-  // The planes as from row `done` on, keys and change generations included.
-  const auto from = [&](char** to) {
+  // Sets the addresses where row `done` goes in each wanted plane, keys and change generations
+  // included.
+  const auto set_addresses = [&](char** to) {
     for (size_t p = 0; p < list.planes.size(); ++p) {
       to[p] = planes[p] == nullptr ? nullptr : planes[p] + done * list.planes[p].row_bytes;
     }
@@ -89,7 +90,7 @@ Result<size_t> Scan::NextChanged(int table, uint32_t generation, size_t n, int64
       if (changed[seen] >= generation) rows.push_back(static_cast<uint32_t>(part.next + seen));
     }
     char* to[kMaxPlanes];
-    from(to);
+    set_addresses(to);
     char* const wanted_keys = to[key_plane];
     to[key_plane] = reinterpret_cast<char*>(keys + done);
     TSPS_RETURN_IF_ERROR(Copy(table, rows.data(), rows.size(), to, executor));
@@ -105,19 +106,20 @@ Result<size_t> Scan::NextChanged(int table, uint32_t generation, size_t n, int64
   while (done < n) {
     const size_t m = std::min(n - done, kLooked);
     char* to[kMaxPlanes];
-    from(to);
-    std::vector<uint32_t> own;
+    set_addresses(to);
+    std::vector<uint32_t> row_generations;
     if (to[changed_plane] == nullptr) {
-      own.resize(m);
-      to[changed_plane] = reinterpret_cast<char*>(own.data());
+      row_generations.resize(m);
+      to[changed_plane] = reinterpret_cast<char*>(row_generations.data());
     }
-    TSPS_ASSIGN_OR_RETURN(const size_t found, NextOnDisk(table, m, keys + done, to));
-    if (found == 0) return done;
+    TSPS_ASSIGN_OR_RETURN(const size_t n_read, NextOnDisk(table, m, keys + done, to));
+    if (n_read == 0) return done;
     size_t kept = 0;
-    for (size_t i = 0; i < found; ++i) {
-      uint32_t of_row;
-      std::memcpy(&of_row, to[changed_plane] + i * sizeof(of_row), sizeof(of_row));
-      if (of_row < generation) continue;
+    for (size_t i = 0; i < n_read; ++i) {
+      uint32_t row_generation;
+      std::memcpy(&row_generation, to[changed_plane] + i * sizeof(row_generation),
+                  sizeof(row_generation));
+      if (row_generation < generation) continue;
       if (kept != i) {
         keys[done + kept] = keys[done + i];
         for (size_t p = 0; p < list.planes.size(); ++p) {

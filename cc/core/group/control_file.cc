@@ -12,9 +12,9 @@
 namespace tsps {
 namespace {
 
-// Orders the reads before it before the look at the sequence word after it.
+// Orders earlier reads before the next read of the sequence word.
 void AcquireFence() {
-#ifndef __SANITIZE_THREAD__  // does not follow fences, and does not look at the racy reads either
+#ifndef __SANITIZE_THREAD__  // it supports no fences, and does not check the racy reads
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
 }
@@ -43,8 +43,8 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path
                                                          const std::string& uuid,
                                                          const GroupDraw& draw) {
   if (uuid.size() != sizeof(GroupFileHeader::uuid)) {
-    return Error(Code::kInvalidArgument, "a group's uuid has 32 hexadecimal digits, received '",
-                 uuid, "'");
+    return Error(Code::kInvalidArgument,
+                 "a group's uuid must have 32 hexadecimal digits. Received: '", uuid, "'");
   }
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(path, kControlBytes, kControlBytes));
   GroupFileHeader header = {};
@@ -55,8 +55,8 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Create(const std::string& path
   header.life = draw.life;
   header.index_seed = draw.index_seed;
   header.crc = HeaderCrc(header);
-  // The records are all zero: epoch 0, step 0, no tables. Header last: a killed creation leaves no
-  // valid group.
+  // The records are all zero, which is epoch 0 and step 0, without tables. The header is written
+  // last, so that a killed creation leaves no valid group.
   std::memcpy(file->data(), &header, sizeof(header));
   return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
 }
@@ -69,15 +69,15 @@ Result<std::unique_ptr<ControlFile>> ControlFile::Open(const std::string& path) 
     return Error(Code::kDataLoss, path, " is not the control file of a tf_sparse_ps group");
   }
   if (file->size() < sizeof(header)) {
-    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes,
-                 " expected");
+    return Error(Code::kDataLoss, path, " is truncated: it has ", file->size(), " bytes, and ",
+                 kControlBytes, " are expected");
   }
   TSPS_RETURN_IF_ERROR(CheckFormat(header.version, header.layout_hash, GroupLayoutHash(), path));
   if (header.crc != HeaderCrc(header))
     return Error(Code::kDataLoss, path, " is damaged: checksum mismatch");
   if (file->size() < kControlBytes) {
-    return Error(Code::kDataLoss, path, " is truncated: ", file->size(), " bytes, ", kControlBytes,
-                 " expected");
+    return Error(Code::kDataLoss, path, " is truncated: it has ", file->size(), " bytes, and ",
+                 kControlBytes, " are expected");
   }
   return std::unique_ptr<ControlFile>(new ControlFile(std::move(file)));
 }
@@ -141,11 +141,11 @@ uint64_t ControlFile::CommittedVersion() const { return Committed(&CommitRecord:
 
 std::atomic<uint64_t>* ControlFile::Announcements() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!file_->CheckInPlace().ok()) return nullptr;  // another group may be there
+  if (!file_->CheckInPlace().ok()) return nullptr;  // it may be another group's by now
   if (writable_ == nullptr) {
-    auto again = MappedFile::Open(path(), kControlBytes, kControlBytes);
-    if (!again.ok() || !(*again)->MakeWritable().ok()) return nullptr;
-    writable_ = std::move(*again);
+    auto mapping = MappedFile::Open(path(), kControlBytes, kControlBytes);
+    if (!mapping.ok() || !(*mapping)->MakeWritable().ok()) return nullptr;
+    writable_ = std::move(*mapping);
   }
   return reinterpret_cast<LiveState*>(writable_->data() + kLiveOffset)->scans;
 }
@@ -216,7 +216,8 @@ Result<std::optional<Sealed>> ControlFile::SealedAfter(uint64_t epoch) const {
   if (from.epoch.load(std::memory_order_acquire) != epoch + 1) return std::optional<Sealed>();
   const Sealed sealed{from.step, from.run_id, from.peers};
   if (from.crc != SealedCrc(sealed, epoch + 1) && !TSPS_FAULT_OFF("damage")) {
-    return Damaged(path(), "who decides step ", sealed.step, ", which is written, is not readable");
+    return Damaged(path(), "it does not show who decides step ", sealed.step,
+                   ", which is written and sealed: checksum mismatch");
   }
   return std::optional<Sealed>(sealed);
 }

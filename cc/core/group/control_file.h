@@ -1,4 +1,5 @@
-// ControlFile: a group's identity, sequence word and commit records (layout.h).
+// ControlFile: the control file of a group, with its identity, sequence word and commit records
+// (layout.h).
 #ifndef TFSPS_CORE_GROUP_CONTROL_FILE_H_
 #define TFSPS_CORE_GROUP_CONTROL_FILE_H_
 
@@ -15,24 +16,25 @@
 
 namespace tsps {
 
-// A commit record's content, copied out.
+// A copy of a commit record's content.
 struct State {
   uint64_t epoch = 0;
   uint64_t step = 0;
   uint64_t version = 0;
   uint32_t changes = 0;
   std::vector<TableState> tables;
-  // What CheckRecord (damage.h) looks at: the number of tables as it was recorded, and whether
-  // there are more behind them.
+  // CheckRecord (record_checks.h) uses these two: the recorded number of tables, and whether the
+  // record has more tables after them.
   uint32_t recorded_tables = 0;
   bool more_tables = false;
 };
 
-// What is drawn for a group when it is made.
+// The numbers that are drawn at random when a group is created.
 struct GroupDraw {
   uint64_t life = 0;  // not 0
   uint64_t index_seed = 0;
 
+  // Returns new random numbers.
   static GroupDraw Random();
 };
 
@@ -43,11 +45,16 @@ struct Sealed {
   uint32_t peers = 0;
 };
 
+// Methods for reading are thread-safe. Those for writing are for the one writer.
 class ControlFile {
  public:
+  // Creates the control file of an empty group. InvalidArgument: the uuid does not have 32
+  // characters.
   static Result<std::unique_ptr<ControlFile>> Create(const std::string& path,
                                                      const std::string& uuid,
                                                      const GroupDraw& draw);
+  // Maps an existing control file read-only. DataLoss: it is truncated, damaged, of another kind or
+  // of another format.
   static Result<std::unique_ptr<ControlFile>> Open(const std::string& path);
   Status MakeWritable() { return file_->MakeWritable(); }
 
@@ -55,54 +62,56 @@ class ControlFile {
   GroupDraw draw() const;
   MappedFile& file() { return *file_; }
   const std::string& path() const { return file_->path(); }
-  // The folder of the table in a place. Garbage (of sane length) if another table comes into the
-  // place meanwhile; validate afterwards.
+  // Returns the folder name of the table in a place. If another table gets the place meanwhile, the
+  // result is garbage of a sane length; validate afterwards.
   std::string TableName(size_t place) const;
   LiveState& live() const { return *reinterpret_cast<LiveState*>(file_->data() + kLiveOffset); }
 
   // --- Reading. ---
+  // Returns the sequence word.
   uint64_t sequence() const { return live().sequence.load(std::memory_order_acquire); }
-  // True if the sequence word still is `sequence` after everything read so far.
+  // Returns whether the sequence word still is `sequence` after everything that was read so far.
   bool Validate(uint64_t sequence) const;
-  // True if its epoch still is the committed one: record e stays as it is while epoch e + 1 is
-  // being written.
+  // Returns whether the epoch of `sequence` still is the committed one. Record e does not change
+  // while epoch e + 1 is being written.
   bool ValidateEpoch(uint64_t sequence) const;
-  // Copies the record of `epoch`. Garbage (with a sane table count) if a mutation races; validate
-  // afterwards.
+  // Copies the record of `epoch`. If a mutation races, the copy is garbage with a sane number of
+  // tables; validate afterwards.
   void LoadState(uint64_t epoch, State* state) const;
-  // Copies the last committed record, beside whatever the writer does. Returns the sequence word,
-  // which may have become odd since, not more.
+  // Copies the last committed record, whatever the writer does meanwhile. Returns the sequence word
+  // of that record; since then it can have become odd at most.
   uint64_t LoadLastState(State* state) const;
+  // Return the step, and the version, of the last committed record.
   uint64_t CommittedStep() const;
   uint64_t CommittedVersion() const;
-  // From here on the mutation can only be undone.
+  // Removes the seal of a mutation. From then on it can only be undone.
   void Unseal() { live().sealed.epoch.store(0, std::memory_order_release); }
-  // Whether the mutation to an odd sequence word is sealed: as long as it is, its undo log and what
-  // it has written stay as they are.
+  // Returns whether the mutation of an odd sequence word is sealed. While it is, its undo log and
+  // what it has written do not change.
   bool IsSealed(uint64_t sequence) const {
     return live().sealed.epoch.load(std::memory_order_acquire) == sequence / 2 + 1;
   }
-  // The sealed mutation that follows `epoch`, if there is one. DataLoss if it cannot be read.
+  // Returns the sealed mutation that follows `epoch`, if there is one. DataLoss: it cannot be read.
   Result<std::optional<Sealed>> SealedAfter(uint64_t epoch) const;
-  // Where scans announce themselves (scan_file.h): LiveState.scans, writable. Null where this
-  // process must not write, on a read-only file system, say.
+  // Returns the words of LiveState.scans, writable, where scans announce themselves (scan_file.h).
+  // Returns null if this process must not write, for example on a read-only file system.
   std::atomic<uint64_t>* Announcements();
-  // Sleeps until the sequence word differs from `sequence`, or for `ms`.
+  // Sleeps until the sequence word differs from `sequence`, but at most `ms`.
   void AwaitChange(uint64_t sequence, int ms) const;
 
-  // --- Writing: the one writer, under the lock. ---
-  // Of a vacant place.
+  // --- Writing: the one writer, with the lock. ---
+  // Sets the folder name of a vacant place.
   void SetTableName(size_t place, const std::string& name);
-  // Declares the undo log valid for epoch + 1 and makes the sequence odd. From here to Publish or
-  // Abandon readers wait.
+  // Declares the undo log valid for epoch + 1 and makes the sequence word odd. Readers wait until
+  // the mutation is published or undone.
   void Begin(uint64_t epoch);
-  // Around what moves entries of an index; EndRebuild after it is published.
+  // These surround writes that move entries of an index. Call EndRebuild after they are published.
   void BeginRebuild();
   void EndRebuild();
-  // Between Begin and Publish: writes the record of `next`, as epoch next.epoch, which is not
-  // published, and says that it is for others to decide, too.
+  // Between Begin and Publish: writes the record of `next` as that of epoch next.epoch, without
+  // publishing it, and records that other groups take part in the decision.
   void Seal(const State& next, const Sealed& sealed);
-  // Publishes `state` as epoch state.epoch and wakes who waits.
+  // Publishes `state` as epoch state.epoch and wakes waiting readers.
   void Publish(const State& state);
 
  private:
@@ -115,7 +124,7 @@ class ControlFile {
   }
   std::unique_ptr<MappedFile> file_;
   std::mutex mutex_;
-  std::unique_ptr<MappedFile> writable_;  // the same once more, for announcements
+  std::unique_ptr<MappedFile> writable_;  // a second mapping of the file, for announcements
 };
 
 }  // namespace tsps

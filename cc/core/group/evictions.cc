@@ -8,11 +8,12 @@ namespace tsps {
 namespace {
 
 constexpr float kDecay = 0.99932334f;  // 2^(-1/1024)
-// Candidates at once, of the rows that are wanted and of all: finding them looks at all rows.
+// How many candidates are searched at once, relative to the wanted rows and to all rows. A search
+// reads the counts of all rows.
 constexpr size_t kCandidatesPerRow = 16;
 constexpr size_t kLeastCandidates = 4096;
 constexpr size_t kShare = 16;
-constexpr size_t kPrefetched = 16;  // candidates ahead of the one that is taken
+constexpr size_t kPrefetched = 16;  // candidates ahead of the current one
 
 }  // namespace
 
@@ -23,14 +24,14 @@ void Evictions::Taken(const std::vector<uint32_t>& rows) {
   counts_.Count(rows.data(), rows.size());
 }
 
-bool Evictions::MayGo(uint32_t row, const Rows& rows) const {
+bool Evictions::MayLeave(uint32_t row, const Rows& rows) const {
   return !kept_[row] && LoadRelaxed(rows.planes.changed_generations()[row]) != kFreeRow &&
          (rows.announced == nullptr || !rows.announced->IsNeeded(row, rows.step));
 }
 
 void Evictions::Refill(size_t n, const Rows& rows) {
   std::vector<uint32_t> lowest;
-  counts_.Lowest(n, [&](uint32_t row) { return MayGo(row, rows); }, &lowest);
+  counts_.Lowest(n, [&](uint32_t row) { return MayLeave(row, rows); }, &lowest);
   candidates_.clear();
   for (const uint32_t row : lowest) candidates_.push_back({row, counts_.Of(row)});
   std::sort(candidates_.begin(), candidates_.end(),
@@ -39,7 +40,7 @@ void Evictions::Refill(size_t n, const Rows& rows) {
 
 void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
   while (taken->size() < n && !candidates_.empty()) {
-    const Candidate one = candidates_.back();
+    const Candidate candidate = candidates_.back();
     candidates_.pop_back();
     if (candidates_.size() > kPrefetched) {
       const uint32_t next = candidates_[candidates_.size() - kPrefetched].row;
@@ -47,7 +48,8 @@ void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
       counts_.Prefetch(next);
       if (rows.announced != nullptr) rows.announced->Prefetch(next);
     }
-    if (MayGo(one.row, rows) && counts_.Of(one.row) <= one.count) taken->push_back(one.row);
+    if (MayLeave(candidate.row, rows) && counts_.Of(candidate.row) <= candidate.count)
+      taken->push_back(candidate.row);
   }
 }
 
@@ -59,7 +61,7 @@ std::vector<uint32_t> Evictions::Choose(size_t n, Rows rows, const std::vector<u
   const size_t candidates =
       std::max({n * kCandidatesPerRow, kLeastCandidates, counts_.rows() / kShare});
   while (taken.size() < n) {
-    // All anew: those that were taken from the old ones would come twice.
+    // Starts over: the new candidates may include rows that were already taken.
     taken.clear();
     Refill(candidates, rows);
     Take(n, rows, &taken);

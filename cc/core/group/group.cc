@@ -18,9 +18,9 @@ namespace tsps {
 namespace {
 
 constexpr int kLivenessIntervalMs = 100;
-// After so many a reader asks the writer to wait for it.
+// After this number of lost attempts a reader asks the writer to wait for it.
 constexpr int kLostAttempts = 2;
-// A vote takes milliseconds: waiting is cheaper then than reading an undo log.
+// A decision takes milliseconds, so waiting for it is cheaper than reading an undo log.
 constexpr uint64_t kSealedWaitNs = 50'000'000;
 
 }  // namespace
@@ -82,8 +82,8 @@ Result<std::shared_ptr<Group>> Group::Create(const std::string& path, const std:
   std::shared_ptr<Group> group(new Group());
   group->path_ = path;
   Impl& impl = *group->impl_;
-  // The control file last: without it the directory is no group, whatever else a killed creation
-  // left.
+  // The control file is created last: without it the directory is no group, whatever a killed
+  // creation left.
   TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Create(path + "/undo"));
   {
     TSPS_ASSIGN_OR_RETURN(auto lock, FileLock::Acquire(path + "/writer.lock"));
@@ -101,7 +101,7 @@ Result<std::shared_ptr<Group>> Group::Open(const std::string& path) {
   TSPS_ASSIGN_OR_RETURN(impl.control, ControlFile::Open(path + "/group"));
   TSPS_ASSIGN_OR_RETURN(impl.undo, UndoLog::Open(path + "/undo"));
   TSPS_ASSIGN_OR_RETURN(impl.probe, LockProbe::Open(path + "/writer.lock"));
-  TSPS_RETURN_IF_ERROR(group->CheckInPlace());  // else the files may be of two groups
+  TSPS_RETURN_IF_ERROR(group->CheckInPlace());  // otherwise the files may belong to two groups
   TSPS_ASSIGN_OR_RETURN(const std::vector<int> tables, group->Tables());
   for (const int table : tables) TSPS_RETURN_IF_ERROR(group->CheckTable(table));
   return group;
@@ -123,7 +123,7 @@ Result<bool> Group::TryRead(const std::function<Status(const ReadView&)>& read, 
   State state;
   uint64_t blocked = 0;
   uint64_t blocked_by_growth = 0;
-  // What a wait or a lost attempt cost, and whether growth was the cause.
+  // Counts the cost of a wait or a lost attempt, and whether growth was the cause.
   const auto count = [&](uint64_t cost) {
     blocked += cost;
     if (control.live().growing.load(std::memory_order_relaxed) != 0) blocked_by_growth += cost;
@@ -151,23 +151,23 @@ Result<bool> Group::TryRead(const std::function<Status(const ReadView&)>& read, 
       TSPS_RETURN_IF_ERROR(impl_->CheckRead(state, sequence / 2));
       std::shared_ptr<const Overlay> overlay;
       if (unfinished) {
-        auto behind = impl_->OverlayFor(sequence, state);
-        if (!behind.ok()) {
-          // A recovery may have begun the next mutation while we read its log.
+        auto result = impl_->OverlayFor(sequence, state);
+        if (!result.ok()) {
+          // A recovery may have begun the next mutation while its log was read.
           if (!control.Validate(sequence)) continue;
-          return behind.status();
+          return result.status();
         }
-        overlay = *behind;
+        overlay = *result;
       }
       impl_->tables.DropRemoved(state);
       const std::shared_ptr<const MappedTables::List> mapped = impl_->tables.list();
       const ReadView view(*this, state, *mapped, overlay.get());
       Status status = read(view);
-      const bool again = !view.missing_.empty();
-      if (again) status = impl_->tables.Map(path_, *impl_->control, state, view.missing_);
+      const bool has_unmapped = !view.missing_.empty();
+      if (has_unmapped) status = impl_->tables.Map(path_, *impl_->control, state, view.missing_);
       if (!view.unmapped_.ok()) status = view.unmapped_;
       if (control.Validate(sequence)) {
-        if (again && status.ok()) continue;
+        if (has_unmapped && status.ok()) continue;
         RaiseMax(counters_.read_blocked_ns_max, blocked);
         RaiseMax(counters_.growth_blocked_ns_max, blocked_by_growth);
         if (!status.ok()) return status;
@@ -207,8 +207,8 @@ Status Group::WaitForStep(uint64_t step, double timeout_s,
       next_liveness_check = now + kLivenessIntervalMs * 1000000ull;
       if (!impl_->probe->Held() && control.CommittedStep() < step) {
         return Error(Code::kUnavailable, "the leader (pid ", control.live().writer_pid.load(),
-                     ") of ", path_, " died: step ", control.CommittedStep(), " is its last, step ",
-                     step, " was awaited");
+                     ") of ", path_, " died. Its last step is ", control.CommittedStep(),
+                     ", and step ", step, " was awaited");
       }
     }
     if (now >= deadline) {
@@ -265,20 +265,21 @@ Result<std::vector<int>> Group::Tables() {
 }
 
 Result<int> Group::FindTable(const std::string& name) {
-  int found = 0;
+  int number = 0;
   TSPS_RETURN_IF_ERROR(Read([&](const ReadView& view) -> Status {
     for (const int table : view.tables()) {
       if (impl_->control->TableName(PlaceOf(table)) != name) continue;
-      found = table;
+      number = table;
       static_cast<void>(view.Listed(table));
       return Status();
     }
     return Error(Code::kNotFound, "no table '", name, "' in ", path_);
   }));
-  return found;
+  return number;
 }
 
-// Not inside of one Read(): of many tables it takes longer than a writer is quiet.
+// Checks the table outside of Read(): checks of many tables take longer than the writer pauses
+// between mutations.
 Status Group::CheckTable(int table) {
   constexpr int kTries = 8;  // another optimizer may be bound meanwhile
   for (int tries = 1; true; ++tries) {
@@ -312,8 +313,7 @@ Status Group::CheckUuid(int table, const std::string& uuid) {
   TSPS_ASSIGN_OR_RETURN(const auto known, Config(table));
   if (uuid.empty() || uuid == known->uuid) return Status();
   return Error(Code::kFailedPrecondition, "table ", path_, "/", known->name, " has uuid ",
-               known->uuid, ", not ", uuid,
-               ": it is another table than the one this layer was built with");
+               known->uuid, ", not ", uuid, ". It is not the table that this layer was built with");
 }
 
 void Group::Forget(const std::string& name) { impl_->tables.Forget(name); }

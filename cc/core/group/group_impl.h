@@ -1,4 +1,4 @@
-// What Group and GroupWriter are made of. Included by what implements them, in this package.
+// The implementation classes of Group and GroupWriter. Only files of this package include them.
 #ifndef TFSPS_CORE_GROUP_GROUP_IMPL_H_
 #define TFSPS_CORE_GROUP_GROUP_IMPL_H_
 
@@ -31,47 +31,48 @@ struct Group::Impl {
   MappedTables tables;
 
   std::mutex overlay_mutex;
-  std::atomic<uint64_t> overlay_sequence{0};  // 0: there is none
+  std::atomic<uint64_t> overlay_sequence{0};  // the sequence word of `overlay`; 0: there is none
   std::shared_ptr<const Overlay> overlay;
 
   RowNumberCache row_numbers;
 
-  std::atomic<uint64_t> checked_version{UINT64_MAX};  // of the state that CheckRead saw last
+  std::atomic<uint64_t> checked_version{UINT64_MAX};  // of the last state that CheckRead checked
 
-  // CheckRecord (damage.h) of a state that was read; of the tables only when there may be others.
+  // Calls CheckRecord (record_checks.h) for a state that was read, if it was not checked before.
   Status CheckRead(const State& state, uint64_t epoch);
-  // The writer's: it has all tables mapped.
+  // For the writer, which has all tables mapped.
   TableFiles* files(int place) const { return tables.files(static_cast<size_t>(place)); }
-  // Of the unfinished mutation that follows `state`, which belongs to `sequence`.
+  // Returns the overlay of the unfinished mutation that follows `state`, whose sequence word is
+  // `sequence`.
   Result<std::shared_ptr<const Overlay>> OverlayFor(uint64_t sequence, const State& state);
-  // Frees the overlay of a mutation that is over.
+  // Frees the overlay of a mutation that is finished.
   void DropOverlay();
 };
 
-// Waits of a reader for an unfinished mutation.
+// How a reader waits for an unfinished mutation. Not thread-safe.
 class MutationWait {
  public:
   explicit MutationWait(const Group::Impl& impl) : impl_(impl) {}
 
-  // Whether the mutation to `sequence` is to be waited for. Not, if nobody will finish it, and not
-  // for long, if it is sealed: others decide about it, and may take as long as they like. What is
-  // written can then be read through its undo log.
+  // Returns whether to wait for the mutation of `sequence`. A reader does not wait for a mutation
+  // that nobody will finish, and not for long for a sealed one, because others decide about it and
+  // may take any time. It then reads through the undo log.
   bool IsNeeded(uint64_t sequence);
-  // A while, at most until the mutation is over.
+  // Waits a short time, at most until the mutation is finished.
   void Wait(uint64_t sequence) const;
 
  private:
   const Group::Impl& impl_;
   uint64_t sequence_ = 0;
-  uint64_t sealed_ns_ = 0;  // since when it has been seen sealed; 0: it is not
+  uint64_t sealed_ns_ = 0;  // the time when the seal was first seen; 0: it is not sealed
 };
 
-// Finds out whether a row number repeats. Kept from step to step: a bit per row of a table, which
-// is 0 between calls.
+// Finds repeated row numbers. It is kept from step to step and has one bit per row of a table,
+// which is 0 between calls.
 class RowMarks {
  public:
-  // The first of `positions` whose row is an earlier one's, too; -1 if there is none. Rows are
-  // below `n_rows`.
+  // Returns the first of `positions` whose row is also that of an earlier position; -1 if there is
+  // none. Rows must be below `n_rows`.
   int64_t FirstRepeated(const std::vector<uint32_t>& rows, const std::vector<uint32_t>& positions,
                         uint64_t n_rows);
 
@@ -79,14 +80,14 @@ class RowMarks {
   std::vector<uint64_t> marks_;
 };
 
-// How far a segment was looked at since the group was opened (damage.h).
+// How thoroughly a segment was checked since the group was opened (record_checks.h).
 enum class Checked : uint8_t { kNot, kEntries, kKeys };
 
-// What the writer remembers of a table from one mutation to the next.
+// What the writer keeps of a table from one mutation to the next.
 struct TableMemory {
   RowMarks marks;
   std::vector<Checked> checked;  // by segment
-  Evictions evictions;           // of a tiered table
+  Evictions evictions;           // for a tiered table
 };
 
 class PreparedChanges;
@@ -101,32 +102,34 @@ struct GroupWriter::Impl {
   StorageReserver reserver;
   BeforeImages images;                          // for scans
   std::vector<TableMemory> memory{kMaxTables};  // by place
-  std::unique_ptr<PreparedChanges> prepared;    // after what it refers to
+  std::unique_ptr<PreparedChanges> prepared;    // last, because it refers to the others
 
-  // FailedPrecondition in a forked child, and while a step is prepared.
+  // Returns FailedPrecondition in a forked child, and while a change is prepared.
   Status CheckWriter(const Group& group) const;
-  // Where the table is; NotFound when it is not there any more.
+  // Returns the place of the table. NotFound: it was removed.
   Result<int> PlaceOf(const Group& group, int table) const;
-  // Maps the table's files again, those of the state alone, to write.
-  static Result<std::shared_ptr<TableFiles>> MapAnew(const Group& group, int place,
-                                                     const TableState& table);
-  // Looks at a segment, unless that was done.
+  // Maps the files of a table in a state again, writable, and no others.
+  static Result<std::shared_ptr<TableFiles>> Remap(const Group& group, int place,
+                                                   const TableState& table);
+  // Checks a segment, unless it was checked at this level before.
   Status CheckSegmentOnce(const TableFiles& files, int place, uint32_t number, Checked level);
+  // Records that a segment needs no check of this level.
   void MarkChecked(int place, uint32_t number, Checked level);
 };
 
-// Makes the group as of its last committed epoch, undoing what a killed writer left, or as of the
-// mutation that it has sealed. Called under the lock.
+// Brings the group to its last committed epoch, by undoing what a killed writer left, or to the
+// mutation that it sealed, as `outcome` says. Sets `state`. Called with the lock.
 Status Recover(Group::Impl& impl, Undecided outcome, State* state);
-// Undoes the mutation that follows `state`, the committed one, and publishes that again. `killed`:
-// its writer was, at any instruction of it.
+// Undoes the mutation that follows `state`, the committed one, and publishes that state again.
+// `killed`: its writer was killed, at any instruction.
 Status UndoMutation(Group::Impl& impl, State* state, bool killed);
 
-// Splits segments until each has room for its share of `fresh` keys of `keys`. Each split is a
-// mutation of its own, so readers wait for one 64 KiB segment at a time.
+// Splits segments until each has space for its share of the keys at the positions `fresh` of
+// `keys`. Each split is a mutation, so readers wait for one 64 KiB segment at a time.
 Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int table,
                  const int64_t* keys, const std::vector<uint32_t>& fresh);
 
+// Raises `maximum` to `value` if that is larger.
 void RaiseMax(std::atomic<uint64_t>& maximum, uint64_t value);
 
 }  // namespace tsps

@@ -21,29 +21,30 @@ namespace {
 
 Status ValidateConfig(const TableConfig& config, const std::string& group) {
   if (!IsTableName(config.name)) {
-    return Error(Code::kInvalidArgument,
-                 "a table's name has 1 to 128 characters of [A-Za-z0-9._-], no leading dot, and is "
-                 "no file of every group (group, undo, writer.lock), received '",
-                 config.name, "' for ", group);
+    return Error(
+        Code::kInvalidArgument,
+        "a table's name must have 1 to 128 characters of [A-Za-z0-9._-] and no leading dot, "
+        "and must not be the name of a group's file (group, undo, writer.lock). Received: '",
+        config.name, "' for ", group);
   }
   const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
   if (config.uuid.size() != 32 || !std::all_of(config.uuid.begin(), config.uuid.end(), hex)) {
     return Error(Code::kInvalidArgument, "table ", config.name,
-                 ": a uuid has 32 hexadecimal digits, received '", config.uuid, "'");
+                 ": a uuid must have 32 hexadecimal digits. Received: '", config.uuid, "'");
   }
   if (config.dim < 1 || config.dim > kMaxDim) {
     return Error(Code::kInvalidArgument, "table ", config.name, ": dim must be in [1, ", kMaxDim,
-                 "], received ", config.dim);
+                 "]. Received: ", config.dim);
   }
   if (config.key_limit < 0 || config.max_rows < 0) {
     return Error(Code::kInvalidArgument, "table ", config.name,
-                 ": key_limit and max_rows must not be negative, received ", config.key_limit,
+                 ": key_limit and max_rows must not be negative. Received: ", config.key_limit,
                  " and ", config.max_rows);
   }
   if (!IsRowType(config.row_type)) {
-    return Error(Code::kInvalidArgument, "table ", config.name,
-                 ": rows are float32, bfloat16 or float16, received ",
-                 PlaneTypeName(config.row_type));
+    return Error(
+        Code::kInvalidArgument, "table ", config.name,
+        ": rows must be float32, bfloat16 or float16. Received: ", PlaneTypeName(config.row_type));
   }
   TSPS_RETURN_IF_ERROR(ValidateMetadata(config));
   TSPS_RETURN_IF_ERROR(ValidateStorage(config));
@@ -51,8 +52,8 @@ Status ValidateConfig(const TableConfig& config, const std::string& group) {
   return ValidateInitializer(config.initializer);
 }
 
-// Deletes what a writer that was killed has left of tables: while it made them, or after it had
-// published that they are gone.
+// Deletes the folders of tables that a killed writer left: it was creating them, or had published
+// their removal.
 void RemoveLeftovers(const std::string& group, const ControlFile& control, const State& state) {
   std::set<std::string> named;
   for (size_t place = 0; place < state.tables.size(); ++place) {
@@ -96,19 +97,19 @@ Result<int> GroupWriter::Impl::PlaceOf(const Group& group, int table) const {
       state.tables[place].removed == RemovedBefore(table)) {
     return static_cast<int>(place);
   }
-  return Error(Code::kNotFound, "there is no table ", table, " in ", group.path(),
-               ", or not any more");
+  return Error(Code::kNotFound, "group ", group.path(), " has no table ", table,
+               ". It may have been removed");
 }
 
 namespace {
 
-// As the state has them, after a recovery.
+// Makes the records of a table writable, as of a state after recovery.
 Status MakeRecordsWritable(TableFiles& files, const TableState& state) {
   TSPS_ASSIGN_OR_RETURN(RecordStore* const records, files.Records(state));
   return records == nullptr ? Status() : records->MakeWritable(state.moves);
 }
 
-void RemoveRecordsOfOthers(const TableFiles& files, const TableState& state) {
+void RemoveOtherGenerations(const TableFiles& files, const TableState& state) {
   if (!files.config().storage.tiered()) return;
   RemoveOtherRecords(files.folder(), files.config().storage, state.planes);
 }
@@ -116,13 +117,13 @@ void RemoveRecordsOfOthers(const TableFiles& files, const TableState& state) {
 }  // namespace
 
 Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
-  TSPS_RETURN_IF_ERROR(CheckInPlace());  // the lock would be another group's
+  TSPS_RETURN_IF_ERROR(CheckInPlace());  // otherwise this would lock another group
   auto lock = FileLock::Acquire(path_ + "/writer.lock");
   if (!lock.ok()) {
     if (lock.status().code() != Code::kAborted) return lock.status();
     return Error(Code::kAborted, "group ", path_, " has a writer already (pid ",
                  impl_->control->live().writer_pid.load(),
-                 "): one writer per group; open it read-only");
+                 "). A group can have one writer only. Open it read-only");
   }
   TSPS_RETURN_IF_ERROR(impl_->control->MakeWritable());
   TSPS_RETURN_IF_ERROR(impl_->undo->file().MakeWritable());
@@ -152,15 +153,15 @@ Result<std::unique_ptr<GroupWriter>> Group::OpenWriter(Undecided outcome) {
     TableFiles& files = *impl_->tables.files(place);
     TSPS_RETURN_IF_ERROR(CheckIndex(files, state.tables[place]));
     TSPS_RETURN_IF_ERROR(files.RemoveOtherPlanes(state.tables[place]));
-    RemoveRecordsOfOthers(files, state.tables[place]);
+    RemoveOtherGenerations(files, state.tables[place]);
     TSPS_RETURN_IF_ERROR(MakeRecordsWritable(files, state.tables[place]));
   }
   RemoveLeftovers(path_, *impl_->control, state);
   return writer;
 }
 
-Result<std::shared_ptr<TableFiles>> GroupWriter::Impl::MapAnew(const Group& group, int place,
-                                                               const TableState& table) {
+Result<std::shared_ptr<TableFiles>> GroupWriter::Impl::Remap(const Group& group, int place,
+                                                             const TableState& table) {
   TSPS_ASSIGN_OR_RETURN(auto files, MappedTables::Open(group.path(), *group.impl_->control,
                                                        static_cast<size_t>(place), table));
   TSPS_RETURN_IF_ERROR(files->MakeWritable(table));
@@ -170,7 +171,7 @@ Result<std::shared_ptr<TableFiles>> GroupWriter::Impl::MapAnew(const Group& grou
 
 namespace {
 
-// A mutation that changes nothing but the commit record.
+// Commits a mutation that changes only the commit record.
 Status CommitState(Mutation& mutation) {
   TSPS_RETURN_IF_ERROR(mutation.Start(0));
   mutation.DeclareUndo();
@@ -190,27 +191,28 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   size_t place = next.tables.size();
   for (size_t p = next.tables.size(); p-- > 0;) {
     if (!IsVacant(next.tables[p]) && group.control->TableName(p) == config.name) {
-      return Error(Code::kAlreadyExists, "table ", group_.path(), "/", config.name, " exists");
+      return Error(Code::kAlreadyExists, "table ", group_.path(), "/", config.name,
+                   " already exists");
     }
     if (IsVacant(next.tables[p]) && next.tables[p].removed <= kMaxRemoved) place = p;
   }
   if (place >= kMaxTables) {
     return Error(Code::kResourceExhausted, "group ", group_.path(), " has ", kMaxTables,
-                 " tables already");
+                 " tables, which is the limit");
   }
   const uint64_t index_seed = IndexSeed(group.control->draw().index_seed, config.uuid);
-  // Creating a table removes what lies in the way.
+  // Creating a table removes what is in its folder's place.
   TSPS_RETURN_IF_ERROR(group_.CheckInPlace());
   if (place == next.tables.size()) next.tables.push_back(TableState());
   TSPS_ASSIGN_OR_RETURN(auto files,
                         TableFiles::Create(group_.path() + "/" + config.name, config, index_seed));
   TSPS_FAULT_POINT("create.files");
-  TableState& state = next.tables[place];  // zeros, but for `removed`
+  TableState& state = next.tables[place];  // all zero, except `removed`
   state.segments = 1;
   state.planes = TableFiles::kFirstGeneration;
   state.flags = kTableUsed;
   SetIndexSeed(&state, index_seed);
-  state.complete_since = next.changes + 1;  // an earlier table of this uuid may have been marked
+  state.complete_since = next.changes + 1;  // an earlier table of this uuid may have generations
   if (config.storage.tiered()) state.flags |= kTableAbsentElsewhere;
   group.control->SetTableName(place, config.name);
   ++next.version;
@@ -227,7 +229,7 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
 Status GroupWriter::RemoveTable(int table) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
-  TSPS_RETURN_IF_ERROR(group_.CheckInPlace());  // else the folder is another group's
+  TSPS_RETURN_IF_ERROR(group_.CheckInPlace());  // otherwise the folder may be another group's
   Group::Impl& group = *group_.impl_;
   TableFiles& files = *group.files(place);
   const std::string folder = files.folder();
@@ -259,8 +261,8 @@ Status GroupWriter::BindOptimizer(int table, const OptimizerConfig& config, bool
   }
   if (bound.kind != OptimizerKind::kNone && !replace) {
     return Error(Code::kFailedPrecondition, "table ", files.folder(), " is bound to optimizer ",
-                 OptimizerKindName(bound.kind), " (or to other initial slot values); binding ",
-                 OptimizerKindName(config.kind), " would drop its slots: ask for it with replace");
+                 OptimizerKindName(bound.kind), ", or has other initial slot values. Binding ",
+                 OptimizerKindName(config.kind), " would drop its slots. To do so, set `replace`");
   }
   return Rebind(place, config, state.index_seed);
 }
@@ -317,7 +319,7 @@ Status GroupWriter::Rebind(int place, const OptimizerConfig& config, uint64_t in
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const now,
                         files.BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
   const bool had_slots = now->optimizer.kind != OptimizerKind::kNone;
-  if (tiered) TSPS_RETURN_IF_ERROR(MoveAllOut(*group_.impl_, *impl_, group_.counters_, place));
+  if (tiered) TSPS_RETURN_IF_ERROR(EvictAll(*group_.impl_, *impl_, group_.counters_, place));
   Mutation mutation(*group_.impl_, *impl_);
   State& next = mutation.next();
   TableState& state = next.tables[static_cast<size_t>(place)];
@@ -333,21 +335,22 @@ Status GroupWriter::Rebind(int place, const OptimizerConfig& config, uint64_t in
   ++state.version;
   state.complete_since = next.changes + 1;  // all rows have other slots
   ++next.version;
-  // Of the new binding alone, so that the memory of the old one is given back. All that can fail.
-  std::shared_ptr<TableFiles> anew;
+  // The new mappings have only the new binding, so that the memory of the old one is freed. This
+  // comes before the commit, because it can fail.
+  std::shared_ptr<TableFiles> remapped;
   if (tiered || had_slots) {
-    TSPS_ASSIGN_OR_RETURN(anew, impl_->MapAnew(group_, place, state));
+    TSPS_ASSIGN_OR_RETURN(remapped, impl_->Remap(group_, place, state));
   }
   TSPS_RETURN_IF_ERROR(CommitState(mutation));
   TSPS_FAULT_POINT("bind.published");
   const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
   files.Planes(committed);
   static_cast<void>(files.RemoveOtherPlanes(committed));
-  RemoveRecordsOfOthers(files, committed);
+  RemoveOtherGenerations(files, committed);
   if (tiered) impl_->memory[static_cast<size_t>(place)] = TableMemory();
-  if (anew != nullptr) {
+  if (remapped != nullptr) {
     impl_->reserver.Cancel(files.Mappings());
-    group_.impl_->tables.Put(static_cast<size_t>(place), committed.removed, std::move(anew));
+    group_.impl_->tables.Put(static_cast<size_t>(place), committed.removed, std::move(remapped));
   }
   return Status();
 }
@@ -357,7 +360,7 @@ Result<uint32_t> GroupWriter::MarkChanges() {
   Mutation mutation(*group_.impl_, *impl_);
   if (mutation.next().changes == kFreeRow - 1) {
     return Error(Code::kResourceExhausted, "group ", group_.path(), " has had ", kFreeRow - 1,
-                 " change generations, the format's limit");
+                 " change generations, which is the format's limit");
   }
   const uint32_t generation = ++mutation.next().changes;
   TSPS_RETURN_IF_ERROR(CommitState(mutation));

@@ -1,4 +1,4 @@
-// Growth of the index: doubling the directory and splitting segments, each a mutation of its own.
+// Growth of the index: doubles the directory and splits segments, each in a mutation.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -19,13 +19,13 @@ class Grower {
   Grower(Group::Impl& group, GroupWriter::Impl& writer, int table)
       : group_(group), writer_(writer), table_(table), files_(*group.files(table)) {}
 
-  // Makes room in `number`, the segment of `hash`, by compaction when tombstones fill it, else by a
-  // split.
-  Status MakeRoom(uint32_t number, uint64_t hash, uint32_t demand) {
+  // Frees space in the segment `number`, which belongs to `hash`, for `demand` keys. Compacts the
+  // segment if tombstones fill it, and splits it otherwise.
+  Status MakeSpace(uint32_t number, uint64_t hash, uint32_t demand) {
     TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files_, table_, number, Checked::kKeys));
     Segment* segment = files_.segment(number);
     const bool tiered = files_.config().storage.tiered();
-    // Of a tiered table, whose keys come and go all the time, segments must not be half empty.
+    // In a tiered table, keys come and go all the time, so its segments must be fuller.
     const uint32_t full = tiered ? SplitLimit(number) / 5 * 4 : SplitLimit(number) / 2;
     const bool split = LiveEntries(*segment) + demand > full;
     if (split && segment->local_depth == state().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
@@ -52,7 +52,7 @@ class Grower {
     RebuildSegment(*image, state().index_seed, segment, split ? files_.segment(sibling) : nullptr);
     TSPS_FAULT_POINT("split.rebuilt");
     if (split) {
-      // The directory entries of this segment are one aligned range; its upper half goes to the
+      // The directory entries of a segment are one aligned range. Its upper half goes to the
       // sibling.
       const size_t width = size_t{1} << (depth - local_depth);
       const size_t prefix = local_depth == 0 ? 0 : hash >> (64 - local_depth);
@@ -70,8 +70,8 @@ class Grower {
  private:
   TableState& state() { return writer_.state.tables[static_cast<size_t>(table_)]; }
 
-  // The next directory lies beside the current one, so nothing that is in use changes until the
-  // depth does.
+  // Writes the next directory after the current one, so that nothing in use changes until the depth
+  // does.
   Status DoubleDirectory() {
     const uint32_t depth = state().depth;
     if (!MayDouble(depth, state().segments)) {
@@ -128,7 +128,7 @@ Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& c
                  const int64_t* keys, const std::vector<uint32_t>& fresh) {
   struct Demand {
     uint32_t keys;
-    uint64_t hash;  // of one of them
+    uint64_t hash;  // the hash of one of them
   };
   TableFiles& files = *group.files(table);
   Grower grower(group, writer, table);
@@ -152,15 +152,15 @@ Status GrowIndex(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& c
       if (files.segment(number)->used + demand.keys > SplitLimit(number))
         full.emplace_back(number, demand);
     }
-    // In order, so that nodes that make the same updates have the same files.
+    // The order makes the files of nodes equal if they make the same updates.
     std::sort(full.begin(), full.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& [number, demand] : full) {
       group.control->live().growing.store(1, std::memory_order_relaxed);
-      const Status made = grower.MakeRoom(number, demand.hash, demand.keys);
-      if (!made.ok()) {
+      const Status status = grower.MakeSpace(number, demand.hash, demand.keys);
+      if (!status.ok()) {
         group.control->live().growing.store(0, std::memory_order_relaxed);
-        return made;
+        return status;
       }
       ++splits;
       grown = true;

@@ -10,7 +10,7 @@ IndexView::IndexView(const TableFiles& files, const TableState& state, const Ove
 
 uint32_t IndexView::DirectoryEntry(size_t i) const {
   if (overlay_ != nullptr) {
-    for (const auto& [number, before] : overlay_->segments(place_)) {  // one, if any
+    for (const auto& [number, before] : overlay_->segments(place_)) {  // at most one
       const uint32_t depth = std::min(before.local_depth, depth_);
       const size_t prefix = depth == 0 ? 0 : before.hash >> (64 - depth);
       if (i >> (depth_ - depth) == prefix) return number;

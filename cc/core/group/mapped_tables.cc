@@ -13,10 +13,10 @@ Result<std::shared_ptr<TableFiles>> MappedTables::Open(const std::string& group_
   auto files = TableFiles::Open(folder);
   if (!files.ok() && files.status().code() == Code::kNotFound) {
     return Error(Code::kDataLoss, "table ", folder,
-                 " is not whole, or was removed: ", files.status().message());
+                 " is incomplete or was removed: ", files.status().message());
   }
   TSPS_RETURN_IF_ERROR(files.status());
-  TSPS_RETURN_IF_ERROR(control.file().CheckInPlace());  // else they may be another group's
+  TSPS_RETURN_IF_ERROR(control.file().CheckInPlace());  // otherwise they may be another group's
   TSPS_RETURN_IF_ERROR((*files)->CheckState(table));
   return std::shared_ptr<TableFiles>(std::move(*files));
 }
@@ -43,14 +43,15 @@ void MappedTables::DropRemoved(const State& state) {
   for (size_t place = 0; !owned_ && place < list_->size(); ++place) {
     if ((*list_)[place].files == nullptr) continue;
     const MappedTable& mapped = (*list_)[place];
-    const bool there = place < state.tables.size() && !IsVacant(state.tables[place]) &&
-                       mapped.Is(state.tables[place].removed);
-    if (there && !mapped.files->HasOtherPlanes(state.tables[place].planes)) continue;
+    const bool exists = place < state.tables.size() && !IsVacant(state.tables[place]) &&
+                        mapped.Is(state.tables[place].removed);
+    if (exists && !mapped.files->HasOtherPlanes(state.tables[place].planes)) continue;
     if (kept == nullptr) kept = Copy();
     (*kept)[place] = {};
   }
   if (kept != nullptr) Set(std::move(kept));
-  // Last: who sees it does not look, and must not find what is dropped.
+  // Stored last: a thread that sees this version skips the work, so it must not find dropped
+  // tables.
   looked_at_.store(state.version, std::memory_order_release);
 }
 

@@ -22,7 +22,7 @@ Mutation::~Mutation() {
 void Mutation::Reset() { next_ = writer_.state; }
 
 Status Mutation::Start(size_t undo_bytes, size_t room) {
-  // In whole units, so that steps of nearly the same size leave the file as it is.
+  // Whole units, so that steps of similar sizes do not change the file.
   const size_t units = (std::max(undo_bytes, room) + kUndoUnit - 1) / kUndoUnit;
   TSPS_RETURN_IF_ERROR(
       writer_.reserver.Ensure(group_.undo->file(), UndoLog::SizeFor(units * kUndoUnit)));
@@ -52,10 +52,11 @@ void Mutation::Begin(Executor* executor) {
   writer_.turns->Await();
   writer_.images.Refresh(next_.epoch);
   writer_.images.Save(touched_, leaving_, executor);
-  writer_.state.tables.reserve(next_.tables.size());  // Publish must not ask for memory
+  writer_.state.tables.reserve(next_.tables.size());  // Publish must not allocate memory
   begun_ns_ = NowNs();
   group_.control->Begin(next_.epoch);
-  // A scan that was announced before this epoch became odd may begin with the state before it.
+  // A scan that was announced before the sequence word became odd may start with the state before
+  // it.
   if (writer_.images.Refresh(next_.epoch)) {
     writer_.images.Save(touched_, leaving_, executor);
   }
@@ -68,7 +69,7 @@ void Mutation::Seal(const Sealed& sealed) {
 }
 
 void Mutation::Undo() {
-  // An error leaves it to the next writer, as would the end of the process.
+  // After an error the next writer undoes the mutation, as after the end of the process.
   if (!UndoMutation(group_, &writer_.state, /*killed=*/false).ok()) std::terminate();
   begun_ns_ = 0;
 }

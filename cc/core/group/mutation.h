@@ -1,18 +1,18 @@
-// Mutation: a change of a group's committed state, whole or not at all.
+// Mutation: changes a group's committed state, as a whole or not at all.
 //
 //   Mutation mutation(group, writer);
-//   mutation.next()...        what the state becomes
-//   mutation.Start(bytes)     room for the undo log: the last thing that can fail
-//   mutation.Append(...)      before-images of what is going to be written in place
+//   mutation.next()...        sets what the state becomes
+//   mutation.Start(bytes)     reserves space for the undo log; the last thing that can fail
+//   mutation.Append(...)      adds before-images of what will be written in place
 //   mutation.DeclareUndo()
-//   mutation.Touches(...)    rows that are going to be written
-//   mutation.Begin()          from here on readers wait, or look through the undo log
+//   mutation.Touches(...)     names rows that will be written
+//   mutation.Begin()          from here on readers wait, or read through the undo log
 //   ...                       writes in place
-//   mutation.Publish()        one store makes all of it visible; or
-//   mutation.Undo()           puts the before-images back
+//   mutation.Publish()        makes all of it visible by one store; or
+//   mutation.Undo()           restores the before-images
 //
-// Dropped before Begin() it changes nothing. A process that is killed after it leaves the undo log
-// to the next writer (recovery.cc).
+// A mutation that is destroyed before Begin() changes nothing. If the process is killed after it,
+// the next writer finds the undo log (recovery.cc).
 #ifndef TFSPS_CORE_GROUP_MUTATION_H_
 #define TFSPS_CORE_GROUP_MUTATION_H_
 
@@ -29,39 +29,44 @@
 
 namespace tsps {
 
+// Belongs to the group's writer. Not thread-safe.
 class Mutation {
  public:
   Mutation(Group::Impl& group, GroupWriter::Impl& writer);
-  // Ends the process if an exception (of a lack of memory, say) came between Begin and Publish:
-  // what is half written can be undone by the next writer only.
+  // Ends the process if an exception (such as a lack of memory) came between Begin and Publish:
+  // only the next writer can undo what is partly written.
   ~Mutation();
   Mutation(const Mutation&) = delete;
   Mutation& operator=(const Mutation&) = delete;
 
   const State& next() const { return next_; }
   State& next() { return next_; }
-  // Begins anew from the committed state, after other mutations.
+  // Starts over from the committed state, after other mutations were published.
   void Reset();
 
-  // `room`: what the undo log keeps reserved, if that is more.
+  // Reserves storage for an undo log of `undo_bytes`, or of `room` bytes if that is more.
   Status Start(size_t undo_bytes, size_t room = 0);
-  // Space for one record; the caller fills the payload.
+  // Returns space for one record; the caller fills the payload.
   UndoRecordHeader* Append(UndoKind kind, int table, size_t n, size_t bytes);
+  // Completes the undo log, after all records are filled.
   void DeclareUndo();
-  // Between Begin and Publish these rows are written, each once. `rows` stays until then.
+  // Announces that these rows are written between Begin and Publish, each once. `rows` must stay
+  // until then.
   void Touches(int table, const uint32_t* rows, size_t n);
-  // These entries leave the index of a table's records. `moves` stays until Begin.
+  // Announces that these entries leave the index of a table's records. `moves` must stay until
+  // Begin.
   void Leaves(int table, const std::vector<RecordMove>& moves);
-  // `executor` may be null.
+  // Makes readers wait, after scans have their images. `executor` may be null.
   void Begin(Executor* executor = nullptr);
-  // After the writes: says that it is for others to decide, too, whether this is published.
+  // After the writes: records that other groups take part in the decision to publish.
   void Seal(const Sealed& sealed);
+  // Publish makes the mutation visible; Undo restores what was before Begin.
   void Publish();
   void Undo();
-  // Leaves what is sealed as it is.
+  // Leaves a sealed mutation as it is, for the next writer.
   void Leave() { begun_ns_ = 0; }
   bool begun() const { return begun_ns_ != 0; }
-  // For how long readers have waited: from Begin to Publish.
+  // Returns how long readers have waited: from Begin to Publish.
   uint64_t nanoseconds() const { return nanoseconds_; }
 
  private:

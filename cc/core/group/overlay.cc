@@ -35,10 +35,10 @@ Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State&
         break;
       }
       case UndoKind::kFreeRows:
-        break;  // readers do not look at free rows
+        break;  // readers do not use free rows
       case UndoKind::kSegment: {
         const auto* image = reinterpret_cast<const Segment*>(payload);
-        // A copy of the depth: a writer that takes over may overwrite the log.
+        // The depth is copied, because a writer that takes over may overwrite the log.
         part.segments[record.segment] = {image, record.hash,
                                          std::min(LoadRelaxed(image->local_depth), kMaxDepth)};
         break;
@@ -53,14 +53,14 @@ Result<std::unique_ptr<Overlay>> Overlay::Build(const UndoLog& log, const State&
 
 uint32_t Overlay::ErasedRow(int table, uint32_t segment, uint32_t entry) const {
   const auto& erased = Part(table).erased;
-  const auto found = erased.find(uint64_t{segment} << 32 | entry);
-  return found == erased.end() ? 0 : found->second;
+  const auto row_plus_one = erased.find(uint64_t{segment} << 32 | entry);
+  return row_plus_one == erased.end() ? 0 : row_plus_one->second;
 }
 
 const Segment* Overlay::SegmentImage(int table, uint32_t segment) const {
   const auto& segments = Part(table).segments;
-  const auto found = segments.find(segment);
-  return found == segments.end() ? nullptr : found->second.image;
+  const auto entry = segments.find(segment);
+  return entry == segments.end() ? nullptr : entry->second.image;
 }
 
 void Overlay::ForEachRow(int table, const std::function<void(uint32_t row)>& visit) const {
@@ -85,13 +85,13 @@ Status Overlay::CheckPlanes(int table, const PlaneList& list) const {
 
 const char* Overlay::RowImage(int table, size_t plane, uint32_t row, const PlaneList& list) const {
   const auto& rows = Part(table).rows;
-  const auto found = rows.find(row);
-  if (found == rows.end()) return nullptr;
-  const auto& [header, payload] = *found->second.record;
+  const auto entry = rows.find(row);
+  if (entry == rows.end()) return nullptr;
+  const auto& [header, payload] = *entry->second.record;
   if (plane >= header.planes) return nullptr;
-  const size_t block = found->second.i / kUndoBlock;
+  const size_t block = entry->second.i / kUndoBlock;
   const size_t before = UndoBlockRows(header.n, block) * RowBytes(list, plane);
-  const size_t within = found->second.i % kUndoBlock * list.planes[plane].row_bytes;
+  const size_t within = entry->second.i % kUndoBlock * list.planes[plane].row_bytes;
   return payload + UndoBlockOffset(header.n, header.row_bytes, block) + before + within;
 }
 

@@ -1,6 +1,6 @@
-// Overlay: the state before an unfinished mutation, seen through its undo log. For readers that
-// find the writer dead, or its mutation sealed: they cannot roll back, but they can look past what
-// is written.
+// Overlay: the state before an unfinished mutation, as its undo log describes it. It serves readers
+// that find the writer dead, or its mutation sealed. They cannot roll back, but they can ignore
+// what the mutation wrote.
 #ifndef TFSPS_CORE_GROUP_OVERLAY_H_
 #define TFSPS_CORE_GROUP_OVERLAY_H_
 
@@ -22,6 +22,7 @@
 
 namespace tsps {
 
+// Immutable after Build, so thread-safe.
 class Overlay {
  public:
   explicit Overlay(std::string path) : path_(std::move(path)) {}
@@ -29,37 +30,39 @@ class Overlay {
   // A segment before its split or compaction.
   struct Before {
     const Segment* image;
-    uint64_t hash;  // of a key that belongs there
+    uint64_t hash;  // of a key that belongs to the segment
     uint32_t local_depth;
   };
 
-  // Of the mutation that follows `state`. The log's mapping must outlive the overlay.
+  // Builds the overlay of the mutation that follows `state`. The log's mapping must outlive it.
+  // DataLoss: the log is damaged.
   static Result<std::unique_ptr<Overlay>> Build(const UndoLog& log, const State& state);
 
+  // Returns whether the mutation inserted the key.
   bool Inserted(int table, int64_t key) const { return Part(table).inserted.count(key) != 0; }
-  // Entry (segment, position) was live with this row + 1 before the mutation erased it; 0: not
-  // erased by it.
+  // Returns the row + 1 that the entry had before the mutation erased it; 0 if the mutation did
+  // not.
   uint32_t ErasedRow(int table, uint32_t segment, uint32_t entry) const;
-  // The segment as it was, or null.
+  // Returns the segment as it was before the mutation, or null if the mutation did not rebuild it.
   const Segment* SegmentImage(int table, uint32_t segment) const;
-  // By segment number.
+  // Returns all rebuilt segments, by number.
   const std::unordered_map<uint32_t, Before>& segments(int table) const {
     return Part(table).segments;
   }
-  // --- Everything that the mutation does to a table's rows. ---
+  // --- All changes of the mutation to a table's rows. ---
   void ForEachRow(int table, const std::function<void(uint32_t row)>& visit) const;
   void ForEachInserted(int table, const std::function<void(int64_t key)>& visit) const;
   void ForEachErased(int table, const std::function<void(uint32_t row)>& visit) const;
   size_t n_changes(int table) const {
     return Part(table).rows.size() + Part(table).inserted.size() + Part(table).erased.size();
   }
-  // DataLoss unless its images of rows are those of a table with these planes.
+  // Returns DataLoss unless the overlay's images of rows fit a table with these planes.
   Status CheckPlanes(int table, const PlaneList& list) const;
-  // The before-image of a row in a plane of the table's list, or null.
+  // Returns the before-image of a row in a plane of the table's list, or null if there is none.
   const char* RowImage(int table, size_t plane, uint32_t row, const PlaneList& list) const;
 
  private:
-  struct Rows {  // a record of them
+  struct Rows {  // an undo record of rows
     UndoRecordHeader header;
     const char* payload;
   };

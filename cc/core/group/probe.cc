@@ -8,7 +8,8 @@
 namespace tsps {
 namespace {
 
-// Keys in flight at once: enough misses to keep the memory system busy, few enough to stay in L1.
+// The number of keys in flight: enough misses to keep the memory system busy, few enough to stay in
+// L1.
 constexpr size_t kBatch = 16;
 
 }  // namespace

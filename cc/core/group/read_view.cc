@@ -12,9 +12,9 @@
 namespace tsps {
 namespace {
 
-// The same through an overlay: rare and slow.
-int64_t ProbeRowsBehind(const IndexView& index, const TableState& state, const int64_t* keys,
-                        size_t n, uint32_t* rows) {
+// ProbeRows for a state with an overlay, which is rare and slow.
+int64_t ProbeRowsWithOverlay(const IndexView& index, const TableState& state, const int64_t* keys,
+                             size_t n, uint32_t* rows) {
   int64_t astray = -1;
   for (size_t i = 0; i < n; ++i) {
     rows[i] = kAbsentRow;
@@ -53,16 +53,16 @@ bool ReadView::Has(int table) const {
 
 bool ReadView::Listed(int table) const {
   const size_t place = PlaceOf(table);
-  const bool there = Has(table);
-  if (there && place < mapped_.size() && mapped_[place].Is(RemovedBefore(table))) return true;
+  const bool exists = Has(table);
+  if (exists && place < mapped_.size() && mapped_[place].Is(RemovedBefore(table))) return true;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (there) {
+  if (exists) {
     missing_.push_back(place);
   } else {
     const bool known = table >= 0 && place < state_.tables.size();
     unmapped_ = Error(
-        Code::kNotFound, "there is no table ", table, " in ", group_.path(),
-        known && StateOf(table).removed > RemovedBefore(table) ? ": it has been removed" : "");
+        Code::kNotFound, "group ", group_.path(), " has no table ", table,
+        known && StateOf(table).removed > RemovedBefore(table) ? ". It has been removed" : "");
   }
   return false;
 }
@@ -98,26 +98,26 @@ void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, b
   const TableFiles& files = Files(table);
   const TableState& state = StateOf(table);
   const int64_t astray =
-      overlay_ == nullptr
-          ? ProbeRows(files, state, keys, n, rows, fetch)
-          : ProbeRowsBehind(IndexView(files, state, overlay_, static_cast<int>(PlaceOf(table))),
-                            state, keys, n, rows);
+      overlay_ == nullptr ? ProbeRows(files, state, keys, n, rows, fetch)
+                          : ProbeRowsWithOverlay(
+                                IndexView(files, state, overlay_, static_cast<int>(PlaceOf(table))),
+                                state, keys, n, rows);
   if (astray >= 0 && !TSPS_FAULT_OFF("seqlock")) Fail(Astray(files, keys[astray]));
 }
 
 void ReadView::Find(int table, const int64_t* keys, size_t n, const char** rows,
                     uint32_t* numbers) const {
   constexpr size_t kChunk = 256;
-  // Else the first ones would be gone from the caches before they are read.
+  // Otherwise the first rows would leave the caches before they are read.
   constexpr size_t kFetchedBytes = 128u << 10;
-  uint32_t here[kChunk];
+  uint32_t scratch[kChunk];
   const bool fetch = Listed(table) && n * Files(table).row_bytes() <= kFetchedBytes;
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t m = std::min(kChunk, n - begin);
-    uint32_t* const found = numbers == nullptr ? here : numbers + begin;
-    Probe(table, keys + begin, m, found, fetch);
+    uint32_t* const row_numbers = numbers == nullptr ? scratch : numbers + begin;
+    Probe(table, keys + begin, m, row_numbers, fetch);
     for (size_t i = 0; i < m; ++i) {
-      rows[begin + i] = found[i] == kAbsentRow ? nullptr : Row(table, found[i]);
+      rows[begin + i] = row_numbers[i] == kAbsentRow ? nullptr : Row(table, row_numbers[i]);
     }
   }
 }
@@ -130,10 +130,10 @@ const char* ReadView::Plane(int table, size_t plane, uint32_t row) const {
     const auto place = static_cast<int>(PlaceOf(table));
     if (const char* image = overlay_->RowImage(place, plane, row, *list)) return image;
   }
-  const tsps::Plane& one = list->planes[plane];
-  const size_t end = (static_cast<size_t>(row) + 1) * one.row_bytes;
-  if (end > one.file->size() && end > one.file->RefreshSize()) return nullptr;
-  return one.row(row);
+  const tsps::Plane& stored = list->planes[plane];
+  const size_t end = (static_cast<size_t>(row) + 1) * stored.row_bytes;
+  if (end > stored.file->size() && end > stored.file->RefreshSize()) return nullptr;
+  return stored.row(row);
 }
 
 const char* ReadView::Row(int table, uint32_t row) const {
@@ -178,8 +178,8 @@ Status ReadView::ReadRecords(int table, const int64_t* keys, size_t n,
   if (n == 0 || !Has(table) || (StateOf(table).flags & kTableAbsentElsewhere) == 0) return Status();
   if (!Mapped(table)) return Status();  // Read maps it, or fails
   TSPS_ASSIGN_OR_RETURN(RecordStore* const records, Files(table).Records(StateOf(table)));
-  std::vector<uint32_t> own;
-  if (places == nullptr) places = &own;
+  std::vector<uint32_t> scratch;
+  if (places == nullptr) places = &scratch;
   places->resize(n);
   return records->Read(keys, n, /*urgent=*/true, places->data(), visit);
 }

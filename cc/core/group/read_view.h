@@ -23,56 +23,61 @@ struct PlaneList;
 struct State;
 struct TableState;
 
-// A table as of one committed state.
+// Figures of a table in one committed state.
 struct TableStats {
-  uint64_t rows = 0;  // live keys, those on disk included
+  uint64_t rows = 0;  // live keys, also those on disk
   uint64_t rows_on_disk = 0;
-  uint64_t row_capacity = 0;  // row numbers handed out, free ones included
+  uint64_t row_capacity = 0;  // row numbers, in use or free
   uint64_t segments = 0;
-  uint64_t bytes = 0;               // all files of the table in memory, reserved storage included
-  uint64_t bytes_on_disk = 0;       // all files there
-  uint64_t live_bytes_on_disk = 0;  // what the rows take of these
-  uint64_t rows_to_stage = 0;       // how many rows can be read ahead of their need
+  uint64_t bytes = 0;               // all files of the table in memory, with reserved storage
+  uint64_t bytes_on_disk = 0;       // all files of the table on disk
+  uint64_t live_bytes_on_disk = 0;  // the part of these that live rows take
+  uint64_t rows_to_stage = 0;       // number of rows that can be staged
   OptimizerConfig optimizer;
   OptimizerUse trained_by;
   uint64_t index_seed = 0;
-  uint64_t version = 0;  // changes so far that were no steps
+  uint64_t version = 0;  // number of changes outside of steps
   std::vector<MetadataPlane> metadata;
 };
 
-// What Group::Read() hands to its callback: a view of the group's memory, in which the writer may
-// be at work. Read() finds out afterwards whether all that was read is of one committed state, and
-// runs the callback again if not. Valid inside the callback only.
+// ReadView: what Group::Read() passes to its callback. It is a view of the group's memory, in which
+// the writer may be active. Read() checks afterwards whether everything was read from one committed
+// state, and otherwise calls the callback again. Valid inside of the callback only. Its methods are
+// thread-safe.
 class ReadView {
  public:
   uint64_t step() const;
-  // Tells states apart: another one after each mutation.
+  // Distinguishes states: every mutation changes it.
   uint64_t epoch() const;
-  // Their numbers, ascending by place.
+  // Returns the numbers of all tables, ascending by place.
   std::vector<int> tables() const;
-  // rows[i] = address of the row of keys[i], as it is stored (table/row_type.h), or nullptr when
-  // the key is absent; numbers[i] its row number, or kAbsentRow. Prefetches in batches. While a
-  // mutation runs a key that is there may look absent: Read() then throws away what its callback
-  // made, and calls it again.
+  // Finds keys. rows[i] is the address of the row of keys[i] in its stored type (table/row_type.h),
+  // or nullptr if the key is absent. numbers[i] is its row number, or kAbsentRow. Prefetches in
+  // batches. During a mutation a present key may look absent; Read() then discards the result and
+  // calls the callback again.
   void Find(int table, const int64_t* keys, size_t n, const char** rows,
             uint32_t* numbers = nullptr) const;
-  // The same for row numbers (kAbsentRow when absent), to read slots by.
+  // Finds only the row numbers of keys (kAbsentRow if absent), for example to read slots.
   void FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const;
+  // Returns the address of a row in its stored type.
   const char* Row(int table, uint32_t row) const;
-  // SlotWidth() floats.
+  // Returns the address of a row's slot, SlotWidth() floats; null if there is no such slot.
   const float* Slot(int table, int slot, uint32_t row) const;
-  // Of any plane, in the order of the table's list (table/planes.h). Null when there is none.
+  // Returns the address of a row in a plane of the table's list (table/planes.h); null if there is
+  // none.
   const char* Plane(int table, size_t plane, uint32_t row) const;
-  // Of the k-th metadata plane.
+  // Returns the address of a row in the k-th metadata plane.
   const char* Metadata(int table, size_t k, uint32_t row) const;
   // Calls visit(key, row) for every live key, in the index's order.
   void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
+  // Returns the figures of a table.
   TableStats Stats(int table) const;
-  // Null if they cannot be mapped.
+  // Returns the planes of a table; null if they cannot be mapped.
   const PlaneList* Planes(int table) const;
-  // Of keys that are not found: calls visit(i, payload), on many threads, for those that have a row
-  // on disk (table/row_records.h). `places`, unless null: of their records, kNoRecord for the
-  // others; empty if no row of the table is on disk.
+  // Reads the rows on disk of keys that are not in memory. Calls visit(i, payload), on many
+  // threads, for each key that has one (table/row_records.h). If `places` is not null, it gets the
+  // place of each key's record, kNoRecord for the others; it is empty if no row of the table is on
+  // disk.
   Status ReadRecords(int table, const int64_t* keys, size_t n,
                      const std::function<void(size_t i, const char* payload)>& visit,
                      std::vector<uint32_t>* places = nullptr) const;
@@ -85,28 +90,27 @@ class ReadView {
   ReadView(const Group& group, const State& state, const std::vector<MappedTable>& mapped,
            const Overlay* overlay)
       : group_(group), state_(state), mapped_(mapped), overlay_(overlay) {}
-  // False if this process has not mapped the table, which Read() then does, and calls its callback
-  // again. False, too, if the table has been removed, if it has outgrown what this process has
-  // mapped of it, or if its files were removed before this process looked at the end of them:
-  // Read() then fails.
+  // Returns whether this process has mapped the table. If not, Read() maps it and calls the
+  // callback again. Returns false also if the table was removed, has outgrown what this process has
+  // mapped of it, or lost its files before this process saw them grow; Read() then fails.
   bool Mapped(int table) const;
-  // As FindRows, and into the caches with the rows.
+  // FindRows, which can also prefetch the rows.
   void Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, bool fetch) const;
-  // Read() fails, if what has been read is of one state.
+  // Makes Read() fail with this status, if everything was read from one state.
   void Fail(Status status) const;
-  // The same, without a look at the files.
+  // Does the same as Mapped(), without a look at the files.
   bool Listed(int table) const;
   bool Has(int table) const;
-  // Of a table that is Listed(), or Mapped().
+  // These require a table for which Listed() or Mapped() returned true.
   TableFiles& Files(int table) const;
   const TableState& StateOf(int table) const;
   const Group& group_;
   const State& state_;
   const std::vector<MappedTable>& mapped_;
-  const Overlay* overlay_;  // null unless the writer died in a mutation
+  const Overlay* overlay_;  // null unless a mutation is unfinished
   mutable std::mutex mutex_;
-  mutable Status unmapped_;              // of a table that is not Mapped(), or damaged
-  mutable std::vector<size_t> missing_;  // places of tables that were asked for and are not mapped
+  mutable Status unmapped_;              // the error of a table that cannot be mapped or is damaged
+  mutable std::vector<size_t> missing_;  // places of tables to map
 };
 
 }  // namespace tsps

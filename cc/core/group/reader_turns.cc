@@ -14,7 +14,7 @@ namespace {
 
 constexpr off_t kGate = 0;
 constexpr off_t kTurns = 1;
-// The longest wait, for all readers that have a turn.
+// The longest wait, for all readers with a turn together.
 constexpr uint64_t kLongestWaitNs = 500'000'000;
 constexpr uint64_t kLeastPauseNs = 1'000'000'000;
 constexpr uint64_t kMostPauseNs = 64'000'000'000;
@@ -31,7 +31,7 @@ struct flock OneByte(short type, off_t byte) {
   return lock;
 }
 
-// Does not wait.
+// Changes a lock without waiting. Returns whether it succeeded.
 bool SetLock(int fd, short type, off_t byte) {
   struct flock lock = OneByte(type, byte);
   return fcntl(fd, F_OFD_SETLK, &lock) == 0;
@@ -68,7 +68,7 @@ void ReaderTurns::Await() {
   if (TSPS_FAULT_OFF("turns") || !AnyTaken()) return;
   const uint64_t began = NowNs();
   if (began < not_before_ns_) return;
-  // Fails while a reader comes in, which takes a moment.
+  // The lock of the gate fails while a reader takes a turn, which takes a moment.
   bool closed = SetLock(fd_, F_WRLCK, kGate);
   bool taken = true;
   while (taken && NowNs() < began + kLongestWaitNs) {

@@ -1,15 +1,15 @@
 // Turns of readers. Group::Read() runs again when a mutation came between, so a reader that takes
-// longer than the writer is quiet would never end. After some lost attempts it takes a turn: the
-// writer then waits, before its next mutation, until those who have a turn have read.
+// longer than the writer pauses would never finish. After some lost attempts it takes a turn:
+// before its next mutation, the writer waits until all readers with a turn have read.
 //
 //   <group>/.readers   two bytes to lock, by open-file-description locks:
-//     byte 0, the gate      exclusively by the writer while it waits, so that it waits for no more
-//                           readers than there are; shared, for a moment, by a reader that comes
-//     byte 1, the turns     shared, by every reader that has one
+//     byte 0, the gate      the writer locks it exclusively while it waits, so that no more readers
+//                           come in; a reader that takes a turn locks it shared for a moment
+//     byte 1, the turns     every reader with a turn locks it shared
 //
-// A reader that is killed loses its turn. One that is stopped, or takes too long, is waited for
-// less and less often. Any number of readers may have a turn; without one, the writer makes one
-// call of the system per mutation.
+// A reader that is killed loses its turn. The writer waits less and less often for a reader that is
+// stopped or takes too long. Any number of readers may have a turn. If none has, the writer makes
+// one system call per mutation.
 #ifndef TFSPS_CORE_GROUP_READER_TURNS_H_
 #define TFSPS_CORE_GROUP_READER_TURNS_H_
 
@@ -21,10 +21,11 @@
 
 namespace tsps {
 
-// A reader's turn, until its end.
+// A reader's turn. It lasts until the destructor.
 class ReaderTurn {
  public:
-  // Null if it cannot be had now: the writer waits for others, or the group cannot be written to.
+  // Takes a turn without waiting. Returns null if the writer is waiting for others, or if this
+  // process cannot open the file.
   static std::unique_ptr<ReaderTurn> Take(const std::string& group_path);
   ~ReaderTurn();
   ReaderTurn(const ReaderTurn&) = delete;
@@ -35,15 +36,16 @@ class ReaderTurn {
   const int fd_;
 };
 
-// The writer's side.
+// The writer's side. Not thread-safe.
 class ReaderTurns {
  public:
+  // Creates the file if it does not exist, and opens it.
   static Result<std::unique_ptr<ReaderTurns>> Open(const std::string& group_path);
   ~ReaderTurns();
   ReaderTurns(const ReaderTurns&) = delete;
   ReaderTurns& operator=(const ReaderTurns&) = delete;
 
-  // Before a mutation: waits for the readers that have a turn.
+  // Waits for the readers that have a turn. The writer calls it before each mutation.
   void Await();
 
  private:
@@ -51,7 +53,7 @@ class ReaderTurns {
   bool AnyTaken() const;
 
   const int fd_;
-  // After a wait in vain: nobody is waited for until then.
+  // After a wait that timed out, nobody is waited for until this time.
   uint64_t not_before_ns_ = 0;
   uint64_t pause_ns_ = 0;
 };

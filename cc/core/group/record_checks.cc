@@ -11,7 +11,7 @@
 namespace tsps {
 namespace {
 
-// A segment before its split: it goes where the record's hash leads.
+// Checks the image of a segment before its split. The record's hash determines where it belongs.
 Status CheckImage(const UndoRecordHeader& record, const Segment& image, const TableState& table,
                   const std::string& path) {
   const uint32_t depth = LoadRelaxed(image.local_depth);
@@ -50,9 +50,9 @@ Status CheckRecord(const State& state, uint64_t epoch, const ControlFile& contro
       return Damaged(path, table.removed, " removed tables in one place");
     }
     if (IsVacant(table)) {
-      TableState nothing = {};
-      nothing.removed = table.removed;
-      if (std::memcmp(&table, &nothing, sizeof(table)) == 0) continue;
+      TableState empty = {};
+      empty.removed = table.removed;
+      if (std::memcmp(&table, &empty, sizeof(table)) == 0) continue;
       return Damaged(path, "a table in the commit record is not marked as one");
     }
     if (!IsTableName(control.TableName(place))) {

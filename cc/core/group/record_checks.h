@@ -1,15 +1,16 @@
-// Damage: numbers in a group's files that cannot be, found before they lead anywhere.
+// Checks of a group's files. They find impossible numbers before anything follows them.
 //
-// A group's files are mapped, most of them change at every step, and have no checksums. So whoever
-// follows a number that it finds there sees first that it can be one:
+// The files are mapped, most of them change at every step, and they have no checksums. So code
+// checks a number from a file before it follows it:
 //
 //   CheckRecord                  a commit record, when it is read
-//   CheckUndoRecord              the undo log, before anything is undone, or seen through it
+//   CheckUndoRecord              the undo log, before anything is undone or read through it
 //   CheckNumbers, CheckIndex, CheckSegment, CheckKeyPlaces (table/table_checks.h)
-//   ProbeRows (group_impl.h)     a key's segment and row, at every probe
+//   ProbeRows (probe.h)          a key's segment and row, at every probe
 //
-// All return DataLoss that names the file or the table. Verify (verify.cc) looks at everything else
-// that has to be consistent. docs/storage.md lists what nobody can notice.
+// All of them return DataLoss that names the file or the table. Verify (verify.cc) checks
+// everything else that must be consistent. docs/storage.md lists the damage that cannot be
+// detected.
 #ifndef TFSPS_CORE_GROUP_RECORD_CHECKS_H_
 #define TFSPS_CORE_GROUP_RECORD_CHECKS_H_
 
@@ -22,11 +23,11 @@
 
 namespace tsps {
 
-// A copy of the commit record of `epoch`, and the names of its tables.
+// Checks a copy of the commit record of `epoch`, and the names of its tables.
 Status CheckRecord(const State& state, uint64_t epoch, const ControlFile& control);
 
-// One record of an undo log at `path`, against the state that it leads back to. What the table's
-// files have to say to it is left to recovery.cc.
+// Checks one record of the undo log at `path` against the state that it leads back to. recovery.cc
+// checks it against the table's files.
 Status CheckUndoRecord(const UndoRecordHeader& record, const char* payload, const State& state,
                        const std::string& path);
 

@@ -30,7 +30,8 @@ void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char*
   }
 }
 
-// The last one first, as RemoveInsert wants it, also when a recovery that was killed begins again.
+// Undoes inserts in reverse order, as RemoveInsert requires, also when a killed recovery starts
+// again.
 void UndoInserts(TableFiles& files, const TableState& table, const UndoRecordHeader& record,
                  const char* payload, bool killed) {
   const PlaneList& list = *files.Planes(table);
@@ -38,15 +39,15 @@ void UndoInserts(TableFiles& files, const TableState& table, const UndoRecordHea
   const auto segment_of = [&](uint64_t hash) {
     return files.directory_entries()[DirectoryPosition(hash, table.depth)];
   };
-  // A kill may have come between an entry and the count of them.
+  // A kill may have come between writing an entry and counting it.
   std::vector<bool> recounted(killed ? table.segments : 0);
   for (size_t i = record.n; i-- > 0;) {
     if (i >= kUndoAhead) PrefetchEntry(files, table, keys[i - kUndoAhead]);
     const uint64_t hash = HashKey(keys[i], table.index_seed);
     Segment* const segment = files.segment(segment_of(hash));
     Entry* const entry = FindInSegment(segment, keys[i], hash);
-    if (entry == nullptr) continue;  // it was not made, or is taken back
-    // First: nothing leads to the row any more when the entry is gone.
+    if (entry == nullptr) continue;  // it was never written, or is undone already
+    // The row is freed first: once the entry is removed, nothing leads to the row.
     if (entry->row_plus_one <= table.rows) {
       StoreRelaxed(list.changed_generations()[entry->row_plus_one - 1], kFreeRow);
     }
@@ -62,7 +63,8 @@ void UndoInserts(TableFiles& files, const TableState& table, const UndoRecordHea
   }
 }
 
-// When the rows had been written is not known any more: in the generation that the group is in.
+// The generations in which the rows were written are lost; the group's current one takes their
+// place.
 void UndoErases(TableFiles& files, const TableState& table, uint32_t changes,
                 const UndoRecordHeader& record, const char* payload) {
   const PlaneList& list = *files.Planes(table);
@@ -74,7 +76,7 @@ void UndoErases(TableFiles& files, const TableState& table, uint32_t changes,
   }
 }
 
-// Puts the segment back and sends the whole of its directory range to it again.
+// Restores a segment, and lets its whole directory range lead to it again.
 void UndoSegment(const TableFiles& files, uint32_t depth, const UndoRecordHeader& record,
                  const char* payload) {
   Segment* segment = files.segment(record.segment);
@@ -108,7 +110,7 @@ void Undo(TableFiles& files, const TableState& table, uint32_t changes,
   }
 }
 
-// Before a split all keys of a segment go where the record's hash leads.
+// Checks that all keys of the image belong where the record's hash leads, as before the split.
 Status CheckImageKeys(const TableState& table, const UndoRecordHeader& record, const Segment& image,
                       const std::string& path) {
   if (image.local_depth == 0) return Status();
@@ -122,7 +124,7 @@ Status CheckImageKeys(const TableState& table, const UndoRecordHeader& record, c
   return Status();
 }
 
-// As CheckUndoRecord; and what only the table's files can tell.
+// Makes the checks of CheckUndoRecord, and those that need the table's files.
 Status CheckRecordOf(const Group::Impl& impl, const UndoRecordHeader& record, const char* payload,
                      const State& state) {
   TSPS_RETURN_IF_ERROR(CheckUndoRecord(record, payload, state, impl.undo->path()));
@@ -153,7 +155,8 @@ Status UndoMutation(Group::Impl& impl, State* state, bool killed) {
       return Error(Code::kDataLoss, control.path(),
                    " is damaged: a mutation began without an undo log");
     }
-    // All of the log before any of it: what cannot be undone stays as it is.
+    // The whole log is checked before any of it is undone. If it cannot be undone, nothing is
+    // changed.
     const auto check = [&](const UndoRecordHeader& record, const char* payload) {
       return CheckRecordOf(impl, record, payload, *state);
     };
@@ -168,8 +171,8 @@ Status UndoMutation(Group::Impl& impl, State* state, bool killed) {
     };
     TSPS_RETURN_IF_ERROR(impl.undo->ForEach(state->epoch + 1, undo));
   }
-  // The same state under a new epoch: a reader that began before the mutation must not take what it
-  // read in between for consistent.
+  // The same state gets a new epoch, so that a reader that began before the mutation does not
+  // accept what it read in between.
   ++state->epoch;
   control.Publish(*state);
   control.EndRebuild();
@@ -182,21 +185,22 @@ Status Recover(Group::Impl& impl, Undecided outcome, State* state) {
   control.LoadState(sequence / 2, state);
   TSPS_RETURN_IF_ERROR(CheckRecord(*state, sequence / 2, control));
   if ((sequence & 1) == 0) {
-    control.EndRebuild();  // of one that was published
+    control.EndRebuild();  // ends the rebuild of a published mutation
     return Status();
   }
   const auto undo = [&] { return UndoMutation(impl, state, /*killed=*/true); };
   if (outcome == Undecided::kUndo) return undo();
   TSPS_ASSIGN_OR_RETURN(const std::optional<Sealed> sealed, control.SealedAfter(state->epoch));
-  // What is not sealed nobody else decides: it may be written in part. The group may have published
-  // the step that others have sealed, and begun this since.
+  // A mutation without a seal may be incomplete, and nobody else decides about it. The group may
+  // also have published the sealed step and begun this one since.
   if (!sealed.has_value()) return undo();
-  // Alone on its node, a group knows what it has not published.
+  // A group without peers knows that it has not published the step.
   if (outcome == Undecided::kRefuse && sealed->peers <= 1) return undo();
   if (outcome == Undecided::kRefuse) {
     return Error(Code::kFailedPrecondition, "step ", sealed->step, " of ", control.path(),
-                 " is written and not decided: ", sealed->peers, " groups of run ", sealed->run_id,
-                 " decide it together. It is made if one of them has made it, undone if none has");
+                 " is written, but not decided: ", sealed->peers, " groups of run ", sealed->run_id,
+                 " decide it together. It is committed if one of them has committed it, and undone "
+                 "if none has");
   }
   State next;
   control.LoadState(state->epoch + 1, &next);
@@ -204,7 +208,7 @@ Status Recover(Group::Impl& impl, Undecided outcome, State* state) {
   for (size_t place = 0; place < next.tables.size(); ++place) {
     if (IsVacant(next.tables[place])) continue;
     if (impl.files(static_cast<int>(place)) == nullptr) {
-      return Damaged(control.path(), "a sealed record with a table that is not there");
+      return Damaged(control.path(), "its sealed record has a table that does not exist");
     }
     TSPS_RETURN_IF_ERROR(impl.files(static_cast<int>(place))->CheckState(next.tables[place]));
   }

@@ -17,33 +17,33 @@ Status CheckCount(const std::string& table, size_t n) {
                ": at most 2147483647 keys at once. Received: ", n);
 }
 
-// Where in the table's list the planes that are written are.
+// Returns the positions in the table's list of the planes that are written.
 Result<std::vector<size_t>> FindPlanes(const TableFiles& files, const PlaneList& list,
                                        const std::vector<PlaneValues>& planes) {
-  std::vector<size_t> found;
-  for (const PlaneValues& one : planes) {
-    const auto is_it = [&](const Plane& plane) {
-      return plane.role == one.role && plane.name == one.name;
+  std::vector<size_t> positions;
+  for (const PlaneValues& values : planes) {
+    const auto matches = [&](const Plane& plane) {
+      return plane.role == values.role && plane.name == values.name;
     };
-    const auto plane = std::find_if(list.planes.begin(), list.planes.end(), is_it);
-    if (plane == list.planes.end() || one.role == PlaneRole::kKey ||
-        one.role == PlaneRole::kChanged) {
-      return Error(Code::kInvalidArgument, "table ", files.folder(), " has no plane '", one.name,
+    const auto plane = std::find_if(list.planes.begin(), list.planes.end(), matches);
+    if (plane == list.planes.end() || values.role == PlaneRole::kKey ||
+        values.role == PlaneRole::kChanged) {
+      return Error(Code::kInvalidArgument, "table ", files.folder(), " has no plane '", values.name,
                    "' that can be assigned (optimizer ", OptimizerKindName(list.optimizer.kind),
                    ")");
     }
-    if (plane->row_bytes != one.row_bytes) {
-      return Error(Code::kInvalidArgument, "plane '", one.name, "' of table ", files.folder(),
-                   " has ", plane->row_bytes, " bytes per row. Received: ", one.row_bytes);
+    if (plane->row_bytes != values.row_bytes) {
+      return Error(Code::kInvalidArgument, "plane '", values.name, "' of table ", files.folder(),
+                   " has ", plane->row_bytes, " bytes per row. Received: ", values.row_bytes);
     }
     const auto position = static_cast<size_t>(plane - list.planes.begin());
-    if (std::find(found.begin(), found.end(), position) != found.end()) {
-      return Error(Code::kInvalidArgument, "plane '", one.name, "' of table ", files.folder(),
+    if (std::find(positions.begin(), positions.end(), position) != positions.end()) {
+      return Error(Code::kInvalidArgument, "plane '", values.name, "' of table ", files.folder(),
                    " is written twice");
     }
-    found.push_back(position);
+    positions.push_back(position);
   }
-  return found;
+  return positions;
 }
 
 }  // namespace
@@ -74,13 +74,13 @@ int64_t GradientRows::FirstNonFinite(Executor& executor) const {
 
 Result<PreparedChanges::Part*> PreparedChanges::PartOf(const Group& group, int table) {
   TSPS_ASSIGN_OR_RETURN(const int place, writer_.PlaceOf(group, table));
-  const auto is_it = [&](const Part& part) { return part.table == place; };
-  auto found = std::find_if(parts_.begin(), parts_.end(), is_it);
-  if (found == parts_.end()) {
+  const auto is_of_table = [&](const Part& part) { return part.table == place; };
+  auto part = std::find_if(parts_.begin(), parts_.end(), is_of_table);
+  if (part == parts_.end()) {
     parts_.push_back({place});
-    found = parts_.end() - 1;
+    part = parts_.end() - 1;
   }
-  return &*found;
+  return &*part;
 }
 
 Status PreparedChanges::AddUpdate(const Group& group, const TableUpdate& update) {
@@ -88,7 +88,7 @@ Status PreparedChanges::AddUpdate(const Group& group, const TableUpdate& update)
   const TableFiles& files = *group_.files(part->table);
   const TableConfig& config = files.config();
   if (!part->update.empty()) {
-    return Error(Code::kInvalidArgument, "table ", config.name, " is twice in step ", *step_);
+    return Error(Code::kInvalidArgument, "table ", config.name, " appears twice in step ", *step_);
   }
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const planes,
                         group_.files(part->table)
@@ -101,22 +101,24 @@ Status PreparedChanges::AddUpdate(const Group& group, const TableUpdate& update)
   const TableState& state = writer_.state.tables[static_cast<size_t>(part->table)];
   if (SlotCount(part->kind) > 0 && optimizer_.id != 0 && state.optimizer_id != 0 &&
       state.optimizer_id != optimizer_.id) {
-    return Error(Code::kFailedPrecondition, "table ", config.name,
-                 ": another optimizer has trained it since, with slots of its own. A table goes on "
-                 "with the optimizer that trained it last. Train with that one, or make a new "
-                 "DistributedOptimizer, whose slots start anew. Nothing was changed");
+    return Error(
+        Code::kFailedPrecondition, "table ", config.name,
+        ": another optimizer has trained it since, and the slots are those of that optimizer. "
+        "A table continues with the optimizer that trained it last. Train with that one, or "
+        "make a new DistributedOptimizer, which starts with new slots. Nothing was changed");
   }
-  // Of nothing, hyperparameters are nobody's: ranks that all had nothing have averaged none.
+  // Without keys the hyperparameters are not checked: if no rank had any, they are an average of
+  // none.
   const Status hyper =
       update.n > 0 ? ValidateHyper(part->kind, update.hyper, update.n_hyper) : Status();
   if (!hyper.ok()) {
-    const char* const why =
+    const char* const explanation =
         update.n_hyper == static_cast<size_t>(HyperCount(part->kind))
             ? ""
-            : ", of another rule: the table was bound to this one meanwhile. Optimizers that "
-              "train one table, as where models share a layer, must have one rule for it "
-              "(sparse_optimizer=, or the table's own). Nothing was changed";
-    return Error(hyper.code(), "table ", config.name, ": ", hyper.message(), why);
+            : ", of another rule: the table was bound to this one meanwhile. All optimizers that "
+              "train a table, for example of models that share a layer, must use the same rule "
+              "for it (sparse_optimizer=, or the table's optimizer). Nothing was changed";
+    return Error(hyper.code(), "table ", config.name, ": ", hyper.message(), explanation);
   }
   TSPS_RETURN_IF_ERROR(CheckCount(config.name, update.n));
   TSPS_RETURN_IF_ERROR(CheckKeys(config, update.keys, update.n));
@@ -131,7 +133,8 @@ Status PreparedChanges::AddWrites(const Group& group, const TableWrites& writes)
   TableFiles& files = *group_.files(part->table);
   const TableConfig& config = files.config();
   if (!part->writes.empty()) {
-    return Error(Code::kInvalidArgument, "rows of table ", config.name, " are set twice at once");
+    return Error(Code::kInvalidArgument, "rows of table ", config.name,
+                 " are set twice in one change");
   }
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
                         files.BoundPlanes(writer_.state.tables[static_cast<size_t>(part->table)]));
@@ -150,7 +153,7 @@ Status PreparedChanges::AddErases(const Group& group, const TableErases& erases)
   TSPS_ASSIGN_OR_RETURN(Part* const part, PartOf(group, erases.table));
   const std::string& name = group_.files(part->table)->config().name;
   if (part->erases) {
-    return Error(Code::kInvalidArgument, "rows of table ", name, " are erased twice at once");
+    return Error(Code::kInvalidArgument, "rows of table ", name, " are erased twice in one change");
   }
   part->erases = true;
   TSPS_RETURN_IF_ERROR(CheckCount(name, erases.n));
@@ -162,17 +165,18 @@ Status PreparedChanges::Prepare(const Group& group, const RowChanges& changes) {
   step_ = changes.step;
   optimizer_ = changes.optimizer;
   if (step_.has_value() && *step_ != writer_.state.step + 1) {
-    const char* const why =
+    const char* const explanation =
         *step_ > writer_.state.step
             ? ""
-            : "; another optimizer made a step while this one was computed. Train the tables of a "
-              "process in one thread, one optimizer after the other, or in processes of their own. "
-              "Nothing was changed";
+            : ", because another optimizer made a step while this one was computed. Train the "
+              "tables of a process in one thread, one optimizer after the other, or in several "
+              "processes. Nothing was changed";
     return Error(Code::kFailedPrecondition, "step ", *step_, " cannot be applied to ", group.path(),
-                 ": step ", writer_.state.step, " is the last committed one", why);
+                 ": step ", writer_.state.step, " is the last committed one", explanation);
   }
   if (!step_.has_value() && !changes.updates.empty()) {
-    return Error(Code::kInvalidArgument, "updates of tables of ", group.path(), " are a step's");
+    return Error(Code::kInvalidArgument, "a change of ", group.path(),
+                 " has updates of tables, which only a step may have");
   }
   for (const TableUpdate& update : changes.updates) TSPS_RETURN_IF_ERROR(AddUpdate(group, update));
   for (const TableWrites& writes : changes.writes) TSPS_RETURN_IF_ERROR(AddWrites(group, writes));
@@ -229,9 +233,10 @@ void PreparedChanges::SetRows(size_t p, const uint32_t* positions, size_t n, boo
     const size_t at = i - plan.updates;
     const size_t from = writes.positions == nullptr ? at : writes.positions[at];
     for (size_t v = 0; v < writes.planes.size(); ++v) {
-      const PlaneValues& one = writes.planes[v];
+      const PlaneValues& plane_values = writes.planes[v];
       std::memcpy(planes.at(static_cast<int>(parts_[p].planes[v]), plan.rows[i]),
-                  static_cast<const char*>(one.values) + from * one.row_bytes, one.row_bytes);
+                  static_cast<const char*>(plane_values.values) + from * plane_values.row_bytes,
+                  plane_values.row_bytes);
     }
     if (!fresh) planes.Touch(plan.rows[i]);
     TSPS_FAULT_POINT("assign.row");
@@ -246,7 +251,7 @@ void PreparedChanges::WriteRows(size_t p, bool fresh) {
       if (!fresh) mutation_.SaveImages(p, block);
       const uint32_t* const begin = positions.data() + block * kUndoBlock;
       const uint32_t* const end = begin + UndoBlockRows(positions.size(), block);
-      // The updates' keys come first.
+      // The keys of updates come first.
       const uint32_t* const set = std::lower_bound(begin, end, plan.updates);
       UpdateRows(p, begin, static_cast<size_t>(set - begin), fresh);
       SetRows(p, set, static_cast<size_t>(end - set), fresh);
@@ -258,7 +263,7 @@ void PreparedChanges::Write() {
   if (mutation_.HasFresh()) {
     mutation_.ForEachPlan([&](size_t p) {
       mutation_.InitializeFresh(mutation_.plans()[p], parts_[p].planes);
-      WriteRows(p, /*fresh=*/true);  // nobody can see these rows yet
+      WriteRows(p, /*fresh=*/true);  // no reader can see these rows yet
     });
   }
   mutation_.Begin();

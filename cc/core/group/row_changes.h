@@ -1,4 +1,4 @@
-// PreparedChanges: changes of rows between their acts (GroupWriter::Prepare).
+// PreparedChanges: changes of rows between the calls of GroupWriter (Prepare, Write, Publish).
 #ifndef TFSPS_CORE_GROUP_ROW_CHANGES_H_
 #define TFSPS_CORE_GROUP_ROW_CHANGES_H_
 
@@ -19,16 +19,19 @@ namespace tsps {
 class GradientRows {
  public:
   GradientRows(const TableUpdate& update, size_t dim);
+  // Returns the gradient of the i-th key.
   const float* at(size_t i) const;
-  // As FirstNonFiniteRow.
+  // Returns the position of the first gradient that is not finite, or -1, as FirstNonFiniteRow
+  // does.
   int64_t FirstNonFinite(Executor& executor) const;
 
  private:
   const size_t dim_;
   std::vector<TableUpdate::Piece> pieces_;
-  std::vector<size_t> ends_;  // of each piece, among the update's keys
+  std::vector<size_t> ends_;  // the end of each piece, among the update's keys
 };
 
+// The methods are those of GroupWriter with the same names. Not thread-safe.
 class PreparedChanges {
  public:
   PreparedChanges(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
@@ -42,7 +45,7 @@ class PreparedChanges {
   Status Prepare(const Group& group, const RowChanges& changes);
   void Write();
   void Seal(const Sealed& sealed);
-  // Before the end of a writer that has sealed it: it is the next one's.
+  // Leaves a sealed change to the next writer, before this one ends.
   void Leave() { mutation_.Leave(); }
   void Publish();
   void Abort() { mutation_.Undo(); }
@@ -53,24 +56,24 @@ class PreparedChanges {
   size_t n_erased() const { return mutation_.n_erased(); }
 
  private:
-  // What is done to the rows of one table: of the mutation's plan with the same number.
+  // The changes of one table's rows. Its number is that of the mutation's plan for the table.
   struct Part {
-    int table;  // its place
+    int table;  // the table's place
     OptimizerKind kind = OptimizerKind::kNone;
-    std::vector<TableUpdate> update = {};  // one, or none
+    std::vector<TableUpdate> update = {};  // at most one
     std::vector<GradientRows> gradients = {};
-    std::vector<TableWrites> writes = {};  // one, or none
-    std::vector<size_t> planes = {};       // where in the table's list those of `writes` are
+    std::vector<TableWrites> writes = {};  // at most one
+    std::vector<size_t> planes = {};  // positions in the table's list of the planes of `writes`
     bool erases = false;
   };
 
-  // The part of a table, made if need be.
+  // Returns the part of a table; creates it if need be.
   Result<Part*> PartOf(const Group& group, int table);
   Status AddUpdate(const Group& group, const TableUpdate& update);
   Status AddWrites(const Group& group, const TableWrites& writes);
   Status AddErases(const Group& group, const TableErases& erases);
-  // Of the plan's fresh keys, or of those that are there, whose images are saved first: updates and
-  // writes.
+  // Write the rows of the plan's fresh keys, or of its existing ones, whose images are saved first:
+  // updates and writes.
   void WriteRows(size_t p, bool fresh);
   void UpdateRows(size_t p, const uint32_t* positions, size_t n, bool fresh);
   void SetRows(size_t p, const uint32_t* positions, size_t n, bool fresh);

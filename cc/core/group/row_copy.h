@@ -1,4 +1,4 @@
-// Copies of rows that are anywhere to where positions say.
+// Copies rows from scattered addresses to an output, in the order of given positions.
 #ifndef TFSPS_CORE_GROUP_ROW_COPY_H_
 #define TFSPS_CORE_GROUP_ROW_COPY_H_
 
@@ -14,13 +14,13 @@
 
 namespace tsps {
 
-constexpr size_t kCopyBytes = 1 << 18;  // a range's share of the output
+constexpr size_t kCopyBytes = 1 << 18;  // a thread's range of the output
 
-// Rows fetched ahead of the one being copied. The row's address itself comes from a cached array,
-// or is computed.
+// How many rows are prefetched ahead of the one that is copied. Their addresses come from a cached
+// array or are computed.
 constexpr size_t kAhead = 32;
 
-// out[i] = the row at row_at(inverse[i]), as floats: float[n, dim].
+// Sets out[i] to the row at row_at(inverse[i]), as floats; `out` is float[n, dim].
 template <typename RowAt>
 void CopyRowsByPosition(const RowAt& row_at, PlaneType type, size_t dim, const int32_t* inverse,
                         size_t n, float* out, Executor& executor) {

@@ -53,18 +53,18 @@ void RowGather::Fetch(std::vector<uint32_t> absent, const Read& read, Executor& 
   std::vector<int64_t> keys(absent.size());
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = keys_[absent[i]];
   fetched_.resize(keys.size() * row_bytes_);
-  std::vector<char> found(keys.size());  // not bits: threads write side by side
+  std::vector<char> on_disk(keys.size());  // not bits, because threads write neighbouring ones
   // A record begins with the embedding.
   status_ = read(keys.data(), keys.size(), [&](size_t i, const char* payload) {
     std::memcpy(&fetched_[i * row_bytes_], payload, row_bytes_);
-    found[i] = 1;
+    on_disk[i] = 1;
   });
-  std::vector<uint32_t> nowhere;
+  std::vector<uint32_t> missing;
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (found[i] == 0) nowhere.push_back(absent[i]);
+    if (on_disk[i] == 0) missing.push_back(absent[i]);
     rows_[absent[i]] = &fetched_[i * row_bytes_];
   }
-  Initialize(std::move(nowhere), executor);
+  Initialize(std::move(missing), executor);
 }
 
 void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
@@ -110,7 +110,7 @@ void RowGather::CopyAll(float* out, Executor& executor) const {
 
 Status RowGather::Find(Scan& scan, Executor& executor) {
   found_.places.clear();
-  found_.rows.clear();  // nobody says that they still are those of the newest state
+  found_.rows.clear();  // they may not be those of the newest state
   std::vector<uint32_t> numbers(n_);
   TSPS_RETURN_IF_ERROR(scan.Find(table_, keys_, n_, numbers.data(), executor));
   copies_.reset(new char[n_ * row_bytes_]);

@@ -1,5 +1,5 @@
-// RowGather: where the rows of some keys are, absent keys' initial rows included, and copies of
-// them to where they are wanted.
+// RowGather: finds the rows of keys, including the initial rows of absent ones, and copies them to
+// an output.
 #ifndef TFSPS_CORE_GROUP_ROW_GATHER_H_
 #define TFSPS_CORE_GROUP_ROW_GATHER_H_
 
@@ -15,41 +15,41 @@
 
 namespace tsps {
 
-// The rows of unique keys of one table. For use inside Group::Read(), which may run its callback
-// again.
+// The rows of unique keys of one table, for use inside of Group::Read(), which may run its callback
+// several times. Not thread-safe.
 class RowGather {
  public:
-  // `keys` is int64[n] and must outlive this.
-  // `numbers`: keep the row numbers for TakeFound().
+  // `keys` is int64[n] and must outlive this. `numbers`: keep the row numbers for TakeFound().
   RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys, size_t n,
             bool numbers = false);
 
-  // Probes in parallel. Every attempt of a Read() calls this first; initial rows are computed by
-  // the first attempt only, as long as the same keys are absent.
+  // Finds the rows with parallel probes. Every attempt of a Read() calls this first. Only the first
+  // attempt computes initial rows, as long as the same keys are absent.
   void Find(const ReadView& view, Executor& executor);
-  // The same by a scan, which needs no further attempt: it copies the rows.
+  // Finds and copies the rows with a scan, which needs no further attempt.
   Status Find(Scan& scan, Executor& executor);
 
   size_t n() const { return n_; }
-  size_t n_absent() const { return absent_.size(); }  // in no tier
-  // After the last attempt: its state, and the row numbers that it found; none, if they were not
-  // kept. Once.
+  size_t n_absent() const { return absent_.size(); }  // keys without a row in any tier
+  // Returns the state of the last attempt and the row numbers that it found, or none if they were
+  // not kept. May be called once, after that attempt.
   RowNumberCache::Found TakeFound();
-  // After the last attempt: why rows on disk could not be read, if they could not.
+  // Returns why rows on disk could not be read in the last attempt, or OK.
   Status status() const { return status_; }
 
-  // --- The rows of the last Find(), in its attempt: they may be where a writer is changing them.
+  // --- The rows of the last Find(). Use them in its attempt only: a writer may be changing them.
+  // ---
 
-  // Address of each key's row, in the table or here. Of rows that are not stored as floats, copies
-  // are made.
+  // Returns the address of each key's row, in the table or in this object. Rows that are not stored
+  // as floats are converted to copies.
   const float* const* Floats(Executor& executor);
-  // out[i] = the row of keys[inverse[i]]: float[n, dim].
+  // Sets out[i] to the row of keys[inverse[i]]; `out` is float[n, dim].
   void CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const;
-  // The same in the order of the keys: float[n(), dim].
+  // Copies all rows in the order of the keys to `out`, float[n(), dim].
   void CopyAll(float* out, Executor& executor) const;
 
  private:
-  // Gives keys that are not in memory their rows on disk, by `read`, or initial ones.
+  // Gives keys that are not in memory their rows on disk, with `read`, or initial ones.
   using Read = std::function<Status(const int64_t* keys, size_t n,
                                     const std::function<void(size_t, const char*)>& visit)>;
   void Fetch(std::vector<uint32_t> absent, const Read& read, Executor& executor);
@@ -61,14 +61,14 @@ class RowGather {
   const size_t n_;
   const size_t row_bytes_;
   const bool keep_numbers_;
-  RowNumberCache::Found found_;             // without the keys
-  std::unique_ptr<const char*[]> rows_;     // as they are stored (table/row_type.h)
-  std::unique_ptr<char[]> copies_;          // row_bytes_ for each key, of a scan
-  std::unique_ptr<const float*[]> floats_;  // once they are asked for
-  std::unique_ptr<float[]> widened_;        // float[n, dim], where floats_ are, if rows are narrow
+  RowNumberCache::Found found_;             // all fields but the keys
+  std::unique_ptr<const char*[]> rows_;     // addresses of stored rows (table/row_type.h)
+  std::unique_ptr<char[]> copies_;          // rows that a scan has copied, row_bytes_ each
+  std::unique_ptr<const float*[]> floats_;  // once Floats() was called
+  std::unique_ptr<float[]> widened_;  // float[n, dim], the target of floats_ if rows are narrow
   Status status_;
-  std::vector<uint32_t> absent_;     // positions in keys_
-  std::unique_ptr<char[]> initial_;  // their rows
+  std::vector<uint32_t> absent_;     // positions of absent keys
+  std::unique_ptr<char[]> initial_;  // rows of the absent keys
   std::vector<char> fetched_;        // rows that are on disk
 };
 

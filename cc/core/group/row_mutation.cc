@@ -57,8 +57,8 @@ void RowMutation::AddWrites(int place, const int64_t* keys, size_t n, size_t pla
   plan.n += n;
 }
 
-void RowMutation::AddGoing(int place, std::vector<int64_t> keys) {
-  PlanOf(place).moves.going = std::move(keys);
+void RowMutation::AddEvictions(int place, std::vector<int64_t> keys) {
+  PlanOf(place).moves.evicted = std::move(keys);
 }
 
 void RowMutation::AddErases(int place, const int64_t* keys, size_t n) {
@@ -74,7 +74,7 @@ void RowMutation::ForEachPlan(const std::function<void(size_t p)>& body) {
 }
 
 size_t RowMutation::n_erased(const RowPlan& plan) {
-  return plan.erased.size() - plan.moves.n_going + plan.moves.erased.size();
+  return plan.erased.size() - plan.moves.n_evicted + plan.moves.erased.size();
 }
 
 size_t RowMutation::n_erased() const {
@@ -92,7 +92,7 @@ Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
   const TableFiles& files = *group_.files(plan.table);
   const uint64_t on_disk = plan.moves.store == nullptr ? 0 : plan.moves.store->rows();
   const uint64_t live =
-      StateOf(plan).live + on_disk + plan.fresh.size() - plan.moves.n_coming() - n_erased(plan);
+      StateOf(plan).live + on_disk + plan.fresh.size() - plan.moves.n_fetched() - n_erased(plan);
   const int64_t max_rows = files.config().max_rows;
   if (max_rows == 0 || plan.fresh.empty() || live <= static_cast<uint64_t>(max_rows))
     return Status();
@@ -100,7 +100,7 @@ Status RowMutation::CheckMaxRows(const RowPlan& plan) const {
                " rows, max_rows is ", max_rows);
 }
 
-// A tiered table has no more than it may, not even for a moment.
+// A tiered table never exceeds its memory, not even for a moment.
 Status RowMutation::ReserveRowsOf(const TableFiles& files, const PlaneList& list,
                                   const Plane& plane, uint64_t rows) {
   const size_t used = rows * plane.row_bytes;
@@ -110,7 +110,7 @@ Status RowMutation::ReserveRowsOf(const TableFiles& files, const PlaneList& list
   return plane.file->Reserve(std::max<size_t>(used, ahead * plane.row_bytes));
 }
 
-// Gives the fresh keys row numbers: returned ones first, then new ones.
+// Assigns row numbers to the fresh keys: freed ones first, then new ones.
 Status RowMutation::ReserveRows(RowPlan& plan) {
   if (plan.fresh.empty()) return Status();
   TableFiles& files = *group_.files(plan.table);
@@ -136,9 +136,9 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
 
 namespace {
 
-// Adds keys to the log of erased ones, behind those of the committed state. A log that has become
-// too long is emptied, which is remembered: what it had begins to be overwritten by the erase after
-// this one, when no state has it any more.
+// Adds keys to the log of erased ones, after those of the committed state. A log that is too long
+// is emptied, and the state records this. Its old entries are only overwritten by the next erase,
+// when no state has them any more.
 Status LogErased(TableFiles& files, StorageReserver& reserver, const std::vector<int64_t>& erased,
                  uint32_t generation, TableState* state) {
   const uint64_t length = state->erased + erased.size();
@@ -157,13 +157,13 @@ Status LogErased(TableFiles& files, StorageReserver& reserver, const std::vector
 }  // namespace
 
 Status RowMutation::ReserveErased(RowPlan& plan) {
-  if (plan.erase_keys.empty() && plan.moves.going.empty()) return Status();
-  if (!plan.fresh.empty() || !plan.moves.going.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
+  if (plan.erase_keys.empty() && plan.moves.evicted.empty()) return Status();
+  if (!plan.fresh.empty() || !plan.moves.evicted.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
   TableFiles& files = *group_.files(plan.table);
   TableState& state = StateOf(plan);
   if (n_erased(plan) > 0) {
     std::vector<int64_t> keys = plan.moves.erased;
-    for (size_t i = 0; i < plan.erased.size() - plan.moves.n_going; ++i) {
+    for (size_t i = 0; i < plan.erased.size() - plan.moves.n_evicted; ++i) {
       const ErasedEntry& entry = plan.erased[i];
       keys.push_back(files.segment(entry.segment)->entries[entry.entry].key);
     }
@@ -175,14 +175,14 @@ Status RowMutation::ReserveErased(RowPlan& plan) {
 }
 
 Status RowMutation::Prepare(bool is_step) {
-  // First: the index must not grow for rows that are refused.
+  // This comes first, so that the index does not grow for rows that are refused.
   for (const RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(CheckMaxRows(plan));
-  for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(MakeRoom(plan));
+  for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(MakeSpace(plan));
   for (RowPlan& plan : plans_) {
     if (plan.fresh.empty()) continue;
     TSPS_RETURN_IF_ERROR(GrowIndex(group_, writer_, counters_, plan.table, plan.keys, plan.fresh));
   }
-  // Growth has committed epochs of its own and changed index sizes.
+  // Growth has committed epochs and changed index sizes.
   mutation_.Reset();
   for (RowPlan& plan : plans_) {
     TSPS_RETURN_IF_ERROR(ReserveRows(plan));
@@ -193,7 +193,7 @@ Status RowMutation::Prepare(bool is_step) {
   return Status();
 }
 
-// The planes are mapped: ReserveRows or WriteUndo has seen to it.
+// The planes are mapped already, by ReserveRows or WriteUndo.
 RowPlanes RowMutation::Planes(const RowPlan& plan) const {
   return RowPlanes(*group_.files(plan.table)->Planes(StateOf(plan)), plan.planes,
                    mutation_.next().changes);

@@ -1,4 +1,4 @@
-// What a mutation will do to which rows, and whether it may: it changes nothing.
+// Plans a mutation of rows: what it will do to which rows, and whether it may. Changes nothing.
 #include <algorithm>
 #include <atomic>
 #include <unordered_set>
@@ -39,10 +39,10 @@ int64_t RowMarks::FirstRepeated(const std::vector<uint32_t>& rows,
   return repeated ? int64_t{positions[marked]} : -1;
 }
 
-Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
+Status RowMutation::Plan(const std::function<void(size_t p)>& visit) {
   std::vector<Status> statuses(plans_.size());
   ForEachPlan([&](size_t p) {
-    if (also) also(p);
+    if (visit) visit(p);
     statuses[p] = PlanTable(plans_[p]);
   });
   return FirstError(statuses);
@@ -50,17 +50,18 @@ Status RowMutation::Plan(const std::function<void(size_t p)>& also) {
 
 Status RowMutation::FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan) {
   const int table = TableNumber(static_cast<size_t>(plan.table), state.removed);
-  RowNumberCache::Found found =
+  RowNumberCache::Found cached =
       group_.row_numbers.Take(table, writer_.state.epoch, plan.keys, plan.n);
-  plan.rows = std::move(found.rows);
-  plan.moves.places = std::move(found.places);
+  plan.rows = std::move(cached.rows);
+  plan.moves.places = std::move(cached.places);
   if (plan.rows.size() == plan.n) return Status();
   plan.rows.resize(plan.n);
   std::atomic<int64_t> astray{-1};
   executor_.ParallelFor(plan.n, kPlanGrain, [&](size_t begin, size_t end) {
-    const int64_t one =
+    const int64_t position =
         ProbeRows(files, state, plan.keys + begin, end - begin, plan.rows.data() + begin);
-    if (one >= 0) astray.store(static_cast<int64_t>(begin) + one, std::memory_order_relaxed);
+    if (position >= 0)
+      astray.store(static_cast<int64_t>(begin) + position, std::memory_order_relaxed);
   });
   return astray.load() < 0 ? Status() : Astray(files, plan.keys[astray.load()]);
 }
@@ -104,13 +105,13 @@ Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
 }
 
 Status RowMutation::FindErased(RowPlan& plan) {
-  if (plan.erase_keys.empty() && plan.moves.going.empty()) return Status();
+  if (plan.erase_keys.empty() && plan.moves.evicted.empty()) return Status();
   plan.erased.clear();
   plan.erased_rows.clear();
   TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.erase_keys));
   const size_t n_erased = plan.erased.size();
-  TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.moves.going));
-  plan.moves.n_going = plan.erased.size() - n_erased;
+  TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.moves.evicted));
+  plan.moves.n_evicted = plan.erased.size() - n_erased;
   return Status();
 }
 
@@ -129,7 +130,7 @@ Status RowMutation::FindEntries(RowPlan& plan, const std::vector<int64_t>& keys)
     const Segment* const segment = files.segment(number);
     const Entry* const entry = FindInSegment(*segment, key, hash);
     if (entry == nullptr) continue;
-    // Else an erase would free a row that another key has.
+    // Otherwise an erase would free a row that belongs to another key.
     const int64_t of_row = LoadRelaxed(list->keys()[entry->row_plus_one - 1]);
     if (of_row != key && !TSPS_FAULT_OFF("damage")) {
       return Damaged("table " + files.folder(), "its index leads key ", key, " to row ",

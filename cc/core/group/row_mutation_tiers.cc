@@ -1,5 +1,5 @@
-// How a mutation moves rows of a tiered table: those that it needs come from the disk, others go
-// there, all in its one commit.
+// How a mutation moves rows of a tiered table: it fetches rows that it needs from the disk and
+// evicts others to it, all in its one commit.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -12,18 +12,18 @@
 namespace tsps {
 namespace {
 
-// Of the copies that compaction makes beside a mutation: a multiple of what it logs, so that the
-// log does not become longer.
+// The bytes that compaction copies after a mutation: a multiple of what the mutation logs, so that
+// the log does not grow.
 constexpr size_t kCompaction = 4;
 constexpr size_t kLeastCompaction = 256u << 10;
 constexpr size_t kMostCompaction = 4u << 20;
 
-// In a mutation of its own.
-Status MoveOut(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
-               Executor& executor, int place, std::vector<int64_t> keys) {
+// Moves rows to the disk, in a mutation of its own.
+Status Evict(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+             Executor& executor, int place, std::vector<int64_t> keys) {
   if (keys.empty()) return Status();
   RowMutation mutation(group, writer, counters, executor);
-  mutation.AddGoing(place, std::move(keys));
+  mutation.AddEvictions(place, std::move(keys));
   TSPS_RETURN_IF_ERROR(mutation.Plan());
   TSPS_RETURN_IF_ERROR(mutation.Prepare(/*is_step=*/false));
   mutation.Begin();
@@ -69,55 +69,57 @@ Evictions::Rows RowMutation::RowsOf(const RowPlan& plan, const PlaneList& list) 
   return {list, &plan.moves.store->announced(), writer_.state.step};
 }
 
-Status RowMutation::MakeRoom(RowPlan& plan) {
+Status RowMutation::MakeSpace(RowPlan& plan) {
   RowMoves& moves = plan.moves;
-  if (moves.store == nullptr || !moves.going.empty()) return Status();
+  if (moves.store == nullptr || !moves.evicted.empty()) return Status();
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
-  const MemoryPlan room = files.PlanOf(*list);
+  const MemoryPlan capacity = files.PlanOf(*list);
   const TableConfig& config = files.config();
-  if (MostRows(config) > 0 && MostRows(config) <= room.rows) return Status();  // none has to go
+  if (MostRows(config) > 0 && MostRows(config) <= capacity.rows)
+    return Status();  // all rows fit into memory
   Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
   std::vector<uint32_t> kept(plan.existing.size());
   for (size_t i = 0; i < kept.size(); ++i) kept[i] = plan.rows[plan.existing[i]];
   evictions.Resize(StateOf(plan).rows);
   evictions.Used(kept.data(), kept.size());
 
-  const size_t coming = plan.fresh.size();
-  if (kept.size() + coming > room.rows) {
+  const size_t n_fresh = plan.fresh.size();
+  if (kept.size() + n_fresh > capacity.rows) {
     const uint64_t row_bytes = RowBytes(*list, list->planes.size());
     return Error(Code::kResourceExhausted, "table ", config.name, ": a change of ",
-                 kept.size() + coming, " rows at once, and memory of ", config.storage.memory,
-                 " bytes has room for ", room.rows, "; two such changes take ",
-                 MemoryFor(2 * (kept.size() + coming), row_bytes, MostRows(config)), " bytes");
+                 kept.size() + n_fresh, " rows at once, and memory of ", config.storage.memory,
+                 " bytes has room for ", capacity.rows, "; two such changes take ",
+                 MemoryFor(2 * (kept.size() + n_fresh), row_bytes, MostRows(config)), " bytes");
   }
-  const uint64_t all = StateOf(plan).live + moves.store->rows() + coming - moves.n_coming();
-  if (all > room.rows_in_all && coming > moves.n_coming()) {
+  const uint64_t all = StateOf(plan).live + moves.store->rows() + n_fresh - moves.n_fetched();
+  if (all > capacity.rows_in_all && n_fresh > moves.n_fetched()) {
     return Error(Code::kResourceExhausted, "table ", config.name, " would have ", all,
                  " rows, and memory of ", config.storage.memory,
-                 " bytes has room for the places of ", room.rows_in_all,
-                 ", in memory and on disk; a million takes 55 MiB");
+                 " bytes has space for the places of ", capacity.rows_in_all,
+                 " rows, in memory and on disk. A million places take 55 MiB");
   }
-  const uint64_t free = room.rows - std::min(room.rows, StateOf(plan).live);
-  if (coming > free) TSPS_RETURN_IF_ERROR(GoFirst(plan, coming - free + coming / 4, kept));
-  const uint64_t live = StateOf(plan).live + coming - plan.erased.size();
-  // As many may come the next time, if the table can have so many that are not in memory.
-  uint64_t next = std::min<uint64_t>(coming + coming / 4 + 64, room.rows / 4);
+  const uint64_t free = capacity.rows - std::min(capacity.rows, StateOf(plan).live);
+  if (n_fresh > free) TSPS_RETURN_IF_ERROR(EvictFirst(plan, n_fresh - free + n_fresh / 4, kept));
+  const uint64_t live = StateOf(plan).live + n_fresh - plan.erased.size();
+  // The next mutation may fetch as many, if the table can have so many rows outside of memory.
+  uint64_t next = std::min<uint64_t>(n_fresh + n_fresh / 4 + 64, capacity.rows / 4);
   if (const uint64_t most = MostRows(config); most > 0) {
     next = std::min(next, most - std::min(most, live));
   }
-  if (coming == 0 || live + next <= room.rows) return Status();
-  for (const uint32_t row : evictions.Choose(live + next - room.rows, RowsOf(plan, *list), kept)) {
-    // A row that is erased leaves anyway.
+  if (n_fresh == 0 || live + next <= capacity.rows) return Status();
+  for (const uint32_t row :
+       evictions.Choose(live + next - capacity.rows, RowsOf(plan, *list), kept)) {
+    // An erased row leaves memory anyway.
     const auto& erased = plan.erased_rows;
     if (std::find(erased.begin(), erased.end(), row) == erased.end()) {
-      moves.going.push_back(list->keys()[row]);
+      moves.evicted.push_back(list->keys()[row]);
     }
   }
   return Status();
 }
 
-Status RowMutation::GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept) {
+Status RowMutation::EvictFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept) {
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   std::vector<uint32_t> stay = kept;
@@ -126,13 +128,12 @@ Status RowMutation::GoFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>
   Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
   for (const uint32_t row : evictions.Choose(n, RowsOf(plan, *list), stay))
     keys.push_back(list->keys()[row]);
-  TSPS_RETURN_IF_ERROR(MoveOut(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
+  TSPS_RETURN_IF_ERROR(Evict(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
   mutation_.Reset();
   return Status();
 }
 
-Status MoveAllOut(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
-                  int place) {
+Status EvictAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int place) {
   constexpr size_t kRows = 16384;  // in one mutation
   SerialExecutor executor;
   const TableState state = writer.state.tables[static_cast<size_t>(place)];
@@ -141,7 +142,7 @@ Status MoveAllOut(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& 
   for (uint64_t row = 0; row < state.rows; ++row) {
     if (list->changed_generations()[row] != kFreeRow) keys.push_back(list->keys()[row]);
     if (keys.size() < kRows && row + 1 < state.rows) continue;
-    TSPS_RETURN_IF_ERROR(MoveOut(group, writer, counters, executor, place, std::move(keys)));
+    TSPS_RETURN_IF_ERROR(Evict(group, writer, counters, executor, place, std::move(keys)));
     keys.clear();
   }
   return Status();
@@ -152,8 +153,8 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
   if (moves.store == nullptr) return Status();
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
-  const size_t going = moves.n_going;
-  // Rows that are erased come from the disk as others do, to nowhere.
+  const size_t n_evicted = moves.n_evicted;
+  // Erased rows leave the disk as fetched ones do, but are not written anywhere.
   std::vector<int64_t> keys = moves.erased;
   std::vector<uint32_t> places = moves.erased_places;
   for (size_t k = 0; k < moves.places.size(); ++k) {
@@ -162,11 +163,11 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
     places.push_back(moves.places[k]);
   }
   const RowRecords records(*list);
-  const size_t first = plan.erased.size() - going;
+  const size_t first = plan.erased.size() - n_evicted;
   TSPS_RETURN_IF_ERROR(moves.store->Leave(
-      {keys.data(), places.data(), keys.size()}, going, [&](size_t i, char* payload) {
+      {keys.data(), places.data(), keys.size()}, n_evicted, [&](size_t i, char* payload) {
         const uint32_t row = plan.erased_rows[first + i];
-        if (i + RowPlanes::kAhead < going) {
+        if (i + RowPlanes::kAhead < n_evicted) {
           records.Prefetch(plan.erased_rows[first + i + RowPlanes::kAhead]);
         }
         records.Copy(row, payload);
@@ -177,7 +178,8 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
   return Status();
 }
 
-// Files of such a table are reserved as far as they are used and not ahead, which would ask for it.
+// Files of a tiered table are reserved only as far as they are used. So the reserver, which also
+// collapses files that it grows ahead, must be asked to do so here.
 void RowMutation::CollapseFiles(const RowPlan& plan) {
   TableFiles& files = *group_.files(plan.table);
   for (const Plane& plane : files.Planes(StateOf(plan))->planes) {
@@ -196,7 +198,7 @@ void RowMutation::FinishMoves(bool published) {
     try {
       AfterMoves(plan, published);
     } catch (const std::bad_alloc&) {
-      // The mutation is made. What is left undone here is done after a later one.
+      // The mutation is complete. A later one does what was left undone here.
     }
   }
 }
@@ -214,7 +216,7 @@ void RowMutation::AfterMoves(const RowPlan& plan, bool published) {
   }
   if (plan.updates > 0) evictions.NextStep();
   CollapseFiles(plan);
-  const size_t logged = plan.moves.n_going * plan.moves.payload_bytes;
+  const size_t logged = plan.moves.n_evicted * plan.moves.payload_bytes;
   store.CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));
 }
 

@@ -9,7 +9,7 @@
 namespace tsps {
 namespace {
 
-// How many free rows that new keys have taken are overwritten by rows that become free.
+// Returns how many entries of the stack of free rows new keys have taken and erased rows overwrite.
 size_t Overwritten(const RowPlan& plan) {
   return std::min<size_t>(plan.reused, plan.erased.size());
 }
@@ -19,7 +19,7 @@ size_t Overwritten(const RowPlan& plan) {
 Status RowMutation::WriteUndo(bool is_step) {
   std::vector<size_t> row_bytes(plans_.size());
   size_t bytes = 0;
-  size_t next_bytes = 0;  // of a step of the same keys, which are there then
+  size_t next_bytes = 0;  // of a step of the same keys, all of which exist then
   for (size_t p = 0; p < plans_.size(); ++p) {
     const RowPlan& plan = plans_[p];
     TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
@@ -42,7 +42,7 @@ Status RowMutation::WriteUndo(bool is_step) {
       images_[p]->planes = static_cast<uint32_t>(plan.planes);
       images_[p]->row_bytes = static_cast<uint32_t>(row_bytes[p]);
       char* const payload = UndoPayload(images_[p]);
-      std::memset(payload, 0, UndoBlockOffset(n, row_bytes[p], 0));  // no block is there yet
+      std::memset(payload, 0, UndoBlockOffset(n, row_bytes[p], 0));  // no block has its images yet
       auto* const rows = reinterpret_cast<uint32_t*>(payload);
       for (size_t i = 0; i < n; ++i) rows[i] = plan.rows[plan.existing[i]];
     }

@@ -22,10 +22,10 @@ RowNumberCache::Found RowNumberCache::Take(int table, uint64_t epoch, const int6
   Found found;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto at = found_.find(table);
-    if (at == found_.end()) return {};
-    found = std::move(at->second);
-    found_.erase(at);
+    const auto entry = found_.find(table);
+    if (entry == found_.end()) return {};
+    found = std::move(entry->second);
+    found_.erase(entry);
   }
   if (found.epoch != epoch || found.keys.size() != n) return {};
   if (!std::equal(keys, keys + n, found.keys.data())) return {};

@@ -1,4 +1,4 @@
-// GroupWriter's changes of rows: in acts, and in one.
+// GroupWriter's changes of rows, in several calls and in one.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

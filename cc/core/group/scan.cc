@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kLeastLimit = 1u << 30;
 constexpr size_t kLookupScans = kMaxScans / 2;
 
-// Bits of positions in the list.
+// Returns the planes that a scan reads, as bits of positions in the list.
 uint64_t WantedPlanes(const PlaneList& list, const Scan::Options& options) {
   uint64_t wanted = 0;
   for (size_t p = 0; p < list.planes.size(); ++p) {
@@ -28,7 +28,7 @@ uint64_t WantedPlanes(const PlaneList& list, const Scan::Options& options) {
   return wanted;
 }
 
-// Room for what rows are added before the scan begins.
+// Adds space for rows that are added before the scan begins.
 uint64_t WithMargin(uint64_t rows) {
   return std::min<uint64_t>(rows + rows / 16 + (1u << 16), kMaxRowNumber);
 }
@@ -45,7 +45,7 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
   }
   bool changed = false;
   while (NowNs() <= deadline) {
-    const uint64_t lost = NowNs() - began;  // in rounds that the writer came between
+    const uint64_t lost = NowNs() - began;  // in rounds that a mutation made useless
     std::unique_ptr<Scan> scan(new Scan(group, all));
     scan->options_ = options;
     State state;
@@ -54,8 +54,8 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
       state = view.state_;
       return Status();
     };
-    // How large the tables are, about; without waiting, if this process has them mapped. Read()
-    // says what is wrong with them, if anything is.
+    // The approximate sizes of the tables. This does not wait if the process has them mapped.
+    // Otherwise Read() maps them, and reports what is wrong with them.
     group.impl_->control->LoadLastState(&state);
     if (changed || !IsMapped(group, all, state)) {
       TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
@@ -106,30 +106,31 @@ bool Scan::IsMapped(const Group& group, const std::vector<int>& tables, const St
 }
 
 Result<bool> Scan::Announce(const State& state, uint64_t deadline) {
-  // Held to the end: another thread of this process may drop a table, and its planes with it.
+  // Kept to the end: another thread may drop a table, and its planes with it.
   const std::shared_ptr<const MappedTables::List> mapped = group_.impl_->tables.list();
   std::vector<ScanFile::Wanted> wanted;
   uint64_t bytes = 0;
   for (const int table : tables_) {
-    const TableState& one = state.tables[PlaceOf(table)];
+    const TableState& table_state = state.tables[PlaceOf(table)];
     const size_t place = PlaceOf(table);
-    if (place >= mapped->size() || !(*mapped)[place].Is(one.removed)) return false;
-    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, (*mapped)[place].files->BoundPlanes(one));
-    bytes += one.rows * RowBytes(*list, list->planes.size());
-    wanted.push_back({PlaceOf(table), one.removed, one.planes, WithMargin(one.rows),
-                      WantedPlanes(*list, options_)});
+    if (place >= mapped->size() || !(*mapped)[place].Is(table_state.removed)) return false;
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
+                          (*mapped)[place].files->BoundPlanes(table_state));
+    bytes += table_state.rows * RowBytes(*list, list->planes.size());
+    wanted.push_back({PlaceOf(table), table_state.removed, table_state.planes,
+                      WithMargin(table_state.rows), WantedPlanes(*list, options_)});
   }
   const uint64_t limit =
       options_.limit != 0 ? options_.limit : std::max<uint64_t>(bytes / 4, kLeastLimit);
-  auto made = ScanAnnouncement::Make(group_.path(), *group_.impl_->control, wanted, limit,
-                                     options_.lookup ? kLookupScans : kMaxScans,
-                                     options_.lookup ? 0 : deadline);
-  if (made.ok()) {
-    announcement_ = std::move(*made);
+  auto announcement = ScanAnnouncement::Make(group_.path(), *group_.impl_->control, wanted, limit,
+                                             options_.lookup ? kLookupScans : kMaxScans,
+                                             options_.lookup ? 0 : deadline);
+  if (announcement.ok()) {
+    announcement_ = std::move(*announcement);
     return true;
   }
-  if (made.status().code() != Code::kFailedPrecondition) return made.status();
-  not_announced_ = made.status().message();
+  if (announcement.status().code() != Code::kFailedPrecondition) return announcement.status();
+  not_announced_ = announcement.status().message();
   return false;
 }
 
@@ -139,8 +140,8 @@ Result<bool> Scan::AwaitState(uint64_t deadline) {
   MutationWait wait(impl);
   while (true) {
     const uint64_t sequence = impl.control->LoadLastState(&state_);
-    // A mutation that is under way has seen the announcement before it wrote anything: its images
-    // lead back to the state before it.
+    // A mutation in progress that has seen the announcement has saved images before it wrote
+    // anything: they lead back to the state before it.
     const bool before = (sequence & 1) == 0 || file().header().complete.load() == state_.epoch + 1;
     const bool needed = !before && wait.IsNeeded(sequence);
     if (!before && !needed && impl.control->IsSealed(sequence) && impl.probe->Held()) {
@@ -152,20 +153,21 @@ Result<bool> Scan::AwaitState(uint64_t deadline) {
       return true;
     }
     if (!needed && !impl.probe->Held()) {
-      not_announced_ = "nobody has recovered what a killed writer left";
+      not_announced_ =
+          "a killed writer left an unfinished mutation, and no writer has recovered it yet";
       return false;
     }
     if (NowNs() > deadline) {
       return Error(Code::kUnavailable, "the writer of ", group_.path(), " (pid ",
-                   impl.control->live().writer_pid.load(), ") is in one mutation for ",
-                   options_.timeout_s, " s: a scan cannot begin");
+                   impl.control->live().writer_pid.load(), ") has been in one mutation for ",
+                   options_.timeout_s, " s, so a scan cannot begin");
     }
     wait.Wait(sequence);
   }
 }
 
 bool Scan::Fits() const {
-  // The writer may have made mutations between the announcement and the look at the state.
+  // The writer may have published mutations between the announcement and the look at the state.
   const uint64_t seen = file().header().seen.load();
   if (seen != 0 && seen != state_.epoch + 1) return false;
   for (const ScanFile::Wanted& table : file().tables()) {
@@ -236,7 +238,8 @@ Status Scan::TakeImages() {
     const uint32_t* const rows = ScanRows(record);
     const char* image = ScanImages(record);
     for (uint64_t i = 0; i < record->n; ++i, image += record->row_bytes) {
-      if (rows[i] < part.next || rows[i] >= StateOf(part.table).rows) continue;  // not read, or new
+      if (rows[i] < part.next || rows[i] >= StateOf(part.table).rows)
+        continue;  // already read, or new
       part.images.emplace(rows[i], image);
       if (part.keys && IsLive(part, image)) part.by_key.emplace(KeyOf(part, image), rows[i]);
     }

@@ -19,7 +19,7 @@ uint64_t NewId() {
   return uint64_t{random()} << 32 | random() | 1;
 }
 
-// Of scans that were killed.
+// Removes the files of killed scans.
 void RemoveFilesOf(const std::string& group, size_t place) {
   const std::string prefix = ".scan-" + std::to_string(place) + ".";
   for (const std::string& name : EntriesOf(group)) {
@@ -36,44 +36,44 @@ Result<std::unique_ptr<ScanAnnouncement>> ScanAnnouncement::Make(
   const auto cannot = [](const std::string& why) { return Status(Code::kFailedPrecondition, why); };
   std::atomic<uint64_t>* const words = control.Announcements();
   if (words == nullptr) return cannot("this process must not write to the group");
-  std::unique_ptr<ScanAnnouncement> made(new ScanAnnouncement(group_path));
+  std::unique_ptr<ScanAnnouncement> announcement(new ScanAnnouncement(group_path));
   size_t place = 0;
-  while (made->lock_ == nullptr) {
+  while (announcement->lock_ == nullptr) {
     auto lock = FileLock::Acquire(ScanLockPath(group_path, place), "another scan has this place");
     if (lock.ok()) {
-      made->lock_ = std::move(*lock);
+      announcement->lock_ = std::move(*lock);
       break;
     }
     if (lock.status().code() == Code::kResourceExhausted) return lock.status();
     if (lock.status().code() != Code::kAborted) return cannot(lock.status().message());
     if (++place < places) continue;
     if (NowNs() > deadline) {
-      return Error(Code::kUnavailable, places, " scans of ", group_path,
-                   " are under way, no more can begin");
+      return Error(Code::kUnavailable, "a scan of ", group_path, " cannot begin, because ", places,
+                   " scans are in progress, which is the limit. Try again when one has ended");
     }
     usleep(kRetryUs);
     place = 0;
   }
   RemoveFilesOf(group_path, place);
-  made->id_ = NewId();
-  const std::string path = ScanPath(group_path, place, made->id_);
-  auto file = ScanFile::Create(path, made->id_, limit, wanted);
+  announcement->id_ = NewId();
+  const std::string path = ScanPath(group_path, place, announcement->id_);
+  auto file = ScanFile::Create(path, announcement->id_, limit, wanted);
   if (!file.ok()) {
     unlink(path.c_str());
     return cannot(file.status().message());
   }
-  made->file_ = std::move(*file);
-  made->word_ = &words[place];
-  made->place_ = place;
+  announcement->file_ = std::move(*file);
+  announcement->word_ = &words[place];
+  announcement->place_ = place;
   TSPS_FAULT_POINT("scan.made");
-  made->word_->store(made->id_, std::memory_order_seq_cst);
+  announcement->word_->store(announcement->id_, std::memory_order_seq_cst);
 #ifndef __SANITIZE_THREAD__
-  // Either the writer sees the announcement after it has made the sequence odd, or whoever looks at
-  // the sequence now sees that.
+  // Either the writer sees the announcement after it has made the sequence word odd, or this
+  // process sees the odd word when it now reads it.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
   TSPS_FAULT_POINT("scan.announced");
-  return made;
+  return announcement;
 }
 
 ScanAnnouncement::~ScanAnnouncement() {
@@ -98,9 +98,9 @@ Status ScanAnnouncement::Check() const {
   switch (static_cast<ScanEnd>(file_->header().ended.load())) {
     case ScanEnd::kLimit:
       return ended("rows of more than ", file_->limit(),
-                   " bytes were written while it went on, its limit");
+                   " bytes were written during the scan, which is its limit");
     case ScanEnd::kNoRoom:
-      return ended("there is no room for rows as they were before they were written");
+      return ended("there is no space for images of the rows that were written");
     case ScanEnd::kPlanes:
       return ended("a table was bound to another optimizer");
     case ScanEnd::kNot:

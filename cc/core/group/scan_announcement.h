@@ -17,21 +17,21 @@ namespace tsps {
 
 class ScanAnnouncement {
  public:
-  // Waits for one of the first `places` until `deadline` (NowNs): Unavailable. FailedPrecondition,
-  // with the reason, where this process cannot announce anything: it must not write to the group,
-  // or there is no room.
+  // Announces a scan. Waits for one of the first `places` places until `deadline` (NowNs); then
+  // Unavailable. FailedPrecondition, with the reason: this process must not write to the group, or
+  // there is no space for the file.
   static Result<std::unique_ptr<ScanAnnouncement>> Make(const std::string& group_path,
                                                         ControlFile& control,
                                                         const std::vector<ScanFile::Wanted>& wanted,
                                                         uint64_t limit, size_t places,
                                                         uint64_t deadline);
-  // Withdraws it.
+  // Withdraws the announcement.
   ~ScanAnnouncement();
 
   ScanFile& file() const { return *file_; }
   std::string images_path() const { return ScanImagesPath(group_path_, place_); }
-  // Unavailable, with the reason, if the writer has ended the scan. Not, as long as every row that
-  // was written since the announcement has its bit.
+  // Returns OK as long as every row that was written since the announcement has its bit.
+  // Unavailable, with the reason: the writer has ended the scan.
   Status Check() const;
 
  private:

@@ -84,10 +84,10 @@ Result<std::unique_ptr<ScanFile>> ScanFile::Open(const std::string& path, uint64
   std::unique_ptr<ScanFile> scan(new ScanFile());
   size_t begin = 0;
   {
-    // Its size is known when its beginning was read.
+    // The header determines the size of the file.
     TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path, sizeof(ScanHeader), kPageBytes));
     const auto& header = *reinterpret_cast<const ScanHeader*>(file->data());
-    // What is checked is what is used: the file is shared.
+    // The value that is checked is also the one that is used, because the file is shared.
     const uint32_t n_tables = __atomic_load_n(&header.n_tables, __ATOMIC_RELAXED);
     if (header.magic != kScanMagic || header.id != id || n_tables > kMaxTables) {
       return Damaged(path, "no file of a scan with this id");

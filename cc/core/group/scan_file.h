@@ -1,18 +1,19 @@
-// ScanFile: what a scan (scan.h) and the writer tell each other, and before-images of rows.
+// ScanFile: the file in which a scan (scan.h) and the writer communicate, and before-images of
+// rows.
 //
-//   <group>/.scan-<place>        a lock, held by the scan that lives in this place
-//   <group>/.scan-<place>.<id>   the file of one scan, removed when it ends:
+//   <group>/.scan-<place>        a lock, which the scan in this place holds
+//   <group>/.scan-<place>.<id>   the file of one scan, which removes it when it ends:
 //
-//     ScanHeader, ScanTable[n_tables]; for each table a bit per row, in words
+//     ScanHeader, ScanTable[n_tables]; for each table one bit per row, in words
 //
-//   <group>/.scan-<place>.images the writer's, for the scan in this place:
+//   <group>/.scan-<place>.images the writer's file, for the scan in this place:
 //
-//     records, each a ScanRecord, uint32 row[n] and the images, all padded to 64 bytes. The file
-//     stays for the next scan, for a while: new pages are slow
+//     records: a ScanRecord, uint32 row[n] and the images, all padded to 64 bytes. The file is kept
+//     for the next scan for a while, because new pages are slow
 //
-// The scan makes the file and announces it: it stores the id in LiveState.scans. From then on the
-// writer puts images of rows that have no bit into the file, and then their bits, before it writes
-// to them. Whoever wants a scan to end takes its id away: what is written from then on has no
+// The scan creates its file and announces it: it stores the id in LiveState.scans. From then on,
+// before the writer writes to rows that have no bit, it puts images of them into the images file
+// and then sets their bits. To end a scan, remove its id: rows that are written from then on get no
 // image.
 #ifndef TFSPS_CORE_GROUP_SCAN_FILE_H_
 #define TFSPS_CORE_GROUP_SCAN_FILE_H_
@@ -34,8 +35,8 @@ constexpr uint64_t kScanMagic = 0x6e61637373707374ULL;  // "tspsscan", little-en
 // Why the writer has ended a scan.
 enum class ScanEnd : uint32_t {
   kNot = 0,
-  kLimit = 1,   // the images would be larger than the scan wants
-  kNoRoom = 2,  // the file system has no room for them
+  kLimit = 1,   // the images would exceed the scan's limit
+  kNoRoom = 2,  // the file system has no space for the images
   kPlanes = 3,  // a table was bound to another optimizer
 };
 
@@ -47,36 +48,36 @@ struct ScanHeader {
   uint64_t limit;  // bytes of records
   uint32_t n_tables;
   std::atomic<uint32_t> ended;  // ScanEnd
-  std::atomic<uint64_t> end;    // of the records that are complete
-  // Once the writer has seen the scan: 1 + the epoch of the state that its first images are of.
+  std::atomic<uint64_t> end;    // the end of the complete records
+  // Once the writer has seen the scan: 1 + the epoch of the state that its first images belong to.
   std::atomic<uint64_t> seen;
-  std::atomic<uint64_t> complete;  // the same, once the images of that first mutation are there
+  std::atomic<uint64_t> complete;  // the same, once the first mutation's images are complete
 };
 static_assert(sizeof(ScanHeader) == 64, "shared between builds of one layout");
 
 struct ScanTable {
-  uint64_t removed;  // tables that were in the place before it
-  uint64_t rows;     // those that have a bit: [0, rows)
+  uint64_t removed;  // number of earlier tables of the place
+  uint64_t rows;     // rows [0, rows) have a bit
   uint32_t place;
   uint32_t planes;               // generation of its list
-  std::atomic<uint64_t> passed;  // rows below it need no image any more
-  uint64_t wanted;               // images have these planes: bits of positions in the list
-  std::atomic<uint64_t> end;     // nor do those from here on: at first `rows`
+  std::atomic<uint64_t> passed;  // rows below this need no image any more
+  uint64_t wanted;               // planes of the images, as bits of positions in the list
+  std::atomic<uint64_t> end;     // rows from this on need no image; initially `rows`
   uint64_t reserved[2];
 };
 static_assert(sizeof(ScanTable) == 64, "shared between builds of one layout");
 
-constexpr uint32_t kScanImages = 0;  // of rows
-// In place of images, RecordMove[n]: entries that are taken out of the index of the table's records
-// on disk. The row numbers are 0.
+constexpr uint32_t kScanImages = 0;  // images of rows
+// The record has RecordMove[n] in place of images: entries that leave the index of the table's
+// records on disk. The row numbers are 0.
 constexpr uint32_t kScanMoves = 1;
 constexpr uint32_t kScanMoveBytes = 16;
 
 struct ScanRecord {
   uint64_t n;
   uint64_t bytes;      // of the whole record, padding included
-  uint32_t table;      // its number among the scan's
-  uint32_t row_bytes;  // of a row in the wanted planes, one after another
+  uint32_t table;      // the table's number in the scan
+  uint32_t row_bytes;  // of a row in the wanted planes together
   uint32_t kind;       // kScanImages, or kScanMoves
   uint32_t zero;
   uint64_t reserved[4];
@@ -98,7 +99,7 @@ std::string ScanImagesPath(const std::string& group, size_t place);
 
 class ScanFile {
  public:
-  // What a scan wants of a table.
+  // The part of a table that a scan reads.
   struct Wanted {
     size_t place;
     uint64_t removed;
@@ -106,22 +107,24 @@ class ScanFile {
     uint64_t rows;
     uint64_t wanted;  // planes
   };
+  // Creates the file of a scan.
   static Result<std::unique_ptr<ScanFile>> Create(const std::string& path, uint64_t id,
                                                   uint64_t limit,
                                                   const std::vector<Wanted>& wanted);
-  // The writer's. DataLoss for what is no such file.
+  // Opens the file of a scan for the writer. DataLoss: it is not the file of a scan with this id.
   static Result<std::unique_ptr<ScanFile>> Open(const std::string& path, uint64_t id);
 
   ScanHeader& header() const { return *reinterpret_cast<ScanHeader*>(file_->data()); }
   MappedFile& file() const { return *file_; }
-  // As they were when this process made or opened the file.
+  // The tables when this process created or opened the file.
   const std::vector<Wanted>& tables() const { return tables_; }
   uint64_t limit() const { return limit_; }
-  // --- Of the table with this number among them. ---
+  // --- `table` is the number of a table in the scan. ---
+  // Returns whether the row has its bit.
   bool Saved(size_t table, uint32_t row) const {
     return (__atomic_load_n(&bits_[table][row >> 6], __ATOMIC_RELAXED) >> (row & 63) & 1) != 0;
   }
-  // Calls visit(row) for those of n rows that have their bit.
+  // Calls visit(row) for those of the n rows from `first` on that have their bit.
   template <typename Visit>
   void ForEachSaved(size_t table, uint32_t first, size_t n, const Visit& visit) const {
     const uint64_t end = first + uint64_t{n};
@@ -136,6 +139,7 @@ class ScanFile {
       row = begin + 64;
     }
   }
+  // Sets the bit of a row.
   void SetSaved(size_t table, uint32_t row) {
     uint64_t& word = bits_[table][row >> 6];
     __atomic_store_n(&word, word | uint64_t{1} << (row & 63), __ATOMIC_RELEASE);

@@ -1,4 +1,4 @@
-// Scans that look keys up.
+// Lookups by a scan.
 #include <algorithm>
 #include <atomic>
 
@@ -31,16 +31,16 @@ Status Scan::Confirm(int table, const int64_t* keys, uint32_t* rows,
     const uint32_t row = rows[positions[i]];
     numbers[i] = row < StateOf(table).rows ? row : kAbsentRow;
   }
-  std::vector<int64_t> of(positions.size());
+  std::vector<int64_t> keys_of_rows(positions.size());
   std::vector<uint32_t> changed(positions.size(), kFreeRow);
   char* planes[kMaxPlanes] = {};
-  planes[list.trained()] = reinterpret_cast<char*>(of.data());
+  planes[list.trained()] = reinterpret_cast<char*>(keys_of_rows.data());
   planes[list.trained() + 1] = reinterpret_cast<char*>(changed.data());
   TSPS_RETURN_IF_ERROR(Copy(table, numbers.data(), numbers.size(), planes, executor));
   absent->clear();
   for (size_t i = 0; i < positions.size(); ++i) {
     const uint32_t position = positions[i];
-    if (changed[i] != kFreeRow && of[i] == keys[position]) continue;
+    if (changed[i] != kFreeRow && keys_of_rows[i] == keys[position]) continue;
     rows[position] = kAbsentRow;
     absent->push_back(position);
   }
@@ -86,28 +86,28 @@ Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Exec
   }
   Part& part = PartOf(table);
   std::fill_n(rows, n, kAbsentRow);
-  // In the index as it is now, without waiting for anybody: Confirm sees what is wrong.
+  // Reads the current index without waiting for anybody. Confirm finds what is wrong.
   const bool all_found = Probe(part, keys, n, rows, executor);
   std::vector<uint32_t> positions(n);
   for (size_t i = 0; i < n; ++i) positions[i] = static_cast<uint32_t>(i);
   std::vector<uint32_t> absent;
   TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
   if (absent.empty()) return Status();
-  // The rest was erased meanwhile, or was never there; or the writer was moving it.
+  // The other keys were erased meanwhile or never existed, or the writer was moving their entries.
   if (!all_found) {
     positions.swap(absent);
-    std::vector<int64_t> left(positions.size());
-    std::vector<uint32_t> found(positions.size());
-    for (size_t i = 0; i < left.size(); ++i) left[i] = keys[positions[i]];
+    std::vector<int64_t> remaining(positions.size());
+    std::vector<uint32_t> remaining_rows(positions.size());
+    for (size_t i = 0; i < remaining.size(); ++i) remaining[i] = keys[positions[i]];
     const auto find = [&](const ReadView& view) {
-      view.FindRows(table, left.data(), left.size(), found.data());
+      view.FindRows(table, remaining.data(), remaining.size(), remaining_rows.data());
       return Status();
     };
     TSPS_RETURN_IF_ERROR(group_.Read(find, options_.timeout_s));
-    for (size_t i = 0; i < left.size(); ++i) rows[positions[i]] = found[i];
+    for (size_t i = 0; i < remaining.size(); ++i) rows[positions[i]] = remaining_rows[i];
     TSPS_RETURN_IF_ERROR(Confirm(table, keys, rows, positions, executor, &absent));
   }
-  TakeKeys(part);  // Confirm has taken the images in
+  TakeKeys(part);  // Confirm has read the images
   for (const uint32_t position : absent) {
     const auto image = part.by_key.find(keys[position]);
     if (image != part.by_key.end()) rows[position] = image->second;
@@ -118,22 +118,22 @@ Status Scan::Find(int table, const int64_t* keys, size_t n, uint32_t* rows, Exec
 Status ReadOrScan(Group& group, const std::vector<int>& tables, size_t keys, bool beside_writer,
                   const Scan::Options& options, const std::function<Status(const ReadView&)>& read,
                   const std::function<Status(Scan&)>& scan) {
-  // A writer would have to wait for so many keys for longer than for a batch's.
+  // For this many keys, a writer would have to wait longer than for those of a batch.
   constexpr size_t kMany = size_t{1} << 19;
   constexpr size_t kFew = 4096;
-  // Most of them with a turn: who loses so often takes longer than the writer waits.
+  // Most attempts have a turn: a reader that loses so often takes longer than the writer waits.
   constexpr int kAttempts = 16;
   if (keys < kFew) return group.Read(read, options.timeout_s);
   if (keys < kMany || !beside_writer || !group.WrittenElsewhere()) {
     TSPS_ASSIGN_OR_RETURN(const bool done, group.TryRead(read, options.timeout_s, kAttempts));
     if (done) return Status();
   }
-  Scan::Options own = options;
-  own.lookup = true;
-  const auto begun = Scan::Begin(group, tables, own);
-  const Status done = begun.ok() ? scan(**begun) : begun.status();
-  // Others have the places, or the writer has ended it.
-  return done.code() == Code::kUnavailable ? group.Read(read, options.timeout_s) : done;
+  Scan::Options scan_options = options;
+  scan_options.lookup = true;
+  const auto begun = Scan::Begin(group, tables, scan_options);
+  const Status status = begun.ok() ? scan(**begun) : begun.status();
+  // Other scans have the places, or the writer has ended this one.
+  return status.code() == Code::kUnavailable ? group.Read(read, options.timeout_s) : status;
 }
 
 }  // namespace tsps

@@ -1,4 +1,5 @@
-// Scans that cannot announce themselves: by Group::Read(), of a group that nobody changes.
+// Scans that cannot announce themselves: they read with Group::Read() while nobody changes the
+// group.
 #include <cstring>
 
 #include "core/base/racy_copy.h"
@@ -14,7 +15,7 @@ Status Scan::ReadInPlace(const std::function<Status(const ReadView&)>& read) {
           return Error(Code::kUnavailable, "group ", group_.path(),
                        " changed while it was read, and the scan could not announce itself to the "
                        "writer (",
-                       not_announced_, "); begin again");
+                       not_announced_, "). Begin the scan again");
         }
         return read(view);
       },
@@ -35,16 +36,16 @@ Status Scan::CopyInPlace(int table, const uint32_t* rows, size_t n, char* const*
         if (from == nullptr) return Damaged(group_.path(), "no row ", rows[i]);
         RacyRead(planes[p] + i * bytes, from, bytes);
       }
-      // A mutation that was not finished may have changed whether the row is free.
+      // The unfinished mutation may have changed whether the row is free.
       if (planes[key + 1] == nullptr || view.overlay_ == nullptr) continue;
-      int64_t of_row = 0;
-      uint32_t found = 0;
+      int64_t key_of_row = 0;
+      uint32_t row_of_key = 0;
       uint32_t changed = 0;
-      RacyRead(&of_row, list.keys() + rows[i], sizeof(of_row));
-      view.FindRows(table, &of_row, 1, &found);
+      RacyRead(&key_of_row, list.keys() + rows[i], sizeof(key_of_row));
+      view.FindRows(table, &key_of_row, 1, &row_of_key);
       std::memcpy(&changed, planes[key + 1] + i * sizeof(changed), sizeof(changed));
-      if (found != rows[i]) changed = kFreeRow;
-      if (found == rows[i] && changed == kFreeRow) changed = state_.changes;
+      if (row_of_key != rows[i]) changed = kFreeRow;
+      if (row_of_key == rows[i] && changed == kFreeRow) changed = state_.changes;
       std::memcpy(planes[key + 1] + i * sizeof(changed), &changed, sizeof(changed));
     }
     return Status();

@@ -1,4 +1,4 @@
-// Scans of rows that are on disk.
+// Scans of rows on disk.
 #include <cstring>
 
 #include "core/group/scan.h"

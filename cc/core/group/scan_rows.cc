@@ -1,4 +1,4 @@
-// Scans that read rows in memory.
+// Scans of rows in memory.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -23,7 +23,7 @@ Status Scan::CheckWanted(const Part& part, char* const* planes) const {
   for (size_t p = 0; p < part.list->planes.size(); ++p) {
     if (planes[p] == nullptr || (part.wanted >> p & 1) != 0) continue;
     return Error(Code::kInvalidArgument, "a scan of ", group_.path(), " does not read plane '",
-                 part.list->planes[p].name, "': it was not asked for");
+                 part.list->planes[p].name, "', because it was begun without that plane");
   }
   return Status();
 }
@@ -52,12 +52,12 @@ Status Scan::Copy(int table, const uint32_t* rows, size_t n, char* const* planes
 #ifndef __SANITIZE_THREAD__
     std::atomic_thread_fence(std::memory_order_acquire);
 #endif
-    std::vector<Saved> of_range;
+    std::vector<Saved> saved_of_range;
     for (size_t i = begin; i < end; ++i) {
-      if (rows[i] != kAbsentRow && file().Saved(t, rows[i])) of_range.push_back({rows[i], i});
+      if (rows[i] != kAbsentRow && file().Saved(t, rows[i])) saved_of_range.push_back({rows[i], i});
     }
     const std::lock_guard<std::mutex> lock(mutex);
-    saved.insert(saved.end(), of_range.begin(), of_range.end());
+    saved.insert(saved.end(), saved_of_range.begin(), saved_of_range.end());
   });
   return CopyImages(part, saved, planes);
 }
@@ -90,11 +90,11 @@ Status Scan::CopyImages(Part& part, const std::vector<Saved>& saved, char* const
     return taken;
   }
   for (const auto& [row, at] : saved) {
-    const auto found = part.images.find(row);
-    if (found == part.images.end()) {
+    const auto entry = part.images.find(row);
+    if (entry == part.images.end()) {
       return Damaged(file().file().path(), "no image of row ", row);
     }
-    const char* image = found->second;
+    const char* image = entry->second;
     for (size_t p = 0; p < part.list->planes.size(); ++p) {
       const size_t bytes = part.list->planes[p].row_bytes;
       if ((part.wanted >> p & 1) == 0) continue;
@@ -153,7 +153,7 @@ Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* plane
     live += kept;
     part.next += m;
     part.live += kept;
-    // After all that was read of them.
+    // This comes after all reads of these rows.
     if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
   }
   if (live == n) return live;

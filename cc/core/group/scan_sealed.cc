@@ -1,5 +1,6 @@
-// Scans that begin while a mutation is sealed. Its writer has not seen the scan, and made no images
-// for it; the undo log has what the rows were, and both stay as they are until others decide.
+// Scans that begin while a mutation is sealed. Its writer has not seen the scan, and has made no
+// images for it. But the undo log has the previous contents of the rows, and neither the log nor
+// the rows change until others decide.
 #include <cstring>
 #include <utility>
 
@@ -13,7 +14,7 @@ namespace tsps {
 
 Result<bool> Scan::TakeSealed() {
   Group::Impl& impl = *group_.impl_;
-  // Undoing begins by taking the seal away.
+  // Undoing a mutation begins with removing its seal.
   const auto stands = [&] {
     return impl.control->Validate(sealed_) && impl.control->IsSealed(sealed_) &&
            file().header().seen.load() == 0;
@@ -49,7 +50,7 @@ Status Scan::TakeSealed(const Overlay& overlay, Part& part) {
       RacyRead(image + OffsetOf(part, p), before != nullptr ? before : plane.row(row),
                plane.row_bytes);
     }
-    file().SetSaved(NumberOf(part), row);  // the writer makes no other image of it
+    file().SetSaved(NumberOf(part), row);  // the writer makes no second image of it
     return image;
   };
   const auto add_changed = [&](uint32_t row, uint32_t changed) {
@@ -59,9 +60,10 @@ Status Scan::TakeSealed(const Overlay& overlay, Part& part) {
     }
   };
   overlay.ForEachRow(place, [&](uint32_t row) { add(row); });
-  // When such a row was written is not known any more: in the generation that the group is in.
+  // The generations in which these rows were written are lost; the group's current one takes their
+  // place.
   overlay.ForEachErased(place, [&](uint32_t row) { add_changed(row, state_.changes); });
-  // A new key may have the row of one that was erased before.
+  // A new key may have the row of a key that was erased earlier.
   const IndexView now(*part.files, state, nullptr, place);
   overlay.ForEachInserted(place, [&](int64_t key) {
     const uint64_t hash = HashKey(key, state.index_seed);

@@ -1,4 +1,4 @@
-// Rows on disk are read ahead of their need.
+// Staging: reads rows on disk ahead of their use.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -10,7 +10,8 @@
 namespace tsps {
 namespace {
 
-// Those of a table, as of a state. Null: it is in memory, or removed.
+// Returns the records of a table in a state; null if all rows are in memory or the table was
+// removed.
 Result<RecordStore*> RecordsOf(const MappedTables::List& mapped, int table,
                                const TableState& state) {
   const size_t place = PlaceOf(table);
@@ -21,7 +22,7 @@ Result<RecordStore*> RecordsOf(const MappedTables::List& mapped, int table,
 }  // namespace
 
 Result<Group::Announced> Group::Announce(int table, const int64_t* keys, size_t n, uint64_t steps) {
-  constexpr size_t kKeys = 16384;  // are looked up at once, between two mutations
+  constexpr size_t kKeys = 16384;  // looked up in one read, between two mutations
   Announced announced;
   TSPS_ASSIGN_OR_RETURN(const auto config, Config(table));
   if (!config->storage.tiered()) return announced;

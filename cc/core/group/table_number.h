@@ -1,8 +1,8 @@
-// Numbers of tables: what a group calls them.
+// Numbers of tables in a group.
 //
-// A group has kMaxTables places. A removed table leaves its place to another, which gets another
-// number: the place, plus kMaxTables for every table that was in it before. So a number is never
-// another table's, and whoever kept one of a removed table is told that it is gone.
+// A group has kMaxTables places. When a table is removed, another one may get its place, but with
+// another number: the place, plus kMaxTables for every earlier table of the place. So no two tables
+// ever have the same number, and whoever uses that of a removed table gets NotFound.
 #ifndef TFSPS_CORE_GROUP_TABLE_NUMBER_H_
 #define TFSPS_CORE_GROUP_TABLE_NUMBER_H_
 
@@ -16,20 +16,22 @@
 
 namespace tsps {
 
-// Tables that one place can have had: more make no number.
+// The most tables that a place can have had: the numbers of further ones would overflow.
 constexpr uint64_t kMaxRemoved = (1u << 21) - 2;
 static_assert((kMaxRemoved + 1) * kMaxTables - 1 <= INT32_MAX);
 
+// Returns the number of a table from its place and the number of earlier tables there.
 constexpr int TableNumber(size_t place, uint64_t removed) {
   return static_cast<int>(place + removed * kMaxTables);
 }
-// Of a number that is not negative.
+// Return the place, and the number of earlier tables there. The number must not be negative.
 constexpr size_t PlaceOf(int table) { return static_cast<unsigned>(table) % kMaxTables; }
 constexpr uint64_t RemovedBefore(int table) { return static_cast<unsigned>(table) / kMaxTables; }
 
-// Whether there is no table in this place.
+// Returns whether a place has no table.
 inline bool IsVacant(const TableState& place) { return (place.flags & kTableUsed) == 0; }
-// 1 to 128 characters of [A-Za-z0-9._-], no leading dot, and no file of every group.
+// Returns whether a table can have this name: 1 to 128 characters of [A-Za-z0-9._-], no leading
+// dot, and not the name of a group's file.
 inline bool IsTableName(const std::string& name) {
   const auto allowed = [](unsigned char c) {
     return std::isalnum(c) || c == '.' || c == '_' || c == '-';

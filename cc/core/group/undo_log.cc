@@ -15,12 +15,12 @@ namespace {
 
 size_t Padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// In the payload of a kRows record.
+// Returns where the seals begin in the payload of a kRows record.
 size_t SealsOffset(size_t n) { return Padded(n * sizeof(uint32_t)); }
 
 size_t RecordBytes(size_t payload) { return sizeof(UndoRecordHeader) + Padded(payload); }
 
-// Whether a record has the length of the payload that it claims to have.
+// Returns whether a record has the length of the payload that it claims to have.
 bool Fits(const UndoRecordHeader& record) {
   if (record.bytes % 64 != 0 || record.n > record.bytes / sizeof(uint32_t)) return false;
   switch (record.kind) {
@@ -72,10 +72,10 @@ uint64_t SealOf(const UndoRecordHeader& record, const char* payload, size_t bloc
   return __atomic_load_n(&seals[block], __ATOMIC_ACQUIRE);
 }
 
-// Never 0.
+// Returns the seal of a checksum, which is never 0.
 uint64_t MakeSeal(uint32_t sum) { return uint64_t{~sum} << 32 | sum; }
 
-// Whether a block is not there yet, or as it was when it was sealed.
+// Returns whether a block is not sealed yet, or still has the checksum of its seal.
 bool IsSame(const UndoRecordHeader& record, const char* payload, size_t block) {
   const uint64_t seal = SealOf(record, payload, block);
   if (seal == 0) return true;
@@ -85,7 +85,8 @@ bool IsSame(const UndoRecordHeader& record, const char* payload, size_t block) {
   return seal == MakeSeal(sum.Value());
 }
 
-// What a record's header says, and its payload; of rows' images only which ones.
+// Returns the checksum of a record's header and payload; for kRows, of the row numbers but not of
+// the images.
 uint32_t RecordChecksum(const UndoRecordHeader& record, const char* payload) {
   const uint32_t crc = Crc32c(0, &record, offsetof(UndoRecordHeader, checksum));
   size_t end = 0;
@@ -136,7 +137,7 @@ void SaveUndoBlock(UndoRecordHeader* record, size_t block, const PlaneList& list
     if (bytes % 32 != 0) sum.Add(to, n * bytes);
     to += n * bytes;
   }
-  StreamFence();  // the images before the seal, and that before the rows
+  StreamFence();  // orders the images before the seal, and the seal before the rows
   auto* const seals = reinterpret_cast<uint64_t*>(payload + SealsOffset(record->n));
   __atomic_store_n(&seals[block], MakeSeal(sum.Value()), __ATOMIC_RELEASE);
   TSPS_FAULT_POINT("undo.block");

@@ -1,6 +1,6 @@
-// Checks a table's index, row numbers and returned rows against each other. The index piece by
-// piece, each as of a committed state, and then all rows as of one: a writer may be at work
-// meanwhile.
+// Checks a table's index, row numbers and free rows against each other, while a writer may be
+// active. The index is checked in pieces, each as of one committed state, and then all rows as of
+// one state.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -17,15 +17,15 @@
 namespace tsps {
 namespace {
 
-constexpr uint32_t kSegments = 16;  // of a piece
-constexpr size_t kRows = 4096;      // of a piece
+constexpr uint32_t kSegments = 16;  // in a piece
+constexpr size_t kRows = 4096;      // in a piece
 
 }  // namespace
 
-// Checks of one table as a view shows it.
+// The checks of one table in one view.
 class TableCheck {
  public:
-  // Read() fails, or maps the table and calls again, if the view does not have it.
+  // Returns whether the view has the table. If not, Read() maps it and calls again, or fails.
   static bool Has(const ReadView& view, int table) { return view.Mapped(table); }
   TableCheck(const ReadView& view, int table)
       : files_(view.Files(table)),
@@ -38,19 +38,20 @@ class TableCheck {
   const TableState& state() const { return state_; }
   Status CheckState() const { return files_.CheckState(state_); }
 
-  // Every segment has its own aligned range of entries, and its depth says how long that is.
+  // Checks that every segment has its own aligned range of directory entries, as long as its depth
+  // says.
   Status CheckDirectory() const {
-    std::vector<bool> met(state_.segments);
+    std::vector<bool> seen(state_.segments);
     uint32_t segments = 0;
     for (size_t i = 0, width = 0; i < index_.directory_size(); i += width, ++segments) {
       const uint32_t number = index_.DirectoryEntry(i);
       if (number >= state_.segments) return Damaged("directory entry ", i, " names ", number);
       const uint32_t local_depth = LoadRelaxed(index_.segment(number).local_depth);
-      if (local_depth > state_.depth || met[number]) {
+      if (local_depth > state_.depth || seen[number]) {
         return Damaged("segment ", number, " is of depth ", local_depth,
-                       met[number] ? ", and named twice" : "");
+                       seen[number] ? ", and named twice" : "");
       }
-      met[number] = true;
+      seen[number] = true;
       width = size_t{1} << (state_.depth - local_depth);
       for (size_t k = i; k < i + width; ++k) {
         if (i % width == 0 && index_.DirectoryEntry(k) == number) continue;
@@ -62,7 +63,8 @@ class TableCheck {
                                        : Damaged(segments, " segments of ", state_.segments);
   }
 
-  // Keys, and the rows that they lead to: a row has its key, so that no two keys have one row.
+  // Checks keys and the rows that they lead to. Each row must have its key, so no two keys have the
+  // same row.
   Status CheckEntries(uint32_t number) const {
     uint32_t used = 0;
     uint32_t inserted = 0;  // by an unfinished mutation, which may or may not have counted them
@@ -79,11 +81,11 @@ class TableCheck {
       if (index_.SegmentOf(hash) != number) {
         return Damaged("key ", key, " is in segment ", number, ", not where its hash leads");
       }
-      const uint32_t found = index_.Find(number, key, hash);
-      if (found != at) {
+      const uint32_t position = index_.Find(number, key, hash);
+      if (position != at) {
         return Damaged(
             "key ", key,
-            found < kSegmentEntries ? " is there twice" : " is there and cannot be found");
+            position < kSegmentEntries ? " is there twice" : " is there and cannot be found");
       }
       TSPS_RETURN_IF_ERROR(CheckRow(row_plus_one - 1, key));
     }
@@ -92,8 +94,8 @@ class TableCheck {
     return Damaged("segment ", number, " counts ", counted, " entries, has ", used);
   }
 
-  // The stack of free rows; none while a mutation is unfinished, which may have overwritten a part
-  // of them.
+  // Returns the stack of free rows; no value while a mutation is unfinished, because it may have
+  // overwritten a part of them.
   std::optional<std::vector<uint32_t>> FreeRows() const {
     if (unfinished_) return std::nullopt;
     std::vector<uint32_t> rows(state_.free_rows);
@@ -101,7 +103,7 @@ class TableCheck {
     return rows;
   }
 
-  // Of a piece of the stack: these rows are free.
+  // Checks that the rows in a piece of the stack are free.
   Status CheckFreeMarks(uint64_t begin, uint64_t end) const {
     for (uint64_t i = begin; i < std::min(end, state_.free_rows) && !unfinished_; ++i) {
       const uint32_t row = LoadRelaxed(files_.free_stack()[i]);
@@ -112,7 +114,7 @@ class TableCheck {
     return Status();
   }
 
-  // In the order in which they were erased.
+  // Checks that erased keys are in the order of their generations.
   Status CheckErased() const {
     uint32_t last = 0;
     for (uint64_t i = 0; i < state_.erased; ++i) {
@@ -128,15 +130,15 @@ class TableCheck {
 
  private:
   template <typename... Args>
-  Status Damaged(const Args&... what) const {
-    return tsps::Damaged("table " + files_.folder(), what...);
+  Status Damaged(const Args&... damage) const {
+    return tsps::Damaged("table " + files_.folder(), damage...);
   }
 
   Status CheckRow(uint32_t row, int64_t key) const {
     if (row >= state_.rows) return Damaged("key ", key, " has row ", row, " of ", state_.rows);
-    const int64_t of_row = LoadRelaxed(list_->keys()[row]);
-    if (of_row == key) return Status();
-    return Damaged("row ", row, " is that of key ", key, " in the index and of key ", of_row,
+    const int64_t key_of_row = LoadRelaxed(list_->keys()[row]);
+    if (key_of_row == key) return Status();
+    return Damaged("row ", row, " is that of key ", key, " in the index and of key ", key_of_row,
                    " in the plane of keys");
   }
 
@@ -150,26 +152,26 @@ class TableCheck {
 
 namespace {
 
-// A copy of a table's stack of free rows: each is there once.
+// Checks a copy of a table's stack of free rows: each row must be in it once.
 Status CheckFreeRows(const std::vector<uint32_t>& free_rows, const TableState& state,
                      const std::string& folder) {
-  std::vector<bool> met(state.rows);
+  std::vector<bool> seen(state.rows);
   for (const uint32_t row : free_rows) {
-    if (row >= state.rows || met[row]) {
+    if (row >= state.rows || seen[row]) {
       return Damaged(folder, "free row ", row, " is out of range, or free twice");
     }
-    met[row] = true;
+    seen[row] = true;
   }
   if (state.live + state.free_rows == state.rows) return Status();
   return Damaged(folder, state.live, " keys and ", state.free_rows, " free rows of ", state.rows);
 }
 
-// Every row that is not free has a key, which leads to it.
+// Checks that every row that is not free has a key, and that the key leads to the row.
 Status CheckRows(Scan& scan, int table, const std::string& folder) {
   const PlaneList& list = scan.Planes(table);
   const TableState& state = scan.StateOf(table);
   SerialExecutor executor;
-  std::vector<uint32_t> rows(kRows), changed(kRows), found(kRows);
+  std::vector<uint32_t> rows(kRows), changed(kRows), found_rows(kRows);
   std::vector<int64_t> keys(kRows);
   char* planes[kMaxPlanes] = {};
   planes[list.trained()] = reinterpret_cast<char*>(keys.data());
@@ -179,13 +181,13 @@ Status CheckRows(Scan& scan, int table, const std::string& folder) {
     const size_t m = std::min<uint64_t>(kRows, state.rows - begin);
     for (size_t i = 0; i < m; ++i) rows[i] = static_cast<uint32_t>(begin + i);
     TSPS_RETURN_IF_ERROR(scan.Copy(table, rows.data(), m, planes, executor));
-    TSPS_RETURN_IF_ERROR(scan.Find(table, keys.data(), m, found.data(), executor));
+    TSPS_RETURN_IF_ERROR(scan.Find(table, keys.data(), m, found_rows.data(), executor));
     for (size_t i = 0; i < m; ++i) {
       if (changed[i] == kFreeRow) continue;
       ++live;
-      if (found[i] != rows[i]) {
+      if (found_rows[i] != rows[i]) {
         return Damaged(folder, "row ", rows[i], " is that of key ", keys[i], ", which ",
-                       found[i] == kAbsentRow ? "cannot be found" : "has another row");
+                       found_rows[i] == kAbsentRow ? "cannot be found" : "has another row");
       }
       if (changed[i] <= scan.changes()) continue;
       return Damaged(folder, "row ", rows[i], " was written in change generation ", changed[i],
@@ -196,19 +198,19 @@ Status CheckRows(Scan& scan, int table, const std::string& folder) {
   return Damaged(folder, live, " keys, ", state.live, " counted");
 }
 
-// Every row on disk can be read, and is not in memory, too.
+// Checks that every row on disk can be read and is not in memory, too.
 Status CheckRecords(Scan& scan, int table, const std::string& folder) {
   SerialExecutor executor;
-  std::vector<uint32_t> changed(kRows), found(kRows);
+  std::vector<uint32_t> changed(kRows), found_rows(kRows);
   std::vector<int64_t> keys(kRows);
   char* planes[kMaxPlanes] = {};
   planes[scan.Planes(table).trained() + 1] = reinterpret_cast<char*>(changed.data());
   while (true) {
     TSPS_ASSIGN_OR_RETURN(const size_t n, scan.NextOnDisk(table, kRows, keys.data(), planes));
     if (n == 0) return Status();
-    TSPS_RETURN_IF_ERROR(scan.Find(table, keys.data(), n, found.data(), executor));
+    TSPS_RETURN_IF_ERROR(scan.Find(table, keys.data(), n, found_rows.data(), executor));
     for (size_t i = 0; i < n; ++i) {
-      if (found[i] != kAbsentRow) {
+      if (found_rows[i] != kAbsentRow) {
         return Damaged(folder, "key ", keys[i], " has a row in memory and one on disk");
       }
       if (changed[i] <= scan.changes()) continue;
@@ -224,13 +226,13 @@ Status CheckRecords(Scan& scan, int table, const std::string& folder) {
 Status Group::Verify(int table) {
   TSPS_ASSIGN_OR_RETURN(const auto config, Config(table));
   const std::string folder = "table " + path_ + "/" + config->name;
-  // In pieces: where a writer is fast, a long look is never of one state.
+  // In pieces: if the writer is fast, a long read never sees one state.
   const auto read = [&](const std::function<Status(const TableCheck&)>& check) {
     return Read([&](const ReadView& view) -> Status {
       if (!TableCheck::Has(view, table)) return Status();
-      const TableCheck of_view(view, table);
-      TSPS_RETURN_IF_ERROR(of_view.CheckState());
-      return check(of_view);
+      const TableCheck table_check(view, table);
+      TSPS_RETURN_IF_ERROR(table_check.CheckState());
+      return check(table_check);
     });
   };
   TableState state = {};

@@ -14,9 +14,9 @@ namespace {
 
 constexpr uint64_t kUserSpace = 128ull << 40;  // of x86-64 with four-level page tables
 constexpr uint64_t kShares = 16;
-// Never less, however little is left.
+// A range is never smaller, however little is left.
 constexpr uint64_t kSmallestShare = 64ull << 20;
-// A tmpfs can be remounted larger while we run.
+// A tmpfs can be remounted with a larger size while the process runs.
 constexpr uint64_t kSmallestCapacity = 16ull << 30;
 
 }  // namespace

@@ -14,11 +14,12 @@
 namespace tsps {
 namespace {
 
-// By the names of <linux/magic.h>, and of file systems that are not in it.
+// Returns whether the file is on a network file system, by the numbers of <linux/magic.h> and of
+// file systems that it does not list.
 bool IsRemote(int fd) {
-  struct statfs found;
-  if (fstatfs(fd, &found) != 0) return false;
-  switch (static_cast<uint32_t>(found.f_type)) {
+  struct statfs info;
+  if (fstatfs(fd, &info) != 0) return false;
+  switch (static_cast<uint32_t>(info.f_type)) {
     case NFS_SUPER_MAGIC:
     case SMB_SUPER_MAGIC:
     case SMB2_SUPER_MAGIC:
@@ -51,7 +52,7 @@ Status DirectWriter::WriteFirst(size_t n) {
   for (size_t done = 0; done < n;) {
     const ssize_t written = write(fd_, data_.get() + done, n - done);
     if (written < 0 && errno == EINTR) continue;
-    // This file system, or this file of it, wants other sizes, or has no direct writes after all.
+    // This file system, or this file, needs other sizes or does not support direct writes.
     if (written < 0 && (errno == EINVAL || errno == EOPNOTSUPP) && direct_) {
       direct_ = false;
       if (SetDirect(false)) continue;

@@ -1,8 +1,8 @@
-// DirectWriter: writes a file from its beginning to its end, past the page cache where the file
-// system is a local one that can: a file of 2 MiB or more, but for a rest of less than a page. What
-// is written once and is large had better not be cached: pages would have to be found, filled and
-// brought to the disk by threads of the kernel, and later taken back, and what others have in the
-// cache would go for it. A network file system has each direct write wait for the server's disk.
+// DirectWriter: writes a file from beginning to end, past the page cache. It does so for files of 2
+// MiB or more on local file systems that support it, except for a last part of less than a page. A
+// large file that is written once should not be cached: threads of the kernel would find, fill,
+// write and later reclaim its pages, and would drop what others have in the cache. On network file
+// systems each direct write would wait for the server's disk.
 #ifndef TFSPS_CORE_OS_DIRECT_WRITER_H_
 #define TFSPS_CORE_OS_DIRECT_WRITER_H_
 
@@ -16,31 +16,34 @@
 
 namespace tsps {
 
+// A buffer and the file that it is written to. Not thread-safe.
 class DirectWriter {
  public:
-  // `name` is for errors. `most`: bytes that are added between two calls of Write.
+  // Writes to the open file `fd`, which stays the caller's. `name` is for error messages. `most` is
+  // the largest number of bytes that are added between two calls of Write.
   DirectWriter(int fd, std::string name, size_t most);
 
-  // Where the next n bytes go, until the next call. Not after an error: there may be no room.
+  // Returns where to put the next n bytes. The pointer is valid until the next call of a method.
+  // Must not be called after an error, because the buffer may be full.
   char* Add(size_t n) {
     assert(size_ + n <= room_);
     char* const at = data_.get() + size_;
     size_ += n;
     return at;
   }
-  // What has been added and not been written.
+  // The bytes that were added and are not written yet.
   const char* data() const { return data_.get(); }
   size_t size() const { return size_; }
-  // There is enough for a write.
+  // Whether there is enough for a call of Write.
   bool full() const { return size_ >= kBytes; }
-  // Writes whole pages, and keeps the rest.
+  // Writes all whole pages and keeps the remaining bytes.
   Status Write();
-  // Writes the rest, too. Nothing can be added then.
+  // Writes all bytes. Nothing can be added afterwards.
   Status Finish();
 
  private:
   static constexpr size_t kBytes = 2u << 20;
-  static constexpr size_t kPage = 4096;  // few file systems want more; those are written otherwise
+  static constexpr size_t kPage = 4096;  // larger blocks are written through the page cache
 
   struct Free {
     void operator()(char* data) const { std::free(data); }

@@ -13,11 +13,13 @@ namespace {
 Status CheckOwner(const struct stat& info, const std::string& path) {
   if (info.st_uid == geteuid()) return Status();
   return Error(Code::kPermissionDenied, path, " belongs to user ", info.st_uid, ", not to user ",
-               geteuid(), ": refusing to use another user's table");
+               geteuid(), ". Files of other users are not used. Choose a folder of your own");
 }
 
 Status IsLink(const std::string& path) {
-  return Error(Code::kPermissionDenied, path, " is a symbolic link: refusing to follow it");
+  return Error(Code::kPermissionDenied, path,
+               " is a symbolic link, which could lead to another user's files. Use the path that "
+               "it leads to");
 }
 
 std::vector<std::string> ReadAndClose(DIR* directory) {
@@ -73,7 +75,8 @@ Directory::~Directory() {
 }
 
 std::vector<std::string> Directory::Entries() const {
-  // A descriptor of its own: readdir moves a position that descriptors of one description share.
+  // This needs another description of the directory: readdir moves a position that descriptors of
+  // one description share.
   const int fd = openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return {};
   DIR* const directory = fdopendir(fd);
@@ -100,15 +103,16 @@ Status MakePrivateDirectory(const std::string& path) {
 Status CheckPrivateDirectory(const std::string& path) { return Directory::Open(path).status(); }
 
 std::vector<std::string> EntriesOf(const std::string& directory) {
-  DIR* const opened = opendir(directory.c_str());
-  return opened == nullptr ? std::vector<std::string>() : ReadAndClose(opened);
+  DIR* const stream = opendir(directory.c_str());
+  return stream == nullptr ? std::vector<std::string>() : ReadAndClose(stream);
 }
 
 namespace {
 
 Result<int> OpenRegularFileAt(int directory, const std::string& name, const std::string& path,
                               int flags, const char* failed) {
-  // O_NONBLOCK: the open of a FIFO would wait for another process. It changes nothing for files.
+  // O_NONBLOCK: without it, opening a FIFO would wait for another process. It has no effect on
+  // files.
   const int fd = openat(directory, name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
   if (fd < 0) {
     if (errno == ELOOP) return IsLink(path);

@@ -1,8 +1,8 @@
 // Directories and files that no other user can exchange.
 //
-// Python checks the whole path of a group and of its rows on disk before core opens them
-// (tf_sparse_ps/folders). Core checks what it opens itself: symbolic links are not followed, a
-// FIFO cannot block, and directories and files belong to this user.
+// Python checks the whole path of a group, and of its rows on disk, before the core opens them
+// (tf_sparse_ps/folders). The core checks the last component itself: it follows no symbolic links,
+// does not block on a FIFO, and accepts only directories and files of this user.
 #ifndef TFSPS_CORE_OS_DIRECTORY_H_
 #define TFSPS_CORE_OS_DIRECTORY_H_
 
@@ -15,12 +15,12 @@
 
 namespace tsps {
 
-// An open directory of this user. Names are removed relative to its descriptor, so that what is
-// removed is in this very directory, whatever lies under its path by then.
+// An open directory of this user. Files are removed relative to its descriptor, so that they are
+// removed from this very directory, even if its path leads elsewhere by then.
 class Directory {
  public:
-  // PermissionDenied if it is a symbolic link, belongs to another user, or can be written by
-  // others. DataLoss if it is not a directory.
+  // Opens a directory. PermissionDenied: it is a symbolic link, belongs to another user, or can be
+  // written by others. DataLoss: it is not a directory.
   static Result<Directory> Open(const std::string& path);
 
   Directory(Directory&& other) noexcept;
@@ -30,14 +30,15 @@ class Directory {
   ~Directory();
 
   const std::string& path() const { return path_; }
+  // Returns the names in the directory; none if it cannot be read.
   std::vector<std::string> Entries() const;
-  // Opens a directory in this one, under the same conditions.
+  // Opens a directory in this one, under the conditions of Open.
   Result<Directory> OpenChild(const std::string& name) const;
-  // As OpenRegularFile, of a file in this directory.
+  // Opens a file in this directory as OpenRegularFile does.
   Result<int> OpenFile(const std::string& name, int flags, const char* failed) const;
-  // Removes a file, a link or a FIFO. A name that does not exist is no error.
+  // Removes a file, a link or a FIFO. If the name does not exist, nothing happens.
   void Unlink(const std::string& name) const;
-  // Removes an empty directory. One that is not empty stays.
+  // Removes a directory in this one if it is empty; otherwise it stays.
   void RemoveChild(const std::string& name) const;
 
  private:
@@ -48,18 +49,19 @@ class Directory {
   int fd_ = -1;
 };
 
-// Creates a directory of mode 0700.
+// Creates a directory with mode 0700.
 Status MakePrivateDirectory(const std::string& path);
-// Whether Directory::Open succeeds, and why not.
+// Returns OK if Directory::Open would succeed, else its error.
 Status CheckPrivateDirectory(const std::string& path);
-// The names in a directory; none if it cannot be read.
+// Returns the names in a directory; none if it cannot be read.
 std::vector<std::string> EntriesOf(const std::string& directory);
 
-// Opens a regular file of this user, of mode 0600 if `flags` create it. `failed` begins the message
-// of other errors, as in "cannot open". PermissionDenied for symbolic links and for files of other
-// users, DataLoss for FIFOs, devices and directories.
+// Opens a regular file of this user and returns its descriptor; the caller closes it. If `flags`
+// create the file, it has mode 0600. PermissionDenied: it is a symbolic link or another user's
+// file. DataLoss: it is a FIFO, a device or a directory. `failed` begins the message of other
+// errors, as in "cannot open".
 Result<int> OpenRegularFile(const std::string& path, int flags, const char* failed);
-// The status of an open file, under the same conditions.
+// Returns the status of an open file, under the same conditions.
 Result<struct stat> CheckRegularFile(int fd, const std::string& path);
 
 }  // namespace tsps

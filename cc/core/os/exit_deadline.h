@@ -1,7 +1,7 @@
 // ExitDeadline: ends the process unless it is cancelled in time.
 //
-// For calls into other libraries that may wait for ever. A thread of the core watches: Python's
-// would need the interpreter's lock, which such a call may hold.
+// It surrounds calls into other libraries that may wait forever. A thread of the core watches the
+// time, because a thread of Python would need the interpreter's lock, which such a call may hold.
 #ifndef TFSPS_CORE_OS_EXIT_DEADLINE_H_
 #define TFSPS_CORE_OS_EXIT_DEADLINE_H_
 
@@ -13,15 +13,17 @@
 
 namespace tsps {
 
+// A deadline of the process. Cancel may be called more than once, but not by two threads at once.
 class ExitDeadline {
  public:
-  // After `seconds` the message goes to standard error, as a line, and the process ends with exit
+  // After `seconds`, writes the message as a line to standard error and ends the process with exit
   // status 1, without its exit handlers.
   ExitDeadline(double seconds, std::string message);
   ~ExitDeadline() { Cancel(); }
   ExitDeadline(const ExitDeadline&) = delete;
   ExitDeadline& operator=(const ExitDeadline&) = delete;
 
+  // Cancels the deadline and waits for its thread. The message is not written afterwards.
   void Cancel();
 
  private:

@@ -13,13 +13,14 @@
 namespace tsps {
 namespace {
 
-// Descriptors that a forked child must close. The one exception to "no process-global state in the
-// core": the table of descriptors that fork copies is itself process-global.
+// The descriptors that a forked child must close. This is the one exception to "no process-global
+// state in the core": the table of descriptors that fork copies is itself process-global.
 constexpr int kMaxLocks = 64;
 int held_descriptors[kMaxLocks];  // fd + 1, 0: free
 
-// Held while a descriptor is open and not in the table, and by whoever forks: a child has none but
-// those in its table, which it closes. Never destroyed: at exit, other threads may still fork.
+// Locked while a descriptor is open and not in the table, and during a fork. So all descriptors of
+// a child are in its table, and it closes them. The mutex is never destroyed, because other threads
+// may still fork at exit.
 std::mutex& Mutex() {
   static auto* const mutex = new std::mutex;
   return *mutex;
@@ -62,7 +63,8 @@ struct flock WholeFile() {
 Result<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, const char* holder) {
   static const int registered = pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
   if (registered != 0) {
-    return Error(Code::kResourceExhausted, "cannot prepare for forks: ", path, " is not locked");
+    return Error(Code::kResourceExhausted, "cannot lock ", path,
+                 ": this process cannot register handlers for forks (pthread_atfork)");
   }
   const std::lock_guard<std::mutex> no_fork(Mutex());
   TSPS_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, O_RDWR | O_CREAT, "cannot open lock"));
@@ -77,14 +79,14 @@ Result<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, con
   TSPS_FAULT_POINT("file_lock.taken");
   if (!RememberDescriptor(fd)) {
     close(fd);
-    return Error(Code::kResourceExhausted, "this process holds ", kMaxLocks,
-                 " locks already: ", path);
+    return Error(Code::kResourceExhausted, "cannot lock ", path, ": this process holds ", kMaxLocks,
+                 " locks, which is the limit. Close groups that it does not need");
   }
   return std::unique_ptr<FileLock>(new FileLock(fd, getpid()));
 }
 
 FileLock::~FileLock() {
-  // In a forked child the descriptor was closed: the number may be another file's by now.
+  // In a forked child the descriptor is closed, and another file may have its number.
   if (!HeldByThisProcess()) return;
   const std::lock_guard<std::mutex> no_fork(Mutex());
   ForgetDescriptor(fd_);
@@ -102,7 +104,8 @@ LockProbe::~LockProbe() { close(fd_); }
 
 bool LockProbe::Held() const {
   struct flock lock = WholeFile();
-  // An error cannot tell; "alive" then leads to a timeout instead of a wrong report of death.
+  // An error says nothing about the holder. "Alive" then leads to a timeout, not to a wrong report
+  // of a death.
   if (fcntl(fd_, F_OFD_GETLK, &lock) != 0) return true;
   return lock.l_type != F_UNLCK;
 }

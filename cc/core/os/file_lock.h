@@ -1,11 +1,11 @@
-// FileLock: who holds it may do something alone: write a group, be a rank, have a scan's place.
-// Also the liveness probe of who holds it.
+// FileLock: its holder may do something alone: write a group, be a certain rank, or use a scan's
+// place. LockProbe asks whether the holder lives.
 //
-// An open-file-description lock, not flock or a POSIX record lock: it works across PID namespaces,
-// a second handle in the same process is refused, and closing another descriptor of the file does
-// not drop it. A fork would share it with the child and keep it held after the parent's death, so
-// children close their copy (pthread_atfork), and a fork waits while a lock is being taken or given
-// back.
+// It is an open-file-description lock, not flock or a POSIX record lock: it works across PID
+// namespaces, a second handle in the same process is refused, and closing another descriptor of the
+// file does not release it. A fork would share the lock with the child and keep it after the
+// parent's death. So children close their copy (pthread_atfork), and a fork waits while a lock is
+// being acquired or released.
 #ifndef TFSPS_CORE_OS_FILE_LOCK_H_
 #define TFSPS_CORE_OS_FILE_LOCK_H_
 
@@ -16,14 +16,16 @@
 
 namespace tsps {
 
+// A lock that this process holds. The destructor releases it; so does the end of the process.
 class FileLock {
  public:
-  // Aborted when the lock is held; `holder` says by whom.
+  // Creates the file if it does not exist, and locks it, without waiting. Aborted: another handle
+  // holds the lock; `holder` says in the message who that is. Thread-safe.
   static Result<std::unique_ptr<FileLock>> Acquire(
       const std::string& path, const char* holder = "the group has a writer already");
   ~FileLock();
 
-  // False in a forked child of the process that acquired the lock.
+  // Returns false in a forked child of the process that acquired the lock.
   bool HeldByThisProcess() const;
 
  private:
@@ -32,11 +34,13 @@ class FileLock {
   const int pid_;
 };
 
-// Looks whether anyone holds the lock, without taking it. Thread-safe.
+// Finds out whether anybody holds the lock, without acquiring it. Thread-safe.
 class LockProbe {
  public:
+  // Opens the file of a lock, which must exist.
   static Result<std::unique_ptr<LockProbe>> Open(const std::string& path);
   ~LockProbe();
+  // Returns whether a handle of any process holds the lock; true if that cannot be found out.
   bool Held() const;
 
  private:

@@ -41,19 +41,20 @@ Status Replaced(const std::string& path) {
   return Error(Code::kDataLoss, path, " was replaced by another file while it was in use");
 }
 
-// Why a mapped file cannot be reached by its path; reads errno.
+// Returns why the path of a mapped file does not lead to it. Reads errno.
 Status OutOfReach(const char* what, const std::string& path) {
   if (errno != ENOENT && errno != ENOTDIR) return ErrnoError(what, path);
   return Error(Code::kDataLoss, path, " was removed while it was in use");
 }
 
-// Addresses that nobody else has, from a multiple of kHugePage on where that is worth it.
+// Reserves an address range that begins at a multiple of kHugePage, if it is large enough to have
+// huge pages.
 Result<void*> TakeRange(size_t range, const std::string& path) {
   const size_t more = range >= kHugePage ? kHugePage - kPage : 0;
-  void* const taken =
+  void* const reserved =
       mmap(nullptr, range + more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (taken == MAP_FAILED) return ErrnoError("cannot map", path);
-  char* const begin = static_cast<char*>(taken);
+  if (reserved == MAP_FAILED) return ErrnoError("cannot map", path);
+  char* const begin = static_cast<char*>(reserved);
   const size_t before =
       more == 0 ? 0 : (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
   if (before > 0) munmap(begin, before);
@@ -82,8 +83,8 @@ Result<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& path, si
   TSPS_ASSIGN_OR_RETURN(const struct stat info, CheckRegularFile(fd.get(), path));
   const size_t size = static_cast<size_t>(info.st_size);
   if (size < min_bytes) {
-    return Error(Code::kDataLoss, path, " is truncated: ", size, " bytes, at least ", min_bytes,
-                 " expected");
+    return Error(Code::kDataLoss, path, " is truncated: it has ", size, " bytes, and at least ",
+                 min_bytes, " are expected");
   }
   std::unique_ptr<MappedFile> file(
       new MappedFile(path, static_cast<size_t>(AddressRangeFor(fd.get(), bound, size))));
@@ -104,7 +105,7 @@ Status MappedFile::Map(int fd, int protection, bool replace) {
     if (!replace) munmap(place, range_);
     return status;
   }
-  if (!replace) {  // otherwise they are what they were, and others may read them
+  if (!replace) {  // a replaced mapping keeps them, and other threads may read them
     data_ = static_cast<char*>(address);
     device_ = info.st_dev;
     inode_ = info.st_ino;
@@ -160,10 +161,11 @@ void MappedFile::RaiseSize(size_t bytes) {
 
 Status MappedFile::CheckRange(size_t bytes) const {
   if (bytes <= range_) return Status();
-  return Error(Code::kResourceExhausted, path_, " needs ", bytes,
-               " bytes, this process has mapped it over an address range of ", range_,
-               ": close all tables of the group in this process and open them again, or start the "
-               "process again, and the range is twice what the file has by then");
+  return Error(
+      Code::kResourceExhausted, path_, " needs ", bytes,
+      " bytes, and this process has mapped it over an address range of ", range_,
+      " bytes. Close all tables of the group in this process and open them again, or start "
+      "the process again: the new range has at least twice the size of the file");
 }
 
 bool MappedFile::HasToCollapse() const {
@@ -176,13 +178,13 @@ bool MappedFile::HasToCollapse() const {
 
 bool MappedFile::CollapseNext() {
   if (!HasToCollapse()) return false;
-  // A page in place of those that are there: for a moment there are both.
+  // The huge page replaces small pages; for a moment both exist.
   if (!CheckRoom(path_, kHugePage).ok()) return false;
   if (madvise(data_ + collapsed_, kHugePage, kCollapse) != 0 && errno == EINVAL) {
-    collapsed_ = range_;  // this kernel, or file system, has none
+    collapsed_ = range_;  // this kernel or file system does not support it
     return false;
   }
-  collapsed_ += kHugePage;  // also of what the kernel could not do now: it would ask for ever
+  collapsed_ += kHugePage;  // after a failure, too: otherwise this would be tried forever
   return collapsed_ + kHugePage <= size();
 }
 
@@ -190,12 +192,12 @@ Status MappedFile::Reserve(size_t bytes) {
   if (bytes <= size()) return Status();
   std::lock_guard<std::mutex> lock(grow_mutex_);
   bytes = (bytes + kPage - 1) / kPage * kPage;
-  // Not size() again below: a thread that refreshes the size may see a chunk before we count it.
+  // Below, `end` is counted here: size() may already include a chunk that another thread has seen.
   size_t end = size();
   if (bytes <= end) return Status();
   TSPS_ASSIGN_OR_RETURN(const int reopened, Reopen("cannot open for growing"));
   const FileDescriptor fd(reopened);
-  // Room first: more range would not help who has none.
+  // Space is checked first: a larger range is no remedy if there is no space.
   TSPS_RETURN_IF_ERROR(CheckRoom(path_, bytes - end));
   TSPS_RETURN_IF_ERROR(CheckRange(bytes));
   size_t limit = kReserveChunk;
@@ -203,7 +205,8 @@ Status MappedFile::Reserve(size_t bytes) {
     const size_t chunk = std::min(bytes - end, limit);
     TSPS_RETURN_IF_ERROR(CheckRoom(path_, chunk));
     const int error = posix_fallocate(fd.get(), static_cast<off_t>(end), static_cast<off_t>(chunk));
-    if (error == EINTR) {  // nothing was kept; a profiler's next signal must not come too soon
+    // A signal came, and nothing was allocated. Smaller chunks end before a profiler's next one.
+    if (error == EINTR) {
       limit = std::max(kPage, limit / 2 / kPage * kPage);
       continue;
     }

@@ -1,4 +1,4 @@
-// A file that is written beside its final name, by one writer at a time, and renamed when complete.
+// PartialFile: a file that one writer at a time writes under a temporary name and then renames.
 #ifndef TFSPS_CORE_OS_PARTIAL_FILE_H_
 #define TFSPS_CORE_OS_PARTIAL_FILE_H_
 
@@ -9,26 +9,29 @@
 
 namespace tsps {
 
-// While it is written it is `.<name>.partial`, which its writer holds locked. The kernel gives up a
-// killed writer's lock; the next writer of the path takes over its file, so that at most one is
-// left.
+// A file in progress. Until Publish its name is `.<name>.partial` in the folder of the final path,
+// and its writer holds its lock. If the writer is killed, the kernel releases the lock, and the
+// next writer of the path takes over the file. So at most one such file is left.
 class PartialFile {
  public:
-  // Empty, with mode 0600. kAborted: another writer is at it. Follows no symlink.
+  // Creates the temporary file for `path`, empty and with mode 0600. Aborted: another writer writes
+  // this path. PermissionDenied: the temporary name is taken by a file of another kind. Follows no
+  // symbolic link.
   static Result<std::unique_ptr<PartialFile>> Create(const std::string& path);
-  ~PartialFile();  // removes it unless it was published
+  // Removes the file unless it was published.
+  ~PartialFile();
 
   int fd() const { return fd_; }
   const std::string& name() const { return name_; }
   bool published() const { return name_.empty(); }
 
-  // Gives it its final name, in place of what is there. Once.
+  // Renames the file to its final path, in place of a file that is there. May succeed once.
   Status Publish();
 
  private:
   PartialFile(std::string path, std::string name, int fd);
   const std::string path_;
-  std::string name_;  // empty once it has its final name
+  std::string name_;  // the temporary path; empty after Publish
   const int fd_;
 };
 

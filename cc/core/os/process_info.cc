@@ -11,7 +11,7 @@ std::string DescribeProcess(int64_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   if (!std::getline(in, line)) return "gone";
-  // pid (name, which may hold anything) state ...
+  // The line is: pid (name) state ... The name may contain any characters.
   const size_t end = line.rfind(") ");
   const char state = end == std::string::npos ? '?' : line[end + 2];
   switch (state) {
@@ -40,7 +40,7 @@ uint64_t StartOfThisProcess() {
   const size_t n = std::fread(text, 1, sizeof(text) - 1, file);
   std::fclose(file);
   text[n] = 0;
-  // Field 22.
+  // The start time is field 22.
   const char* at = std::strrchr(text, ')');  // the command name may contain anything
   for (int field = 2; at != nullptr && field < 22; ++field) at = std::strchr(at + 1, ' ');
   return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);

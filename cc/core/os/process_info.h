@@ -1,4 +1,4 @@
-// What the kernel tells of processes.
+// Facts about processes, from the kernel.
 #ifndef TFSPS_CORE_OS_PROCESS_INFO_H_
 #define TFSPS_CORE_OS_PROCESS_INFO_H_
 
@@ -7,13 +7,13 @@
 
 namespace tsps {
 
-// "stopped by a signal", "stopped by a debugger", "running", "waiting for a disk", "gone", ... in
-// words that follow "is". "alive" when the kernel tells something else. `pid` counts in this
-// process's PID namespace: a number from another one may be somebody else's here.
+// Returns what the process does, in words that follow "is": "stopped by a signal", "stopped by a
+// debugger", "running", "waiting for a disk", "gone"; "alive" in other states. `pid` is a number of
+// this process's PID namespace; in another namespace it may be another process.
 std::string DescribeProcess(int64_t pid);
 
-// When this process started, in clock ticks since boot: with the pid it identifies a process even
-// when pids are used again. 0 if the kernel does not tell.
+// Returns when this process started, in clock ticks since boot; 0 if the kernel does not report it.
+// With its pid this identifies the process even after the pid is used again.
 uint64_t StartOfThisProcess();
 
 }  // namespace tsps

@@ -10,11 +10,12 @@ namespace tsps {
 namespace {
 
 constexpr uint64_t kUnlimited = UINT64_MAX;
-// Left for page tables and for what the processes of the cgroup allocate besides tables: reserving
-// the last page would only move the kill to somebody's next malloc.
+// Stays free for page tables, and for other memory of the processes of the cgroup. If the last page
+// were reserved, the next malloc of any of them would kill it.
 constexpr uint64_t kCgroupMargin = 32ull << 20;
 
-// A number in a file; "max", a missing file or v1's huge "no limit" are kUnlimited.
+// Returns the number in a file; kUnlimited for "max", a missing file, and the huge number that v1
+// has for "no limit".
 uint64_t ReadNumber(const std::string& path) {
   std::ifstream in(path);
   uint64_t value = 0;
@@ -22,8 +23,8 @@ uint64_t ReadNumber(const std::string& path) {
   return value >= (1ull << 62) ? kUnlimited : value;
 }
 
-// Page cache that the kernel would drop under pressure. tmpfs pages are on the anonymous lists, so
-// not in here.
+// Returns the bytes of page cache that the kernel would drop under pressure. Pages of tmpfs are on
+// the anonymous lists, so they are not among these.
 uint64_t ReclaimableCache(const std::string& stat_path) {
   std::ifstream in(stat_path);
   std::string field;
@@ -44,7 +45,7 @@ uint64_t HeadroomOf(const std::string& dir, const char* limit_file, const char* 
   return limit - std::min(limit, held);
 }
 
-// Smallest headroom of `path` and its ancestors below `root`.
+// Returns the smallest headroom of `path` and its ancestors below `root`.
 uint64_t HeadroomUpwards(const std::string& root, std::string path, const char* limit_file,
                          const char* usage_file) {
   uint64_t headroom = kUnlimited;
@@ -60,14 +61,15 @@ uint64_t FreeBytes(const struct statfs& fs) {
 }
 
 Status Full(const std::string& path, uint64_t bytes, const struct statfs& fs) {
-  return Error(Code::kResourceExhausted, "no room for ", path, ": ", bytes,
-               " more bytes wanted, the file system has ", FreeBytes(fs),
+  return Error(Code::kResourceExhausted, "no space for ", path, ": it needs ", bytes,
+               " more bytes, and the file system has ", FreeBytes(fs),
                " (containers give /dev/shm 64 MiB by default; enlarge it, or set TFSPS_DIR)");
 }
 
 Result<struct statfs> FileSystemOf(const std::string& path) {
   struct statfs fs;
-  if (statfs(path.c_str(), &fs) != 0) return ErrnoError("cannot find out the free space of", path);
+  if (statfs(path.c_str(), &fs) != 0)
+    return ErrnoError("cannot read the free space of the file system of", path);
   return fs;
 }
 
@@ -100,8 +102,8 @@ Status CheckRoom(const std::string& path, uint64_t bytes) {
   if (fs.f_type == TMPFS_MAGIC) {
     const uint64_t headroom = CgroupHeadroom();
     if (headroom != kUnlimited && bytes + kCgroupMargin > headroom) {
-      return Error(Code::kResourceExhausted, "no room for ", path, ": ", bytes,
-                   " more bytes wanted, the memory cgroup allows ", headroom,
+      return Error(Code::kResourceExhausted, "no space for ", path, ": it needs ", bytes,
+                   " more bytes, and the memory cgroup allows ", headroom,
                    " (raise the container's or job's memory limit, or set TFSPS_DIR to a disk)");
     }
   }

@@ -13,13 +13,13 @@
 namespace tsps {
 namespace {
 
-// The helper reserves ahead only where so many times as much is free. What it takes cannot be given
-// back (files never shrink), and must not be what the next step needs for another file.
+// The helper reserves ahead only if this multiple of the bytes is free. Files never shrink, so it
+// could not give back what the next step may need for another file.
 constexpr size_t kFreeFactor = 8;
-// While files have grown within the last kQuiet, a table is being filled: that needs the processor,
-// and waits for pages that are just being moved. So collapsing then takes a tenth of the time.
+// If files have grown within the last kQuiet, a table is being filled. Filling needs the processor,
+// and waits for pages that are being moved. So collapsing then takes a tenth of the time.
 constexpr std::chrono::milliseconds kQuiet{200};
-constexpr int kPauses = 9;  // of the time that one page has taken
+constexpr int kPauses = 9;  // between two pages, in units of the time that the last one took
 
 }  // namespace
 
@@ -27,8 +27,8 @@ StorageReserver::StorageReserver() : pid_(getpid()), requests_(std::make_unique<
 
 StorageReserver::~StorageReserver() {
   if (getpid() != pid_) {
-    // A forked child: the thread was never its own, but waits in the copy of the requests, whose
-    // destructor would wait for it.
+    // In a forked child the thread does not exist, but the copy of the requests has it as a waiter,
+    // and their destructor would wait for it.
     if (thread_.joinable()) thread_.detach();
     static_cast<void>(requests_.release());
     return;

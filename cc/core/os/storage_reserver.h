@@ -1,6 +1,7 @@
-// StorageReserver: a helper thread that grows files ahead of need, so that publishing a step rarely
-// waits for the kernel to clear pages (0.26 ms per MiB), puts large ones into huge pages (1.5 to 4
-// ms per MiB), and unmaps those that nobody needs. Files must outlive it.
+// StorageReserver: a helper thread that prepares files in the background. It grows files ahead of
+// need, so that publishing a step rarely waits until the kernel has cleared pages (0.26 ms per
+// MiB). It collapses large files into huge pages (1.5 to 4 ms per MiB). And it unmaps files that
+// are no longer needed. Files must outlive it.
 #ifndef TFSPS_CORE_OS_STORAGE_RESERVER_H_
 #define TFSPS_CORE_OS_STORAGE_RESERVER_H_
 
@@ -19,21 +20,23 @@
 
 namespace tsps {
 
+// Thread-safe. The first request starts the thread.
 class StorageReserver {
  public:
   StorageReserver();
   ~StorageReserver();
 
-  // Makes sure that `file` has `used` bytes, now, and asks the helper for a quarter more (64 KiB to
-  // 64 MiB) when little is left. The helper stops where room gets scarce, and its failures are
-  // silent: the next Ensure that needs the room reports them. It collapses the file's pages, too,
-  // slowly while files grow.
+  // Makes sure that `file` has `used` bytes when this returns, and asks the helper for a quarter
+  // more (64 KiB to 64 MiB) when little of that is left. The helper stops when space becomes
+  // scarce, and its failures are silent: the next Ensure that needs the space reports them. The
+  // helper also collapses the file's pages, slowly while files grow.
   Status Ensure(MappedFile& file, size_t used);
-  // Collapses the file's pages as far as it has grown, with nothing else to do.
+  // Asks the helper to collapse the pages of the file that exist now.
   void Collapse(MappedFile& file);
-  // Takes back what the helper was asked for these files; waits if it is just at work on one.
+  // Cancels all requests for these files. Waits if the helper is working on one of them.
   void Cancel(const std::vector<const MappedFile*>& files);
-  // Unmaps a file, without waiting. Its pages are given back then, if it was removed before.
+  // Asks the helper to unmap a file, and does not wait. If the file was removed before, this frees
+  // its pages.
   void Discard(std::unique_ptr<MappedFile> file);
 
  private:
@@ -48,12 +51,13 @@ class StorageReserver {
     std::map<const MappedFile*, Wanted> wanted;
     std::set<MappedFile*> collapsing;
     std::vector<std::unique_ptr<MappedFile>> discarded;
-    Clock::time_point grown;              // when the helper last made a file larger
-    Clock::time_point next_collapse;      // not before, while files grow
-    const MappedFile* at_work = nullptr;  // of the helper, now
+    Clock::time_point grown;              // when the helper last grew a file
+    Clock::time_point next_collapse;      // the earliest time, while files grow
+    const MappedFile* at_work = nullptr;  // the file that the helper works on; null: none
     bool stop = false;
   };
-  // Under the mutex. Drops the requests if the helper cannot be started: a later one tries again.
+  // Starts the thread if need be, and wakes it. Drops all requests if the thread cannot be started;
+  // a later request tries again. Called with the mutex.
   void Notify();
   void Run();
 

@@ -12,7 +12,8 @@ uint64_t IndexSeed(uint64_t group_seed, const std::string& uuid) {
 
 void InsertInSegment(Segment* segment, int64_t key, uint64_t hash, uint32_t row) {
   uint32_t at = HomeEntry(hash);
-  // Tombstones are not reused: then taking back a mutation's inserts restores the segment exactly.
+  // Tombstones are not reused, so that undoing the inserts of a mutation restores the segment
+  // exactly.
   while (segment->entries[at].row_plus_one != 0) {
     if (++at == kSegmentEntries) at = 0;
   }
@@ -28,7 +29,7 @@ void RemoveInsert(Segment* segment, Entry* entry) {
 
 void RecountUsed(Segment* segment) {
   uint32_t used = 0;
-  for (const Entry& one : segment->entries) used += one.row_plus_one != 0;
+  for (const Entry& entry : segment->entries) used += entry.row_plus_one != 0;
   StoreRelaxed(segment->used, used);
 }
 

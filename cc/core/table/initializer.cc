@@ -16,7 +16,7 @@ constexpr size_t kNameCount = sizeof(kNames) / sizeof(kNames[0]);
 constexpr size_t kFloatsPerCall = 64;  // whole blocks of 4, in buffers on the stack
 constexpr double kPhiOfMinus2 = 0.022750131948179207200;  // the normal distribution function at -2
 
-// SplitMix64's finalizer (Steele et al., OOPSLA 2014): a bijection of 64-bit numbers.
+// SplitMix64's finalizer (Steele et al., OOPSLA 2014), a bijection of 64-bit numbers.
 uint64_t Mix(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -24,9 +24,9 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The random words of floats [first, first + n) of a row, rounded up to whole blocks. Counter =
-// (key, block), so no two (key, position) share one. Philox key = a mix of seed and salt that
-// differs for any two salts of one seed.
+// Writes the random words of floats [first, first + n) of a row; n is rounded up to whole blocks.
+// The counter is (key, block), so no two pairs (key, position) share one. The Philox key mixes seed
+// and salt; it differs for any two salts of one seed.
 void RandomWords(uint64_t philox_key, uint64_t key, size_t first, size_t n, uint32_t* words) {
   for (size_t i = 0; i < n; i += 4, words += 4) {
     const uint64_t block = (first + i) / 4;
@@ -39,7 +39,8 @@ void RandomWords(uint64_t philox_key, uint64_t key, size_t first, size_t n, uint
   }
 }
 
-// 24 bits, the precision of a float. Scaled in double: maxval - minval may overflow a float.
+// Writes uniform values from 24 bits, the precision of a float. They are scaled in double, because
+// maxval - minval may overflow a float.
 TSPS_SIMD_CLONES
 void UniformFromWords(const InitializerConfig& config, float below_max, const uint32_t* words,
                       size_t n, float* row) {
@@ -51,12 +52,12 @@ void UniformFromWords(const InitializerConfig& config, float below_max, const ui
   }
 }
 
-// q[i] = p - 1/2 for p = (word + 1/2) / 2^32, then squeezed to `width` of its range; never 0 or 1
-// for p.
+// Writes q[i] = p - 1/2 for p = (word + 1/2) / 2^32, scaled by `width`, and its quantile z[i]. p is
+// never 0 or 1.
 TSPS_SIMD_CLONES
 void CentralQuantiles(const uint32_t* words, size_t n, double width, double* q, double* z) {
   for (size_t i = 0; i < n; ++i) {
-    // word - 2^31 as a signed number: AVX2 converts no unsigned ones.
+    // word - 2^31 as a signed number, because AVX2 cannot convert unsigned ones.
     const int32_t centered = static_cast<int32_t>(words[i] ^ 0x80000000u);
     q[i] = (static_cast<double>(centered) + 0.5) * 0x1p-32 * width;
     z[i] = CentralQuantile(q[i]);
@@ -68,9 +69,9 @@ void TailQuantiles(const double* q, size_t n, double* z) {
   for (size_t i = 0; i < n; ++i) z[i] = TailQuantile(q[i], 0.5 - std::abs(q[i]));
 }
 
-// 32 bits per normal: with 24 no value would be farther from the mean than 5.4 stddev. The central
-// formula is computed for all, the tails' for the 15 % that need it, gathered: 0.4 us for 64
-// floats instead of 0.9 with a branch per float.
+// Writes normal values from 32 bits each: with 24 bits no value would be farther from the mean than
+// 5.4 stddev. The central formula is computed for all values, the tail formula for the gathered 15
+// % that need it: 0.4 us for 64 floats. A branch per float takes 0.9 us.
 void NormalFromWords(const InitializerConfig& config, const uint32_t* words, size_t n, float* row) {
   const bool truncated = config.kind == InitializerKind::kTruncatedNormal;
   double q[kFloatsPerCall], z[kFloatsPerCall], tail_q[kFloatsPerCall], tail_z[kFloatsPerCall];

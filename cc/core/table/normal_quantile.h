@@ -1,9 +1,9 @@
-// The inverse of the normal distribution function, bit-identical everywhere.
+// The inverse of the normal distribution function, with the same bits on every machine.
 //
-// Algorithm AS 241, PPND16 (Wichura, "The Percentage Points of the Normal Distribution", Applied
-// Statistics 37, 1988): relative accuracy 1e-16. Its logarithm is fdlibm's e_log.c (Sun
-// Microsystems, 1993) for normal positive arguments, kept here because libm's differs between
-// versions.
+// The algorithm is AS 241, PPND16 (Wichura, "The Percentage Points of the Normal Distribution",
+// Applied Statistics 37, 1988), with a relative accuracy of 1e-16. Its logarithm is fdlibm's
+// e_log.c (Sun Microsystems, 1993) for normal positive arguments. It is implemented here, because
+// results of libm differ between versions.
 #ifndef TFSPS_CORE_TABLE_NORMAL_QUANTILE_H_
 #define TFSPS_CORE_TABLE_NORMAL_QUANTILE_H_
 
@@ -13,7 +13,8 @@
 
 namespace tsps {
 
-// The quantile for p = 0.5 + q when |q| <= kCentralQ; anything, without a trap, beyond.
+// Returns the quantile for p = 0.5 + q if |q| <= kCentralQ. For other q it returns any value,
+// without a trap.
 constexpr double kCentralQ = 0.425;
 inline double CentralQuantile(double q) {
   const double r = kCentralQ * kCentralQ - q * q;
@@ -42,12 +43,13 @@ inline double CentralQuantile(double q) {
   return q * numerator / denominator;
 }
 
-// Natural logarithm of a normal positive double.
+// Returns the natural logarithm of a normal positive double.
 inline double Log(double x) {
   // x = 2^k (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)).
   uint64_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
-  // 2^52 + exponent, as a double's bits: a conversion that every instruction set has for vectors.
+  // 2^52 + exponent, as the bits of a double: every instruction set has this conversion for
+  // vectors.
   const uint64_t exponent_bits = (bits >> 52) | 0x4330000000000000u;
   const uint64_t mantissa_bits = (bits & 0x000FFFFFFFFFFFFFu) | 0x3FF0000000000000u;
   double exponent, m;
@@ -69,9 +71,9 @@ inline double Log(double x) {
   return k * ln2_high - ((half_square - (s * (half_square + even + odd) + k * ln2_low)) - f);
 }
 
-// The quantile for p = 0.5 + q, kCentralQ < |q| < 0.5; `tail` is min(p, 1 - p), passed so that it
-// is exact, and at least 2^-33, half a step of 32 random bits: farther out, from 1.4e-11, AS 241
-// has a third formula.
+// Returns the quantile for p = 0.5 + q, where kCentralQ < |q| < 0.5. `tail` is min(p, 1 - p); the
+// caller passes it because it is exact. It must be at least 2^-33, half a step of 32 random bits:
+// below 1.4e-11 AS 241 has a third formula.
 inline double TailQuantile(double q, double tail) {
   const double r = std::sqrt(-Log(tail)) - 1.6;
   const double z = (((((((7.7454501427834140764e-4 * r + 0.0227238449892691845833) * r +

@@ -1,5 +1,5 @@
 // Philox4x32-10: a counter-based random generator (Salmon et al., "Parallel Random Numbers: As Easy
-// as 1, 2, 3", SC 2011). For one key it is a bijection of its 128-bit counter.
+// as 1, 2, 3", SC 2011). For each key it is a bijection of its 128-bit counter.
 #ifndef TFSPS_CORE_TABLE_PHILOX_H_
 #define TFSPS_CORE_TABLE_PHILOX_H_
 
@@ -7,8 +7,9 @@
 
 namespace tsps {
 
-// In: a counter, out: four random words. 7 ns; blocks in parallel lanes were slower (10 ns),
-// because GCC finds no vector form of the widening multiplications.
+// Replaces the counter in `word` by four random words, in 7 ns. Computing several blocks in
+// parallel lanes was slower (10 ns), because GCC finds no vector form of the widening
+// multiplications.
 inline void Philox4x32x10(uint32_t key0, uint32_t key1, uint32_t word[4]) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = uint64_t{0xD2511F53} * word[0];

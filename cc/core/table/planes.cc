@@ -30,15 +30,15 @@ constexpr TypeName kTypeNames[] = {{PlaneType::kFloat32, "float32"},
 }  // namespace
 
 const char* PlaneTypeName(PlaneType type) {
-  for (const TypeName& one : kTypeNames) {
-    if (one.type == type) return one.name;
+  for (const TypeName& entry : kTypeNames) {
+    if (entry.type == type) return entry.name;
   }
   return "unknown";
 }
 
 Result<PlaneType> PlaneTypeFromName(const std::string& name) {
-  for (const TypeName& one : kTypeNames) {
-    if (name == one.name) return one.type;
+  for (const TypeName& entry : kTypeNames) {
+    if (name == entry.name) return entry.type;
   }
   return Error(Code::kInvalidArgument,
                "unknown type of a plane; expected float32, bfloat16, float16, uint32 or int64. "
@@ -101,16 +101,16 @@ PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, 
   list.planes.push_back({"key", PlaneRole::kKey, PlaneType::kInt64, sizeof(int64_t), made, 0});
   list.planes.push_back(
       {"changed", PlaneRole::kChanged, PlaneType::kUint32, sizeof(uint32_t), made, 0});
-  for (const MetadataPlane& one : config.metadata) {
-    list.planes.push_back({one.name, PlaneRole::kMetadata, one.type,
-                           one.elements * ElementBytes(one.type), made, one.initial});
+  for (const MetadataPlane& plane : config.metadata) {
+    list.planes.push_back({plane.name, PlaneRole::kMetadata, plane.type,
+                           plane.elements * ElementBytes(plane.type), made, plane.initial});
   }
   return list;
 }
 
 namespace {
 
-// Whether bits are an infinity or a NaN of a type of floats.
+// Returns whether bits are an infinity or a NaN of a type of floats.
 bool IsNonFinite(PlaneType type, uint64_t bits) {
   const uint64_t exponent = type == PlaneType::kFloat32    ? 0x7F800000
                             : type == PlaneType::kBfloat16 ? 0x7F80
@@ -133,30 +133,30 @@ std::vector<MetadataPlane> MetadataOf(const PlaneList& list) {
 }
 
 Status ValidateMetadata(const TableConfig& config) {
-  const auto bad = [&](const std::string& name, const auto&... what) {
+  const auto invalid = [&](const std::string& name, const auto&... problem) {
     return Error(Code::kInvalidArgument, "table ", config.name, ": metadata plane '", name, "' ",
-                 what...);
+                 problem...);
   };
   std::set<std::string> names = {"embedding", "key", "changed"};
-  for (const MetadataPlane& one : config.metadata) {
+  for (const MetadataPlane& plane : config.metadata) {
     const auto allowed = [](unsigned char c) {
       return (std::isalnum(c) != 0 && std::isupper(c) == 0) || c == '_';
     };
-    if (one.name.empty() || one.name.size() >= sizeof(PlaneEntry::name) ||
-        !std::all_of(one.name.begin(), one.name.end(), allowed)) {
-      return bad(one.name, "must have a name of 1 to 31 characters of [a-z0-9_]");
+    if (plane.name.empty() || plane.name.size() >= sizeof(PlaneEntry::name) ||
+        !std::all_of(plane.name.begin(), plane.name.end(), allowed)) {
+      return invalid(plane.name, "must have a name of 1 to 31 characters of [a-z0-9_]");
     }
-    const size_t bytes = ElementBytes(one.type);
-    if (bytes == 0 || one.elements < 1 || one.elements > kMaxDim) {
-      return bad(one.name, "must have a known type and 1 to ", kMaxDim, " elements per row");
+    const size_t bytes = ElementBytes(plane.type);
+    if (bytes == 0 || plane.elements < 1 || plane.elements > kMaxDim) {
+      return invalid(plane.name, "must have a known type and 1 to ", kMaxDim, " elements per row");
     }
-    if (bytes < sizeof(one.initial) && one.initial >> (8 * bytes) != 0) {
-      return bad(one.name, "has initial bits ", one.initial, ", more than an element of type ",
-                 PlaneTypeName(one.type), " has");
+    if (bytes < sizeof(plane.initial) && plane.initial >> (8 * bytes) != 0) {
+      return invalid(plane.name, "has initial bits ", plane.initial,
+                     ", more than an element of type ", PlaneTypeName(plane.type), " has");
     }
-    if (IsNonFinite(one.type, one.initial))
-      return bad(one.name, "must have a finite initial value");
-    if (!names.insert(one.name).second) return bad(one.name, "has a name that is taken");
+    if (IsNonFinite(plane.type, plane.initial))
+      return invalid(plane.name, "must have a finite initial value");
+    if (!names.insert(plane.name).second) return invalid(plane.name, "has a name that is taken");
   }
   constexpr size_t kMost = kMaxPlanes - 3 - kMaxSlots;
   if (config.metadata.size() <= kMost) return Status();
@@ -204,20 +204,20 @@ Result<PlaneList> PlaneListFromFile(const PlaneListFile& file, const TableConfig
     if (std::isfinite(optimizer.slot_init[k])) continue;
     return Damaged(path, "initial slot value ", optimizer.slot_init[k]);
   }
-  TableConfig whole = config;
-  whole.metadata.clear();
+  TableConfig with_metadata = config;
+  with_metadata.metadata.clear();
   for (uint32_t p = 3 + slots; p < std::min<uint32_t>(file.n_planes, kMaxPlanes); ++p) {
     const PlaneEntry& entry = file.planes[p];
     const size_t bytes = ElementBytes(static_cast<PlaneType>(entry.type));
-    whole.metadata.push_back({std::string(entry.name, strnlen(entry.name, sizeof(entry.name))),
-                              static_cast<PlaneType>(entry.type),
-                              bytes == 0 ? 0 : static_cast<uint32_t>(entry.row_bytes / bytes),
-                              entry.initial});
+    with_metadata.metadata.push_back(
+        {std::string(entry.name, strnlen(entry.name, sizeof(entry.name))),
+         static_cast<PlaneType>(entry.type),
+         bytes == 0 ? 0 : static_cast<uint32_t>(entry.row_bytes / bytes), entry.initial});
   }
-  const Status metadata = ValidateMetadata(whole);
+  const Status metadata = ValidateMetadata(with_metadata);
   if (!metadata.ok()) return Damaged(path, metadata.message());
-  // A list has what this build would put into it, and nothing else.
-  PlaneList list = PlanesOf(whole, optimizer, generation, file.planes[0].generation);
+  // The file must have exactly the planes that this build would write.
+  PlaneList list = PlanesOf(with_metadata, optimizer, generation, file.planes[0].generation);
   const PlaneListFile expected = PlaneListToFile(list);
   if (std::memcmp(&expected, &file, sizeof(file)) == 0) return list;
   return Damaged(path, "its planes are not those of a table of ", config.dim,

@@ -1,5 +1,5 @@
-// Planes: what a table keeps for every row, each plane in a file of its own, all of them addressed
-// by the same row number.
+// Planes: the columns of a table. A plane keeps one value, or a vector, for every row, in a file of
+// its own. All planes of a table are addressed by the same row number.
 #ifndef TFSPS_CORE_TABLE_PLANES_H_
 #define TFSPS_CORE_TABLE_PLANES_H_
 
@@ -16,28 +16,35 @@
 
 namespace tsps {
 
+// One plane, whose file is mapped.
 struct Plane {
   std::string name;  // [a-z0-9_]{1,31}
   PlaneRole role = PlaneRole::kMetadata;
   PlaneType type = PlaneType::kUint32;
   size_t row_bytes = 0;
-  uint32_t generation = 0;  // of the list for which it was made
-  uint64_t initial = 0;     // bits of an element
+  uint32_t generation = 0;  // of the list that it was created for
+  uint64_t initial = 0;     // bits of an element of a new row
   MappedFile* file = nullptr;
 
+  // Returns the address of a row; the file must reach that far.
   char* row(uint32_t number) const { return file->data() + size_t{number} * row_bytes; }
-  // Writes what the rows [row, row + n) of a new table, or of a new optimizer, have. Not of the
-  // embedding and the key, which follow from the row's key.
+  // Writes the initial values of rows [row, row + n). Not for the embedding and the key, whose
+  // values follow from the row's key.
   void Initialize(uint32_t row, size_t n) const { Fill(this->row(row), n); }
+  // Writes the initial values of n rows to `rows`.
   void Fill(char* rows, size_t n) const;
 };
 
+// Returns the bytes of an element; 0 for an unknown type.
 size_t ElementBytes(PlaneType type);
-// "float32" | "bfloat16" | "float16" | "uint32" | "int64"; for messages, too.
+// Returns the name of a type: "float32", "bfloat16", "float16", "uint32" or "int64"; "unknown" for
+// others.
 const char* PlaneTypeName(PlaneType type);
+// Returns the type of a name. InvalidArgument for other names.
 Result<PlaneType> PlaneTypeFromName(const std::string& name);
 
-// Of one optimizer binding. The embedding is the first, the optimizer's slots come next.
+// The planes of a table under one optimizer binding. The embedding is the first, and the
+// optimizer's slots follow.
 struct PlaneList {
   uint32_t generation = 0;
   OptimizerConfig optimizer;
@@ -46,36 +53,38 @@ struct PlaneList {
   size_t slots() const { return static_cast<size_t>(SlotCount(optimizer.kind)); }
   const Plane& embedding() const { return planes[0]; }
   const Plane& slot(size_t k) const { return planes[1 + k]; }
-  // Those that a step or an assign changes of a row that is there: embedding and slots.
+  // The number of planes that steps and assigns change in existing rows: the embedding and the
+  // slots.
   size_t trained() const { return 1 + slots(); }
   const Plane& key() const { return planes[trained()]; }
   const Plane& changed() const { return planes[trained() + 1]; }
   size_t first_metadata() const { return trained() + 2; }
-  // The planes of keys and of change generations, by row number.
+  // The arrays of keys and of change generations, by row number.
   int64_t* keys() const { return reinterpret_cast<int64_t*>(key().file->data()); }
   uint32_t* changed_generations() const {
     return reinterpret_cast<uint32_t*>(changed().file->data());
   }
 };
 
-// Bytes of a row in the first n planes.
+// Returns the bytes of a row in the first n planes.
 size_t RowBytes(const PlaneList& list, size_t n);
-// Bytes of a row in some planes: bits of positions in the list.
+// Returns the bytes of a row in some planes, whose positions in the list are bits of `planes`.
 size_t RowBytesOf(const PlaneList& list, uint64_t planes);
 
-// The planes of a table of this configuration that is bound to `optimizer`: the slots are those of
-// `generation`, the others of `made`. They have no files yet.
+// Returns the planes of a table with this configuration that is bound to `optimizer`. The slots get
+// `generation`, the other planes `made`. The planes have no files yet.
 PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, uint32_t generation,
                    uint32_t made);
 
-// The metadata planes of a list, as a table's configuration declares them.
+// Returns the metadata planes of a list, in the form in which a table's configuration declares
+// them.
 std::vector<MetadataPlane> MetadataOf(const PlaneList& list);
 
-// InvalidArgument for metadata planes that cannot be.
+// Returns InvalidArgument for invalid metadata planes.
 Status ValidateMetadata(const TableConfig& config);
 
-// As a file, and back. DataLoss, naming the path, for what is no list of planes, or one that this
-// build does not know.
+// Converts a list to the content of its file, and back. DataLoss, naming the path: the content is
+// not a list of planes, or this build does not know it.
 PlaneListFile PlaneListToFile(const PlaneList& list);
 Result<PlaneList> PlaneListFromFile(const PlaneListFile& file, const TableConfig& config,
                                     uint32_t generation, const std::string& path);

@@ -28,7 +28,7 @@ struct Rule {
   const char* const* hyper;
   bool one_float;  // each slot has one float per row
 };
-// Indexed by OptimizerKind.
+// The rules, indexed by OptimizerKind.
 constexpr Rule kRules[] = {
     {"none", 0, nullptr, 0, nullptr, false},
     {"sgd", 0, nullptr, 1, kSgdHyper, false},
@@ -87,7 +87,7 @@ size_t SlotWidth(OptimizerKind kind, int slot, size_t dim) {
 namespace {
 
 Status ValidateConstraint(const float* parameters) {
-  // Ranks' hyperparameters may have been averaged.
+  // The kind is rounded, because hyperparameters may be averages over ranks.
   const float kind = std::round(parameters[0]), low = parameters[1], high = parameters[2];
   const float rate = parameters[3], epsilon = parameters[4];
   const bool known = kind >= 0 && kind <= 4;
@@ -107,12 +107,12 @@ Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper) {
     return Error(Code::kInvalidArgument, "unknown optimizer kind ", static_cast<uint32_t>(kind));
   }
   const Rule& rule = RuleOf(kind);
-  const auto own = static_cast<size_t>(rule.n_hyper);
-  if (n_hyper == own + kConstraintParameters) {
-    TSPS_RETURN_IF_ERROR(ValidateConstraint(hyper + own));
-    n_hyper = own;
+  const auto n_rule_hyper = static_cast<size_t>(rule.n_hyper);
+  if (n_hyper == n_rule_hyper + kConstraintParameters) {
+    TSPS_RETURN_IF_ERROR(ValidateConstraint(hyper + n_rule_hyper));
+    n_hyper = n_rule_hyper;
   }
-  if (n_hyper != own) {
+  if (n_hyper != n_rule_hyper) {
     return Error(Code::kInvalidArgument, "optimizer ", rule.name, " takes ", rule.n_hyper,
                  " hyperparameters. Received: ", n_hyper);
   }
@@ -130,7 +130,7 @@ Status ValidateHyper(OptimizerKind kind, const float* hyper, size_t n_hyper) {
     for (int i = 1; i <= 2; ++i) {
       if (!(hyper[i] >= 0 && hyper[i] < 1)) return refuse(i, "must be in [0, 1)");
     }
-    // A float counts exactly up to 2^24; the bias corrections are long 1 by then.
+    // A float counts exactly up to 2^24. By then the bias corrections have long been 1.
     if (!(hyper[4] >= 1)) return refuse(4, "counts from 1");
     if (kind == OptimizerKind::kAdamW && !(hyper[5] >= 0)) return refuse(5, "must be at least 0");
   }

@@ -1,5 +1,5 @@
-// RowRecords: rows of a table as bytes, to be kept elsewhere: what a row has in all planes but its
-// key, in the order of the table's list, without gaps.
+// RowRecords: converts rows of a table to records, for storage elsewhere, and back. A record has
+// the row's bytes in all planes except the key, in the order of the table's list, without gaps.
 #ifndef TFSPS_CORE_TABLE_ROW_RECORDS_H_
 #define TFSPS_CORE_TABLE_ROW_RECORDS_H_
 
@@ -14,7 +14,7 @@ namespace tsps {
 
 class RowRecords {
  public:
-  // The list must stay.
+  // The list must outlive this.
   explicit RowRecords(const PlaneList& list) : list_(list) {
     ForEach([this](const Plane& plane, size_t at) { bytes_ = at + plane.row_bytes; });
   }
@@ -22,30 +22,31 @@ class RowRecords {
   size_t bytes() const { return bytes_; }
   int64_t KeyOf(uint32_t row) const { return list_.keys()[row]; }
 
-  // The row will be copied, or put.
+  // Prefetches a row before Copy or Put.
   void Prefetch(uint32_t row) const {
     __builtin_prefetch(&list_.keys()[row]);
     ForEach([&](const Plane& plane, size_t) { tsps::Prefetch(plane.row(row), plane.row_bytes); });
   }
-  // The writer's, outside of mutations.
+  // Copies a row into `record`. Only the writer may call it, outside of mutations.
   void Copy(uint32_t row, char* record) const {
     ForEach([&](const Plane& plane, size_t at) {
       std::memcpy(record + at, plane.row(row), plane.row_bytes);
     });
   }
-  // Of a row that nobody can see yet, but for its change generation, which says so.
+  // Writes a record to a row, except its change generation. The change generation must still mark
+  // the row as free, so that nobody reads it.
   void Put(const char* record, uint32_t row) const {
     ForEach([&](const Plane& plane, size_t at) {
       if (plane.role == PlaneRole::kChanged) return;
       std::memcpy(plane.row(row), record + at, plane.row_bytes);
     });
   }
-  // What the record has in the planes that are wanted, as row i of each: planes[p] is that of the
-  // list's plane p, or null.
+  // Copies the record to row i of the wanted planes: planes[p] is the array of the list's plane p,
+  // or null if it is not wanted.
   void Split(const char* record, size_t i, char* const* planes) const {
     ForEach([&](const Plane& plane, size_t at) {
-      char* const to = planes[&plane - list_.planes.data()];
-      if (to != nullptr) std::memcpy(to + i * plane.row_bytes, record + at, plane.row_bytes);
+      char* const array = planes[&plane - list_.planes.data()];
+      if (array != nullptr) std::memcpy(array + i * plane.row_bytes, record + at, plane.row_bytes);
     });
   }
 

@@ -14,23 +14,23 @@ namespace {
 
 constexpr uint32_t kInfiniteBfloat16 = 0x7F80;
 constexpr uint32_t kInfiniteFloat16 = 0x7C00;
-// The smallest float16 that is not subnormal is 2^-14; smaller ones are multiples of 2^-24.
+// The smallest normal float16 is 2^-14; subnormal ones are multiples of 2^-24.
 constexpr uint32_t kMinNormal = BitsOfPower(-14);
 constexpr uint32_t kBiasChange = (kFloatBias - 15) << kFloatFractionBits;
 
-// The largest number that is finite, in place of an infinity that rounding has made.
+// Replaces each infinity that rounding has made by the largest finite number.
 TSPS_SIMD_CLONES
 void KeepFinite(const float* __restrict__ values, size_t n, uint32_t infinite,
                 uint16_t* __restrict__ row) {
   for (size_t i = 0; i < n; ++i) {
-    const bool made =
+    const bool overflowed =
         (row[i] & 0x7FFFu) == infinite && (BitsOf(values[i]) & kFloatMagnitude) < kFloatInfinity;
-    row[i] = static_cast<uint16_t>(row[i] - static_cast<uint16_t>(made));
+    row[i] = static_cast<uint16_t>(row[i] - static_cast<uint16_t>(overflowed));
   }
 }
 
-// 32 bits for element i: MurmurHash3's finalizer of 32 bits, with the upper half of the draw mixed
-// in between, so that two draws which differ there have nothing in common.
+// Returns 32 random bits for element i. This is MurmurHash3's 32-bit finalizer with the upper half
+// of the draw mixed in, so that two draws that differ there are independent.
 inline uint32_t ElementDraw(uint32_t low, uint32_t high, uint32_t i) {
   uint32_t x = low + i * 0x9E3779B9u;
   x ^= x >> 16;
@@ -41,7 +41,8 @@ inline uint32_t ElementDraw(uint32_t low, uint32_t high, uint32_t i) {
   return x ^ (x >> 16);
 }
 
-// A rounded magnitude with the sign of `bits`; finite numbers stay finite, NaNs become quiet ones.
+// Returns a rounded magnitude with the sign of `bits`. Finite numbers stay finite, NaNs become
+// quiet.
 inline uint16_t Finish(uint32_t bits, uint32_t rounded, uint32_t infinite) {
   const uint32_t magnitude = bits & kFloatMagnitude;
   const uint32_t finite = rounded < infinite ? rounded : infinite - 1;
@@ -61,7 +62,7 @@ void StochasticBfloat16(const float* __restrict__ values, size_t n, uint32_t low
   }
 }
 
-// Magnitudes in units of 2^-13 of the last place of a float16: what is drawn has as many bits.
+// Magnitudes have units of 2^-13 of a float16's last place, so the draw has 13 bits, too.
 TSPS_SIMD_CLONES
 void StochasticFloat16(const float* __restrict__ values, size_t n, uint32_t low, uint32_t high,
                        uint16_t* __restrict__ row) {
@@ -81,8 +82,8 @@ void StochasticFloat16(const float* __restrict__ values, size_t n, uint32_t low,
 }  // namespace
 
 Result<Rounding> RoundingFromName(const std::string& name) {
-  for (const Rounding one : {Rounding::kStochastic, Rounding::kNearest}) {
-    if (name == RoundingName(one)) return one;
+  for (const Rounding rounding : {Rounding::kStochastic, Rounding::kNearest}) {
+    if (name == RoundingName(rounding)) return rounding;
   }
   return Error(Code::kInvalidArgument,
                "unknown rounding; expected stochastic or nearest. Received: '", name, "'");
@@ -147,7 +148,7 @@ void NarrowRowStochastically(PlaneType type, const float* values, size_t n, uint
 }
 
 uint64_t RowDraw(const InitializerConfig& table, int64_t key, uint64_t step) {
-  // One hash inside another: what differs in one of them alone gives another draw for certain.
+  // Nested hashes: if two draws differ in one argument only, they certainly differ.
   const uint64_t of_table =
       HashKey(static_cast<int64_t>(table.salt), HashKey(static_cast<int64_t>(table.seed), 0));
   return HashKey(static_cast<int64_t>(step), HashKey(key, of_table));
@@ -155,7 +156,7 @@ uint64_t RowDraw(const InitializerConfig& table, int64_t key, uint64_t step) {
 
 int64_t FirstBeyondRange(PlaneType type, const float* values, size_t n) {
   if (!IsNarrow(type)) return -1;
-  // From here on the nearest would be infinity.
+  // Values from here on round to infinity.
   const float limit = type == PlaneType::kFloat16 ? 65520.0f : FloatOf(0x7F7F8000);
   for (size_t i = 0; i < n; ++i) {
     if (std::abs(values[i]) >= limit && std::isfinite(values[i])) return static_cast<int64_t>(i);

@@ -7,14 +7,14 @@
 namespace tsps {
 namespace {
 
-// Hyperparameters begin with Adam's.
+// Returns whether the rule's hyperparameters begin with those of Adam.
 bool HasMoments(OptimizerKind kind) {
   return kind == OptimizerKind::kAdam || kind == OptimizerKind::kAmsgrad ||
          kind == OptimizerKind::kAdamW;
 }
 
-// base^exponent by squaring: std::pow differs in the last bit between versions of libm, and with it
-// the tables of two nodes would.
+// Returns base^exponent by squaring. std::pow differs in the last bit between versions of libm, so
+// the tables of two nodes would differ, too.
 double Power(double base, uint64_t exponent) {
   double power = 1;
   for (; exponent > 0; exponent >>= 1) {
@@ -52,8 +52,8 @@ void AdamRow(size_t dim, float alpha, float one_minus_beta_1, float one_minus_be
   }
 }
 
-// Keras's SGD: with Nesterov's momentum the row moves by the momentum that the next step would
-// have.
+// The rule of Keras's SGD. With Nesterov's momentum the row moves by the momentum that the next
+// step would have.
 TSPS_SIMD_CLONES
 void MomentumRow(size_t dim, float learning_rate, float momentum, bool nesterov,
                  const float* __restrict__ g, float* __restrict__ w, float* __restrict__ m) {
@@ -65,7 +65,8 @@ void MomentumRow(size_t dim, float learning_rate, float momentum, bool nesterov,
   }
 }
 
-// Reddi, Kale, Kumar 2018, as Keras has it: the largest second moment, none of them corrected.
+// The rule of Reddi, Kale, Kumar 2018 in Keras's form: it uses the largest second moment, without
+// bias corrections.
 TSPS_SIMD_CLONES
 void AmsgradRow(size_t dim, float alpha, float one_minus_beta_1, float one_minus_beta_2,
                 float epsilon, const float* __restrict__ g, float* __restrict__ w,
@@ -81,7 +82,7 @@ void AmsgradRow(size_t dim, float alpha, float one_minus_beta_1, float one_minus
   }
 }
 
-// Loshchilov and Hutter 2019: the decay is not a part of the gradient.
+// The decay of Loshchilov and Hutter 2019, which is not part of the gradient.
 TSPS_SIMD_CLONES
 void DecayRow(size_t dim, float decay, float* __restrict__ w) {
   for (size_t i = 0; i < dim; ++i) w[i] -= w[i] * decay;
@@ -110,7 +111,7 @@ void RmspropMomentumRow(size_t dim, float learning_rate, float rho, float moment
   }
 }
 
-// Graves 2013: the variance of the gradients in place of their mean square.
+// The rule of Graves 2013: it uses the variance of the gradients instead of their mean square.
 TSPS_SIMD_CLONES
 void RmspropCenteredRow(size_t dim, float learning_rate, float rho, float epsilon,
                         const float* __restrict__ g, float* __restrict__ w,
@@ -141,8 +142,8 @@ void RmspropCenteredMomentumRow(size_t dim, float learning_rate, float rho, floa
   }
 }
 
-// McMahan et al. 2013, algorithm 1, with Keras's shrinkage; its learning_rate_power is -0.5.
-// `l2` has beta / (2 learning_rate) in it.
+// The rule of McMahan et al. 2013, algorithm 1, with Keras's shrinkage and learning_rate_power
+// -0.5. `l2` includes beta / (2 learning_rate).
 TSPS_SIMD_CLONES
 void FtrlRow(size_t dim, float learning_rate, float l1, float l2, float l2_shrinkage,
              const float* __restrict__ g, float* __restrict__ w, float* __restrict__ accumulator,
@@ -161,7 +162,7 @@ void FtrlRow(size_t dim, float learning_rate, float l1, float l2, float l2_shrin
   }
 }
 
-// Partial sums per lane, added up in one fixed order: every clone gives the same bits.
+// Sums partial sums per lane, in a fixed order, so that all clones compute the same bits.
 TSPS_SIMD_CLONES
 float SumOfSquares(size_t dim, const float* __restrict__ g) {
   constexpr size_t kLanes = 16;
@@ -186,10 +187,9 @@ void Scale(size_t dim, float factor, float* __restrict__ w) {
   for (size_t i = 0; i < dim; ++i) w[i] *= factor;
 }
 
-// The rule of FBGEMM's EXACT_ROWWISE_ADAGRAD, which TorchRec uses, without weight decay
-// (rowwise_adagrad() in fbgemm_gpu/codegen/genscript/optimizers.py): the accumulator takes the mean
-// of the squares, their sum divided by dim, and epsilon is outside of the root. AdagradRow has it
-// inside, as Keras does.
+// The rule of FBGEMM's EXACT_ROWWISE_ADAGRAD without weight decay, which TorchRec uses
+// (rowwise_adagrad() in fbgemm_gpu/codegen/genscript/optimizers.py). The accumulator sums the mean
+// of the squares, and epsilon is outside of the root. In AdagradRow it is inside, as in Keras.
 void RowWiseAdagradRow(size_t dim, float learning_rate, float epsilon, const float* g, float* w,
                        float* accumulator) {
   *accumulator += SumOfSquares(dim, g) / static_cast<float>(dim);
@@ -200,16 +200,17 @@ void RowWiseAdagradRow(size_t dim, float learning_rate, float epsilon, const flo
 
 RowUpdater::RowUpdater(OptimizerKind kind, size_t dim, const float* hyper, size_t n_hyper)
     : kind_(kind), dim_(dim), hyper_{} {
-  if (const auto own = static_cast<size_t>(HyperCount(kind)); n_hyper > own) {
-    constraint_ = static_cast<ConstraintKind>(std::lround(hyper[own]));
-    for (size_t i = 0; i < 4; ++i) limits_[i] = hyper[own + 1 + i];
+  if (const auto n_rule_hyper = static_cast<size_t>(HyperCount(kind)); n_hyper > n_rule_hyper) {
+    constraint_ = static_cast<ConstraintKind>(std::lround(hyper[n_rule_hyper]));
+    for (size_t i = 0; i < 4; ++i) limits_[i] = hyper[n_rule_hyper + 1 + i];
   }
   for (int i = 0; i < HyperCount(kind); ++i) hyper_[i] = hyper[i];
   if (kind == OptimizerKind::kFtrl) hyper_[2] += hyper_[4] / (2 * hyper_[0]);
   if (kind == OptimizerKind::kAdamW) hyper_[5] *= hyper_[0];
   if (HasMoments(kind)) {
-    // From here on hyper_ holds alpha, 1 - beta_1, 1 - beta_2, epsilon, and the decay at [5]. In
-    // double: 1 - beta^t cancels badly in float for the usual beta_2 = 0.999 and small t.
+    // From here on hyper_ contains alpha, 1 - beta_1, 1 - beta_2, epsilon, and the decay at [5].
+    // They are computed in double: in float 1 - beta^t loses most of its digits for the usual
+    // beta_2 = 0.999 and small t.
     const double beta_1 = hyper[1], beta_2 = hyper[2];
     const uint64_t steps = static_cast<uint64_t>(hyper[4] < 9e15f ? hyper[4] : 9e15f);
     hyper_[0] = static_cast<float>(hyper[0] * std::sqrt(1 - Power(beta_2, steps)) /
@@ -228,13 +229,13 @@ void RowUpdater::Constrain(float* row) const {
   if (constraint_ == ConstraintKind::kNonNegative) return ClipNegative(dim_, row);
   const float low = limits_[0], high = limits_[1], rate = limits_[2], epsilon = limits_[3];
   const float norm = std::sqrt(SumOfSquares(dim_, row));
-  float wanted = norm < high ? norm : high;
-  if (constraint_ == ConstraintKind::kUnitNorm) wanted = 1;
+  float target = norm < high ? norm : high;
+  if (constraint_ == ConstraintKind::kUnitNorm) target = 1;
   if (constraint_ == ConstraintKind::kMinMaxNorm) {
-    wanted = wanted > low ? wanted : low;
-    wanted = rate * wanted + (1 - rate) * norm;
+    target = target > low ? target : low;
+    target = rate * target + (1 - rate) * norm;
   }
-  Scale(dim_, wanted / (epsilon + norm), row);
+  Scale(dim_, target / (epsilon + norm), row);
 }
 
 void RowUpdater::Apply(const float* gradient, float* row, float* const* slots) const {

@@ -1,4 +1,4 @@
-// The update rules, fused over a row and its slots.
+// The update rules, each fused into one pass over a row and its slots.
 #ifndef TFSPS_CORE_TABLE_ROW_UPDATER_H_
 #define TFSPS_CORE_TABLE_ROW_UPDATER_H_
 
@@ -11,13 +11,15 @@
 
 namespace tsps {
 
-// Updates one row in place: by the rule, then by the constraint, if there is one. `slots` has
-// SlotCount(kind) pointers, to SlotWidth() floats each; nothing may alias. Holds what does not
-// change from row to row (Adam's bias-corrected rate), so make one per step and table.
+// Updates rows in place: applies the rule, then the constraint, if there is one. It precomputes
+// what is the same for all rows (Adam's bias-corrected rate), so make one per step and table.
+// Thread-safe.
 class RowUpdater {
  public:
-  // `hyper` is what ValidateHyper() takes.
+  // `hyper` must have passed ValidateHyper().
   RowUpdater(OptimizerKind kind, size_t dim, const float* hyper, size_t n_hyper);
+  // Updates a row of `dim` floats. `slots` has SlotCount(kind) pointers to SlotWidth() floats each.
+  // The arrays must not overlap.
   void Update(const float* gradient, float* row, float* const* slots) const;
 
  private:
@@ -31,7 +33,8 @@ class RowUpdater {
   float hyper_[8];
 };
 
-// The same for rows as a table stores them: those of 16 bits are widened, updated and rounded.
+// Updates rows in the type of their table: 16-bit rows are widened, updated and rounded. Not
+// thread-safe.
 class StoredRowUpdater {
  public:
   // `table` must outlive this.
@@ -42,6 +45,7 @@ class StoredRowUpdater {
         updater_(kind, static_cast<size_t>(table.dim), hyper, n_hyper),
         values_(IsNarrow(table.row_type) ? static_cast<size_t>(table.dim) : 0) {}
 
+  // Updates the row of `key`, with the other arguments of RowUpdater::Update.
   void Update(int64_t key, const float* gradient, char* row, float* const* slots) {
     if (values_.empty()) return updater_.Update(gradient, reinterpret_cast<float*>(row), slots);
     UpdateNarrow(key, gradient, row, slots);
@@ -53,7 +57,7 @@ class StoredRowUpdater {
   const TableConfig& table_;
   const uint64_t step_;
   const RowUpdater updater_;
-  std::vector<float> values_;  // of the row at work
+  std::vector<float> values_;  // the widened row
 };
 
 }  // namespace tsps

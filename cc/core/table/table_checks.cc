@@ -38,16 +38,16 @@ Status CheckNumbers(const TableState& state, uint64_t max_rows, const std::strin
 Status CheckIndex(const TableFiles& files, const TableState& state) {
   if (TSPS_FAULT_OFF("damage") || TSPS_FAULT_OFF("undo")) return Status();
   const uint32_t* const directory = files.directory_entries() + (size_t{1} << state.depth);
-  std::vector<bool> met(state.segments);
+  std::vector<bool> seen(state.segments);
   uint64_t used = 0;
   size_t width = 0;
   for (size_t i = 0; i < size_t{1} << state.depth; i += width) {
     const uint32_t number = directory[i];
-    if (number >= state.segments || met[number]) {
+    if (number >= state.segments || seen[number]) {
       return Damaged(files.folder(), "directory entry ", i, " names segment ", number, " of ",
                      state.segments);
     }
-    met[number] = true;
+    seen[number] = true;
     const Segment& segment = *files.segment(number);
     if (segment.local_depth > state.depth || segment.used > kSegmentLimit) {
       return Damaged(files.folder(), "segment ", number, " is of depth ", segment.local_depth,
@@ -55,15 +55,15 @@ Status CheckIndex(const TableFiles& files, const TableState& state) {
     }
     used += segment.used;
     width = size_t{1} << (state.depth - segment.local_depth);
-    const auto names_it = [&](uint32_t entry) { return entry == number; };
-    if (i % width != 0 || !std::all_of(directory + i, directory + i + width, names_it)) {
+    const auto is_number = [&](uint32_t entry) { return entry == number; };
+    if (i % width != 0 || !std::all_of(directory + i, directory + i + width, is_number)) {
       return Damaged(files.folder(), "segment ", number, " of depth ", segment.local_depth,
                      " is not where directory entry ", i, " names it");
     }
   }
-  if (std::find(met.begin(), met.end(), false) != met.end()) {
+  if (std::find(seen.begin(), seen.end(), false) != seen.end()) {
     return Damaged(files.folder(), "no directory entry names segment ",
-                   std::find(met.begin(), met.end(), false) - met.begin());
+                   std::find(seen.begin(), seen.end(), false) - seen.begin());
   }
   if (used < state.live) {
     return Damaged(files.folder(), used, " entries for ", state.live, " keys");

@@ -1,5 +1,6 @@
-// Numbers of a table that cannot be, found before they lead anywhere. DataLoss that names the
-// table. group/record_checks.h has the rest, and says who looks at what when.
+// Checks of a table's numbers. They find impossible numbers before anything follows them. All of
+// them return DataLoss that names the table. group/record_checks.h has the other checks, and lists
+// when each of them runs.
 #ifndef TFSPS_CORE_TABLE_TABLE_CHECKS_H_
 #define TFSPS_CORE_TABLE_TABLE_CHECKS_H_
 
@@ -13,19 +14,20 @@ namespace tsps {
 
 class TableFiles;
 
-// What a commit record says of the table in `folder`, which can have `max_rows` keys: when the
-// record is read, or the table is mapped.
+// Checks the table's part of a commit record, when the record is read or the table is mapped. The
+// table in `folder` can have `max_rows` keys.
 Status CheckNumbers(const TableState& state, uint64_t max_rows, const std::string& folder);
 
-// Directory, heads of segments and returned rows: when a writer opens. Nobody else writes. What it
-// costs: 16 bytes per segment, 4 per free row.
+// Checks the directory, the heads of segments and the free rows. A writer calls it when it opens
+// the group; no other writer may be active. It reads 16 bytes per segment and 4 per free row.
 Status CheckIndex(const TableFiles& files, const TableState& state);
 
-// A segment's entries: before a writer first adds to it, or erases from it. Nobody else writes.
-// What it costs: 64 KiB.
+// Checks the entries of a segment. A writer calls it before it first adds to the segment or erases
+// from it. It reads 64 KiB.
 Status CheckSegment(const TableFiles& files, const TableState& state, uint32_t number);
-// Where the keys of a segment are that CheckSegment has found sound: before it is split, which
-// would hide wrong ones. A look-up per key.
+// Checks that lookups find the keys of a segment, which CheckSegment has checked before. A writer
+// calls it before it splits the segment, because a split would hide misplaced keys. It makes one
+// lookup per key.
 Status CheckKeyPlaces(const TableFiles& files, const TableState& state, uint32_t number);
 
 }  // namespace tsps

@@ -36,15 +36,15 @@ Status ValidateShard(const Shard& shard) {
     return Status();
   }
   return Error(Code::kInvalidArgument,
-               "a shard is of a node below the number of nodes, 2 or more. Received: node ",
+               "a shard needs at least 2 nodes, and a node below their number. Received: node ",
                shard.node, " of ", shard.nodes);
 }
 
 uint64_t MostRows(const TableConfig& config) {
   uint64_t rows = 0;
   for (const int64_t limit : {config.max_rows, config.key_limit}) {
-    const auto one = static_cast<uint64_t>(limit);
-    if (limit > 0 && (rows == 0 || one < rows)) rows = one;
+    const auto most = static_cast<uint64_t>(limit);
+    if (limit > 0 && (rows == 0 || most < rows)) rows = most;
   }
   return rows;
 }
@@ -52,7 +52,7 @@ uint64_t MostRows(const TableConfig& config) {
 Status CheckKeys(const TableConfig& config, const int64_t* keys, size_t n) {
   if (config.key_limit <= 0) return Status();
   const auto limit = static_cast<uint64_t>(config.key_limit);
-  uint64_t bad = 0;  // without a branch per key, so that it vectorises
+  uint64_t bad = 0;  // no branch per key, so that the loop is vectorized
   for (size_t i = 0; i < n; ++i)
     bad |= static_cast<uint64_t>(static_cast<uint64_t>(keys[i]) >= limit);
   if (bad == 0) return Status();

@@ -1,4 +1,4 @@
-// What never changes of a table.
+// The configuration of a table, which never changes.
 #ifndef TFSPS_CORE_TABLE_TABLE_CONFIG_H_
 #define TFSPS_CORE_TABLE_TABLE_CONFIG_H_
 
@@ -14,8 +14,8 @@
 
 namespace tsps {
 
-// A plane of the table's own, beside those that every table has: counts, or other small things that
-// are kept for every row.
+// A plane of metadata, such as a count, that a table keeps for every row in addition to the planes
+// that all tables have.
 struct MetadataPlane {
   std::string name;  // [a-z0-9_]{1,31}
   PlaneType type = PlaneType::kUint32;
@@ -23,8 +23,8 @@ struct MetadataPlane {
   uint64_t initial = 0;   // bits of every element of a new row
 };
 
-// Which part of a table this is, of one whose rows are spread over nodes: the keys that OwnerOf()
-// (base/key_owner.h) gives to this node.
+// A part of a table whose rows are sharded over nodes: the keys that OwnerOf() (base/key_owner.h)
+// assigns to one node.
 struct Shard {
   uint32_t node = 0;   // below `nodes`
   uint32_t nodes = 0;  // 2 or more; 0: the whole table
@@ -32,10 +32,10 @@ struct Shard {
   bool whole() const { return nodes == 0; }
 };
 
-// That a table has rows on a disk, too.
+// The storage of a table that also has rows on disk.
 struct TieredStorage {
-  std::string folder;   // absolute, the table's own; "": the table has all rows in memory
-  uint64_t memory = 0;  // bytes that it may take, on this node
+  std::string folder;   // absolute; no other table uses it; "": all rows are in memory
+  uint64_t memory = 0;  // bytes of memory that the table may use on this node
 
   bool tiered() const { return !folder.empty(); }
 };
@@ -45,29 +45,30 @@ struct TableConfig {
   std::string uuid;       // 32 hexadecimal digits, drawn by the caller
   int64_t dim = 0;        // elements per row, 1 .. 65536
   int64_t key_limit = 0;  // bounded table: keys are 0 .. key_limit - 1; 0: any int64 is a key
-  int64_t max_rows = 0;   // refuse to grow beyond; 0: no limit but room
+  int64_t max_rows = 0;   // the most rows; 0: limited by space only
   InitializerConfig initializer;
   std::vector<MetadataPlane> metadata;
   PlaneType row_type = PlaneType::kFloat32;   // IsRowType()
-  Rounding rounding = Rounding::kStochastic;  // of rows of 16 bits
+  Rounding rounding = Rounding::kStochastic;  // of 16-bit rows
   TieredStorage storage;
   Shard shard;
 };
 
-// InvalidArgument for one that cannot be.
+// Returns InvalidArgument for an impossible shard.
 Status ValidateShard(const Shard& shard);
 
-// How many rows it can have; 0: any number.
+// Returns the most rows that the table can have; 0: any number.
 uint64_t MostRows(const TableConfig& config);
 
-// What a new row of a key is, as it is stored: values of the initializer, rounded to the nearest.
+// Writes the initial row of a key in the table's row type: the initializer's values, rounded to the
+// nearest.
 void InitialRow(const TableConfig& config, int64_t key, void* row);
 
-// Rows that are given as floats, as a table stores them.
+// Rows of floats, converted to the row type of a table.
 class StoredRows {
  public:
-  // rows: float[n, dim] of n keys; must outlive this. Rounded to the nearest. InvalidArgument,
-  // naming the key, for a finite value that is beyond the type's range.
+  // Converts rows, float[n, dim], of n keys, and rounds them to the nearest. `rows` must outlive
+  // the result. InvalidArgument, naming the key, for a finite value beyond the range of the type.
   static Result<StoredRows> Of(const TableConfig& config, const int64_t* keys, const float* rows,
                                size_t n);
   const void* data() const {
@@ -79,7 +80,8 @@ class StoredRows {
   std::vector<uint16_t> narrow_;
 };
 
-// OutOfRange naming the first key outside a bounded table, its position and the limit.
+// Returns OutOfRange for the first key outside a bounded table, naming it, its position and the
+// limit.
 Status CheckKeys(const TableConfig& config, const int64_t* keys, size_t n);
 
 }  // namespace tsps

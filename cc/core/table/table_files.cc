@@ -22,8 +22,9 @@ namespace {
 constexpr size_t kFirstDirectoryBytes = kPageBytes;
 constexpr size_t kMaxDirectoryBytes = (size_t{2} << kMaxDepth) * sizeof(uint32_t);
 
-// What the index of `rows` keys cannot outgrow: four times what hashing ever takes (20 to 57 bytes
-// a row), because keys may be chosen to collide, or come and go.
+// Bounds of the files of a table with `rows` row numbers. For the index it is four times what
+// hashing ever needs (20 to 57 bytes per row), because keys may be chosen to collide, or be added
+// and erased again.
 size_t MaxSegmentBytes(size_t rows) { return std::max<size_t>(64u << 20, 256 * rows); }
 size_t MaxFreeBytes(size_t rows) { return rows * sizeof(uint32_t); }
 size_t MaxErasedBytes(size_t rows) { return TableFiles::MaxErased(rows) * sizeof(ErasedKey); }
@@ -110,7 +111,7 @@ void TableFiles::Remove(const std::string& folder) {
     TSPS_FAULT_POINT("remove.file");
   }
   RemoveStorage(folder);
-  // Last: by it a folder is known to be a table's (IsLeftover).
+  // The config file is last, because it marks the folder as a table's (IsLeftover).
   table->Unlink("config");
   TSPS_FAULT_POINT("remove.config");
   group->RemoveChild(table_name);
@@ -120,14 +121,14 @@ bool TableFiles::IsLeftover(const std::string& folder) {
   if (!CheckPrivateDirectory(folder).ok()) return false;
   const Result<int> fd = OpenRegularFile(folder + "/config", O_RDONLY, "cannot open");
   if (!fd.ok()) return fd.status().code() == Code::kNotFound && EntriesOf(folder).empty();
-  uint64_t magic = 0;  // of a file that its killed maker has not filled
+  uint64_t magic = 0;  // stays 0 if the creator was killed before it filled the file
   const ssize_t n = read(*fd, &magic, sizeof(magic));
   close(*fd);
   return n >= 0 && (magic == 0 || magic == kTableMagic);
 }
 
 size_t TableFiles::RoomRows() const {
-  if (config_->storage.tiered()) {  // as long as it has no slots
+  if (config_->storage.tiered()) {  // the most, which it has without slots
     const PlaneList planes = PlanesOf(*config_, OptimizerConfig(), 1, 1);
     const TieredStorage& storage = config_->storage;
     return PlanMemory(storage.memory, RowBytes(planes, planes.planes.size()), MostRows(*config_))
@@ -208,10 +209,10 @@ Status TableFiles::MakeWritable(const TableState& state) {
 
 Status TableFiles::CheckState(const TableState& state) {
   TSPS_RETURN_IF_ERROR(CheckNumbers(state, RoomRows(), folder_));
-  const bool elsewhere = (state.flags & kTableAbsentElsewhere) != 0;
-  if (elsewhere != config_->storage.tiered()) {
-    return Damaged(folder_, elsewhere ? "it has rows on disk, and no file records.config"
-                                      : "it has a file records.config, and no rows on disk");
+  const bool on_disk = (state.flags & kTableAbsentElsewhere) != 0;
+  if (on_disk != config_->storage.tiered()) {
+    return Damaged(folder_, on_disk ? "it has rows on disk, but no file records.config"
+                                    : "it has a file records.config, but no rows on disk");
   }
   TSPS_RETURN_IF_ERROR(BoundPlanes(state).status());
   return CheckFiles(state);
@@ -221,8 +222,8 @@ Status TableFiles::CheckFiles(const TableState& state) const {
   const auto check = [](MappedFile& file, size_t needed) {
     TSPS_RETURN_IF_ERROR(file.CheckRange(needed));
     if (needed <= file.size() || needed <= file.RefreshSize()) return Status();
-    return Error(Code::kDataLoss, file.path(), " is truncated or was removed: ", file.size(),
-                 " bytes, ", needed, " expected");
+    return Error(Code::kDataLoss, file.path(), " is truncated or was removed: it has ", file.size(),
+                 " bytes, and ", needed, " are expected");
   };
   TSPS_RETURN_IF_ERROR(
       check(*directory_, (size_t{2} << std::min(state.depth, kMaxDepth)) * sizeof(uint32_t)));
@@ -262,15 +263,16 @@ uint64_t TableFiles::BytesIn(const std::string& folder) {
     struct stat info;
     const std::string path = folder + "/" + name;
     if (lstat(path.c_str(), &info) != 0) continue;
-    // The part of a tiered table's records that is in memory has a folder of its own.
+    // Records of a tiered table have a folder for their part in memory.
     bytes += S_ISDIR(info.st_mode) ? BytesIn(path) : static_cast<uint64_t>(info.st_size);
   }
   return bytes;
 }
 
 uint64_t TableFiles::Bytes(const TableState& state) {
+  // The two pages are the config and the list of planes.
   uint64_t bytes = 2 * kPageBytes + directory_->RefreshSize() + segments_->RefreshSize() +
-                   free_->RefreshSize() + erased_->RefreshSize();  // config and list of planes, too
+                   free_->RefreshSize() + erased_->RefreshSize();
   if (const PlaneList* const list = Planes(state)) {
     for (const Plane& plane : list->planes) bytes += plane.file->RefreshSize();
   }

@@ -1,4 +1,4 @@
-// TableFiles: one table's files, mapped in this process.
+// TableFiles: the files of one table, mapped in this process.
 //
 //   config, directory, segments, free, erased, planes.<generation>, plane.<name>.<generation>
 //   (layout.h)
@@ -24,26 +24,29 @@
 
 namespace tsps {
 
+// Methods for the writer are marked "Writer:". The others are thread-safe, also during its
+// mutations; the caller validates what it reads of the mapped memory.
 class TableFiles {
  public:
   static constexpr uint32_t kFirstGeneration = 1;  // of lists of planes
 
-  // Makes the folder and its files; leftovers of a killed creation under the name are removed.
+  // Creates the folder of a table and its files. Removes what a killed creation under the same name
+  // left.
   static Result<std::unique_ptr<TableFiles>> Create(const std::string& folder,
                                                     const TableConfig& config, uint64_t index_seed);
-  // Maps an existing table read-only, but for its planes: CheckState does.
+  // Maps an existing table read-only. CheckState maps its planes.
   static Result<std::unique_ptr<TableFiles>> Open(const std::string& folder);
 
-  // Planes are those of a committed state.
+  // Writer: makes all mappings writable, those of the planes of a committed state included.
   Status MakeWritable(const TableState& state);
-  // Checks what a committed state says, and that its files can be mapped and are long enough.
+  // Checks the numbers of a committed state, and that its files can be mapped and are long enough.
   Status CheckState(const TableState& state);
-  // Checks that what is mapped of the files is what a committed state needs. ResourceExhausted:
-  // since this process opened the table, another process has made it outgrow its address range.
-  // DataLoss: a file is shorter, or was removed before this process saw it grow.
+  // Checks that the mapped files are as long as a committed state needs. ResourceExhausted: since
+  // this process opened the table, another process has grown it beyond this process's address
+  // range. DataLoss: a file is shorter, or was removed before this process saw it grow.
   Status CheckFiles(const TableState& state) const;
 
-  // DataLoss if the folder was removed, or is another table's by now.
+  // Returns DataLoss if the folder was removed, or now belongs to another table.
   Status CheckInPlace() const { return directory_->CheckInPlace(); }
 
   const TableConfig& config() const { return *config_; }
@@ -64,45 +67,47 @@ class TableFiles {
   char* row(uint32_t number) const { return embedding_ + size_t{number} * row_bytes_; }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
   ErasedKey* erased_keys() const { return reinterpret_cast<ErasedKey*>(erased_->data()); }
-  // How long the log of erased keys of a table with so many keys may become.
+  // Returns the largest length of the log of erased keys, for a table with `live` keys.
   static uint64_t MaxErased(uint64_t live) { return std::max<uint64_t>(1u << 16, live); }
 
-  // Whether a file of this name is one of planes, or a list of them.
+  // Returns whether this is the name of a plane's file or of a list of planes.
   static bool IsPlaneFile(const std::string& name);
-  // The planes of the state's binding, which are mapped on first use; null when they cannot be.
+  // Returns the planes of the state's binding, and maps them on first use; null if they cannot be
+  // mapped.
   const PlaneList* Planes(const TableState& state);
-  // Likewise, with the reason.
+  // Returns the same, or the reason why they cannot be mapped.
   Result<const PlaneList*> BoundPlanes(const TableState& state);
-  // Writer: the list of planes after the state's, with new slots, which have room for the rows that
-  // are there and are filled with initial values for them. Of a tiered table, which must have no
-  // rows in memory, all planes are new.
+  // Writer: creates the list of planes that follows the state's, with new slots that have initial
+  // values for all existing rows. In a tiered table all planes are new, and it must have no rows in
+  // memory.
   Status CreatePlanes(const TableState& state, const OptimizerConfig& optimizer);
-  // Writer: deletes lists and slots of other bindings than the committed state's: killed ones, and
-  // those before it. Mappings of them stay valid. DataLoss, with nothing deleted, if there is a
-  // slot of the state's binding that its optimizer does not have.
+  // Writer: deletes lists and slots of other bindings than the committed state's: earlier ones, and
+  // those that a killed writer left. Existing mappings stay valid. DataLoss, with nothing deleted:
+  // the state's binding has a slot that its optimizer does not have.
   Status RemoveOtherPlanes(const TableState& state);
-  // Whether planes of another binding than the committed state's are mapped.
+  // Returns whether planes of another binding than `generation` are mapped.
   bool HasOtherPlanes(uint32_t generation) const;
 
-  // The rows that are on disk, with the planes of the state's binding; opened on first use. Null:
-  // the table has all rows in memory.
+  // Returns the rows on disk, with the planes of the state's binding, and opens them on first use;
+  // null if the table has all rows in memory.
   Result<RecordStore*> Records(const TableState& state);
-  // Writer: makes the rows on disk anew with the planes after the state's (CreatePlanes), indexed
-  // with this seed. Returns the number of moves that their state has.
+  // Writer: rewrites the rows on disk with the planes that follow the state's (CreatePlanes),
+  // indexed with this seed. Returns the number of moves of their state.
   Result<uint32_t> ConvertRecords(const TableState& state, uint64_t index_seed);
-  // Of a tiered table with these planes.
+  // Returns how the memory of a tiered table with these planes is divided.
   MemoryPlan PlanOf(const PlaneList& list) const;
 
-  // All files of the table that are mapped.
+  // Returns all mapped files of the table.
   std::vector<const MappedFile*> Mappings();
+  // Returns the bytes of the table's files in memory. Asks the file system for each.
   uint64_t Bytes(const TableState& state);
-  // Of all files in a table's folder.
+  // Returns the bytes of all files in a table's folder.
   static uint64_t BytesIn(const std::string& folder);
-  // Deletes the files of a table that no committed state names, and its folder. Files that are no
-  // table's stay, and the folder with them. Mappings stay valid.
+  // Deletes the files of a table that no committed state names, and its folder. Other files stay,
+  // and then the folder stays, too. Mappings stay valid.
   static void Remove(const std::string& folder);
-  // Whether a folder that no committed state names was a table: killed while it was made, or
-  // removed.
+  // Returns whether a folder that no committed state names was a table: its writer was killed while
+  // it created the table, or has removed it.
   static bool IsLeftover(const std::string& folder);
 
  private:
@@ -111,13 +116,14 @@ class TableFiles {
         config_(std::make_shared<const TableConfig>(std::move(config))) {}
   std::string PlanePath(const Plane& plane) const;
   std::string ListPath(uint32_t generation) const;
-  // Makes the planes of `generation`, with initial values for `rows` rows, and their list.
+  // Creates the planes of `generation`, with initial values for `rows` rows, and then their list.
   Status MakePlanes(PlaneList list, uint32_t generation, uint64_t rows);
-  // Under planes_mutex_.
+  // Called with planes_mutex_.
   Status MapPlane(Plane* plane);
+  // Unmaps and deletes the planes of a binding that was not completed.
   void ForgetPlanes(uint32_t generation);
   const PlaneList* Keep(PlaneList list);
-  // Row numbers that it may need: a commit adds rows before it takes others away.
+  // Returns how many row numbers the table may need: a commit adds rows before it removes others.
   size_t RoomRows() const;
 
   const std::string folder_;
@@ -125,10 +131,10 @@ class TableFiles {
   bool writable_ = false;
   std::unique_ptr<MappedFile> directory_, segments_, free_, erased_;
   size_t row_bytes_ = 0;       // of the embedding
-  char* embedding_ = nullptr;  // where the embedding's plane begins
+  char* embedding_ = nullptr;  // the beginning of the embedding's plane
   std::mutex planes_mutex_;
   std::vector<std::unique_ptr<MappedFile>> plane_files_;
-  std::vector<std::unique_ptr<const PlaneList>> lists_;  // all mapped so far: readers may hold any
+  std::vector<std::unique_ptr<const PlaneList>> lists_;  // all mapped so far: readers use them
   std::atomic<const PlaneList*> latest_{nullptr};
   std::map<uint32_t, std::unique_ptr<RecordStore>> records_;  // by generation of planes
 };

@@ -1,4 +1,4 @@
-// The planes of a table, and the rows on disk that have them.
+// The planes of a table, and its rows on disk, whose records have all of them.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace tsps {
 namespace {
 
-// Files' names begin with it.
+// Prefixes of the names of files.
 constexpr const char* kPlane = "plane.";
 constexpr const char* kPlanes = "planes.";
 
@@ -64,7 +64,7 @@ Result<const PlaneList*> TableFiles::BoundPlanes(const TableState& state) {
     return Error(Code::kDataLoss, folder_, ": plane ", plane.name, ", with optimizer ",
                  OptimizerKindName(list.optimizer.kind), ", cannot be mapped: ", mapped.message());
   }
-  TSPS_RETURN_IF_ERROR(CheckInPlace());  // they may be another table's
+  TSPS_RETURN_IF_ERROR(CheckInPlace());  // otherwise they may be those of another table
   return Keep(std::move(list));
 }
 
@@ -84,12 +84,12 @@ Status TableFiles::MapPlane(Plane* plane) {
 const PlaneList* TableFiles::Keep(PlaneList list) {
   lists_.push_back(std::make_unique<const PlaneList>(std::move(list)));
   const PlaneList* const kept = lists_.back().get();
-  // The same plane in all lists: others may be reading it.
+  // All lists share the embedding's plane. It is set once, because others may be reading it.
   if (embedding_ == nullptr) {
     row_bytes_ = kept->embedding().row_bytes;
     embedding_ = kept->embedding().file->data();
   }
-  // Others become the latest when a state has them: a binding may fail.
+  // A later list becomes the latest when a state names it, because its binding may still fail.
   const PlaneList* none = nullptr;
   latest_.compare_exchange_strong(none, kept, std::memory_order_acq_rel);
   return kept;
@@ -109,7 +109,7 @@ Status TableFiles::MakePlanes(PlaneList list, uint32_t generation, uint64_t rows
     plane.Initialize(0, rows);
     plane_files_.push_back(std::move(file));
   }
-  // Last: without it there is no such generation.
+  // The list is last: the generation exists only if its list does.
   const PlaneListFile content = PlaneListToFile(list);
   TSPS_ASSIGN_OR_RETURN(const auto file,
                         MappedFile::Create(ListPath(generation), kPageBytes, kPageBytes));
@@ -118,14 +118,16 @@ Status TableFiles::MakePlanes(PlaneList list, uint32_t generation, uint64_t rows
   return Status();
 }
 
-// Of a binding that was killed, or failed: by another process, or by this one.
+// Such a binding was killed or has failed, in another process or in this one.
 void TableFiles::ForgetPlanes(uint32_t generation) {
   for (const std::string& name : EntriesOf(folder_)) {
     if (IsOfGeneration(name, generation)) unlink((folder_ + "/" + name).c_str());
   }
   const std::lock_guard<std::mutex> lock(planes_mutex_);
-  const auto is_its = [generation](const auto& list) { return list->generation == generation; };
-  const auto first = std::find_if(lists_.begin(), lists_.end(), is_its);
+  const auto has_generation = [generation](const auto& list) {
+    return list->generation == generation;
+  };
+  const auto first = std::find_if(lists_.begin(), lists_.end(), has_generation);
   if (first == lists_.end()) return;
   for (const Plane& plane : (*first)->planes) {
     if (plane.generation != generation) continue;
@@ -138,23 +140,23 @@ void TableFiles::ForgetPlanes(uint32_t generation) {
 
 Status TableFiles::CreatePlanes(const TableState& state, const OptimizerConfig& optimizer) {
   TSPS_RETURN_IF_ERROR(CheckInPlace());
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const now, BoundPlanes(state));
+  TSPS_ASSIGN_OR_RETURN(const PlaneList* const bound, BoundPlanes(state));
   const uint32_t generation = state.planes + 1;
   ForgetPlanes(generation);
-  TableConfig config = *config_;  // the planes say what metadata there is
+  TableConfig config = *config_;  // metadata is taken from the existing planes
   config.metadata.clear();
-  // A tiered table has no rows in memory now, and will have as many as the new planes leave room
-  // for.
-  const bool anew = config.storage.tiered();
+  // A tiered table has no rows in memory now. All its planes are new, because the new slots change
+  // how many rows fit into its memory.
+  const bool all_new = config.storage.tiered();
   PlaneList next =
-      PlanesOf(config, optimizer, generation, anew ? generation : now->embedding().generation);
-  for (size_t p = now->first_metadata(); p < now->planes.size(); ++p) {
-    next.planes.push_back(now->planes[p]);
-    if (!anew) continue;
+      PlanesOf(config, optimizer, generation, all_new ? generation : bound->embedding().generation);
+  for (size_t p = bound->first_metadata(); p < bound->planes.size(); ++p) {
+    next.planes.push_back(bound->planes[p]);
+    if (!all_new) continue;
     next.planes.back().generation = generation;
     next.planes.back().file = nullptr;
   }
-  return MakePlanes(std::move(next), generation, anew ? 0 : state.rows);
+  return MakePlanes(std::move(next), generation, all_new ? 0 : state.rows);
 }
 
 Status TableFiles::RemoveOtherPlanes(const TableState& state) {
@@ -162,7 +164,7 @@ Status TableFiles::RemoveOtherPlanes(const TableState& state) {
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, BoundPlanes(state));
   std::set<std::string> current = {ListPath(state.planes)};
   for (const Plane& plane : list->planes) current.insert(PlanePath(plane));
-  std::vector<std::string> others;
+  std::vector<std::string> unbound;
   for (const std::string& name : EntriesOf(folder_)) {
     const std::string path = folder_ + "/" + name;
     if (!IsPlaneFile(name) || current.count(path) != 0) continue;
@@ -170,9 +172,9 @@ Status TableFiles::RemoveOtherPlanes(const TableState& state) {
       return Damaged(folder_, name, " is no plane of a table with optimizer ",
                      OptimizerKindName(list->optimizer.kind));
     }
-    others.push_back(path);
+    unbound.push_back(path);
   }
-  for (const std::string& path : others) unlink(path.c_str());
+  for (const std::string& path : unbound) unlink(path.c_str());
   return Status();
 }
 
@@ -199,7 +201,7 @@ MemoryPlan TableFiles::PlanOf(const PlaneList& list) const {
 
 namespace {
 
-// Where the new list's planes are in a record of the old one; slots are new.
+// Converts records of one list of planes to another list. Slots get their initial values.
 class RecordConversion {
  public:
   RecordConversion(const PlaneList& from, const PlaneList& to) : to_(to), bytes_(to.planes.size()) {
@@ -209,8 +211,9 @@ class RecordConversion {
       bytes_[t].resize(plane.row_bytes);
       if (plane.role == PlaneRole::kSlot) plane.Fill(bytes_[t].data(), 1);
       for (size_t f = 0; f < from.planes.size(); ++f) {
-        const Plane& one = from.planes[f];
-        if (one.role != plane.role || one.name != plane.name || one.role == PlaneRole::kSlot) {
+        const Plane& source = from.planes[f];
+        if (source.role != plane.role || source.name != plane.name ||
+            source.role == PlaneRole::kSlot) {
           continue;
         }
         planes_[f] = bytes_[t].data();
@@ -219,6 +222,7 @@ class RecordConversion {
     records_ = std::make_unique<RowRecords>(from);
   }
   size_t bytes() const { return RowRecords(to_).bytes(); }
+  // Appends the converted record.
   void Append(const char* record, std::vector<char>* to) {
     records_->Split(record, 0, planes_.data());
     for (size_t t = 0; t < to_.planes.size(); ++t) {
@@ -229,7 +233,7 @@ class RecordConversion {
 
  private:
   const PlaneList& to_;
-  std::vector<std::vector<char>> bytes_;  // of a row in each plane
+  std::vector<std::vector<char>> bytes_;  // the bytes of a row in each new plane
   std::vector<char*> planes_;
   std::unique_ptr<RowRecords> records_;
 };
@@ -243,7 +247,7 @@ Result<uint32_t> TableFiles::ConvertRecords(const TableState& state, uint64_t in
   ++next.planes;
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const to, BoundPlanes(next));
   TSPS_RETURN_IF_ERROR(CheckDisk(*config_, *to));
-  TSPS_ASSIGN_OR_RETURN(auto made, CreateRecords(folder_, *config_, *to, index_seed));
+  TSPS_ASSIGN_OR_RETURN(auto converted, CreateRecords(folder_, *config_, *to, index_seed));
   TSPS_ASSIGN_OR_RETURN(const auto scan,
                         RecordScan::Begin(*old, state.moves, [] { return Status(); }));
   if (scan == nullptr) return Error(Code::kInternal, folder_, ": rows on disk move");
@@ -258,14 +262,14 @@ Result<uint32_t> TableFiles::ConvertRecords(const TableState& state, uint64_t in
     }));
     if (!more) break;
     TSPS_RETURN_IF_ERROR(
-        made->Leave({nullptr, nullptr, 0}, keys.size(), [&](size_t i, char* payload) {
+        converted->Leave({nullptr, nullptr, 0}, keys.size(), [&](size_t i, char* payload) {
           std::copy_n(payloads.data() + i * bytes, bytes, payload);
           return keys[i];
         }));
-    made->Declare();
-    made->Finish(/*published=*/true);
+    converted->Declare();
+    converted->Finish(/*published=*/true);
   }
-  return made->next_number() - 1;
+  return converted->next_number() - 1;
 }
 
 }  // namespace tsps

@@ -35,23 +35,23 @@ struct StorageFile {
 };
 static_assert(sizeof(StorageFile) <= kPageBytes);
 
-// Of each row in memory, beside its planes: entries of the index (16 bytes, in segments that are
-// between two fifths and four fifths full), free row, count of uses, the step for which it is
-// announced, and what a step's undo log has.
+// Bytes per row in memory in addition to its planes: index entries (16 bytes, in segments that are
+// two fifths to four fifths full), free row, count of uses, the step for which it is announced, and
+// its part of a step's undo log.
 constexpr uint64_t kRowBytes = 58;
-constexpr uint64_t kIndexBytes = 12;  // of a row that is, or was, on disk
-// What reads and writes take: buffers of 32 threads that read, of an append and of compaction.
+constexpr uint64_t kIndexBytes = 12;  // per row that is or was on disk
+// Memory of reads and writes: buffers of 32 reading threads, of an append and of compaction.
 constexpr uint64_t kBufferBytes = 12u << 20;
-// Of the rest a part stays free, up to so much: the room that storage is never given
-// (os/storage_budget.h) within a limit of memory, page tables, what malloc keeps.
+// A part of the rest stays free, up to a maximum: for the margin within a memory limit
+// (os/storage_budget.h), page tables, and what malloc keeps.
 constexpr uint64_t kSpareShare = 32;
 constexpr uint64_t kMostSpare = 32u << 20;
-// Of what is left a sixth is for records that were read: those of a step, and what is staged.
+// A sixth of what is left holds records that were read: those of a step, and staged ones.
 constexpr uint64_t kCacheShare = 6;
 constexpr uint64_t kLeastRows = 64;
 constexpr uint64_t kMostFileBytes = 64u << 20;
 constexpr uint64_t kLeastFileBytes = 1u << 20;
-// What a log may take, in tenths of the bytes of its live records (tier/compaction.h).
+// The most bytes of a log, in tenths of the bytes of its live records (tier/compaction.h).
 constexpr uint64_t kLogTenths = 16;
 
 std::string ConfigPath(const std::string& table) { return table + "/records.config"; }
@@ -65,7 +65,8 @@ bool IsGeneration(const std::string& name) {
          name.find_first_not_of("0123456789") == std::string::npos;
 }
 
-// Gives the memory of a file back at once: who has it mapped keeps that for as long as it runs.
+// Frees the memory of a file at once. Otherwise a process that has mapped it would keep that
+// memory.
 void ReleaseMemory(const Directory& folder, const std::string& name) {
   const Result<int> fd = folder.OpenFile(name, O_RDWR, "cannot open");
   if (!fd.ok()) return;
@@ -79,7 +80,8 @@ void RemoveFolder(const Directory& parent, const std::string& folder_name) {
   const Result<Directory> folder = parent.OpenChild(folder_name);
   if (!folder.ok()) return;
   for (const std::string& name : folder->Entries()) {
-    // Hints, as are those of the rows in memory: who reads zeros there finds none.
+    // These files are hints, as are those of the rows in memory: a reader that finds zeros finds no
+    // rows.
     if (name == "records.cache" || name == "records.announced") ReleaseMemory(*folder, name);
     if (name.rfind("records.", 0) == 0 || name == ".records") folder->Unlink(name);
     TSPS_FAULT_POINT("remove.records");
@@ -87,8 +89,8 @@ void RemoveFolder(const Directory& parent, const std::string& folder_name) {
   parent.RemoveChild(folder_name);
 }
 
-// The folders of records in the table's folder in shared memory, and in the one on disk. `kept`:
-// the one of this generation stays.
+// Remove the folders of records in the table's folder in shared memory, and in the one on disk,
+// except that of the generation `kept`.
 void RemoveShared(const std::string& table, const std::string& kept) {
   const Result<Directory> folder = Directory::Open(table);
   if (!folder.ok()) return;
@@ -107,12 +109,14 @@ void RemoveOnDisk(const Directory& folder, const std::string& kept) {
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 std::string NameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// Of a table's folder on disk, if it is named as the table's group and has no other table.
+// Removes the parent of a table's folder on disk if it is named like the table's group and is
+// empty.
 void RemoveParent(const std::string& folder, const std::string& table) {
   if (NameOf(ParentOf(folder)) == NameOf(ParentOf(table))) rmdir(ParentOf(folder).c_str());
 }
 
-// The uuid of the table whose folder it is; "": nobody's.
+// Returns the uuid of the table that owns a folder; "" if no table owns it. Sets `where` to the
+// table's path.
 std::string OwnerOf(const std::string& folder, std::string* where) {
   const Result<int> fd = OpenRegularFile(OwnerPath(folder), O_RDONLY, "cannot open");
   if (!fd.ok()) return fd.status().code() == Code::kNotFound ? "" : "?";
@@ -125,7 +129,7 @@ std::string OwnerOf(const std::string& folder, std::string* where) {
   return std::string(text, 32);
 }
 
-// Of the logs in a table's folder.
+// Returns the bytes of the logs in a table's folder.
 uint64_t BytesOnDisk(const std::string& folder) {
   uint64_t bytes = 0;
   for (const std::string& generation : EntriesOf(folder)) {
@@ -157,13 +161,13 @@ Status WriteOwner(const std::string& folder, const std::string& uuid, const std:
 
 MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows) {
   MemoryPlan plan;
-  uint64_t beside = memory - std::min(memory, kBufferBytes);
-  beside -= std::min(beside / kSpareShare, kMostSpare);
-  plan.cache_bytes = beside / kCacheShare;
-  const uint64_t left = beside - plan.cache_bytes;
+  uint64_t usable = memory - std::min(memory, kBufferBytes);
+  usable -= std::min(usable / kSpareShare, kMostSpare);
+  plan.cache_bytes = usable / kCacheShare;
+  const uint64_t left = usable - plan.cache_bytes;
   const uint64_t each = row_bytes + kRowBytes;
-  // A row keeps its place in the index on disk's account while it is in memory, too: all rows may
-  // be on disk (GroupWriter::BindOptimizer).
+  // A row in memory keeps its place in the index of the rows on disk, because all rows may have to
+  // move to the disk (GroupWriter::BindOptimizer).
   const uint64_t index = most_rows == 0 ? left / 4 : std::min(most_rows * kIndexBytes, left);
   plan.rows = (left - index) / each;
   plan.rows_in_all = index / kIndexBytes;
@@ -175,8 +179,8 @@ uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows) {
   const uint64_t each = row_bytes + kRowBytes;
   const uint64_t left =
       most_rows == 0 ? (rows * each + 2) / 3 * 4 + 16 : most_rows * kIndexBytes + rows * each;
-  const uint64_t beside = left / (kCacheShare - 1) * kCacheShare + kCacheShare * kCacheShare;
-  return kBufferBytes + beside + std::min(beside / (kSpareShare - 1) + 1, kMostSpare);
+  const uint64_t usable = left / (kCacheShare - 1) * kCacheShare + kCacheShare * kCacheShare;
+  return kBufferBytes + usable + std::min(usable / (kSpareShare - 1) + 1, kMostSpare);
 }
 
 Status ValidateStorage(const TableConfig& config) {
@@ -201,10 +205,10 @@ Status CheckDisk(const TableConfig& config, const PlaneList& list) {
   const std::string& folder = config.storage.folder;
   struct statfs fs;
   if (statfs(folder.c_str(), &fs) != 0 && statfs(ParentOf(folder).c_str(), &fs) != 0) {
-    return Status();  // whoever makes the folder learns why
+    return Status();  // creating the folder will fail and report why
   }
-  if (fs.f_blocks == 0) return Status();  // it does not say
-  // The rows of another list of planes go once these are written.
+  if (fs.f_blocks == 0) return Status();  // the file system does not report its size
+  // The rows of another list of planes are deleted after these are written.
   const uint64_t free =
       static_cast<uint64_t>(fs.f_bavail) * static_cast<uint64_t>(fs.f_bsize) + BytesOnDisk(folder);
   const uint64_t rows = MostRows(config);
@@ -212,27 +216,29 @@ Status CheckDisk(const TableConfig& config, const PlaneList& list) {
     if (config.storage.memory <= free) return Status();
     return Error(Code::kResourceExhausted, "table ", config.name,
                  ": its disk has less room than its memory of ", config.storage.memory,
-                 " bytes: the file system of ", folder, " has ", free, " bytes free");
+                 " bytes: the file system of ", folder, " has ", free,
+                 " bytes free. Choose a folder on a larger disk, or less memory");
   }
   const uint64_t record = LayoutOf(config, list).record_bytes;
   const uint64_t most = UINT64_MAX / record / kLogTenths;
   const uint64_t needed = std::min(rows, most) * record / 10 * kLogTenths;
   if (needed <= free) return Status();
   return Error(Code::kResourceExhausted, "table ", config.name, ": ", rows, " rows of ", record,
-               " bytes can take ", needed, " bytes on disk, with what dead records take: the file ",
-               "system of ", folder, " has ", free, " bytes free");
+               " bytes can take ", needed, " bytes on disk, dead records included, and the file ",
+               "system of ", folder, " has ", free,
+               " bytes free. Choose a folder on a larger disk");
 }
 
 Status CreateStorage(const std::string& table, const TableConfig& config) {
   const TieredStorage& storage = config.storage;
-  const Status room = CheckDisk(config, PlanesOf(config, OptimizerConfig(), 1, 1));
-  if (!room.ok()) {
+  const Status checked = CheckDisk(config, PlanesOf(config, OptimizerConfig(), 1, 1));
+  if (!checked.ok()) {
     RemoveParent(storage.folder, table);
-    return room;
+    return checked;
   }
-  const Status made = MakePrivateDirectory(storage.folder);
-  if (!made.ok()) {
-    if (made.code() != Code::kAlreadyExists) return made;
+  const Status created = MakePrivateDirectory(storage.folder);
+  if (!created.ok()) {
+    if (created.code() != Code::kAlreadyExists) return created;
     TSPS_RETURN_IF_ERROR(CheckPrivateDirectory(storage.folder));
     std::string where;
     const std::string owner = OwnerOf(storage.folder, &where);
@@ -241,9 +247,9 @@ Status CreateStorage(const std::string& table, const TableConfig& config) {
           Code::kAlreadyExists, storage.folder,
           owner.empty() ? " is not empty, and no table's folder"
                         : " has the rows of another table, " + where,
-          ". Rows on disk are of no use without the memory of the job that they are of: if "
-          "that has ended, remove the folder and start from a saved file or checkpoint; "
-          "else name another folder");
+          ". Rows on disk cannot be used without the memory of their job. If that job has ended, "
+          "remove the folder and start from a saved file or checkpoint. Otherwise choose another "
+          "folder");
     }
   }
   TSPS_RETURN_IF_ERROR(WriteOwner(storage.folder, config.uuid, table));
@@ -271,17 +277,17 @@ Result<TieredStorage> LoadStorage(const std::string& table, const std::string& u
   StorageFile content;
   std::memcpy(&content, file->data(), sizeof(content));
   if (content.magic != kMagic) {
-    return Error(Code::kDataLoss, path, " does not say where rows on disk are");
+    return Error(Code::kDataLoss, path, " is not the records.config of a table");
   }
   if (content.version != kVersion) {
     return OtherFormat(path, "records.config version " + std::to_string(content.version),
                        "version " + std::to_string(kVersion));
   }
-  if (content.crc != HeaderCrc(content)) return Damaged(path, "its checksum");
+  if (content.crc != HeaderCrc(content)) return Damaged(path, "checksum mismatch");
   if (content.folder_bytes == 0 || content.folder_bytes > kMaxFolder || content.folder[0] != '/' ||
       std::memcmp(content.uuid, uuid.data(), std::min(uuid.size(), sizeof(content.uuid))) != 0) {
-    return Damaged(path, "it is of the table with uuid ",
-                   std::string(content.uuid, sizeof(content.uuid)), ", with a path of ",
+    return Damaged(path, "it belongs to the table with uuid ",
+                   std::string(content.uuid, sizeof(content.uuid)), ", and its path has ",
                    content.folder_bytes, " bytes");
   }
   return TieredStorage{std::string(content.folder, content.folder_bytes), content.memory};
@@ -289,7 +295,7 @@ Result<TieredStorage> LoadStorage(const std::string& table, const std::string& u
 
 namespace {
 
-// On disk, if it is this table's.
+// Removes a table's folder on disk, if it belongs to this table.
 void RemoveTablesFolder(const std::string& table, const std::string& path) {
   const Result<Directory> folder = Directory::Open(path);
   if (!folder.ok()) return;
@@ -311,7 +317,7 @@ void RemoveTablesFolder(const std::string& table, const std::string& path) {
 
 void RemoveStorage(const std::string& table) {
   RemoveShared(table, "");
-  // Last what tells where the rest is.
+  // The file that names the folder on disk is removed last.
   const auto storage = LoadStorage(table, "");
   if (storage.ok() && storage->tiered()) RemoveTablesFolder(table, storage->folder);
   unlink(ConfigPath(table).c_str());
@@ -331,7 +337,8 @@ RecordStore::Memory MemoryOf(const TableConfig& config, const PlaneList& list) {
   const uint64_t most = MostRows(config);
   MemoryPlan plan = PlanMemory(config.storage.memory, RowBytes(list, list.planes.size()), most);
   if (most > 0) {
-    // It is reserved whole. Twice what there can be: places share sets (record_cache.h).
+    // The cache is reserved as a whole. It has twice as many places as there can be records,
+    // because places share sets (record_cache.h).
     const uint64_t record = LayoutOf(config, list).record_bytes;
     plan.cache_bytes = std::min(plan.cache_bytes / 2 / record, most) * 2 * record;
   }
@@ -347,9 +354,9 @@ Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
   const std::string generation = std::to_string(list.generation);
   const std::string shared = SharedPath(table, generation);
   const std::string disk = config.storage.folder + "/" + generation;
-  for (const std::string& made : {shared, disk}) {  // of a binding that was killed, or failed
-    const Result<Directory> parent = Directory::Open(ParentOf(made));
-    if (parent.ok()) RemoveFolder(*parent, NameOf(made));
+  for (const std::string& folder : {shared, disk}) {  // left by a binding that did not succeed
+    const Result<Directory> parent = Directory::Open(ParentOf(folder));
+    if (parent.ok()) RemoveFolder(*parent, NameOf(folder));
   }
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(shared));
   TSPS_RETURN_IF_ERROR(MakePrivateDirectory(disk));

@@ -1,11 +1,11 @@
-// The files of a table that has rows on a disk, and how its memory is divided.
+// The files of a tiered table's rows on disk, and how the table's memory is divided.
 //
-//   <table>/records.config           what never changes of it
+//   <table>/records.config           the folder on disk and the memory, which never change
 //   <table>/records.<generation>/    index and moves of the records (tier/record_store.h)
-//   <folder>/table                   whose folder it is
+//   <folder>/table                   which table owns the folder
 //   <folder>/<generation>/           the log
 //
-// Records have all planes of a row, so each list of planes has a store of its own generation.
+// Records have all planes of a row, so each list of planes has its own store, with its generation.
 #ifndef TFSPS_CORE_TABLE_TIERED_STORAGE_H_
 #define TFSPS_CORE_TABLE_TIERED_STORAGE_H_
 
@@ -19,36 +19,38 @@
 
 namespace tsps {
 
-// How a table's memory is divided.
+// The parts of a table's memory.
 struct MemoryPlan {
-  uint64_t rows = 0;         // that it has room for
-  uint64_t rows_in_all = 0;  // whose places on disk it has room for
-  uint64_t cache_bytes = 0;  // for records that were read, or are staged
+  uint64_t rows = 0;         // rows in memory
+  uint64_t rows_in_all = 0;  // all rows whose places on disk fit into memory
+  uint64_t cache_bytes = 0;  // for records that were read or are staged
 };
-// Of rows of `row_bytes` in all planes. `most_rows`: what the table can have; 0: any number. Then a
-// quarter is kept for the places of rows on disk.
+// Returns how `memory` bytes are divided, for rows of `row_bytes` in all planes. `most_rows` is the
+// most that the table can have; 0: any number, and then a quarter of the memory is reserved for the
+// places of rows on disk.
 MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows);
-// The least memory that has room for so many rows in memory.
+// Returns the least memory that can hold `rows` rows.
 uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows);
 
-// InvalidArgument if the table cannot be: paths that are no paths, too little memory, with the
-// number that it takes.
+// Returns InvalidArgument if the folder is not an absolute path, or the memory is too small; the
+// message has the memory that is needed.
 Status ValidateStorage(const TableConfig& config);
 
-// ResourceExhausted, with the numbers, if the disk has less room than all rows of the list's planes
-// can take; if the number of rows has no limit, less than memory has.
+// Returns ResourceExhausted, with the numbers, if the disk has less free space than all rows with
+// the planes of the list can take; if the number of rows has no limit, less than the table's
+// memory.
 Status CheckDisk(const TableConfig& config, const PlaneList& list);
 
-// Of the table in `table`, a folder in shared memory, after CheckDisk. AlreadyExists if the folder
-// on disk is another table's: nothing is touched then.
+// Creates the files of a table, after CheckDisk. `table` is the table's folder in shared memory.
+// AlreadyExists, with nothing changed: the folder on disk is another table's.
 Status CreateStorage(const std::string& table, const TableConfig& config);
-// Not tiered, if the table has no such file.
+// Returns the storage of a table; it is not tiered if the table has no records.config.
 Result<TieredStorage> LoadStorage(const std::string& table, const std::string& uuid);
-// Deletes what a table has on disk, and what it has in memory of that. What is not the table's
-// stays.
+// Deletes a table's files on disk, and their part in memory. Files that are not the table's stay.
 void RemoveStorage(const std::string& table);
 
-// The store of records of a generation of planes.
+// Returns the layout of the records of a list of planes; creates their store; opens it. `seed` is
+// that of the store's index.
 RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list);
 Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
                                                    const TableConfig& config, const PlaneList& list,
@@ -56,7 +58,7 @@ Result<std::unique_ptr<RecordStore>> CreateRecords(const std::string& table,
 Result<std::unique_ptr<RecordStore>> OpenRecords(const std::string& table,
                                                  const TableConfig& config, const PlaneList& list,
                                                  uint64_t seed);
-// Removes those of other generations than that one.
+// Deletes the stores of other generations.
 void RemoveOtherRecords(const std::string& table, const TieredStorage& storage,
                         uint32_t generation);
 
